@@ -1,0 +1,1 @@
+"""tersegrad: distributed and federated training that sends few bits."""

@@ -1,0 +1,1 @@
+"""Lossless codecs: integers to bytes and back. They know nothing of gradients."""

@@ -1,0 +1,1 @@
+"""The protocol, its values, randomness, frames and errors: what every other layer leans on."""

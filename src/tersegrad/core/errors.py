@@ -1,0 +1,21 @@
+"""The errors that users meet. Each message says what is wrong and what to do about it."""
+
+
+class TersegradError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class BadConfiguration(TersegradError, ValueError):
+    """A compressor, wrapper or text form was given parameters that make no sense; raised at construction."""
+
+
+class CorruptMessage(TersegradError, ValueError):
+    """Bytes that no encoder of ours wrote for this spec: truncated, mutated, or meant for another compressor."""
+
+
+class MissingStatistics(TersegradError):
+    """The compressor decides by a statistic of the gradient (the second moment) that the caller did not pass."""
+
+
+class MissingExtra(TersegradError, ImportError):
+    """An optional dependency is needed for this call; the message names the extra that installs it."""

@@ -1,0 +1,189 @@
+"""The protocol: what a compressor is, and the handful of values that it is called with.
+
+A compressor turns one flat buffer of gradients into bytes and back. Everything both ends must agree on beforehand is in
+:class:`Spec` and :class:`Context`; everything else travels in the :class:`Message`. Read this file first, then
+``compressors/top_k.py`` and ``wrappers/error_feedback.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from tersegrad.core import philox
+from tersegrad.core.errors import BadConfiguration, CorruptMessage
+
+SHARED = 0xFFFF  # the sender number of randomness that all ranks share
+
+S = TypeVar("S")
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Elements ``start..stop`` of a flattened tensor of ``shape``; pieces lie one after another in the flat buffer."""
+
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop <= math.prod(self.shape):
+            raise BadConfiguration(f"piece {self.start}..{self.stop} does not lie inside a tensor of shape {self.shape}")
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What every rank knows about a buffer before any byte is sent: its pieces and its dtype."""
+
+    pieces: tuple[Piece, ...]
+    dtype: torch.dtype = torch.float32
+
+    @staticmethod
+    def flat(numel: int, dtype: torch.dtype = torch.float32) -> Spec:
+        """One vector of ``numel`` coordinates, without any structure."""
+        return Spec((Piece((numel,), 0, numel),), dtype)
+
+    @staticmethod
+    def of(*tensors: Tensor) -> Spec:
+        """The spec of whole tensors laid one after another (all of one dtype)."""
+        if not tensors:
+            raise BadConfiguration("Spec.of needs at least one tensor")
+        dtypes = {t.dtype for t in tensors}
+        if len(dtypes) != 1:
+            raise BadConfiguration(f"one buffer holds one dtype, got {sorted(map(str, dtypes))}")
+        return Spec(tuple(Piece(tuple(t.shape), 0, t.numel()) for t in tensors), tensors[0].dtype)
+
+    @property
+    def numel(self) -> int:
+        return sum(p.numel for p in self.pieces)
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Public facts of one message, and the only source of randomness: seed, step, buffer and sender."""
+
+    seed: int = 0
+    step: int = 0
+    buffer: int = 0
+    sender: int = 0
+
+    def __post_init__(self) -> None:
+        for name, bits in (("seed", 64), ("step", 32), ("buffer", 16), ("sender", 16)):
+            value = getattr(self, name)
+            if not 0 <= value < 1 << bits:
+                raise BadConfiguration(f"Context.{name} must lie in [0, 2^{bits}), got {value}")
+
+    def child(self, k: int) -> Context:
+        """An independent context for part ``k`` of a composition (a wrapper's second part, a second round)."""
+        return dataclasses.replace(self, seed=philox.derive(self.seed, k))
+
+    def shared(self) -> Context:
+        """The same context for randomness that every rank draws alike (masks, rotations, codebooks)."""
+        return dataclasses.replace(self, sender=SHARED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """Bytes on the wire: the first ``nbytes`` of ``data``. The rate *is* ``nbytes``; nothing is estimated."""
+
+    data: Tensor  # uint8, 1-D, at least nbytes long
+    nbytes: int | Tensor
+
+    @property
+    def payload(self) -> Tensor:
+        """Exactly the bytes that are sent."""
+        return self.data[: int(self.nbytes)]
+
+    def tobytes(self) -> bytes:
+        return bytes(self.payload.cpu().numpy().tobytes())
+
+    @staticmethod
+    def frombytes(data: bytes | bytearray | memoryview, device: torch.device | str = "cpu") -> Message:
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+        return Message(tensor.to(device), len(data))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Sender-side statistics: ``second_moment`` = sum over samples z of c_z^2, where c_z is z's share of the gradient."""
+
+    second_moment: Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """What theory promises of ||C(x) - x||^2 for every x.
+
+    ``contractive``: at most ``value`` * ||x||^2 (alpha). ``unbiased``: E C(x) = x and variance at most ``value`` * ||x||^2
+    (omega). ``sure``: holds for every outcome, not only on average. Guarantees hold up to an absolute error of 2^-126 a
+    coordinate, float32's smallest normal number.
+    """
+
+    kind: Literal["contractive", "unbiased", "none"]
+    value: float = math.inf
+    sure: bool = False
+
+    def __str__(self) -> str:
+        if self.kind == "none":
+            return "none"
+        letter, prefix = ("alpha", "C" if self.sure else "B") if self.kind == "contractive" else ("omega", "U")
+        return f"{prefix}({letter}={self.value:.4g})"
+
+
+@runtime_checkable
+class Compressor(Protocol[S]):
+    """The one interface. Configurations are frozen; state is a value passed in and returned, never written into."""
+
+    @property
+    def wire_id(self) -> int:
+        """Number of the wire format (``spec/wire.md``)."""
+        ...
+
+    def init(self, spec: Spec, device: torch.device | str) -> S:
+        """State before the first message of this buffer."""
+        ...
+
+    def encode(
+        self, x: Tensor, state: S, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+    ) -> tuple[Message, S]:
+        """``x`` as bytes, and the next state. ``out``: a uint8 buffer of at least ``max_nbytes`` to write the message into."""
+        ...
+
+    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
+        """A flat float32 tensor of ``spec.numel`` coordinates, from bytes and public facts alone."""
+        ...
+
+    def max_nbytes(self, spec: Spec) -> int:
+        """No message for this spec is longer."""
+        ...
+
+    def guarantee(self, spec: Spec) -> Guarantee: ...
+
+
+@runtime_checkable
+class Accumulator(Protocol):
+    """Optional second protocol: decode and add in one pass, ``out += weight * decode(message)``."""
+
+    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor: ...
+
+
+def flat_float32(x: Tensor) -> Tensor:
+    """``x`` as a contiguous, flat float32 tensor without history; a view where possible."""
+    if not x.is_floating_point():
+        raise BadConfiguration(f"gradients are floating-point tensors, got {x.dtype}: convert with x.float()")
+    return x.detach().reshape(-1).to(torch.float32).contiguous()
+
+
+def check_size(message: Message, expected: int) -> None:
+    """Raise :class:`CorruptMessage` unless a fixed-rate message has exactly ``expected`` bytes."""
+    if int(message.nbytes) != expected or message.data.numel() < expected:
+        raise CorruptMessage(f"expected a message of {expected} bytes, got {int(message.nbytes)}")

@@ -1,0 +1,51 @@
+"""Configurations: frozen dataclasses whose ``str`` is a text form that :func:`tersegrad.parse` reads back.
+
+A configuration is a value: equality compares parameters, ``repr`` is the constructor call, ``str`` is the short text form with
+the parameters that differ from their defaults, e.g. ``qsgd(bits=3)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from tersegrad.core.errors import BadConfiguration
+
+
+def literal(value: object) -> str:
+    """One parameter value as it is written in a text form."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value if value.isidentifier() and value not in {"true", "false", "none"} else f'"{value}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(literal(v) for v in value) + "]"
+    return str(value) if isinstance(value, Configuration) else repr(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """Base of every compressor and wrapper: nothing but the text form.
+
+    ``name`` is what the text form calls it. Subclasses are frozen dataclasses; the fields are the parameters.
+    """
+
+    name: ClassVar[str] = ""
+
+    def __str__(self) -> str:
+        parts = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.default is not dataclasses.MISSING and value == field.default:
+                continue
+            positional = isinstance(value, Configuration) and field.name == "inner"
+            parts.append(literal(value) if positional else f"{field.name}={literal(value)}")
+        return f"{self.name}({', '.join(parts)})" if parts else self.name
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise :class:`BadConfiguration` with ``message`` unless ``condition`` holds."""
+    if not condition:
+        raise BadConfiguration(message)

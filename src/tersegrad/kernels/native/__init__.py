@@ -1,0 +1,51 @@
+"""The C++ backend for CPU tensors: thin, checked wrappers around the compiled module.
+
+Absent when the package was installed without a compiler; :func:`available` tells, and everything then runs on ``reference``.
+The instruction set and the number of threads are chosen at run time; both can be set, and neither changes a byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from tersegrad.kernels.native.module import module
+
+ISAS = ("portable", "avx2", "avx512")
+
+
+def available() -> bool:
+    """Whether the compiled kernels are installed."""
+    return module is not None
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    return str(module.isa()) if module is not None else "none"
+
+
+def supported_isas() -> tuple[str, ...]:
+    """The instruction sets that this machine can run, slowest first."""
+    return tuple(module.supported_isas()) if module is not None else ()
+
+
+def threads() -> int:
+    """The largest number of threads that a kernel uses; small tensors use fewer."""
+    return int(module.threads()) if module is not None else 1
+
+
+@contextlib.contextmanager
+def using(*, isa: str | None = None, threads: int | None = None) -> Iterator[None]:
+    """Force the instruction set or the thread count inside the block."""
+    if module is None:
+        raise RuntimeError("the native kernels are not built: reinstall with a C++ compiler")
+    before = module.isa(), module.threads()
+    try:
+        if isa is not None:
+            module.set_isa(isa)
+        if threads is not None:
+            module.set_threads(threads)
+        yield
+    finally:
+        module.set_isa(before[0])
+        module.set_threads(before[1])

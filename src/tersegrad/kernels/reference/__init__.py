@@ -1,0 +1,1 @@
+"""Plain torch: the definition of every operation, and the backend that runs anywhere."""

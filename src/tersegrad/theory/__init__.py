@@ -1,0 +1,1 @@
+"""The limits: bounds, expected lengths, rate-distortion functions."""

@@ -1,0 +1,1 @@
+"""Compressors made from compressors."""
