@@ -9,6 +9,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tersegrad.kernels.native.casts import bf16_decode as bf16_decode
+from tersegrad.kernels.native.casts import bf16_encode as bf16_encode
+from tersegrad.kernels.native.casts import dithering_decode as dithering_decode
+from tersegrad.kernels.native.casts import dithering_encode as dithering_encode
+from tersegrad.kernels.native.casts import fp8_decode as fp8_decode
+from tersegrad.kernels.native.casts import fp8_encode as fp8_encode
+from tersegrad.kernels.native.casts import fp16_decode as fp16_decode
+from tersegrad.kernels.native.casts import fp16_encode as fp16_encode
+from tersegrad.kernels.native.casts import natural_decode as natural_decode
+from tersegrad.kernels.native.casts import natural_encode as natural_encode
+from tersegrad.kernels.native.casts import sign_decode as sign_decode
+from tersegrad.kernels.native.casts import sign_encode as sign_encode
+from tersegrad.kernels.native.casts import ternary_decode as ternary_decode
+from tersegrad.kernels.native.casts import ternary_encode as ternary_encode
 from tersegrad.kernels.native.module import module
 
 ISAS = ("portable", "avx2", "avx512")
