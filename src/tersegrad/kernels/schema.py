@@ -7,8 +7,9 @@ The protocols are split by topic so that each topic reads alone.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from tersegrad.core.protocol import Context
@@ -99,5 +100,80 @@ class BitKernels(Protocol):
         ...
 
 
-class Kernels(BitKernels, CastKernels, Protocol):
+RoundingRule = Literal["l2", "max", "nearest"]
+
+
+class RoundingKernels(Protocol):
+    """Philox draws, norms, and blocks of coordinates that share a step (``spec/wire.md``, Philox and block quantisers).
+
+    Sums are float64 in one order everywhere: chunks of 4096 coordinates; in a chunk 32 lanes, coordinate i adding to lane
+    i % 32 in order; lanes, then chunk sums (padded with zeros to a power of two), are folded by adding the second half to the
+    first until one is left.
+    """
+
+    def random_u16(self, ctx: Context, purpose: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+        """The 16-bit draws of coordinates start .. start + count, as int32 in 0..65535."""
+        ...
+
+    def abs_max(self, x: Tensor) -> Tensor:
+        """Largest magnitude (float32, 0-d): Inf or NaN exactly if ``x`` holds one, so that it is the finite check too."""
+        ...
+
+    def sum_squares(self, x: Tensor) -> Tensor:
+        """Sum of squares (float64, 0-d)."""
+        ...
+
+    def sum_abs(self, x: Tensor) -> Tensor:
+        """Sum of magnitudes (float64, 0-d)."""
+        ...
+
+    def block_abs_max(self, x: Tensor, block: int) -> Tensor:
+        """:meth:`abs_max` of every run of ``block`` coordinates; the last may be shorter."""
+        ...
+
+    def block_sum_squares(self, x: Tensor, block: int) -> Tensor:
+        """:meth:`sum_squares` of every run of ``block`` coordinates."""
+        ...
+
+    def block_sum_abs(self, x: Tensor, block: int) -> Tensor:
+        """:meth:`sum_abs` of every run of ``block`` coordinates."""
+        ...
+
+    def quantise_blocks(
+        self,
+        x: Tensor,
+        ctx: Context,
+        steps: Tensor,
+        codes: Tensor,
+        *,
+        rule: RoundingRule,
+        block: int,
+        levels: int,
+        width: int,
+        bfloat16: bool = False,
+    ) -> None:
+        """Write one step a block (4 bytes, or 2 as bfloat16) and one signed code of ``width`` bits a coordinate.
+
+        ``rule``: ``l2`` and ``max`` round stochastically to multiples of norm / levels, ``nearest`` rounds to multiples of
+        max / levels. ``steps`` and ``codes`` are uint8 of exactly the right length; with ``width=8`` the codes are int8 levels.
+        Blocks are multiples of 8. A block with NaN or Inf gets the step NaN.
+        """
+        ...
+
+    def dequantise_blocks(
+        self,
+        steps: Tensor,
+        codes: Tensor,
+        out: Tensor,
+        *,
+        block: int,
+        width: int,
+        bfloat16: bool = False,
+        weight: float | None = None,
+    ) -> Tensor:
+        """``out = code * step``, or ``out += weight * (code * step)``; all NaN if any step is not finite."""
+        ...
+
+
+class Kernels(BitKernels, CastKernels, RoundingKernels, Protocol):
     """Everything a backend provides."""

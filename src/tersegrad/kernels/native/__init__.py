@@ -35,6 +35,15 @@ from tersegrad.kernels.native.casts import sign_encode as sign_encode
 from tersegrad.kernels.native.casts import ternary_decode as ternary_decode
 from tersegrad.kernels.native.casts import ternary_encode as ternary_encode
 from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.rounding import abs_max as abs_max
+from tersegrad.kernels.native.rounding import block_abs_max as block_abs_max
+from tersegrad.kernels.native.rounding import block_sum_abs as block_sum_abs
+from tersegrad.kernels.native.rounding import block_sum_squares as block_sum_squares
+from tersegrad.kernels.native.rounding import dequantise_blocks as dequantise_blocks
+from tersegrad.kernels.native.rounding import quantise_blocks as quantise_blocks
+from tersegrad.kernels.native.rounding import random_u16 as random_u16
+from tersegrad.kernels.native.rounding import sum_abs as sum_abs
+from tersegrad.kernels.native.rounding import sum_squares as sum_squares
 
 ISAS = ("portable", "avx2", "avx512")
 

@@ -25,3 +25,12 @@ from tersegrad.kernels.reference.casts import sign_decode as sign_decode
 from tersegrad.kernels.reference.casts import sign_encode as sign_encode
 from tersegrad.kernels.reference.casts import ternary_decode as ternary_decode
 from tersegrad.kernels.reference.casts import ternary_encode as ternary_encode
+from tersegrad.kernels.reference.rounding import abs_max as abs_max
+from tersegrad.kernels.reference.rounding import block_abs_max as block_abs_max
+from tersegrad.kernels.reference.rounding import block_sum_abs as block_sum_abs
+from tersegrad.kernels.reference.rounding import block_sum_squares as block_sum_squares
+from tersegrad.kernels.reference.rounding import dequantise_blocks as dequantise_blocks
+from tersegrad.kernels.reference.rounding import quantise_blocks as quantise_blocks
+from tersegrad.kernels.reference.rounding import random_u16 as random_u16
+from tersegrad.kernels.reference.rounding import sum_abs as sum_abs
+from tersegrad.kernels.reference.rounding import sum_squares as sum_squares
