@@ -10,6 +10,11 @@ import contextlib
 from collections.abc import Iterator
 
 from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.rans import rans_decode as rans_decode
+from tersegrad.kernels.native.rans import rans_encode as rans_encode
+from tersegrad.kernels.native.rans import rans_histogram as rans_histogram
+from tersegrad.kernels.native.rans import rans_read_tables as rans_read_tables
+from tersegrad.kernels.native.rans import rans_write_tables as rans_write_tables
 
 ISAS = ("portable", "avx2", "avx512")
 
