@@ -1,7 +1,7 @@
 """Numbers in, numbers out: every function of this package takes plain numbers or numpy arrays, and checks them.
 
-Arrays broadcast against one another as in numpy and give a float64 array; when all arguments are plain numbers the answer is a
-Python ``float``. Strings, booleans and other objects are options and are passed through.
+Arrays broadcast against one another as in numpy and give a float64 array; when all arguments are plain numbers the answer is
+a Python ``float``. Strings, booleans and other objects are options and are passed through.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ class Elementwise(Protocol):
     __name__: str
 
     @overload
-    def __call__(self, *values: float, **named: float) -> float: ...  # type: ignore[overload-overlap]
+    def __call__(self, *values: float, **named: float | str) -> float: ...
     @overload
     def __call__(self, *values: ArrayLike, **named: ArrayLike) -> Array: ...
 
 
 def _is_option(value: object) -> bool:
-    return value is None or isinstance(value, str | bool) or not isinstance(value, int | float | np.generic | np.ndarray | list | tuple)
+    return (
+        value is None
+        or isinstance(value, str | bool)
+        or not isinstance(value, int | float | np.generic | np.ndarray | list | tuple)
+    )
 
 
-def _prepare(function: Callable[..., object], values: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Array], list[str], dict[str, Any]]:
+def _prepare(
+    function: Callable[..., object], values: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[list[Array], list[str], dict[str, Any]]:
     """Positional and named numbers as broadcast float64 arrays, in one list; the names of the named ones; the options."""
     if any(_is_option(v) for v in values):
         raise BadConfiguration(f"{function.__name__} takes numbers by position and options by name")
@@ -101,4 +107,9 @@ def require_at_least(name: str, value: Any, least: float) -> None:
 
 def require_whole(name: str, value: Any, least: float) -> None:
     """Reject values that are not whole numbers of at least ``least`` (and below 2^53, where floats stop counting)."""
-    _require_all((value >= least) & (value < 2.0**53) & (value == np.floor(value)), name, value, f"be a whole number of at least {least:g}")
+    _require_all(
+        (value >= least) & (value < 2.0**53) & (value == np.floor(value)),
+        name,
+        value,
+        f"be a whole number of at least {least:g}",
+    )

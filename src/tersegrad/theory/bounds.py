@@ -1,6 +1,7 @@
 """How few bits are possible: lower bounds on the length of a compressed vector of d coordinates, and what is achievable.
 
-The uncertainty principle: a contractive compressor of error alpha with b bits (largest or expected) has alpha 4^(b/d) >= 1, so
+The uncertainty principle: a contractive compressor of error alpha with b bits (largest or expected) has alpha 4^(b/d) >= 1,
+so
 
     b >= (d/2) log2(1/alpha),        and for an unbiased one        b >= (d/2) log2((1+omega)/omega).
 
@@ -10,9 +11,9 @@ sphere within squared distance alpha of the best point (a cap of half-angle arcs
     P(alpha, d) = I_alpha((d-1)/2, 1/2) / 2,        I the regularised incomplete beta function.
 
 One message serves at most one cap, hence b >= -log2 P in the worst case, and also on average: for x uniform on the sphere no
-message has probability above P, so the entropy of the messages is at least -log2 P. Random codebooks on the sphere come within
-1.563 bits of it on average (``lengths.spherical_expected_bits``), and covering codebooks within log2 d + log2 log2 d + O(1)
-always. When alpha bounds the average error over the sphere only, the limit is ((d-1)/2) log2(1/alpha) exactly.
+message has probability above P, so the entropy of the messages is at least -log2 P. Random codebooks on the sphere come
+within 1.563 bits of it on average (``lengths.spherical_expected_bits``), and covering codebooks within log2 d + log2 log2 d +
+O(1) always. When alpha bounds the average error over the sphere only, the limit is ((d-1)/2) log2(1/alpha) exactly.
 
 All of these are for unit vectors; the norm is extra (31 bits for a float32 without its sign).
 
@@ -22,7 +23,8 @@ Evaluation. With a = (d-1)/2 and S = 2F1(a+1/2, 1; a+1; alpha),
 
 S comes from the continued fraction of the incomplete beta function, and where that would converge slowly (the cap is nearly a
 half-sphere) from the complement 1 - I_{1-alpha}(1/2, a), which then loses at most one digit. The ratio of Gamma functions is
-never taken as a difference of logarithms. No step cancels or underflows: relative accuracy about 1e-14 up to d = 1e9 and beyond.
+never taken as a difference of logarithms. No step cancels or underflows: relative accuracy about 1e-14 up to d = 1e9 and
+beyond.
 
 Citations: Safaryan, Shulgin, Richtarik, Uncertainty Principle for Communication Compression (arXiv 2002.08958); Albasyoni,
 Safaryan, Condat, Richtarik, Optimal Gradient Compression (arXiv 2010.03246); Dytso, Cardone (arXiv 2401.04248) for the exact
@@ -162,7 +164,7 @@ def cap_probability(alpha: float, d: float) -> float:
 
 @vectorised
 def worst_case_lower_bits(alpha: Array, d: Array) -> Array:
-    """Fewest bits of the longest message of a compressor with sure error ``alpha``: -log2 P. Proved, with no constant left open."""
+    """Fewest bits of the longest message of a compressor with sure error ``alpha``: -log2 P, with no constant left open."""
     return np.asarray(neg_log2_cap(alpha, d))
 
 
@@ -174,7 +176,7 @@ def worst_case_refined_bits(alpha: Array, d: Array) -> Array:
 
 @vectorised
 def worst_case_upper_bits(alpha: Array, d: Array) -> Array:
-    """Length -log2 P + log2 d + log2 log2 d of a covering codebook, up to an additive constant; its search is exponential in d."""
+    """Length -log2 P + log2 d + log2 log2 d of a covering codebook, up to a constant; its search is exponential in d."""
     require_at_least("d", d, 2)
     return np.asarray(neg_log2_cap(alpha, d)) + np.log2(d) + np.log2(np.log2(d))
 
@@ -187,7 +189,7 @@ def average_case_lower_bits(alpha: Array, d: Array) -> Array:
 
 @vectorised
 def average_case_upper_bits(alpha: Array, d: Array) -> Array:
-    """Expected bits that spherical compression never exceeds: -log2 P + 1.563 (``lengths.spherical_expected_bits`` is exact)."""
+    """Expected bits that spherical compression never exceeds: -log2 P + 1.563 (``spherical_expected_bits`` is exact)."""
     return np.asarray(neg_log2_cap(alpha, d)) + RICE_EXCESS
 
 

@@ -6,15 +6,16 @@ A compressor C of vectors x is
 - contractive with error alpha, C in B(alpha): E||C(x) - x||^2 <= alpha ||x||^2 with 0 < alpha < 1 (in C(alpha) when it holds
   surely and not only on average).
 
-Shrinking an unbiased compressor by 1/(1+omega) gives a contractive one with alpha = omega/(1+omega): E||C||^2 <= (1+omega)||x||^2,
-expand the square. Gradient descent on an L-smooth function with compressed gradients takes the step 1/L and 1/(1-alpha) times the
-iterations for contractive C, the step 1/((1+omega)L) and (1+omega) times the iterations for unbiased C. Bits per iteration times
-that factor is the figure of merit: total bits in units of one uncompressed run's iterations.
+Shrinking an unbiased compressor by 1/(1+omega) gives a contractive one with alpha = omega/(1+omega): E||C||^2 <=
+(1+omega)||x||^2, expand the square. Gradient descent on an L-smooth function with compressed gradients takes the step 1/L and
+1/(1-alpha) times the iterations for contractive C, the step 1/((1+omega)L) and (1+omega) times the iterations for unbiased C.
+Bits per iteration times that factor is the figure of merit: total bits in units of one uncompressed run's iterations.
 
 The worst cases of well-known compressors follow. Citations: Beznosikov, Horvath, Richtarik, Safaryan, On Biased Compression
-(arXiv 2002.12410); Albasyoni, Safaryan, Condat, Richtarik, Optimal Gradient Compression (arXiv 2010.03246); Alistarh et al., QSGD
-(arXiv 1610.02132); Horvath et al., Natural Compression (arXiv 1905.10988). The ternary constant is sharper than the usual
-sqrt(d): max ||x||_1 ||x||_inf / ||x||^2 = (1 + sqrt(d))/2, reached where all coordinates but one are 1/(1+sqrt(d)) of the largest.
+(arXiv 2002.12410); Albasyoni, Safaryan, Condat, Richtarik, Optimal Gradient Compression (arXiv 2010.03246); Alistarh et al.,
+QSGD (arXiv 1610.02132); Horvath et al., Natural Compression (arXiv 1905.10988). The ternary constant is sharper than the
+usual sqrt(d): max ||x||_1 ||x||_inf / ||x||^2 = (1 + sqrt(d))/2, reached where all coordinates but one are 1/(1+sqrt(d)) of
+the largest.
 """
 
 from __future__ import annotations
@@ -161,4 +162,4 @@ def natural_dithering_omega(levels: Array, d: Array) -> Array:
     require_whole("levels", levels, 1)
     require_whole("d", d, 1)
     lowest = np.sqrt(d) * np.exp2(1 - levels)
-    return 0.125 + lowest * np.minimum(1, lowest)
+    return np.asarray(0.125 + lowest * np.minimum(1, lowest))

@@ -1,8 +1,9 @@
 """Expected lengths, in bits, of the codes this package writes, and of the dithering and spherical compressors.
 
-Codes of one integer. Elias gamma of n >= 1 takes 2 floor(log2 n) + 1 bits; delta codes the bit length by gamma; omega codes the
-bit length of the bit length and so on. A Rice code of n >= 0 takes floor(n / 2^m) + 1 + m bits, a Golomb code with divisor M
-replaces the m low bits by a truncated binary code. For n = T - 1, T geometric with success probability P, theta = 1 - P:
+Codes of one integer. Elias gamma of n >= 1 takes 2 floor(log2 n) + 1 bits; delta codes the bit length by gamma; omega codes
+the bit length of the bit length and so on. A Rice code of n >= 0 takes floor(n / 2^m) + 1 + m bits, a Golomb code with
+divisor M replaces the m low bits by a truncated binary code. For n = T - 1, T geometric with success probability P, theta = 1
+- P:
 
     E Rice = m + 1/(1 - theta^(2^m)),       best m = max(0, 1 + floor(log2( ln(golden) / ln(theta) ))),  golden = (sqrt 5 - 1)/2
     best Golomb divisor = the least M with theta^M + theta^(M+1) <= 1                       (an optimal prefix code)
@@ -13,24 +14,26 @@ Sets. Naming k of d indices takes log2 C(d, k) bits. With r(n) the remainder of 
 
 where nothing large cancels: full precision at any d.
 
-Sparse dithering puts the levels of a unit vector on multiples of 2 sqrt(nu/d). Its published code sends a 31-bit scale, the number
-n0 of zeros, which coordinates are zero (log2 C(d, n0)), signs, and levels in unary. Bits per coordinate beyond 30 + log2 d:
+Sparse dithering puts the levels of a unit vector on multiples of 2 sqrt(nu/d). Its published code sends a 31-bit scale, the
+number n0 of zeros, which coordinates are zero (log2 C(d, n0)), signs, and levels in unary. Bits per coordinate beyond 30 +
+log2 d:
 
-    beta_det(nu)  = 3/2 + 1/(2 sqrt nu) + log2(1 + 2^-(3/2 + 1/(4 sqrt nu)))                       published bound
-    beta_star(nu) = min over t > 0 of  log2(1 + 2^(max_k 1 + k - t (2k-1)^2)) + t/nu                 exact worst case of that code
-    beta_ideal(nu) = largest entropy of levels k with E (2|k|-1)^2 [k != 0] <= 1/nu                  worst case, ideal adaptive code
-    log2 3 + 1/(2 sqrt omega)                                                                       randomised, expected
+    beta_det(nu)   = 3/2 + 1/(2 sqrt nu) + log2(1 + 2^-(3/2 + 1/(4 sqrt nu)))             published bound
+    beta_star(nu)  = min over t > 0 of log2(1 + 2^(max_k 1 + k - t (2k-1)^2)) + t/nu       exact worst case of that code
+    beta_ideal(nu) = largest entropy of levels k with E (2|k|-1)^2 [k != 0] <= 1/nu       worst case, ideal adaptive code
+    log2 3 + 1/(2 sqrt omega)                                                             randomised, expected
 
 (A level k != 0 needs a coordinate of at least (2|k|-1) sqrt(nu/d), and the squares sum to 1: that is the constraint above.)
 
-Spherical compression sends the index T of the first of many shared random points within squared distance alpha: T is geometric
-with P = P(alpha, d), coded by Rice. With S of ``bounds``, E[point] = c u with c = 1/S exactly, so dividing by c makes it unbiased
-with omega = (1-alpha)/c^2 - 1 <= alpha/(1-alpha); undivided, its mean error is 2 - alpha - 2c < alpha.
+Spherical compression sends the index T of the first of many shared random points within squared distance alpha: T is
+geometric with P = P(alpha, d), coded by Rice. With S of ``bounds``, E[point] = c u with c = 1/S exactly, so dividing by c
+makes it unbiased with omega = (1-alpha)/c^2 - 1 <= alpha/(1-alpha); undivided, its mean error is 2 - alpha - 2c < alpha.
 
-Citations: Elias 1975; Gallager, van Voorhis 1975 (best Golomb divisor); Kiely 2004 (best Rice parameter); Albasyoni, Safaryan,
-Condat, Richtarik, Optimal Gradient Compression (arXiv 2010.03246) for sparse dithering and spherical compression. Where we
-differ: beta_star, beta_ideal, the constants of spherical compression and c = 1/S are derived here; the bound that goes with
-beta_det is often printed with sqrt(nu) in place of 2 sqrt(nu), which does not give its own stated value 3.35 at nu = 0.1.
+Citations: Elias 1975; Gallager, van Voorhis 1975 (best Golomb divisor); Kiely 2004 (best Rice parameter); Albasyoni,
+Safaryan, Condat, Richtarik, Optimal Gradient Compression (arXiv 2010.03246) for sparse dithering and spherical compression.
+Where we differ: beta_star, beta_ideal, the constants of spherical compression and c = 1/S are derived here; the bound that
+goes with beta_det is often printed with sqrt(nu) in place of 2 sqrt(nu), which does not give its own stated value 3.35 at nu
+= 0.1.
 """
 
 from __future__ import annotations
@@ -219,7 +222,9 @@ def rice_expected_bits(probability: float, parameter: float) -> float:
 
 @looped
 def golomb_divisor(probability: float) -> float:
-    """Best Golomb divisor for T - 1, T geometric with the given success probability (a whole number); no prefix code is shorter.
+    """Best Golomb divisor for T - 1, T geometric with the given success probability (a whole number).
+
+    No prefix code is shorter.
 
     >>> golomb_divisor(0.01)
     69.0
@@ -238,7 +243,7 @@ def golomb_expected_bits(probability: float, divisor: float) -> float:
     width = (int(divisor) - 1).bit_length()
     short = 2**width - int(divisor)  # that many remainders save one bit
     if probability == 1:
-        return 1.0 + width - (short > 0)
+        return float(width + (short == 0))
     rate = math.log1p(-probability)
     none_before_divisor = math.exp(divisor * rate)
     long = (math.exp(short * rate) - none_before_divisor) / -math.expm1(divisor * rate)
@@ -392,7 +397,7 @@ def randomised_dithering_bits(omega: Array) -> Array:
     9.903
     """
     require_positive("omega", omega)
-    return np.log2(3) + 0.5 / np.sqrt(omega)
+    return math.log2(3) + 0.5 / np.sqrt(omega)
 
 
 def paper_code_bits(levels: ArrayLike, *, header: bool = True) -> float:
@@ -446,7 +451,7 @@ def spherical_expected_bits(alpha: float, d: float) -> float:
 
 @looped
 def spherical_constant(alpha: float, d: float) -> float:
-    """c with E[point sent] = c u: dividing by it makes spherical compression unbiased. It lies between 1 - alpha and 1.
+    """C with E[point sent] = c u: dividing by it makes spherical compression unbiased. It lies between 1 - alpha and 1.
 
     >>> round(spherical_constant(0.5, 8), 4)
     0.5488
@@ -479,7 +484,7 @@ def spherical_mean_error(alpha: float, d: float) -> float:
 
 @vectorised
 def qsgd_nonzero_bound(levels: Array, bucket: Array) -> Array:
-    """Bound s (s + sqrt d) on the expected non-zeros of a bucket of d coordinates with s levels, for every vector (at most d)."""
+    """Bound s (s + sqrt d), or d, on the expected non-zeros of any bucket of d coordinates with s levels."""
     require_whole("levels", levels, 1)
     require_whole("bucket", bucket, 1)
     return np.minimum(levels * (levels + np.sqrt(bucket)), bucket)

@@ -1,24 +1,27 @@
 """Uniform quantisation of Gaussian, Laplace and Student-t coordinates: entropy, error and code lengths, by quadrature.
 
-A long vector of iid coordinates with unit variance has norm sqrt(d), so sparse dithering with parameter nu quantises them with
-step 2 sqrt(nu), and everything per coordinate is an integral over the density f. With level k at k * step:
+A long vector of iid coordinates with unit variance has norm sqrt(d), so sparse dithering with parameter nu quantises them
+with step 2 sqrt(nu), and everything per coordinate is an integral over the density f. With level k at k * step:
 
 - nearest:     k = rint(x/step). Error E(x - step k)^2. With the least-squares gain g = E[xk]/(step E[k^2]) in place of 1 the
                error becomes 1 - E[xk]^2 / E[k^2], never larger.
 - randomised:  k = floor(x/step + U), U uniform: unbiased, variance step^2 E[t(1-t)], t the fractional part of x/step.
-- dithered:    k = rint(x/step + U) with a shared U that the decoder subtracts: unbiased, variance step^2/12 whatever x is. The levels
-               have the law of the randomised ones; a coder that knows U needs only the average entropy of the shifted quantiser.
+- dithered:    k = rint(x/step + U) with a shared U that the decoder subtracts: unbiased, variance step^2/12 whatever x is. The
+               levels have the law of the randomised ones; a coder that knows U needs the average entropy of the shifted
+               quantiser only.
 
-Integrals are Gauss-Legendre sums inside each cell, on the offset from the cell's level, so that nothing cancels; the power tail of
-Student's t beyond the last cell is added from the smooth approximation p_k = step f(step k). Accurate to about 1e-9.
+Integrals are Gauss-Legendre sums inside each cell, on the offset from the cell's level, so that nothing cancels; the power
+tail of Student's t beyond the last cell is added from the smooth approximation p_k = step f(step k). Accurate to about 1e-9.
 
-``paper_bits`` is the published sparse-dithering code per coordinate: H2(zeros) + nonzeros + E|k|; ``entropy`` is what an ideal
-adaptive coder of the signed levels needs. Citation for the codes: Albasyoni et al., Optimal Gradient Compression (arXiv 2010.03246).
+``paper_bits`` is the published sparse-dithering code per coordinate: H2(zeros) + nonzeros + E|k|; ``entropy`` is what an
+ideal adaptive coder of the signed levels needs. Citation for the codes: Albasyoni et al., Optimal Gradient Compression (arXiv
+2010.03246).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -30,7 +33,7 @@ from tersegrad.core.text import require
 from tersegrad.theory.arguments import Array
 from tersegrad.theory.lengths import binary_entropy
 
-type_of_rounding = Literal["nearest", "randomised", "dithered"]
+Rounding = Literal["nearest", "randomised", "dithered"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _TAIL_CELLS = 4096  # cells of a power-tailed source that are summed one by one
@@ -38,7 +41,7 @@ _TAIL_CELLS = 4096  # cells of a power-tailed source that are summed one by one
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A symmetric density with unit variance. ``scale`` is the width on which it varies; ``reach`` where it ends for all purposes."""
+    """A symmetric density with unit variance; ``scale`` is the width on which it varies, ``reach`` where it ends in effect."""
 
     name: str
     density: Callable[[Array], Array] = dataclasses.field(repr=False, compare=False)
@@ -103,7 +106,7 @@ def _panel_sums(source: Source, left: Array, width: float, origin: Array, powers
     edges = np.linspace(0, width, panels + 1) if width <= panels * source.scale else np.geomspace(source.scale, width, panels)
     edges = np.concatenate([[0.0], edges]) if edges[0] > 0 else edges
     sums = [np.zeros_like(left) for _ in range(powers)]
-    for low, high in zip(edges[:-1], edges[1:]):
+    for low, high in itertools.pairwise(edges):
         half = (high - low) / 2
         x = left[:, None] + low + half * (1 + _NODES)  # (cells, nodes)
         mass = source.density(x) * (_WEIGHTS * half)
@@ -167,8 +170,10 @@ def _randomised(source: Source, step: float) -> Quantised:
     return Quantised(step, entropy, variance, 1.0, variance, p0, mean_level)
 
 
-def _dithered(source: Source, step: float, shifts: int = 64) -> Quantised:
+def _dithered(source: Source, step: float) -> Quantised:
+    require(step <= 100, f"with dither the step must be at most 100 standard deviations, got {step:g}")
     law = _randomised(source, step)
+    shifts = max(64, math.ceil(16 * step / source.scale))
     count = _cells(source, step, 0.0)
     fine = step / shifts
     left = np.arange(float((count + 1) * shifts)) * fine
@@ -185,10 +190,14 @@ def _dithered(source: Source, step: float, shifts: int = 64) -> Quantised:
     return Quantised(step, entropy + 2 * tail_entropy, variance, 1.0, variance, law.zeros, law.mean_level)
 
 
-_ROUNDINGS: dict[str, Callable[[Source, float], Quantised]] = {"nearest": _nearest, "randomised": _randomised, "dithered": _dithered}
+_ROUNDINGS: dict[str, Callable[[Source, float], Quantised]] = {
+    "nearest": _nearest,
+    "randomised": _randomised,
+    "dithered": _dithered,
+}
 
 
-def quantise(source: Source, step: float, rounding: type_of_rounding = "nearest") -> Quantised:
+def quantise(source: Source, step: float, rounding: Rounding = "nearest") -> Quantised:
     """Entropy, error and lengths of a unit-variance source quantised with ``step`` (in standard deviations).
 
     >>> result = quantise(gaussian(), 2 * math.sqrt(0.1))
@@ -201,11 +210,11 @@ def quantise(source: Source, step: float, rounding: type_of_rounding = "nearest"
     return _ROUNDINGS[rounding](source, step)
 
 
-def quantise_to_error(source: Source, error: float, rounding: type_of_rounding = "nearest") -> Quantised:
+def quantise_to_error(source: Source, error: float, rounding: Rounding = "nearest") -> Quantised:
     """The quantiser whose error (after the gain, or the variance for the unbiased roundings) equals ``error``.
 
     >>> round(quantise_to_error(gaussian(), 0.25).entropy, 3)
-    1.251
+    1.252
     """
     require(error > 0, f"error must be positive, got {error:g}")
     require(rounding != "nearest" or error < 1, f"nearest rounding errs by less than 1, got {error:g}")
