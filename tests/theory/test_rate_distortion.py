@@ -1,0 +1,97 @@
+"""Rate-distortion functions: closed forms, an independent Blahut-Arimoto run, and the gap."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tersegrad import theory
+from tersegrad.core.errors import BadConfiguration
+
+
+def test_gaussian() -> None:
+    bits = np.linspace(0.01, 8, 50)
+    np.testing.assert_allclose(theory.gaussian_rate(theory.gaussian_distortion(bits)), bits, rtol=1e-12)
+    np.testing.assert_allclose(theory.gaussian_rate_unbiased(theory.gaussian_distortion_unbiased(bits)), bits, rtol=1e-12)
+    assert theory.gaussian_rate(2.0) == 0.0
+    omega = np.array([0.01, 1.0, 30.0])
+    np.testing.assert_allclose(theory.gaussian_rate_unbiased(omega), theory.gaussian_rate(theory.alpha_from_omega(omega)), rtol=1e-12)
+
+
+def blahut_arimoto(slope: float, cells: int = 1601, reach: float = 16.0, rounds: int = 1500) -> tuple[float, float, float]:
+    """(distortion, rate, how far above the true rate it can be) of a finely discretised Laplace source at one slope."""
+    x = np.linspace(-reach, reach, cells)
+    width = x[1] - x[0]
+    edges = np.concatenate([x - width / 2, [x[-1] + width / 2]])
+    tail = np.where(edges < 0, 0.5 * np.exp(-math.sqrt(2) * np.abs(edges)), 1 - 0.5 * np.exp(-math.sqrt(2) * np.abs(edges)))
+    p = np.diff(tail) / np.diff(tail).sum()
+    y = x[::2]
+    kernel = np.exp(-slope * (x[:, None] - y) ** 2)
+    q = np.full(y.size, 1 / y.size)
+    for _ in range(rounds):
+        factor = (p / (kernel @ q)) @ kernel
+        q = q * factor
+    joint = p[:, None] * kernel * q / (kernel @ q)[:, None]
+    distortion = float((joint * (x[:, None] - y) ** 2).sum())
+    rate = -slope * distortion / math.log(2) - float(p @ np.log2(kernel @ q))
+    factor = (p / (kernel @ q)) @ kernel
+    return distortion, rate, math.log2(float(factor.max()))
+
+
+@pytest.mark.parametrize("slope", [0.35, 0.7, 1.5, 4.0])
+def test_laplace_against_blahut_arimoto(slope: float) -> None:
+    distortion, rate, slack = blahut_arimoto(slope)
+    # the reference lies above the true rate by at most `slack`, apart from its grid (a few 1e-4)
+    assert rate - slack - 1e-3 <= theory.laplace_rate(distortion) <= rate + 1e-3
+    assert theory.laplace_rate(distortion) == pytest.approx(rate, abs=1.5e-3)
+
+
+def test_laplace_lies_between_its_bounds() -> None:
+    alpha = np.concatenate([np.geomspace(1e-6, 0.5, 40), np.linspace(0.5, 1, 40)])
+    rate = theory.laplace_rate(alpha)
+    assert np.all(rate >= theory.laplace_shannon_bound(alpha) - 1e-12)
+    assert np.all(rate <= theory.gaussian_rate(alpha) + 1e-12)  # no source of the same variance is harder than a Gaussian
+    assert np.all(np.diff(rate) < 0)
+    slopes = np.diff(rate) / np.diff(alpha)
+    assert np.all(np.diff(slopes) > -1e-3 * np.abs(slopes[1:]))  # convex, to the accuracy of the table
+    assert theory.laplace_rate(1.0) == 0.0
+    assert theory.laplace_rate(3.0) == 0.0
+
+
+def test_laplace_lies_below_scalar_quantisers() -> None:
+    for alpha in (0.6, 0.25, 0.03):
+        entropy = theory.quantise_to_error(theory.laplace(), alpha).entropy
+        assert 0 < entropy - theory.laplace_rate(alpha) < 0.26
+
+
+def test_laplace_small_error_is_shannons_bound() -> None:
+    assert theory.laplace_rate(1e-4) == pytest.approx(0.5 * math.log2(math.e / (math.pi * 1e-4)), abs=1e-6)
+    # no visible seam where the table ends
+    assert theory.laplace_rate(0.0016 * (1 - 1e-9)) == pytest.approx(theory.laplace_rate(0.0016 * (1 + 1e-9)), abs=1e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.02, 12))
+def test_laplace_inverse(bits: float) -> None:
+    assert theory.laplace_rate(theory.laplace_distortion(bits)) == pytest.approx(bits, abs=2e-5)
+
+
+def test_gap() -> None:
+    assert theory.gap(32.0, 1.0) == 32.0
+    assert theory.gap(2.0, 5.0) == 2.0  # worse than sending nothing: the limit is 0 bits
+    assert theory.gap(2.0, 5.0, unbiased=True) == pytest.approx(2 - 0.5 * math.log2(6 / 5))
+    assert theory.gap(32.0, 0.0) == -math.inf
+    assert theory.gap(32.0, 0.0, unbiased=True) == -math.inf
+    table = theory.gap(np.array([1.0, 2.0]), np.array([[0.25], [0.0625]]))
+    np.testing.assert_allclose(table, [[0, 1], [-1, 0]], atol=1e-12)
+    for bad in ((-1.0, 0.5), (1.0, -0.5), (1.0, math.nan)):
+        with pytest.raises(BadConfiguration, match="must"):
+            theory.gap(*bad)
+
+
+@given(st.floats(0, 40), st.floats(1e-12, 1e6))
+def test_gap_of_both_kinds(bits: float, error: float) -> None:
+    # an unbiased compressor of variance omega has the stricter limit at the same number
+    assert theory.gap(bits, error, unbiased=True) <= theory.gap(bits, error) + 1e-12
