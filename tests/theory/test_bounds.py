@@ -2,7 +2,7 @@
 
 import math
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -145,7 +145,9 @@ def test_arrays_broadcast_and_agree_with_numbers() -> None:
     assert theory.neg_log2_cap(alpha=0.1, d=10) == theory.neg_log2_cap(0.1, 10)
 
 
-@pytest.mark.parametrize("function", [theory.neg_log2_cap, theory.cap_probability, theory.uncertainty_bits, theory.sphere_rate_bits])
+@pytest.mark.parametrize(
+    "function", [theory.neg_log2_cap, theory.cap_probability, theory.uncertainty_bits, theory.sphere_rate_bits]
+)
 @pytest.mark.parametrize(("alpha", "d"), [(0, 10), (1, 10), (-0.1, 10), (1.5, 10), (math.nan, 10), (0.5, 0), (0.5, math.inf)])
 def test_bad_arguments(function: theory.arguments.Elementwise, alpha: float, d: float) -> None:
     with pytest.raises(BadConfiguration, match="must"):

@@ -1,6 +1,7 @@
 """The classes, their costs, and the worst cases of well-known compressors, found again by brute force."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_qsgd_and_natural_dithering_bounds(levels: int, d: int) -> None:
 
 
 def test_bad_arguments() -> None:
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: theory.alpha_from_omega(-1.0),
         lambda: theory.omega_from_alpha(1.0),
         lambda: theory.merit_contractive(-1.0, 0.5),
@@ -107,6 +108,7 @@ def test_bad_arguments() -> None:
         lambda: theory.top_k_alpha(9, 8),
         lambda: theory.random_k_omega(0, 8),
         lambda: theory.qsgd_omega(1.5, 8),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(BadConfiguration, match="must"):
             call()

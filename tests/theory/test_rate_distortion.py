@@ -17,10 +17,12 @@ def test_gaussian() -> None:
     np.testing.assert_allclose(theory.gaussian_rate_unbiased(theory.gaussian_distortion_unbiased(bits)), bits, rtol=1e-12)
     assert theory.gaussian_rate(2.0) == 0.0
     omega = np.array([0.01, 1.0, 30.0])
-    np.testing.assert_allclose(theory.gaussian_rate_unbiased(omega), theory.gaussian_rate(theory.alpha_from_omega(omega)), rtol=1e-12)
+    np.testing.assert_allclose(
+        theory.gaussian_rate_unbiased(omega), theory.gaussian_rate(theory.alpha_from_omega(omega)), rtol=1e-12
+    )
 
 
-def blahut_arimoto(slope: float, cells: int = 1601, reach: float = 16.0, rounds: int = 1500) -> tuple[float, float, float]:
+def blahut_arimoto(slope: float, cells: int = 801, reach: float = 12.0, rounds: int = 500) -> tuple[float, float, float]:
     """(distortion, rate, how far above the true rate it can be) of a finely discretised Laplace source at one slope."""
     x = np.linspace(-reach, reach, cells)
     width = x[1] - x[0]
@@ -40,7 +42,7 @@ def blahut_arimoto(slope: float, cells: int = 1601, reach: float = 16.0, rounds:
     return distortion, rate, math.log2(float(factor.max()))
 
 
-@pytest.mark.parametrize("slope", [0.35, 0.7, 1.5, 4.0])
+@pytest.mark.parametrize("slope", [0.5, 1.5, 4.0])
 def test_laplace_against_blahut_arimoto(slope: float) -> None:
     distortion, rate, slack = blahut_arimoto(slope)
     # the reference lies above the true rate by at most `slack`, apart from its grid (a few 1e-4)
@@ -49,7 +51,7 @@ def test_laplace_against_blahut_arimoto(slope: float) -> None:
 
 
 def test_laplace_lies_between_its_bounds() -> None:
-    alpha = np.concatenate([np.geomspace(1e-6, 0.5, 40), np.linspace(0.5, 1, 40)])
+    alpha = np.concatenate([np.geomspace(1e-6, 0.5, 40), np.linspace(0.52, 1, 40)])
     rate = theory.laplace_rate(alpha)
     assert np.all(rate >= theory.laplace_shannon_bound(alpha) - 1e-12)
     assert np.all(rate <= theory.gaussian_rate(alpha) + 1e-12)  # no source of the same variance is harder than a Gaussian

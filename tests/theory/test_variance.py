@@ -1,6 +1,7 @@
 """The two forms of the variance criterion decide alike; the predicted speed-ups."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -51,14 +52,16 @@ SPEEDUPS = {
 def test_speedup_table() -> None:
     workers = np.array(list(SPEEDUPS))[:, None]
     # half a unit of the last digit shown; the largest ratio itself was rounded (12822.4), which shows in the last column
-    np.testing.assert_allclose(theory.break_even_ratio(workers[:, 0]), [row[0] for row in SPEEDUPS.values()], rtol=0, atol=0.051)
+    np.testing.assert_allclose(
+        theory.break_even_ratio(workers[:, 0]), [row[0] for row in SPEEDUPS.values()], rtol=0, atol=0.051
+    )
     table = theory.all_gather_speedup(workers, np.array([100, 383.6, 913.4, 12822.4]))
     np.testing.assert_allclose(table, [row[1:] for row in SPEEDUPS.values()], rtol=1e-6, atol=0.051)
     np.testing.assert_allclose(theory.all_gather_speedup(workers, theory.break_even_ratio(workers)), 1.0)
 
 
 def test_bad_arguments() -> None:
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: theory.alpha_from_prime(0.0, 8),
         lambda: theory.alpha_from_prime(1.0, 1, biased=False),
         lambda: theory.alpha_from_prime(1.0, 2.5),
@@ -66,6 +69,7 @@ def test_bad_arguments() -> None:
         lambda: theory.break_even_ratio(1),
         lambda: theory.all_gather_speedup(4, -1.0),
         lambda: theory.largest_alpha(math.nan),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(BadConfiguration, match="must"):
             call()

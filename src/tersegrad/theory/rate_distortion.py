@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -179,10 +180,22 @@ def _dual_series() -> Array:
     return np.asarray(coefficients)
 
 
-def _dual(log_sigma: float, alpha: float) -> float:
+def _scaled_dual(log_sigma: float) -> float:
+    """F sigma^2 from the series; it never exceeds log2(e)/2, the value for a source sent as zero."""
     place = (2 * log_sigma - _LOW - _HIGH) / (_HIGH - _LOW)
-    scaled = math.exp(float(np.polynomial.chebyshev.chebval(place, _dual_series())))
-    return (min(scaled, 0.5 / LN2) - 0.5 * alpha / LN2) * math.exp(-2 * log_sigma)
+    return min(math.exp(float(np.polynomial.chebyshev.chebval(place, _dual_series()))), 0.5 / LN2)
+
+
+def _peak(function: Callable[[float], float]) -> float:
+    """Largest value over ln sigma of a function that rises and then falls."""
+    low, high = _LOW, _HIGH
+    for _ in range(45):
+        third = (high - low) / 3
+        if function(low + third) < function(high - third):
+            low += third
+        else:
+            high -= third
+    return function((low + high) / 2)
 
 
 @looped
@@ -199,14 +212,7 @@ def laplace_rate(alpha: float) -> float:
     if alpha < math.exp(2 * _LOW):
         return shannon
 
-    low, high = _LOW, _HIGH
-    for _ in range(45):  # the dual rises and then falls
-        third = (high - low) / 3
-        if _dual(low + third, alpha) < _dual(high - third, alpha):
-            low += third
-        else:
-            high -= third
-    return max(0.0, shannon, _dual((low + high) / 2, alpha))
+    return max(0.0, shannon, _peak(lambda t: (_scaled_dual(t) - 0.5 * alpha / LN2) * math.exp(-2 * t)))
 
 
 @looped
@@ -220,10 +226,7 @@ def laplace_distortion(bits: float) -> float:
     if bits == 0:
         return 1.0
     shannon = math.e / math.pi * math.exp2(-2 * bits)
-    if shannon < math.exp(2 * _LOW) / 2:
+    if shannon < math.exp(2 * _LOW):
         return shannon
-    low, high = 1e-4, 1.0
-    for _ in range(50):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if laplace_rate(middle) > bits else (low, middle)
-    return math.sqrt(low * high)
+    # the dual read the other way: bits >= F - D log2(e)/(2 sigma^2) for every sigma, with equality at one
+    return min(1.0, max(shannon, _peak(lambda t: 2 * LN2 * (_scaled_dual(t) - bits * math.exp(2 * t)))))

@@ -140,7 +140,7 @@ def _nearest(source: Source, step: float) -> Quantised:
     mass, first, square = _panel_sums(source, (k - 0.5) * step, step, k * step, 3)
     start = (count + 0.5) * step
     tail_mass, tail_entropy, tail_level = _tail(source, start, step)
-    p0 = 2 * float(middle[0])
+    p0 = min(1.0, 2 * float(middle[0]))
     entropy = float(_plogp(np.array(p0))) + 2 * (float(_plogp(mass).sum()) + tail_entropy)
     error = 2 * (float(middle_square[0]) + float(square.sum()) + tail_mass * step**2 / 12)
     # E[(x - q) q]; in the tail the error has mean (step^2/12) f'/f, whose product with x integrates by parts
@@ -163,7 +163,7 @@ def _randomised(source: Source, step: float) -> Quantised:
     levels = np.zeros(count + 1)
     levels[:-1] += mass - up
     levels[1:] += up
-    p0 = 2 * float(levels[0])
+    p0 = min(1.0, 2 * float(levels[0]))
     entropy = float(_plogp(np.array(p0))) + 2 * (float(_plogp(levels[1:]).sum()) + tail_entropy)
     variance = 2 * (float((first * step - square).sum()) + tail_mass * step**2 / 6)
     mean_level = 2 * (float((levels[1:] * np.arange(1, count + 1)).sum()) + tail_level)
