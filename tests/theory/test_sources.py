@@ -87,7 +87,7 @@ def test_matched_errors(name: str) -> None:
 
 
 def test_gaps_of_scalar_quantisers() -> None:
-    """Nearest rounding stays within 0.2546 of the Gaussian limit; subtractive dither at about .25; randomised rounding at .75."""
+    """Nearest stays within 0.2546 of the Gaussian limit; subtractive dither at about .25; randomised rounding at .75."""
     space_filling = 0.5 * math.log2(2 * math.pi * math.e / 12)
     for error, expected in ((0.9, 0.034), (0.5, 0.197), (0.25, 0.254), (0.1, 0.254)):
         distance = theory.gap(theory.quantise_to_error(theory.gaussian(), error).entropy, error)

@@ -45,7 +45,7 @@ def gaussian_rate(alpha: Array) -> Array:
     1.0
     """
     require_positive("alpha", alpha)
-    return np.maximum(0.0, -0.5 * np.log2(alpha))
+    return np.maximum(0.0, -0.5 * np.log2(alpha)) + 0.0  # never -0.0
 
 
 @vectorised
@@ -88,7 +88,7 @@ def gap(bits: Array, error: Array, *, unbiased: bool = False) -> Array:
     require_at_least("bits", bits, 0)
     require_at_least("error", error, 0)
     with np.errstate(divide="ignore"):
-        limit = 0.5 * np.log1p(1 / error) / LN2 if unbiased else np.maximum(0.0, -0.5 * np.log2(error))
+        limit = 0.5 * np.log1p(1 / error) / LN2 if unbiased else np.maximum(0.0, -0.5 * np.log2(error)) + 0.0
     return np.where(error > 0, bits - limit, -np.inf)
 
 
