@@ -167,6 +167,13 @@ def test_beta_order_and_monotonicity(nu: float, factor: float) -> None:
         assert theory.beta_ideal(nu) >= theory.gaussian_rate(nu)
 
 
+def test_where_vectors_without_zeros_obey_the_bound() -> None:
+    """Without zeros the code takes 31 + log2 d + (3/2 + 1/(2 sqrt nu)) d bits, which lies below the bound from this d on."""
+    nu = np.array([1, 0.25, 0.1, 0.03, 0.01])
+    surplus = theory.beta_det(nu) - (1.5 + 0.5 / np.sqrt(nu))
+    assert np.ceil(1 / surplus).tolist() == [3, 4, 4, 6, 12]
+
+
 def nearest_levels(x: np.ndarray, nu: float) -> np.ndarray:
     step = 2 * math.sqrt(nu / x.size) * np.linalg.norm(x)
     return np.asarray(np.sign(x) * np.floor(np.abs(x) / step + 0.5), dtype=np.int64)

@@ -97,3 +97,26 @@ def test_gap() -> None:
 def test_gap_of_both_kinds(bits: float, error: float) -> None:
     # an unbiased compressor of variance omega has the stricter limit at the same number
     assert theory.gap(bits, error, unbiased=True) <= theory.gap(bits, error) + 1e-12
+
+
+def test_high_rate_gap() -> None:
+    kappa = np.array([0.26502, 0.25962, 0.25600, 0.25218, 0.24964, 0.24698, 0.24516, 0.23420])
+    expected = [0.0892, 0.0743, 0.0642, 0.0534, 0.0461, 0.0383, 0.0330, 0]
+    np.testing.assert_allclose(theory.high_rate_gap(kappa / 4), expected, rtol=0, atol=6e-5)
+    fine = theory.quantise(theory.gaussian(), 0.01)
+    assert theory.gap(fine.entropy, fine.distortion) == pytest.approx(theory.high_rate_gap(1 / 12), abs=1e-4)
+    with pytest.raises(BadConfiguration, match="second_moment"):
+        theory.high_rate_gap(0.05)
+
+
+def test_limits_at_measured_errors() -> None:
+    """Rows of measurements: error, limit at that error."""
+    contractive = {0.33004: 0.7996, 0.16646: 1.2934, 0.08329: 1.7928, 0.03327: 2.4548, 0.00999: 3.3228, 0.00333: 4.1149}
+    unbiased = {0.66317: 0.6632, 0.33345: 0.9998, 0.16697: 1.4026, 0.06664: 2.0003, 0.02000: 2.8363, 0.00667: 3.6185}
+    np.testing.assert_allclose(theory.gaussian_rate(list(contractive)), list(contractive.values()), rtol=0, atol=1e-3)
+    np.testing.assert_allclose(theory.gaussian_rate_unbiased(list(unbiased)), list(unbiased.values()), rtol=0, atol=1e-3)
+    np.testing.assert_allclose(
+        theory.gaussian_rate_unbiased([1, 0.5, 0.25, 0.1, 0.03, 0.01]),
+        [0.5, 0.7925, 1.1610, 1.7297, 2.5508, 3.3291],
+        atol=5.1e-5,
+    )

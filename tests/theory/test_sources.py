@@ -86,6 +86,38 @@ def test_matched_errors(name: str) -> None:
         assert theory.quantise_to_error(SOURCES[name], error, "randomised").entropy == pytest.approx(entropy, abs=2e-3)
 
 
+def test_matched_parameters_and_paper_code() -> None:
+    """Parameter (step/2)^2 that hits the error, and the published code there: Gaussian then Laplace."""
+    nearest = {
+        0.5: (2.2642, 0.8275, 3.2314, 0.5560),
+        0.25: (0.9833, 1.5506, 1.1267, 1.2218),
+        0.1: (0.3336, 2.2012, 0.3550, 1.9450),
+        0.03: (0.0930, 2.8421, 0.0947, 2.6968),
+        0.01: (0.0303, 3.7194, 0.0305, 3.5424),
+    }
+    for error, row in nearest.items():
+        for name, (nu, paper) in zip(("gauss", "laplace"), (row[:2], row[2:])):
+            result = theory.quantise_to_error(SOURCES[name], error)
+            assert (result.step / 2) ** 2 == pytest.approx(nu, rel=5e-3)
+            assert result.paper_bits == pytest.approx(paper, abs=4e-3)
+
+
+def test_figures_of_merit() -> None:
+    gauss = theory.gaussian()
+    for omega, merit in ((1, 2.48), (0.5, 2.32), (0.25, 2.39), (0.1, 2.73)):
+        bits = theory.quantise_to_error(gauss, omega, "randomised").entropy
+        assert theory.merit_unbiased(bits, omega) == pytest.approx(merit, abs=6e-3)
+    for alpha, merit in ((0.5, 1.39), (0.25, 1.67), (0.1, 2.13)):
+        assert theory.merit_contractive(theory.quantise_to_error(gauss, alpha).entropy, alpha) == pytest.approx(merit, abs=6e-3)
+
+
+def test_sparse_dithering_at_the_mean_error_of_spherical_blocks() -> None:
+    for alpha, row in ((0.5, (0.884, 0.797, 0.750)), (0.25, (1.423, 1.339, 1.295)), (0.1, (2.093, 2.004, 1.960))):
+        for m, bits in zip((8, 16, 32), row):
+            error = theory.spherical_mean_error(alpha, m)
+            assert theory.quantise_to_error(theory.gaussian(), error).entropy == pytest.approx(bits, abs=2.5e-3)
+
+
 def test_gaps_of_scalar_quantisers() -> None:
     """Nearest stays within 0.2546 of the Gaussian limit; subtractive dither at about .25; randomised rounding at .75."""
     space_filling = 0.5 * math.log2(2 * math.pi * math.e / 12)

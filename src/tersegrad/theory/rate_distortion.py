@@ -92,6 +92,20 @@ def gap(bits: Array, error: Array, *, unbiased: bool = False) -> Array:
     return np.where(error > 0, bits - limit, -np.inf)
 
 
+@vectorised
+def high_rate_gap(second_moment: Array) -> Array:
+    """Gap log2(2 pi e G)/2 of a quantiser with normalised second moment G and ideal coding, at small errors.
+
+    G is the error per coordinate over the squared volume per point: 1/12 for rounding each coordinate, kappa/4 for a trellis code
+    with one point per two steps and error kappa steps squared, 1/(2 pi e) for ideal balls.
+
+    >>> round(high_rate_gap(1 / 12), 4)
+    0.2546
+    """
+    require_at_least("second_moment", second_moment, 1 / (2 * math.pi * math.e) * (1 - 1e-12))
+    return np.maximum(0.0, 0.5 * np.log2(2 * math.pi * math.e * second_moment))
+
+
 # Laplace ---------------------------------------------------------------------------------------------------------------------
 
 _RATE = math.sqrt(2)  # of the exponential on each side, for unit variance
