@@ -23,6 +23,9 @@ const Implementation& chosen() {
 // Parts start at multiples of 512 codes: whole bytes, and whole cache lines of codes.
 constexpr std::size_t unit = 512, grain = std::size_t{1} << 20;
 
+// Outputs of this many bytes are written around the cache.
+constexpr std::size_t beyond_cache = std::size_t{16} << 20;
+
 // Every byte value as five trits; bytes above 242 read as 242, so that values stay in range whatever the bytes.
 constexpr std::array<u64, 256> trit_table() {
     std::array<u64, 256> table{};
@@ -46,22 +49,26 @@ TERSEGRAD_INLINE u64 above_two(u64 x) { return (x & 0xfcfcfcfcfcfcfcfc) | (x & x
 
 void pack(const u8* codes, std::size_t count, unsigned width, u8* out) {
     const auto part = chosen().pack8[width];
-    parallel_for(count, unit, grain, [=](std::size_t b, std::size_t e) { part(codes + b, e - b, out + b / 8 * width); });
+    const bool far = packed_bytes(count, width) >= beyond_cache;
+    parallel_for(count, unit, grain, [=](std::size_t b, std::size_t e) { part(codes + b, e - b, out + b / 8 * width, far); });
 }
 
 void pack(const i32* codes, std::size_t count, unsigned width, u8* out) {
     const auto part = chosen().pack32[width];
-    parallel_for(count, unit, grain / 4, [=](std::size_t b, std::size_t e) { part(codes + b, e - b, out + b / 8 * width); });
+    const bool far = packed_bytes(count, width) >= beyond_cache;
+    parallel_for(count, unit, grain / 4, [=](std::size_t b, std::size_t e) { part(codes + b, e - b, out + b / 8 * width, far); });
 }
 
 void unpack(const u8* data, std::size_t count, unsigned width, u8* out) {
     const auto part = chosen().unpack8[width];
-    parallel_for(count, unit, grain, [=](std::size_t b, std::size_t e) { part(data + b / 8 * width, e - b, out + b); });
+    const bool far = count >= beyond_cache;
+    parallel_for(count, unit, grain, [=](std::size_t b, std::size_t e) { part(data + b / 8 * width, e - b, out + b, far); });
 }
 
 void unpack(const u8* data, std::size_t count, unsigned width, i32* out) {
     const auto part = chosen().unpack32[width];
-    parallel_for(count, unit, grain / 4, [=](std::size_t b, std::size_t e) { part(data + b / 8 * width, e - b, out + b); });
+    const bool far = 4 * count >= beyond_cache;
+    parallel_for(count, unit, grain / 4, [=](std::size_t b, std::size_t e) { part(data + b / 8 * width, e - b, out + b, far); });
 }
 
 bool pack_trits(const u8* trits, std::size_t count, u8* out) {

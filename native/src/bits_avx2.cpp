@@ -29,7 +29,7 @@ constexpr auto split_bytes() {
 }
 
 template <unsigned W>
-void pack8_avx2(const u8* codes, std::size_t count, u8* out) {
+void pack8_avx2(const u8* codes, std::size_t count, u8* out, bool) {
     static constexpr auto join = join_bytes<W>();
     const V shuffle = _mm256_loadu_si256(reinterpret_cast<const V*>(join.data()));
     const u8* const end = out + packed_bytes(count, W);
@@ -47,7 +47,7 @@ void pack8_avx2(const u8* codes, std::size_t count, u8* out) {
 }
 
 template <unsigned W>
-void unpack8_avx2(const u8* data, std::size_t count, u8* out) {
+void unpack8_avx2(const u8* data, std::size_t count, u8* out, bool) {
     static constexpr auto split = split_bytes<W>();
     const V shuffle = _mm256_loadu_si256(reinterpret_cast<const V*>(split.data()));
     const u8* const end = data + packed_bytes(count, W);
@@ -67,7 +67,7 @@ void unpack8_avx2(const u8* data, std::size_t count, u8* out) {
 
 // Code i of eight lies within the four bytes from byte i W / 8 on.
 template <unsigned W>
-void unpack32_avx2(const u8* data, std::size_t count, i32* out) {
+void unpack32_avx2(const u8* data, std::size_t count, i32* out, bool) {
     static constexpr auto index = [] {
         std::array<u8, 32> all{};
         for (unsigned i = 0; i < 8; ++i)

@@ -29,28 +29,95 @@ constexpr auto split_bytes() {
     return index;
 }
 
+// The hardware does not look far enough ahead of these loops by itself.
+TERSEGRAD_INLINE void fetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p) + 4096, _MM_HINT_T0); }
+
+TERSEGRAD_INLINE bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 64 == 0; }
+
+template <bool Stream>
+TERSEGRAD_INLINE void store(void* p, V x) {
+    if constexpr (Stream)
+        _mm512_stream_si512(reinterpret_cast<V*>(p), x);
+    else
+        _mm512_storeu_si512(p, x);
+}
+
+// 64 codes -> 8 W bytes.
 template <unsigned W>
-void pack8_avx512(const u8* codes, std::size_t count, u8* out) {
-    static constexpr auto join = join_bytes<W, 8>();
-    const V permutation = table(join);
-    std::size_t i = 0;
-    for (; i + 64 <= count; i += 64, out += 8 * W) {
-        V x = _mm512_loadu_si512(codes + i);
-        if constexpr (W == 1) {
-            store64(out, _mm512_test_epi8_mask(x, _mm512_set1_epi8(1)));
-        } else {
-            // What lies above the bits of interest is never selected.
-            x = select(lanes(mask(W), 16), x, _mm512_srli_epi64(x, 8 - W));
-            x = select(lanes(mask(2 * W), 32), x, _mm512_srli_epi64(x, 16 - 2 * W));
-            x = select(mask(4 * W), x, _mm512_srli_epi64(x, 32 - 4 * W));
-            _mm512_mask_storeu_epi8(out, mask(8 * W), _mm512_permutexvar_epi8(permutation, x));
-        }
+TERSEGRAD_INLINE void pack8_block(const u8* codes, u8* out, V join) {
+    V x = _mm512_loadu_si512(codes);
+    fetch(codes);
+    if constexpr (W == 1) {
+        store64(out, _mm512_test_epi8_mask(x, _mm512_set1_epi8(1)));
+    } else {
+        // What lies above the bits of interest is never selected.
+        x = select(lanes(mask(W), 16), x, _mm512_srli_epi64(x, 8 - W));
+        x = select(lanes(mask(2 * W), 32), x, _mm512_srli_epi64(x, 16 - 2 * W));
+        x = select(mask(4 * W), x, _mm512_srli_epi64(x, 32 - 4 * W));
+        x = _mm512_permutexvar_epi8(join, x);
+        if constexpr (W == 4)
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(x));
+        else
+            _mm512_mask_storeu_epi8(out, mask(8 * W), x);
     }
-    pack8<W>(codes + i, count - i, out);
+}
+
+// 32 codes -> 4 W bytes.
+template <unsigned W>
+TERSEGRAD_INLINE void pack32_block(const i32* codes, u8* out, V join) {
+    static constexpr auto low_halves = [] {
+        std::array<std::uint16_t, 32> index{};
+        for (unsigned j = 0; j < 32; ++j) index[j] = static_cast<std::uint16_t>(2 * j);
+        return index;
+    }();
+    fetch(codes);
+    fetch(codes + 16);
+    V x = _mm512_permutex2var_epi16(_mm512_loadu_si512(codes), _mm512_loadu_si512(low_halves.data()), _mm512_loadu_si512(codes + 16));
+    x = select(lanes(mask(W), 32), x, _mm512_srli_epi64(x, 16 - W));
+    x = select(mask(2 * W), x, _mm512_srli_epi64(x, 32 - 2 * W));
+    x = _mm512_and_si512(x, set64(mask(4 * W)));
+    // The second word of each pair continues at bit 4 W of the first.
+    const V second = _mm512_unpackhi_epi64(x, x);
+    const V high = _mm512_maskz_srli_epi64(0xaa, second, 64 - 4 * W);
+    x = _mm512_mask_or_epi64(high, 0x55, x, _mm512_slli_epi64(second, 4 * W));
+    _mm512_mask_storeu_epi8(out, mask(4 * W), _mm512_permutexvar_epi8(join, x));
+}
+
+// Blocks of `Step` codes; far outputs are built in a small buffer and leave it in whole cache lines.
+template <unsigned W, unsigned Step, class Code, class Block, class Rest>
+TERSEGRAD_INLINE void pack_blocks(const Code* codes, std::size_t count, u8* out, bool far, Block block, Rest rest) {
+    constexpr std::size_t bytes = Step * W / 8, buffered = 16;  // blocks: a whole number of cache lines
+    std::size_t i = 0;
+    if (far && aligned(out)) {
+        alignas(64) u8 buffer[buffered * bytes];
+        for (; i + buffered * Step <= count; i += buffered * Step) {
+            for (std::size_t j = 0; j < buffered; ++j) block(codes + i + j * Step, buffer + j * bytes);
+            for (std::size_t j = 0; j < buffered * bytes; j += 64, out += 64) store<true>(out, _mm512_load_si512(buffer + j));
+        }
+        _mm_sfence();
+    }
+    for (; i + Step <= count; i += Step, out += bytes) block(codes + i, out);
+    rest(codes + i, count - i, out, false);
 }
 
 template <unsigned W>
-void unpack8_avx512(const u8* data, std::size_t count, u8* out) {
+void pack8_avx512(const u8* codes, std::size_t count, u8* out, bool far) {
+    static constexpr auto index = join_bytes<W, 8>();
+    const V join = table(index);
+    auto block = [join](const u8* from, u8* to) __attribute__((always_inline)) { pack8_block<W>(from, to, join); };
+    pack_blocks<W, 64>(codes, count, out, far, block, pack8<W>);
+}
+
+template <unsigned W>
+void pack32_avx512(const i32* codes, std::size_t count, u8* out, bool far) {
+    static constexpr auto index = join_bytes<W, 16>();
+    const V join = table(index);
+    auto block = [join](const i32* from, u8* to) __attribute__((always_inline)) { pack32_block<W>(from, to, join); };
+    pack_blocks<W, 32>(codes, count, out, far, block, pack32<W>);
+}
+
+template <unsigned W, bool Stream>
+TERSEGRAD_INLINE std::size_t unpack8_blocks(const u8* data, std::size_t count, u8* out) {
     static constexpr auto split = split_bytes<W, 8>();
     const V permutation = table(split);
     const V shifts = set64(u64{W} << 8 | u64{2 * W} << 16 | u64{3 * W} << 24 | u64{4 * W} << 32 | u64{5 * W} << 40 | u64{6 * W} << 48 |
@@ -58,39 +125,23 @@ void unpack8_avx512(const u8* data, std::size_t count, u8* out) {
     const V low = _mm512_set1_epi8(static_cast<char>(mask(W)));
     std::size_t i = 0;
     for (; i + 64 <= count; i += 64, data += 8 * W) {
+        fetch(data);
         const V x = _mm512_permutexvar_epi8(permutation, _mm512_maskz_loadu_epi8(mask(8 * W), data));
-        _mm512_storeu_si512(out + i, _mm512_and_si512(_mm512_multishift_epi64_epi8(shifts, x), low));
+        store<Stream>(out + i, _mm512_and_si512(_mm512_multishift_epi64_epi8(shifts, x), low));
     }
-    unpack8<W>(data, count - i, out + i);
+    if constexpr (Stream) _mm_sfence();
+    return i;
 }
 
 template <unsigned W>
-void pack32_avx512(const i32* codes, std::size_t count, u8* out) {
-    static constexpr auto join = join_bytes<W, 16>();
-    static constexpr auto low_halves = [] {
-        std::array<std::uint16_t, 32> index{};
-        for (unsigned j = 0; j < 32; ++j) index[j] = static_cast<std::uint16_t>(2 * j);
-        return index;
-    }();
-    const V permutation = table(join), halves = _mm512_loadu_si512(low_halves.data());
-    std::size_t i = 0;
-    for (; i + 32 <= count; i += 32, out += 4 * W) {
-        V x = _mm512_permutex2var_epi16(_mm512_loadu_si512(codes + i), halves, _mm512_loadu_si512(codes + i + 16));
-        x = select(lanes(mask(W), 32), x, _mm512_srli_epi64(x, 16 - W));
-        x = select(mask(2 * W), x, _mm512_srli_epi64(x, 32 - 2 * W));
-        x = _mm512_and_si512(x, set64(mask(4 * W)));
-        // The second word of each pair continues at bit 4 W of the first.
-        const V second = _mm512_unpackhi_epi64(x, x);
-        const V high = _mm512_maskz_srli_epi64(0xaa, second, 64 - 4 * W);
-        x = _mm512_mask_or_epi64(high, 0x55, x, _mm512_slli_epi64(second, 4 * W));
-        _mm512_mask_storeu_epi8(out, mask(4 * W), _mm512_permutexvar_epi8(permutation, x));
-    }
-    pack32<W>(codes + i, count - i, out);
+void unpack8_avx512(const u8* data, std::size_t count, u8* out, bool far) {
+    const std::size_t done = far && aligned(out) ? unpack8_blocks<W, true>(data, count, out) : unpack8_blocks<W, false>(data, count, out);
+    unpack8<W>(data + done / 8 * W, count - done, out + done);
 }
 
 // Code i of sixteen lies within the four bytes from byte i W / 8 on.
-template <unsigned W>
-void unpack32_avx512(const u8* data, std::size_t count, i32* out) {
+template <unsigned W, bool Stream>
+TERSEGRAD_INLINE std::size_t unpack32_blocks(const u8* data, std::size_t count, i32* out) {
     static constexpr auto index = [] {
         std::array<u8, 64> all{};
         for (unsigned j = 0; j < 64; ++j) all[j] = static_cast<u8>(j / 4 * W / 8 + j % 4);
@@ -104,10 +155,18 @@ void unpack32_avx512(const u8* data, std::size_t count, i32* out) {
     const V permutation = table(index), shifts = _mm512_loadu_si512(shift.data()), low = _mm512_set1_epi32(static_cast<int>(mask(W)));
     std::size_t i = 0;
     for (; i + 16 <= count; i += 16, data += 2 * W) {
+        fetch(data);
         const V x = _mm512_permutexvar_epi8(permutation, _mm512_maskz_loadu_epi8(mask(2 * W), data));
-        _mm512_storeu_si512(out + i, _mm512_and_si512(_mm512_srlv_epi32(x, shifts), low));
+        store<Stream>(out + i, _mm512_and_si512(_mm512_srlv_epi32(x, shifts), low));
     }
-    unpack32<W>(data, count - i, out + i);
+    if constexpr (Stream) _mm_sfence();
+    return i;
+}
+
+template <unsigned W>
+void unpack32_avx512(const u8* data, std::size_t count, i32* out, bool far) {
+    const std::size_t done = far && aligned(out) ? unpack32_blocks<W, true>(data, count, out) : unpack32_blocks<W, false>(data, count, out);
+    unpack32<W>(data + done / 8 * W, count - done, out + done);
 }
 
 template <unsigned... W>

@@ -57,7 +57,7 @@ TERSEGRAD_INLINE u64 spread(u64 x) {
 }
 
 template <unsigned W>
-void pack8(const u8* codes, std::size_t count, u8* out) {
+void pack8(const u8* codes, std::size_t count, u8* out, bool = false) {
     if constexpr (W == 8) {
         if (count) std::memcpy(out, codes, count);
         return;
@@ -75,7 +75,7 @@ void pack8(const u8* codes, std::size_t count, u8* out) {
 }
 
 template <unsigned W>
-void unpack8(const u8* data, std::size_t count, u8* out) {
+void unpack8(const u8* data, std::size_t count, u8* out, bool = false) {
     if constexpr (W == 8) {
         if (count) std::memcpy(out, data, count);
         return;
@@ -93,7 +93,7 @@ void unpack8(const u8* data, std::size_t count, u8* out) {
 }
 
 template <unsigned W>
-void pack32(const i32* codes, std::size_t count, u8* out) {
+void pack32(const i32* codes, std::size_t count, u8* out, bool = false) {
     constexpr u64 m = mask(W);
     const u8* const end = out + packed_bytes(count, W);
     std::size_t i = 0;
@@ -115,7 +115,7 @@ void pack32(const i32* codes, std::size_t count, u8* out) {
 }
 
 template <unsigned W>
-void unpack32(const u8* data, std::size_t count, i32* out) {
+void unpack32(const u8* data, std::size_t count, i32* out, bool = false) {
     const u8* const end = data + packed_bytes(count, W);
     std::size_t i = 0;
     for (; i + 8 <= count && end - data >= 16; i += 8, data += W) {
