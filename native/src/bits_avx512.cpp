@@ -30,7 +30,7 @@ constexpr auto split_bytes() {
 }
 
 // The hardware does not look far enough ahead of these loops by itself.
-TERSEGRAD_INLINE void fetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p) + 4096, _MM_HINT_T0); }
+TERSEGRAD_INLINE void fetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p) + 8192, _MM_HINT_T0); }
 
 TERSEGRAD_INLINE bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 64 == 0; }
 
