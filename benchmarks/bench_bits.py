@@ -59,7 +59,9 @@ def ternary(count: int, rounds: int) -> None:
     values = torch.randint(0, 3, (count,)).to(torch.uint8)
     data, back = trits.pack(values), torch.ones_like(values)
     assert torch.equal(trits.unpack(data, count, back), values)
-    versus_memmove({"pack trits": lambda: trits.pack(values, data), "unpack trits": lambda: trits.unpack(data, count, back)}, count, rounds)
+    versus_memmove(
+        {"pack trits": lambda: trits.pack(values, data), "unpack trits": lambda: trits.unpack(data, count, back)}, count, rounds
+    )
 
 
 def symbols(name: str, values: torch.Tensor, rounds: int) -> None:
