@@ -169,6 +169,62 @@ void unpack32_avx512(const u8* data, std::size_t count, i32* out, bool far) {
     unpack32<W>(data + done / 8 * W, count - done, out + done);
 }
 
+// Forty trits: five in each word, times 1, 3, 9, 27, 81, summed over the word.
+bool pack_trits_avx512(const u8* trits, std::size_t count, u8* out) {
+    static constexpr auto split = split_bytes<5, 8>();
+    const V groups = table(split), powers = set64(0x511b090301);
+    V largest = _mm512_setzero_si512();
+    std::size_t i = 0;
+    for (; i + 64 <= count; i += 40, out += 8) {
+        V x = _mm512_loadu_si512(trits + i);
+        fetch(trits + i);
+        largest = _mm512_max_epu8(largest, x);
+        x = _mm512_maddubs_epi16(_mm512_permutexvar_epi8(groups, x), powers);
+        x = _mm512_sad_epu8(x, _mm512_setzero_si512());
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm512_cvtepi64_epi8(x));
+    }
+    const bool good = _mm512_cmpgt_epu8_mask(largest, _mm512_set1_epi8(2)) == 0;
+    return pack_trits_loop(trits + i, count - i, out) && good;
+}
+
+// Twelve bytes, each in five lanes. With f = ceil(256 byte / 243), a fraction of 256, trit j is the whole part of 3 frac(3^(4-j) f).
+bool unpack_trits_avx512(const u8* data, std::size_t count, u8* out) {
+    static constexpr auto index = [] {
+        std::array<u8, 64> all{};
+        for (unsigned j = 0; j < 60; ++j) all[j] = static_cast<u8>(2 * (j / 5));
+        return all;
+    }();
+    // Powers modulo 256, for bytes at even and at odd places: the multiplier of a 16-bit lane is one byte wide.
+    static constexpr auto powers = [] {
+        std::array<std::array<std::uint16_t, 32>, 2> all{};
+        constexpr std::uint16_t by_place[] = {81, 27, 9, 3, 1};
+        for (unsigned j = 0; j < 60; ++j) all[j % 2][j / 2] = by_place[j % 5];
+        return all;
+    }();
+    const V repeat = table(index), even = _mm512_loadu_si512(powers[0].data()), odd = _mm512_loadu_si512(powers[1].data());
+    const V high = _mm512_set1_epi16(static_cast<short>(0xff00)), one = _mm512_set1_epi8(1), two = _mm512_set1_epi8(2);
+    const V third = _mm512_set1_epi8(86), two_thirds = _mm512_set1_epi8(static_cast<char>(171));
+    __m128i largest = _mm_setzero_si128();
+    std::size_t i = 0;
+    for (; i + 80 <= count; i += 60, data += 12) {
+        const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data));
+        fetch(data);
+        largest = _mm_max_epu8(largest, raw);
+        const __m256i b = _mm256_cvtepu8_epi16(_mm_min_epu8(raw, _mm_set1_epi8(static_cast<char>(242))));
+        // ceil(13 b / 243) by a multiplication that is exact for b <= 242.
+        const __m256i scaled = _mm256_add_epi16(_mm256_mullo_epi16(b, _mm256_set1_epi16(13)), _mm256_set1_epi16(242));
+        const __m256i f = _mm256_add_epi16(b, _mm256_mulhi_epu16(scaled, _mm256_set1_epi16(270)));
+        const V x = _mm512_permutexvar_epi8(repeat, _mm512_castsi256_si512(f));
+        const V low_part = _mm512_mullo_epi16(x, even), high_part = _mm512_mullo_epi16(_mm512_and_si512(x, high), odd);
+        const V fraction = _mm512_ternarylogic_epi64(high, high_part, low_part, 0xca);
+        const V digits = _mm512_maskz_mov_epi8(_mm512_cmpge_epu8_mask(fraction, third), one);
+        _mm512_storeu_si512(out + i, _mm512_mask_mov_epi8(digits, _mm512_cmpge_epu8_mask(fraction, two_thirds), two));
+    }
+    const bool good = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(largest, _mm_set1_epi8(static_cast<char>(242))),
+                                                       _mm_set1_epi8(static_cast<char>(242)))) == 0xffff;
+    return unpack_trits_loop(data, count - i, out + i) && good;
+}
+
 template <unsigned... W>
 constexpr void vectors8(Implementation& t, std::integer_sequence<unsigned, W...>) {
     ((t.pack8[W + 1] = pack8_avx512<W + 1>, t.unpack8[W + 1] = unpack8_avx512<W + 1>), ...);
@@ -182,6 +238,8 @@ constexpr Implementation implementation() {
     Implementation t = scalar_implementation();
     vectors8(t, std::make_integer_sequence<unsigned, 7>{});
     vectors32(t, std::make_integer_sequence<unsigned, 8>{});
+    t.pack_trits = pack_trits_avx512;
+    t.unpack_trits = unpack_trits_avx512;
     return t;
 }
 
