@@ -56,6 +56,7 @@ std::size_t read_tables(const std::uint8_t* data, std::size_t size, int alphabet
 struct alignas(64) EncodeTable {
     std::uint32_t packed[256];  // f | start << 16
     float reciprocal[256];      // a little below 1/f, so that the estimated quotient is right or one too small
+    std::uint8_t planes[4][64]; // the bytes of the first 64 entries of `packed`, for byte shuffles
 };
 
 struct EncodeModel {
