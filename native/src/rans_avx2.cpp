@@ -1,6 +1,7 @@
-// rANS with AVX2: eight lanes a register, gathered tables, words moved by a permutation looked up by mask.
+// rANS with AVX2: eight lanes a register, no gathers, words moved by a permutation looked up by mask.
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -38,6 +39,14 @@ inline __m256i move(const Moves& moves, unsigned mask, __m256i v) {
 inline __m256i bytes_at(const std::uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
 
 inline unsigned sign_mask(__m256i v) { return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(v))); }
+
+// A gather by plain loads, faster than the instruction on most machines.
+inline __m256i load_eight(const std::uint32_t* table, const std::uint32_t* at) {
+    const auto one = [&](int k) { return _mm_cvtsi32_si128(static_cast<int>(table[at[k]])); };
+    const __m128i low = _mm_unpacklo_epi64(_mm_unpacklo_epi32(one(0), one(1)), _mm_unpacklo_epi32(one(2), one(3)));
+    const __m128i high = _mm_unpacklo_epi64(_mm_unpacklo_epi32(one(4), one(5)), _mm_unpacklo_epi32(one(6), one(7)));
+    return _mm256_set_m128i(high, low);
+}
 
 enum class Choice { one, step, symbol };
 
@@ -117,22 +126,21 @@ std::uint8_t* encode_shuffles(const EncodeModel& model, const std::uint8_t* symb
     return p;
 }
 
-std::uint8_t* encode_gather(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
-                            std::uint32_t* states) {
-    constexpr int stride = sizeof(EncodeTable) / 4;
-    const auto* base = reinterpret_cast<const int*>(model.tables.data());
+std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
+                           std::uint32_t* states) {
+    alignas(32) std::uint32_t entries[kAhead][kLanes];
     __m256i x[8];
     for (int g = 0; g < 8; ++g) x[g] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(states + 8 * g));
-    for (std::size_t t = steps; t-- > 0;) {
-        const std::uint8_t* s = symbols + t * kLanes;
-        const int* table = ctx.data && ctx.per_step ? base + stride * ctx.data[t] : base;
-        const std::uint8_t* own = ctx.data && !ctx.per_step ? ctx.data + t * kLanes : nullptr;
+    for (std::size_t end = steps; end > 0;) {
+        const std::size_t begin = end - std::min(end, kAhead);
+        for (std::size_t t = begin; t < end; ++t)
+            look_up(model, symbols + t * kLanes, ctx.at(t * kLanes), entries[t - begin], [](int k) { return k; });
+        for (std::size_t t = end; t-- > begin;) {
 #pragma GCC unroll 8
-        for (int g = 7; g >= 0; --g) {
-            __m256i at = bytes_at(s + 8 * g);
-            if (own) at = _mm256_add_epi32(at, _mm256_mullo_epi32(bytes_at(own + 8 * g), _mm256_set1_epi32(stride)));
-            x[g] = encode_8(x[g], _mm256_i32gather_epi32(table, at, 4), p);
+            for (int g = 7; g >= 0; --g)
+                x[g] = encode_8(x[g], _mm256_load_si256(reinterpret_cast<const __m256i*>(entries[t - begin] + 8 * g)), p);
         }
+        end = begin;
     }
     for (int g = 0; g < 8; ++g) _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + 8 * g), x[g]);
     return p;
@@ -155,7 +163,7 @@ std::uint8_t* encode_steps_avx2(const EncodeModel& model, const std::uint8_t* sy
         if (ctx.per_step) return encode_by_size<Choice::step>(model.alphabet, model, symbols, steps, ctx.data, p, states);
         if (model.shift >= 0) return encode_by_size<Choice::symbol>(model.contexts << model.shift, model, symbols, steps, ctx.data, p, states);
     }
-    return encode_gather(model, symbols, steps, ctx, p, states);
+    return encode_large(model, symbols, steps, ctx, p, states);
 }
 
 void decode_steps_avx2(const DecodeModel& model, Cursor& c) {
@@ -167,14 +175,17 @@ void decode_steps_avx2(const DecodeModel& model, Cursor& c) {
     for (; c.step < c.steps && words <= c.limit; ++c.step) {
         const std::size_t first = c.step * kLanes;
         const std::size_t table = c.contexts.data && c.contexts.per_step ? c.contexts.data[c.step] : 0;
-        const auto* slots = reinterpret_cast<const int*>(model.slots.data() + (table << kPrecision));
+        const std::uint32_t* slots = model.slots.data() + (table << kPrecision);
         __m256i e[8];
+        alignas(32) std::uint32_t at[kLanes];
 #pragma GCC unroll 8
         for (int g = 0; g < 8; ++g) {
-            __m256i at = _mm256_and_si256(x[g], slot);
-            if (own) at = _mm256_or_si256(at, _mm256_slli_epi32(bytes_at(c.contexts.data + first + 8 * static_cast<std::size_t>(g)), kPrecision));
-            e[g] = _mm256_i32gather_epi32(slots, at, 4);
+            __m256i index = _mm256_and_si256(x[g], slot);
+            if (own) index = _mm256_or_si256(index, _mm256_slli_epi32(bytes_at(c.contexts.data + first + 8 * static_cast<std::size_t>(g)), kPrecision));
+            _mm256_store_si256(reinterpret_cast<__m256i*>(at + 8 * g), index);
         }
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g) e[g] = load_eight(slots, at + 8 * g);
 #pragma GCC unroll 8
         for (int g = 0; g < 8; ++g) {
             const __m256i f = _mm256_add_epi32(_mm256_and_si256(_mm256_srli_epi32(e[g], 8), slot), _mm256_set1_epi32(1));
