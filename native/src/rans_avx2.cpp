@@ -134,7 +134,7 @@ std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols
     for (std::size_t end = steps; end > 0;) {
         const std::size_t begin = end - std::min(end, kAhead);
         for (std::size_t t = begin; t < end; ++t)
-            look_up(model, symbols + t * kLanes, ctx.at(t * kLanes), entries[t - begin], [](int k) { return k; });
+            look_up(model, symbols + t * kLanes, ctx.at(t * kLanes), entries[t - begin]);
         for (std::size_t t = end; t-- > begin;) {
 #pragma GCC unroll 8
             for (int g = 7; g >= 0; --g)

@@ -131,13 +131,16 @@ std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols
     for (std::size_t end = steps; end > 0;) {
         const std::size_t begin = end - std::min(end, kAhead);
         for (std::size_t t = begin; t < end; ++t)
-            look_up(model, symbols + t * kLanes, ctx.at(t * kLanes), entries[t - begin], [](int k) { return lane_of(k / 16, k % 16); });
+            look_up(model, symbols + t * kLanes, ctx.at(t * kLanes), entries[t - begin]);
         for (std::size_t t = end; t-- > begin;) {
             __mmask16 emits[4];
             __m512i low[4];
+            __m512i row[4];
+            for (int k = 0; k < 4; ++k) row[k] = _mm512_load_si512(entries[t - begin] + 16 * k);
 #pragma GCC unroll 4
             for (int reg = 3; reg >= 0; --reg) {
-                const __m512i entry = _mm512_load_si512(entries[t - begin] + 16 * reg);
+                const __m512i a = row[reg & 2], b = row[reg | 1];
+                const __m512i entry = reg & 1 ? _mm512_shuffle_i32x4(a, b, 0xdd) : _mm512_shuffle_i32x4(a, b, 0x88);
                 const __m512 f = _mm512_cvtepi32_ps(_mm512_and_si512(entry, _mm512_set1_epi32(0xffff)));
                 // One Newton step leaves errors of a few 2^-24; shortening by 2^-21 keeps the quotient right or one too small.
                 const __m512 guess = _mm512_rcp14_ps(f);

@@ -127,22 +127,23 @@ struct Cursor {  // a decoder in flight
 inline constexpr std::size_t kReach = 2 * (kLanes + 32);  // bytes that a step may touch beyond its first word
 
 // Table entries of one step by plain loads, for alphabets beyond the registers: a hardware gather takes twice as long.
-// entries[k] belongs to lane order[k]. Done some steps ahead of their use, so that the stores have landed.
-template <class Order>
-inline void look_up(const EncodeModel& model, const std::uint8_t* symbols, Contexts ctx, std::uint32_t* entries, Order order) {
+// Done some steps ahead of their use, so that the stores have landed.
+[[gnu::always_inline]] inline void look_up(const EncodeModel& model, const std::uint8_t* symbols, Contexts ctx, std::uint32_t* entries) {
     const EncodeTable* tables = model.tables.data();
     if (!ctx.data || ctx.per_step) {
         const std::uint32_t* packed = tables[ctx.data ? ctx.data[0] : 0].packed;
+#pragma GCC unroll 8
         for (int k = 0; k < kLanes; ++k) {
-            std::size_t s = symbols[order(k)];
+            std::size_t s = symbols[k];
             asm("" : "+r"(s));  // keeps the compiler from making gathers of the loop
             entries[k] = packed[s];
         }
     } else {
+#pragma GCC unroll 8
         for (int k = 0; k < kLanes; ++k) {
-            std::size_t s = symbols[order(k)];
+            std::size_t s = symbols[k];
             asm("" : "+r"(s));
-            entries[k] = tables[ctx.data[order(k)]].packed[s];
+            entries[k] = tables[ctx.data[k]].packed[s];
         }
     }
 }
