@@ -103,7 +103,7 @@ class CastKernels(Protocol):
 
 
 class RansKernels(Protocol):
-    """Interleaved rANS (``spec``, "rANS"): symbols and contexts are uint8 vectors, ``contexts`` one a symbol or one a step of 64."""
+    """Interleaved rANS. Symbols and contexts are uint8 vectors; contexts are given one a symbol or one a step of 64."""
 
     def rans_histogram(
         self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool
