@@ -9,6 +9,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tersegrad.kernels.native.bits import elias_bits as elias_bits
+from tersegrad.kernels.native.bits import elias_decode as elias_decode
+from tersegrad.kernels.native.bits import elias_encode as elias_encode
+from tersegrad.kernels.native.bits import pack_bits as pack_bits
+from tersegrad.kernels.native.bits import pack_trits as pack_trits
+from tersegrad.kernels.native.bits import rice_best as rice_best
+from tersegrad.kernels.native.bits import rice_bits as rice_bits
+from tersegrad.kernels.native.bits import rice_decode as rice_decode
+from tersegrad.kernels.native.bits import rice_encode as rice_encode
+from tersegrad.kernels.native.bits import unpack_bits as unpack_bits
+from tersegrad.kernels.native.bits import unpack_trits as unpack_trits
 from tersegrad.kernels.native.module import module
 from tersegrad.kernels.native.rounding import abs_max as abs_max
 from tersegrad.kernels.native.rounding import block_abs_max as block_abs_max
