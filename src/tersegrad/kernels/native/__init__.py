@@ -21,6 +21,11 @@ from tersegrad.kernels.native.bits import rice_encode as rice_encode
 from tersegrad.kernels.native.bits import unpack_bits as unpack_bits
 from tersegrad.kernels.native.bits import unpack_trits as unpack_trits
 from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.rans import rans_decode as rans_decode
+from tersegrad.kernels.native.rans import rans_encode as rans_encode
+from tersegrad.kernels.native.rans import rans_histogram as rans_histogram
+from tersegrad.kernels.native.rans import rans_read_tables as rans_read_tables
+from tersegrad.kernels.native.rans import rans_write_tables as rans_write_tables
 from tersegrad.kernels.native.rounding import abs_max as abs_max
 from tersegrad.kernels.native.rounding import block_abs_max as block_abs_max
 from tersegrad.kernels.native.rounding import block_sum_abs as block_sum_abs
