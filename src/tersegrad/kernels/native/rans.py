@@ -32,7 +32,9 @@ def rans_read_tables(data: Tensor, alphabet: int, num_contexts: int) -> tuple[Te
     return frequencies.view(num_contexts, alphabet), used
 
 
-def rans_encode(symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor) -> int:
+def rans_encode(
+    symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor
+) -> int:
     """Write the whole message into ``out`` and return its length."""
     return int(module.rans_encode(symbols, alphabet, contexts, num_contexts, sample, out))
 

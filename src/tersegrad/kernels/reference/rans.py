@@ -304,9 +304,7 @@ def _decode_chunks(data: Tensor, frequencies: Tensor, contexts: Tensor | None, o
     alphabet = frequencies.shape[1]
     f_of = frequencies.long().flatten()
     start_of = (frequencies.long().cumsum(1) - frequencies.long()).flatten()
-    cells = torch.arange(f_of.numel(), device=device).repeat_interleave(
-        f_of
-    )  # (contexts * 4096): slot to context * alphabet + symbol
+    cells = torch.arange(f_of.numel(), device=device).repeat_interleave(f_of)  # (contexts * 4096): slot to context * alphabet + symbol
     active = _active(lengths, device)
     context = None if contexts is None else _by_chunk(contexts.long(), lengths)
     symbols = torch.zeros(active.shape, dtype=torch.uint8, device=device)
@@ -355,7 +353,9 @@ def _unpack_raw(data: Tensor, count: int, bits: int, alphabet: int) -> Tensor:
     return symbols
 
 
-def rans_encode(symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor) -> int:
+def rans_encode(
+    symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor
+) -> int:
     """Write the whole message into ``out`` and return its length."""
     count = symbols.numel()
     counts = rans_histogram(symbols, alphabet, contexts, num_contexts, sample)
