@@ -53,7 +53,7 @@ class _IntBlock(Configuration):
     @property
     def levels(self) -> int:
         """Q: levels on each side of zero."""
-        return 2 ** (self.width - 1) - 1
+        return (1 << self.width - 1) - 1
 
     def init(self, spec: Spec, device: torch.device | str) -> None:
         return None
@@ -128,7 +128,7 @@ class Int4(_IntBlock):
     """Four bits a coordinate and a bfloat16 step a block: 4.5 bits with the default.
 
     >>> str(Int4(block=64).guarantee(Spec.flat(1000)))
-    'C(alpha=0.2448)'
+    'C(alpha=0.2447)'
     """
 
     block: int = 32

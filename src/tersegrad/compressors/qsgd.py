@@ -20,7 +20,7 @@ Arithmetic adds little: the fraction is rounded to 16 bits, which moves a mean b
 raised by 2^-22 so that no coordinate leaves -s..s; :meth:`QSGD.guarantee` includes both.
 
 **Choose the norm with care.** With the defaults, 4 bits and L2 over 512, the relative error on Gaussian data is about 1.6,
-more than sending nothing; ``norm="max"`` brings it to about 0.06, and smaller buckets help too. The defaults are those of the
+more than sending nothing; ``norm="max"`` brings it to about 0.04, and smaller buckets help too. The defaults are those of the
 paper's experiments, for comparison.
 
 Wire (``spec/wire.md``, QSGD): ``packed`` is of fixed length: the float32 steps of all buckets, then k in two's complement,
@@ -31,7 +31,8 @@ histogram; where that would be longer than packing, packed (mode 4).
 Citation: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
 NeurIPS 2017. We differ in s (the paper uses 2^(bits-1), which does not pack), in rounding towards minus infinity after adding
 u (the paper rounds magnitudes; the distribution is the same), and in keeping the signs of the Elias code in a bit field of
-their own."""
+their own.
+"""
 
 from __future__ import annotations
 
