@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 
+
 RoundingRule = Literal["l2", "max", "nearest"]
 
 
