@@ -1,7 +1,7 @@
 """The fixed-rate baselines in plain torch: what each message byte is, as elementwise integer and float32 operations.
 
 Every function works on whole messages, laid out as in ``spec/wire.md``; ``out`` has exactly the right size. Nothing here depends
-on the order in which a device adds numbers: sums are built from elementwise additions in a stated order.
+on the order in which a device adds numbers: sums are those of ``rounding``, in a stated order.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.philox import M0, M1, MASK, W0, W1, Purpose
+from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
+from tersegrad.kernels.reference.rounding import block_sum_squares, random_u16, sum_abs
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the range of scales: float32's normal numbers
 INFINITY = 0x7F800000
-CHUNK, LANES = 4096, 32
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -55,47 +55,13 @@ def _zeros(count: int, x: Tensor) -> Tensor:
     return torch.zeros(count, dtype=torch.uint8, device=x.device)
 
 
-def draws(count: int, ctx: Context, device: torch.device, purpose: Purpose = Purpose.ROUNDING) -> Tensor:
-    """Sixteen random bits for each of ``count`` coordinates, as int32 in [0, 65536)."""
-    block = torch.arange(-(-count // 8), dtype=torch.int64, device=device)
-    c0, c1 = block & MASK, (block >> 32) | purpose << 24
-    c2, c3 = torch.full_like(block, ctx.step), torch.full_like(block, ctx.buffer << 16 | ctx.sender)
-    k0, k1 = ctx.seed & MASK, ctx.seed >> 32
-    for _ in range(10):
-        p0, p1 = c0 * M0, c2 * M1  # int64 wraps; both halves of the product survive
-        c0, c1, c2, c3 = (p1 >> 32 & MASK) ^ c1 ^ k0, p1 & MASK, (p0 >> 32 & MASK) ^ c3 ^ k1, p0 & MASK
-        k0, k1 = k0 + W0 & MASK, k1 + W1 & MASK
-    words = torch.stack((c0, c1, c2, c3), dim=1)  # (blocks, 4)
-    return torch.stack((words & 0xFFFF, words >> 16), dim=2).reshape(-1)[:count].to(torch.int32)
+def _draws(x: Tensor, ctx: Context) -> Tensor:
+    return random_u16(ctx, Purpose.ROUNDING, 0, x.numel(), x.device)
 
 
 def _padded(x: Tensor, width: int) -> Tensor:
     """``x`` with zeros behind it up to a multiple of ``width``, in rows of ``width``."""
     return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
-
-
-def ordered_sums(terms: Tensor, bucket: int) -> Tensor:
-    """Sums of each ``bucket`` of float64 terms, in an order that depends on ``bucket`` alone.
-
-    A bucket is cut into chunks of 4096. In a chunk, term j joins running sum j % 32 in turn; then the upper half of the running
-    sums is added onto the lower half until one is left, and the chunks (padded with zeros to a power of two) likewise.
-    """
-    chunks = -(-bucket // CHUNK)
-    inside = min(CHUNK, -(-bucket // LANES) * LANES)
-    rows = _padded(_padded(terms, bucket), bucket) if terms.numel() else terms.new_zeros(0, bucket)
-    rows = torch.nn.functional.pad(rows, (0, chunks * inside - bucket)).view(-1, chunks, inside // LANES, LANES)
-    lanes = rows[:, :, 0].clone()
-    for k in range(1, inside // LANES):
-        lanes += rows[:, :, k]
-    for half in (16, 8, 4, 2, 1):
-        lanes = lanes[..., :half] + lanes[..., half : 2 * half]
-    sums = lanes[..., 0]
-    width = 1 << (chunks - 1).bit_length()
-    sums = torch.nn.functional.pad(sums, (0, width - chunks))
-    while width > 1:
-        width //= 2
-        sums = sums[:, :width] + sums[:, width:]
-    return sums[:, 0]
 
 
 def _sign_bits(negative: Tensor) -> Tensor:
@@ -177,7 +143,7 @@ def sign_encode(x: Tensor, out: Tensor) -> None:
     """The mean magnitude and one bit a coordinate, set where x < 0."""
     if x.numel() == 0:
         return
-    total = ordered_sums(x.abs().to(torch.float64), x.numel())
+    total = sum_abs(x).reshape(1)
     if not _finite(total):
         _put(out, _constant(math.nan, x), _zeros(-(-x.numel() // 8), x))
         return
@@ -196,7 +162,7 @@ def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
         _put(out, _zeros(-(-x.numel() // 8), x), _zeros(x.numel(), x) + 255)
         return
     b = _bits(x)
-    up = ((b & 0x7FFFFFFF) + 64 + (draws(x.numel(), ctx, x.device) << 7)) >> 23
+    up = ((b & 0x7FFFFFFF) + 64 + (_draws(x, ctx) << 7)) >> 23
     _put(out, _sign_bits(b < 0), up.clamp(max=254).to(torch.uint8))
 
 
@@ -220,7 +186,7 @@ def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
     if count == 0:
         return
     scales = _padded(x, bucket).abs().amax(1).clamp(min=SMALLEST)
-    own = _padded(draws(-(-count // 8) * 8, ctx, x.device), 2).to(torch.int64)
+    own = _padded(random_u16(ctx, Purpose.ROUNDING, 0, -(-count // 2) * 2, x.device), 2).to(torch.int64)
     u = (own << 16 | own.flip(1)).reshape(-1)[:count]  # 32 bits: a coordinate's own, then its neighbour's
     share = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
     hit = (u >> 2) < (share * 2.0**30).to(torch.int64)
@@ -249,9 +215,9 @@ def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: in
         return
     if count == 0:
         return
-    norms = ordered_sums(x.to(torch.float64).square(), bucket).sqrt()
+    norms = block_sum_squares(x, bucket).sqrt()
     scales = norms.clamp(SMALLEST, LARGEST).to(torch.float32)
-    u = draws(count, ctx, x.device)
+    u = _draws(x, ctx)
     y = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
     lowest = 128 - levels
     above = (_bits(y) + 64 + (u << 7) >> 23) - (lowest - 1)
