@@ -35,6 +35,11 @@ from tersegrad.kernels.native.casts import sign_encode as sign_encode
 from tersegrad.kernels.native.casts import ternary_decode as ternary_decode
 from tersegrad.kernels.native.casts import ternary_encode as ternary_encode
 from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.rans import rans_decode as rans_decode
+from tersegrad.kernels.native.rans import rans_encode as rans_encode
+from tersegrad.kernels.native.rans import rans_histogram as rans_histogram
+from tersegrad.kernels.native.rans import rans_read_tables as rans_read_tables
+from tersegrad.kernels.native.rans import rans_write_tables as rans_write_tables
 from tersegrad.kernels.native.rounding import abs_max as abs_max
 from tersegrad.kernels.native.rounding import block_abs_max as block_abs_max
 from tersegrad.kernels.native.rounding import block_sum_abs as block_sum_abs

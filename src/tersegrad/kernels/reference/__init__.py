@@ -25,6 +25,11 @@ from tersegrad.kernels.reference.casts import sign_decode as sign_decode
 from tersegrad.kernels.reference.casts import sign_encode as sign_encode
 from tersegrad.kernels.reference.casts import ternary_decode as ternary_decode
 from tersegrad.kernels.reference.casts import ternary_encode as ternary_encode
+from tersegrad.kernels.reference.rans import rans_decode as rans_decode
+from tersegrad.kernels.reference.rans import rans_encode as rans_encode
+from tersegrad.kernels.reference.rans import rans_histogram as rans_histogram
+from tersegrad.kernels.reference.rans import rans_read_tables as rans_read_tables
+from tersegrad.kernels.reference.rans import rans_write_tables as rans_write_tables
 from tersegrad.kernels.reference.rounding import abs_max as abs_max
 from tersegrad.kernels.reference.rounding import block_abs_max as block_abs_max
 from tersegrad.kernels.reference.rounding import block_sum_abs as block_sum_abs
