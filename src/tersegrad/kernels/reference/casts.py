@@ -217,12 +217,9 @@ def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: in
         return
     norms = block_sum_squares(x, bucket).sqrt()
     scales = norms.clamp(SMALLEST, LARGEST).to(torch.float32)
-    u = _draws(x, ctx)
     y = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
-    lowest = 128 - levels
-    above = (_bits(y) + 64 + (u << 7) >> 23) - (lowest - 1)
-    below = ((y * 2.0 ** (levels - 1)).clamp(max=1.0) * 65536 + 0.5).to(torch.int32) + u >> 16
-    level = torch.where(_bits(y) >= lowest << 23, above, below)
+    z = y + y.clamp(min=2.0 ** (1 - levels))  # its fraction is the chance to go up, and its exponent the level
+    level = (_bits(z) + 64 + (_draws(x, ctx) << 7) >> 23) - (128 - levels)
     codes = level << 1 | ((_bits(x) < 0) & (level > 0))
     shifts = torch.arange(width, dtype=torch.int32, device=x.device)
     _put(out, scales, _sign_bits((codes[:, None] >> shifts & 1).reshape(-1)))
