@@ -2,6 +2,7 @@
 // casts_avx2.cpp and casts_avx512.cpp, which are built with different flags: everything here is local to the including file, so
 // that no inline function compiled for one machine ends up running on another.
 #pragma once
+#include <cfloat>
 #include <cstring>
 
 #include "casts_table.hpp"
@@ -332,6 +333,9 @@ void sums(const float* x, size_t n, double* chunks) {
     }
 }
 
+// Rounding up next to float32's largest number must not end in infinity.
+LOCAL_INLINE F signed_product(F size, F scale, V sign) { return real(bits(smaller(all(FLT_MAX), size * scale)) | sign); }
+
 // ---- bf16 ----
 
 LOCAL_INLINE H bf16(V x) {
@@ -405,7 +409,7 @@ void fp16_decode(const u8* data, size_t n, float scale, Out out) {
         const V b = widen(h), m = b & 0x7fff;
         const V normal = (m << 13) + (V)(m >= 0x7c00 ? I{} + (224 << 23) : I{} + (112 << 23));
         const V subnormal = bits(__builtin_convertvector((I)m, F) * 0x1p-24f);
-        return real((V)(m < 0x400 ? subnormal : normal) | (b & 0x8000) << 16) * s;
+        return signed_product(real((V)(m < 0x400 ? subnormal : normal)), s, (b & 0x8000) << 16);
     });
 }
 
@@ -466,7 +470,8 @@ void fp8_decode(const u8* scales, const u8* data, size_t n, size_t block, Out ou
         const V normal = (m << 20) + (120u << 23);
         const V subnormal = bits(__builtin_convertvector((I)m, F) * 0x1p-9f);
         const V nan = (V)(m == 0x7f) & 0x7fc00000u;
-        return real((V)(m < 8 ? subnormal : normal) | nan | (b & 0x80) << 24) * all(e8m0(scales[i >> shift]));
+        const F size = real((V)(m < 8 ? subnormal : normal) | nan);
+        return signed_product(size, all(e8m0(scales[i >> shift])), (b & 0x80) << 24);
     });
 }
 

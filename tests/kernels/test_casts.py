@@ -15,7 +15,7 @@ from tersegrad.kernels import native, reference
 from tersegrad.kernels.schema import Kernels
 
 CTX = Context(seed=0xFEDCBA9876543210, step=7, buffer=3, sender=11)
-SIZES = (0, 1, 2, 15, 16, 17, 63, 64, 65, 319, 320, 321, 4095, 4097, 5120, 20_000)
+SIZES = (0, 1, 15, 16, 63, 64, 65, 321, 4097, 5441, 9000)
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native kernels are not built")
 
@@ -119,30 +119,29 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 @every
-@pytest.mark.parametrize("isa", native.supported_isas())
-def test_native_equals_reference(name: str, isa: str) -> None:
+def test_native_equals_reference(name: str) -> None:
     case = CASES[name]
     for d in SIZES:
         for label, x in inputs(d).items():
             wanted = case.encode(reference, x)
-            with native.using(isa=isa, threads=1):
-                got = case.encode(native, x)
-                values = case.decode(native, got, d)
-                added = case.decode(native, got, d, -0.3)
-            assert torch.equal(got, wanted), (d, label)
-            assert same(values, case.decode(reference, wanted, d)), (d, label)
-            assert same(added, case.decode(reference, wanted, d, -0.3)), (d, label)
+            values = case.decode(reference, wanted, d)
+            added = case.decode(reference, wanted, d, -0.3)
+            for isa in native.supported_isas():
+                with native.using(isa=isa, threads=1):
+                    assert torch.equal(case.encode(native, x), wanted), (d, label, isa)
+                    assert same(case.decode(native, wanted, d), values), (d, label, isa)
+                    assert same(case.decode(native, wanted, d, -0.3), added), (d, label, isa)
 
 
 @every
 def test_threads_and_unaligned_memory_change_nothing(name: str) -> None:
     case = CASES[name]
-    d = 600_011
+    d = 300_011
     x = torch.randn(d + 1, generator=torch.Generator().manual_seed(1))[1:]
     wanted = case.encode(native, x.clone())
     values = case.decode(native, wanted, d)
     for isa in native.supported_isas():
-        for threads in (1, 2, 5):
+        for threads in (1, 2):
             with native.using(isa=isa, threads=threads):
                 room = torch.empty(case.nbytes(d) + 3, dtype=torch.uint8)[3:]
                 case.write(native, x, room)
@@ -152,10 +151,10 @@ def test_threads_and_unaligned_memory_change_nothing(name: str) -> None:
             assert torch.equal(out, values), (isa, threads)
 
 
-@every
+@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", "sign", "natural", "ternary", "dithering-bucket"])
 def test_large_outputs_are_streamed_past_the_caches(name: str) -> None:
     case = CASES[name]
-    d = (8 << 20) + 77
+    d = (8 << 20) + 77  # the smallest that is streamed, and a ragged end
     x = torch.randn(d // 8, generator=torch.Generator().manual_seed(1)).repeat(9)[:d]
     data = case.encode(native, x)
     streamed = torch.zeros(d + 32)

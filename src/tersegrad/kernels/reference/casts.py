@@ -105,7 +105,8 @@ def fp16_encode(x: Tensor, out: Tensor) -> None:
 
 def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     if out.numel():
-        _emit(data[4:].clone().view(torch.float16).to(torch.float32) * _scale(data), out, weight)
+        h = data[4:].clone().view(torch.float16).to(torch.float32)
+        _emit(torch.copysign((h.abs() * _scale(data)).clamp(max=LARGEST), h), out, weight)
 
 
 def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
@@ -135,8 +136,8 @@ def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = Non
     m = b & 0x7F
     size = torch.where(m < 8, m.to(torch.float32) * 2.0**-9, ((m << 20) + (120 << 23)).view(torch.float32))
     size = torch.where(m == 0x7F, torch.nan, size)
-    signed = torch.where(b >= 0x80, -size, size)
-    _emit(signed * scales.repeat_interleave(block)[: out.numel()], out, weight)
+    size = (size * scales.repeat_interleave(block)[: out.numel()]).clamp(max=LARGEST)
+    _emit(torch.where(b >= 0x80, -size, size), out, weight)
 
 
 def sign_encode(x: Tensor, out: Tensor) -> None:
