@@ -10,6 +10,30 @@ import contextlib
 from collections.abc import Iterator
 
 from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.select import (
+    all_finite as all_finite,
+    bitmap_decode as bitmap_decode,
+    bitmap_encode as bitmap_encode,
+    digits_decode as digits_decode,
+    digits_encode as digits_encode,
+    gap_classes as gap_classes,
+    gap_rests_decode as gap_rests_decode,
+    gap_rests_encode as gap_rests_encode,
+    golomb_decode as golomb_decode,
+    golomb_encode as golomb_encode,
+    golomb_size as golomb_size,
+    index_complement as index_complement,
+    index_increasing as index_increasing,
+    permuted_gather as permuted_gather,
+    permuted_indices as permuted_indices,
+    permuted_scatter as permuted_scatter,
+    permuted_scatter_add as permuted_scatter_add,
+    select_compact as select_compact,
+    select_sample_key as select_sample_key,
+    select_top_k as select_top_k,
+    sparse_scatter as sparse_scatter,
+    sparse_scatter_add as sparse_scatter_add,
+)
 
 ISAS = ("portable", "avx2", "avx512")
 
