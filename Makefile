@@ -1,0 +1,69 @@
+# Everything sets itself up: a virtual environment in .venv, the pinned packages, the compiled kernels.
+#   make demo   what the library does, in a table and a figure
+#   make test   everything CI runs
+#   make bench  speeds and rates, as a table and JSON
+#   make fuzz   long fuzzing of the native decoders
+#   make docs   the documentation as a website in site/
+#   make clean  remove everything that was made
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := OMP_NUM_THREADS=1 $(BIN)/python
+NATIVE := CMakeLists.txt $(wildcard native/*/*.cpp native/*/*.hpp native/include/*/*.hpp)
+SANITIZED := build/sanitized
+FUZZ ?= 100000
+CLOCK = @start=$$(date +%s); trap 'echo "make $@: $$(( $$(date +%s) - start )) s"' EXIT; set -e;
+
+.PHONY: demo test lint types layers native-test unit bench fuzz docs vectors clean
+.DEFAULT_GOAL := demo
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/packages: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[flower,report,experiments,dev]"
+	@touch $@
+
+$(SANITIZED)/built: $(NATIVE) $(VENV)/packages
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DTERSEGRAD_TESTS=ON -DCMAKE_BUILD_TYPE=None > /dev/null
+	$(BIN)/cmake --build $(SANITIZED)
+	@touch $@
+
+demo: $(VENV)/packages
+	$(CLOCK) $(BIN)/tersegrad demo
+
+test: $(VENV)/packages
+	$(CLOCK) $(MAKE) --no-print-directory lint types layers native-test unit
+
+lint: $(VENV)/packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/packages
+	$(BIN)/mypy
+
+layers: $(VENV)/packages
+	$(BIN)/lint-imports
+
+native-test: $(SANITIZED)/built
+	@for program in $(SANITIZED)/test_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" || exit 1; done
+	@for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" 2000 || exit 1; done
+
+unit: $(VENV)/packages
+	$(RUN) -m pytest -q -n 2
+
+bench: $(VENV)/packages
+	$(CLOCK) $(RUN) -m benchmarks.run
+
+fuzz: $(SANITIZED)/built
+	$(CLOCK) for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" $(FUZZ); done
+
+vectors: $(VENV)/packages
+	$(RUN) -m spec.make_vectors
+
+docs: $(VENV)/packages
+	$(CLOCK) $(BIN)/mkdocs build --quiet --strict; echo "open site/index.html"
+
+clean:
+	rm -rf $(VENV) build site out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Laws that every registered compressor obeys; a new compressor joins by one line in ``cases.py``."""

@@ -1,0 +1,38 @@
+"""The configurations that the laws run over. Every registered name appears at least once (a test checks it)."""
+
+from __future__ import annotations
+
+CASES = (
+    "identity",
+    "bf16",
+    "fp16",
+    "fp8",
+    "int8",
+    "int4",
+    "int4(block=128)",
+    "sign",
+    "ternary",
+    "natural",
+    "natural(coder=rans)",
+    "natural_dithering",
+    "natural_dithering(levels=4, coder=rans)",
+    "qsgd",
+    "qsgd(bits=2, bucket=128)",
+    "qsgd(bits=8, norm=max)",
+    "qsgd(bits=3, coder=elias)",
+    "qsgd(levels=4, coder=rans)",
+    "top_k(fraction=0.01)",
+    "top_k(fraction=0.1, values=bf16)",
+    "top_k(fraction=0.05, exact=false)",
+    "random_k(fraction=0.1)",
+    "random_k(fraction=0.1, unbiased=false)",
+    "threshold(tau=0.5)",
+    "threshold(tau=0.5, values=sign)",
+    "strom(tau=0.5)",
+    "error_feedback(top_k(fraction=0.1))",
+    "error_feedback(qsgd, residual=bfloat16)",
+    "rotated(int4)",
+    "rotated(qsgd(bits=3, norm=max))",
+    "by_tensor(top_k(fraction=0.1), small=bf16, below=20)",
+    "metered(sign)",
+)
