@@ -16,6 +16,8 @@ the entropy; the short form pays about 2 bits a set above log2 C(numel, count), 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -45,8 +47,9 @@ def max_nbytes(count: int, numel: int) -> int:
     k = min(count, numel - count)
     if k <= 0:
         return 1
-    m = divisor(k, numel)
-    golomb = (numel - k) // m + k * (1 + (m - 1).bit_length())  # bits
+    # Bits of the Golomb code: the quotients add up to at most 1.45 k, a remainder has at most log2(m) + 1 bits. Smooth in k, so that
+    # the bound grows with it up to numel / 2.
+    golomb = math.ceil(k * (3.45 + math.log2(0.6932 * numel / k + 1.17)))
     return 1 + -(-min(golomb, numel) // 8)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from fractions import Fraction
 from typing import ClassVar, Literal
 
 import torch
@@ -163,7 +164,8 @@ class TopK(Configuration):
         return Guarantee("contractive", 1 - kept, sure=True)
 
     def _count(self, d: int) -> int:
-        k = self.k if self.k is not None else math.ceil((self.fraction or 0) * d)
+        # The fraction as it was written: 0.07 of 100 are 7, not the 8 that binary floating point makes of it.
+        k = self.k if self.k is not None else math.ceil(Fraction(repr(self.fraction)) * d)
         return min(max(k, 1), d)
 
     def _most(self, d: int) -> int:
