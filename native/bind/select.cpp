@@ -1,10 +1,9 @@
 #include "tersegrad/select.hpp"
 
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 #include "bind.hpp"
@@ -45,7 +44,6 @@ void index_functions(nb::module_& m) {
         nb::gil_scoped_release free;
         select::scatter_add(indices.data(), values.data(), indices.size(), weight, out.data(), out.size());
     });
-    m.def("index_increasing", [](Array<I> indices, std::uint64_t n) { return select::increasing(indices.data(), indices.size(), n); });
     m.def("index_complement", [](Array<I> indices, std::uint64_t n, Array<I> out) {
         need(indices.size() <= n && out.size() == n - indices.size(), "the output has numel - count places");
         nb::gil_scoped_release free;
@@ -82,13 +80,14 @@ void index_functions(nb::module_& m) {
     });
     m.def("gap_classes", [](Array<I> indices, Array<std::uint8_t> classes) {
         need(indices.size() == classes.size(), "one class an index");
+        nb::gil_scoped_release free;
+        select::gap_classes(indices.data(), indices.size(), classes.data());
+    });
+    m.def("gap_histogram", [](Array<I> indices, std::uint64_t n) {
         std::vector<std::uint64_t> histogram(128);
-        std::uint64_t rests;
-        {
-            nb::gil_scoped_release free;
-            rests = select::gap_classes(indices.data(), indices.size(), classes.data(), histogram.data());
-        }
-        return std::pair(rests, histogram);
+        nb::gil_scoped_release free;
+        select::gap_histogram(indices.data(), indices.size(), n, histogram.data());
+        return histogram;
     });
     m.def("gap_rests_encode", [](Array<I> indices, Array<std::uint8_t> out) {
         nb::gil_scoped_release free;

@@ -94,14 +94,13 @@ class BitReader {
 };
 
 struct Golomb {
-    std::uint64_t m, short_codes;
-    unsigned width;  // bits of a short remainder
+    std::uint64_t m, short_codes;  // remainders below short_codes take `width` bits, the others one more
+    unsigned width;
 
     explicit Golomb(std::uint64_t divisor) : m(divisor) {
         if (m == 0 || m >> 56) throw std::invalid_argument("the divisor must lie in [1, 2^56)");
-        width = m > 1 ? static_cast<unsigned>(std::bit_width(m - 1)) : 0;
-        short_codes = (std::uint64_t{1} << width) - m;  // remainders that take one bit less
-        if (width) --width;
+        width = static_cast<unsigned>(std::bit_width(m)) - 1;
+        short_codes = (std::uint64_t{2} << width) - m;  // all of them where m is a power of two
     }
 };
 
@@ -118,7 +117,7 @@ struct Divider {
 };
 
 // Range coder, 48 bits, bytes most significant first, carries resolved in the bytes already written.
-constexpr std::uint64_t range_floor = std::uint64_t{1} << 40, range_first = std::uint64_t{251} << 40;
+constexpr std::uint64_t range_floor = std::uint64_t{1} << 40, range_first = std::uint64_t{250} << 40;
 
 class RangeEncoder {
   public:
@@ -309,7 +308,7 @@ std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, 
         before = indices[j];
         const std::uint64_t q = divide(gap), r = gap - q * m;
         // Short remainders: r in `width` bits. Long ones: (r + u) >> 1 in `width` bits, then the lowest bit of r + u.
-        const bool is_long = r >= code.short_codes && m > 1;
+        const bool is_long = r >= code.short_codes;
         const std::uint64_t moved = r + code.short_codes;
         const std::uint64_t rest = is_long ? moved >> 1 | (moved & 1) << code.width : r;
         const unsigned length = code.width + is_long;
@@ -335,7 +334,7 @@ std::size_t golomb_size(const I* indices, std::size_t count, std::uint64_t m) {
         const std::uint64_t gap = static_cast<std::uint64_t>(indices[j] - before - 1);
         before = indices[j];
         const std::uint64_t q = divide(gap), r = gap - q * m;
-        total += q + (m > 1 && r >= code.short_codes);
+        total += q + (r >= code.short_codes);
     }
     return (total + 7) / 8;
 }
@@ -361,10 +360,10 @@ std::size_t golomb_decode(const std::uint8_t* data, std::size_t size, std::size_
         }
         if (q > most) outside();
         r = v & mask;
-        if (r >= code.short_codes && m > 1) {
-            r = 2 * r + (v >> code.width & 1) - code.short_codes;
-            bits.skip(1);
-        }
+        const bool is_long = r >= code.short_codes;  // hard to predict: no branch
+        const std::uint64_t long_r = 2 * r + (v >> code.width & 1) - code.short_codes;
+        r = is_long ? long_r : r;
+        bits.skip(is_long);
         next += q * m + r;
         if (next >= n) outside();
         indices[j] = static_cast<I>(next++);
@@ -436,18 +435,24 @@ inline unsigned rest_bits(unsigned c) { return c ? (c + 1) / 2 - 1 : 0; }
 }  // namespace
 
 template <class I>
-std::uint64_t gap_classes(const I* indices, std::size_t count, std::uint8_t* classes, std::uint64_t* histogram) {
-    std::fill(histogram, histogram + 128, 0);
+void gap_classes(const I* indices, std::size_t count, std::uint8_t* classes) {
     std::int64_t before = -1;
     for (std::size_t j = 0; j < count; ++j) {
-        const unsigned c = class_of(static_cast<std::uint64_t>(indices[j] - before - 1));
+        classes[j] = static_cast<std::uint8_t>(class_of(static_cast<std::uint64_t>(indices[j] - before - 1)));
         before = indices[j];
-        classes[j] = static_cast<std::uint8_t>(c);
-        ++histogram[c];
     }
-    std::uint64_t rests = 0;
-    for (unsigned c = 0; c < 128; ++c) rests += histogram[c] * rest_bits(c);
-    return rests;
+}
+
+template <class I>
+void gap_histogram(const I* indices, std::size_t count, std::uint64_t n, std::uint64_t* histogram) {
+    if (!increasing(indices, count, n)) throw std::invalid_argument("indices must increase strictly and lie within the vector");
+    std::uint64_t quarter[4][128] = {};  // four, because one counter cannot be raised again within five cycles
+    std::int64_t before = -1;
+    for (std::size_t j = 0; j < count; ++j) {
+        ++quarter[j & 3][class_of(static_cast<std::uint64_t>(indices[j] - before - 1)) & 127];
+        before = indices[j];
+    }
+    for (unsigned c = 0; c < 128; ++c) histogram[c] = quarter[0][c] + quarter[1][c] + quarter[2][c] + quarter[3][c];
 }
 
 template <class I>
@@ -495,7 +500,8 @@ std::size_t gap_rests_decode(const std::uint8_t* data, std::size_t size, const s
     template std::size_t digits_decode<I>(const std::uint8_t*, std::size_t, std::size_t, std::uint64_t, I*);                    \
     template void bitmap_encode<I>(const I*, std::size_t, std::uint64_t, std::uint8_t*);                                        \
     template void bitmap_decode<I>(const std::uint8_t*, std::size_t, std::size_t, std::uint64_t, I*);                           \
-    template std::uint64_t gap_classes<I>(const I*, std::size_t, std::uint8_t*, std::uint64_t*);                                \
+    template void gap_classes<I>(const I*, std::size_t, std::uint8_t*);                                                         \
+    template void gap_histogram<I>(const I*, std::size_t, std::uint64_t, std::uint64_t*);                                       \
     template std::size_t gap_rests_encode<I>(const I*, std::size_t, std::uint8_t*, std::size_t);                                \
     template std::size_t gap_rests_decode<I>(const std::uint8_t*, std::size_t, const std::uint8_t*, std::size_t, std::uint64_t, I*);
 INSTANTIATE(std::int32_t)

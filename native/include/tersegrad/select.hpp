@@ -58,7 +58,7 @@ std::size_t golomb_size(const I* indices, std::size_t count, std::uint64_t m);
 template <class I>
 std::size_t golomb_decode(const std::uint8_t* data, std::size_t size, std::size_t count, std::uint64_t n, std::uint64_t m, I* indices);
 
-// Arithmetic code of the gaps' binary digits, whose first byte is below 251; for short sets. Returns and errors as above.
+// Arithmetic code of the gaps' binary digits, whose first byte is below 250; for short sets. Returns and errors as above.
 template <class I>
 std::size_t digits_encode(const I* indices, std::size_t count, std::uint64_t n, std::uint8_t* out, std::size_t capacity);
 template <class I>
@@ -71,9 +71,11 @@ template <class I>
 void bitmap_decode(const std::uint8_t* data, std::size_t size, std::size_t count, std::uint64_t n, I* indices);
 
 // Gap classes: class 0 for g = 0; 2e - 1 and 2e for the lower and upper half of g + 1 in [2^e, 2^(e+1)), with e - 1 further bits.
-// Writes one class a gap, returns the number of further bits in all; histogram has 128 entries.
 template <class I>
-std::uint64_t gap_classes(const I* indices, std::size_t count, std::uint8_t* classes, std::uint64_t* histogram);
+void gap_classes(const I* indices, std::size_t count, std::uint8_t* classes);
+// How many gaps each of the 128 classes has; throws std::invalid_argument unless indices increase strictly within [0, n).
+template <class I>
+void gap_histogram(const I* indices, std::size_t count, std::uint64_t n, std::uint64_t* histogram);
 // The further bits of all gaps, one after another; bytes written.
 template <class I>
 std::size_t gap_rests_encode(const I* indices, std::size_t count, std::uint8_t* out, std::size_t capacity);

@@ -33,7 +33,7 @@ class SelectKernels(Protocol):
         ...
 
     def select_compact(self, x: Tensor, key: int, limit: int) -> tuple[Tensor, Tensor, int]:
-        """Indices and values of the first ``limit`` coordinates whose key is at least ``max(key, 1)``, and how many there are."""
+        """Indices and values of the first ``limit`` coordinates with a key of at least ``max(key, 1)``; how many there are."""
         ...
 
     def sparse_scatter(self, indices: Tensor, values: Tensor, out: Tensor) -> None:
@@ -42,10 +42,6 @@ class SelectKernels(Protocol):
 
     def sparse_scatter_add(self, indices: Tensor, values: Tensor, weight: float, out: Tensor) -> None:
         """``out[indices] += weight * values``, in float32, rounded after the product and after the sum."""
-        ...
-
-    def index_increasing(self, indices: Tensor, numel: int) -> bool:
-        """Whether ``indices`` increase strictly within [0, numel)."""
         ...
 
     def index_complement(self, indices: Tensor, numel: int) -> Tensor:
@@ -65,7 +61,7 @@ class SelectKernels(Protocol):
         ...
 
     def digits_encode(self, indices: Tensor, numel: int, out: Tensor) -> int:
-        """Arithmetic code of the gaps' binary digits, for short sets; the first byte is below 251."""
+        """Arithmetic code of the gaps' binary digits, for short sets; the first byte is below 250."""
         ...
 
     def digits_decode(self, data: Tensor, count: int, numel: int) -> tuple[Tensor, int]: ...
@@ -78,8 +74,12 @@ class SelectKernels(Protocol):
         """The indices of exactly ``count`` ones in the first ``ceil(numel / 8)`` bytes."""
         ...
 
-    def gap_classes(self, indices: Tensor) -> tuple[Tensor, int, list[int]]:
-        """A class (uint8) for each gap, the number of bits that the classes leave open, and the 128 counts of the classes."""
+    def gap_histogram(self, indices: Tensor, numel: int) -> list[int]:
+        """The counts of the 128 gap classes; ``ValueError`` unless ``indices`` increase strictly within [0, numel)."""
+        ...
+
+    def gap_classes(self, indices: Tensor) -> Tensor:
+        """A class (uint8) for each gap g: 0 for g = 0; 2e - 1 and 2e for the lower and upper half of g + 1 in [2^e, 2^(e+1))."""
         ...
 
     def gap_rests_encode(self, indices: Tensor, out: Tensor) -> int:

@@ -32,13 +32,13 @@ from tersegrad.kernels.native.select import bitmap_encode as bitmap_encode
 from tersegrad.kernels.native.select import digits_decode as digits_decode
 from tersegrad.kernels.native.select import digits_encode as digits_encode
 from tersegrad.kernels.native.select import gap_classes as gap_classes
+from tersegrad.kernels.native.select import gap_histogram as gap_histogram
 from tersegrad.kernels.native.select import gap_rests_decode as gap_rests_decode
 from tersegrad.kernels.native.select import gap_rests_encode as gap_rests_encode
 from tersegrad.kernels.native.select import golomb_decode as golomb_decode
 from tersegrad.kernels.native.select import golomb_encode as golomb_encode
 from tersegrad.kernels.native.select import golomb_size as golomb_size
 from tersegrad.kernels.native.select import index_complement as index_complement
-from tersegrad.kernels.native.select import index_increasing as index_increasing
 from tersegrad.kernels.native.select import permuted_gather as permuted_gather
 from tersegrad.kernels.native.select import permuted_indices as permuted_indices
 from tersegrad.kernels.native.select import permuted_scatter as permuted_scatter

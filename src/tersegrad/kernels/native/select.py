@@ -54,10 +54,6 @@ def sparse_scatter_add(indices: Tensor, values: Tensor, weight: float, out: Tens
     module.sparse_scatter_add(indices, values, weight, out)
 
 
-def index_increasing(indices: Tensor, numel: int) -> bool:
-    return bool(module.index_increasing(indices, numel))
-
-
 def index_complement(indices: Tensor, numel: int) -> Tensor:
     out = torch.empty(max(0, numel - indices.numel()), dtype=indices.dtype)
     module.index_complement(indices, numel, out)
@@ -98,10 +94,14 @@ def bitmap_decode(data: Tensor, count: int, numel: int) -> Tensor:
     return indices
 
 
-def gap_classes(indices: Tensor) -> tuple[Tensor, int, list[int]]:
+def gap_histogram(indices: Tensor, numel: int) -> list[int]:
+    return list(module.gap_histogram(indices, numel))
+
+
+def gap_classes(indices: Tensor) -> Tensor:
     classes = torch.empty(indices.numel(), dtype=torch.uint8)
-    rests, histogram = module.gap_classes(indices, classes)
-    return classes, int(rests), list(histogram)
+    module.gap_classes(indices, classes)
+    return classes
 
 
 def gap_rests_encode(indices: Tensor, out: Tensor) -> int:

@@ -22,13 +22,13 @@ from tersegrad.kernels.reference.select import bitmap_encode as bitmap_encode
 from tersegrad.kernels.reference.select import digits_decode as digits_decode
 from tersegrad.kernels.reference.select import digits_encode as digits_encode
 from tersegrad.kernels.reference.select import gap_classes as gap_classes
+from tersegrad.kernels.reference.select import gap_histogram as gap_histogram
 from tersegrad.kernels.reference.select import gap_rests_decode as gap_rests_decode
 from tersegrad.kernels.reference.select import gap_rests_encode as gap_rests_encode
 from tersegrad.kernels.reference.select import golomb_decode as golomb_decode
 from tersegrad.kernels.reference.select import golomb_encode as golomb_encode
 from tersegrad.kernels.reference.select import golomb_size as golomb_size
 from tersegrad.kernels.reference.select import index_complement as index_complement
-from tersegrad.kernels.reference.select import index_increasing as index_increasing
 from tersegrad.kernels.reference.select import permuted_gather as permuted_gather
 from tersegrad.kernels.reference.select import permuted_indices as permuted_indices
 from tersegrad.kernels.reference.select import permuted_scatter as permuted_scatter

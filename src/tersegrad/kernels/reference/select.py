@@ -69,7 +69,7 @@ def select_compact(x: Tensor, key: int, limit: int) -> tuple[Tensor, Tensor, int
 
 
 def _check(indices: Tensor, numel: int) -> None:
-    if not index_increasing(indices, numel):
+    if not _increasing(indices, numel):
         raise ValueError("indices must increase strictly and lie within the vector")
 
 
@@ -85,7 +85,7 @@ def sparse_scatter_add(indices: Tensor, values: Tensor, weight: float, out: Tens
     out[at] = out[at] + values * torch.tensor(weight, dtype=torch.float32, device=out.device)
 
 
-def index_increasing(indices: Tensor, numel: int) -> bool:
+def _increasing(indices: Tensor, numel: int) -> bool:
     if indices.numel() == 0:
         return True
     steps = bool((indices[1:] > indices[:-1]).all())
@@ -145,8 +145,8 @@ def _read(bits: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
 
 def _split(divisor: int) -> tuple[int, int]:
     """Bits of a short remainder, and how many remainders are short."""
-    width = (divisor - 1).bit_length()
-    return max(width - 1, 0), (1 << width) - divisor
+    width = divisor.bit_length() - 1
+    return width, (2 << width) - divisor
 
 
 def _golomb_parts(indices: Tensor, divisor: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,8 +155,6 @@ def _golomb_parts(indices: Tensor, divisor: int) -> tuple[Tensor, Tensor, Tensor
     gaps = _gaps(indices)
     quotients = gaps // divisor
     rests = gaps - quotients * divisor
-    if divisor == 1:
-        return quotients, rests, torch.zeros_like(rests)
     is_long, moved = rests >= short, rests + short
     codes = torch.where(is_long, moved >> 1 | (moved & 1) << width, rests)
     return quotients, codes, width + is_long.long()
@@ -191,7 +189,7 @@ def golomb_decode(data: Tensor, count: int, numel: int, divisor: int) -> tuple[T
             raise CorruptMessage("an index lies outside the vector")
         rest = sum(bit << b for b, bit in enumerate(bits[at : at + width]))
         at += width
-        if divisor > 1 and rest >= short:
+        if rest >= short:
             rest = 2 * rest + (bits[at] if at < len(bits) else 0) - short
             at += 1
         previous += 1 + quotient * divisor + rest
@@ -244,19 +242,22 @@ def _rest_bits(classes: Tensor) -> Tensor:
     return torch.clamp((classes.long() + 1) // 2 - 1, min=0)
 
 
-def gap_classes(indices: Tensor) -> tuple[Tensor, int, list[int]]:
+def gap_histogram(indices: Tensor, numel: int) -> list[int]:
+    _check(indices, numel)
+    return list(torch.bincount(gap_classes(indices).long(), minlength=128).tolist())
+
+
+def gap_classes(indices: Tensor) -> Tensor:
     g = _gaps(indices) + 1
     e = torch.zeros_like(g)
     for shift in (32, 16, 8, 4, 2, 1):
         e += torch.where(g >> (e + shift) > 0, shift, 0)
     half = g >> torch.clamp(e - 1, min=0) & 1
-    classes = torch.where(e > 0, 2 * e + half - 1, 0).to(torch.uint8)
-    histogram = torch.bincount(classes.long(), minlength=128).tolist()
-    return classes, int(_rest_bits(classes).sum()), histogram
+    return torch.where(e > 0, 2 * e + half - 1, 0).to(torch.uint8)
 
 
 def gap_rests_encode(indices: Tensor, out: Tensor) -> int:
-    lengths = _rest_bits(gap_classes(indices)[0])
+    lengths = _rest_bits(gap_classes(indices))
     rests = (_gaps(indices) + 1) & ((torch.ones_like(lengths) << lengths) - 1)
     bits = torch.zeros(int(lengths.sum()), dtype=torch.uint8, device=indices.device)
     _place(bits, _starts(lengths), rests, lengths)
@@ -287,7 +288,7 @@ def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor,
 
 # ---- the arithmetic code of short sets ---------------------------------------------------------------------------------------
 
-_FLOOR, _FIRST, _WORD = 1 << 40, 251 << 40, (1 << 48) - 1
+_FLOOR, _FIRST, _WORD = 1 << 40, 250 << 40, (1 << 48) - 1
 
 
 class _Encoder:
