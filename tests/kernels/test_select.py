@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels import native, reference
+from tersegrad.kernels.reference.select import sample_positions
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native kernels are not built")
 
@@ -53,35 +54,35 @@ def test_unaligned(n: int, isa: str) -> None:
         assert native.all_finite(moved)
 
 
-@pytest.mark.parametrize("n", [1 << 20, (1 << 20) + 77])
+@pytest.mark.parametrize("n", [(1 << 19) + 77])
 def test_large(n: int, isa: str) -> None:
     generator = torch.Generator().manual_seed(5)
     gaussian = torch.randn(n, generator=generator)
     # The sample never sees the large coordinates, or sees nothing else: the answer must not depend on it.
-    positions = reference.sample_positions(n)
+    positions = sample_positions(n)
     hidden, shown = torch.rand(n, generator=generator) + 10, torch.rand(n, generator=generator)
     hidden[positions] = 0.5
     shown[positions] += 10
     ones = torch.where(gaussian > 2.6, gaussian, torch.ones(()))
     for x in (gaussian, hidden, shown, ones):
-        for k in (1, n // 1000, n // 100, n // 2):
+        for k in (1, n // 100, n // 2):
             expected = reference.select_top_k(x, k)
-            for threads in (1, 2, 5):
+            for threads in (1, 2):
                 with native.using(threads=threads):
                     got = native.select_top_k(x, k)
                 assert torch.equal(got[0], expected[0])
                 assert torch.equal(got[1], expected[1])
 
 
-@pytest.mark.parametrize("n", [*SIZES, 1 << 20])
+@pytest.mark.parametrize("n", [*SIZES, 1 << 19])
 def test_compact_and_sample(n: int, isa: str) -> None:
-    for x in vectors(n):
+    for x in vectors(n)[: 8 if n < 100_000 else 2]:
         for k in {1, max(1, n // 100), n // 2}:
             key = reference.select_sample_key(x, k)
             assert native.select_sample_key(x, k) == key
-            for limit in (0, 5, k, n):
+            for limit in (0, k, n):
                 expected = reference.select_compact(x, key, limit)
-                for threads in (1, 3):
+                for threads in (1, 2):
                     with native.using(threads=threads):
                         got = native.select_compact(x, key, limit)
                     assert got[2] == expected[2]
@@ -103,11 +104,11 @@ def test_finite(n: int, isa: str) -> None:
             assert not bool(values.isfinite())
 
 
-@pytest.mark.parametrize("n", [*SIZES, 1 << 20, (5 << 20) + 3])
+@pytest.mark.parametrize("n", [*SIZES, (5 << 20) + 3])
 def test_scatter(n: int, isa: str) -> None:
     x = torch.randn(n)
-    for k in {0, 1, n // 50, n // 2}:
-        indices, values = reference.select_top_k(x, k)
+    for k in {0, 1, n // 50, n // 2} if n < 1 << 20 else {n // 50}:
+        indices, values = native.select_top_k(x, k)
         expected, total = torch.full((n,), 7.0), torch.linspace(-1, 1, n) if n else torch.zeros(0)
         got, sums = torch.full((n + 1,), 7.0)[1:], total.clone()
         reference.sparse_scatter(indices, values, expected)
@@ -130,7 +131,7 @@ def test_scatter_refuses_bad_indices(bad: list[int]) -> None:
             backend.sparse_scatter_add(indices, values, 1.0, torch.zeros(10))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 64, 65, 1000, 4097, 70_001])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 64, 65, 1000, 20_001])
 def test_permutation(n: int, isa: str) -> None:
     x = torch.randn(n)
     for seed in range(3):
