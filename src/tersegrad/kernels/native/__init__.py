@@ -13,6 +13,7 @@ from tersegrad.kernels.native.bits import *
 from tersegrad.kernels.native.casts import *
 from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
+from tersegrad.kernels.native.select import *
 from tersegrad.kernels.native.module import module
 
 ISAS = ("portable", "avx2", "avx512")
