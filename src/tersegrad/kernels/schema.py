@@ -9,6 +9,22 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch import Tensor
 
-class Kernels(Protocol):
+from tersegrad.core.protocol import Context
+
+
+class HadamardKernels(Protocol):
+    """The randomised Walsh-Hadamard rotation by blocks (signs from the context, sender left to the caller)."""
+
+    def rotate(self, x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
+        """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""
+        ...
+
+    def unrotate(self, y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
+        """The inverse: ``y`` of the padded size into ``out``, which is returned. ``out`` may be ``y``."""
+        ...
+
+
+class Kernels(HadamardKernels, Protocol):
     """Everything a backend provides."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tersegrad.kernels.native.hadamard import rotate as rotate
+from tersegrad.kernels.native.hadamard import unrotate as unrotate
 from tersegrad.kernels.native.module import module
 
 ISAS = ("portable", "avx2", "avx512")
