@@ -11,7 +11,8 @@ namespace {
 
 // Four plain floats; compilers turn them into whatever the baseline offers.
 struct Portable {
-    static constexpr std::size_t W = 4, R = 8;
+    static constexpr std::size_t W = 4, R = 8, U = 1;
+    static constexpr bool streams = false;
     struct T {
         float f[4];
     };
@@ -36,20 +37,25 @@ struct Portable {
         for (int i = 0; i < 4; ++i) v.f[i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(v.f[i]) ^ (signs >> i << 31));
         return v;
     }
-    static T scaled(T v, float scale, std::uint32_t signs) {
-        v = flipped(v, signs);
+    static T scaled(T v, float scale) {
         for (float& f : v.f) f *= scale;
         return v;
     }
+    static T scaled(T v, float scale, std::uint32_t signs) { return scaled(flipped(v, signs), scale); }
     static T lanes(const T& v) {
         const float a = v.f[0] + v.f[1], b = v.f[0] - v.f[1], c = v.f[2] + v.f[3], d = v.f[2] - v.f[3];
         return {{a + c, b + d, a - c, b - d}};
     }
+    static std::uint64_t word(std::uint32_t w) { return w; }
+    static std::uint64_t words(const std::uint64_t* p) { return *p; }
+    static void keep(std::uint64_t* p, std::uint64_t w) { *p = w; }
+    static std::uint64_t multiply(std::uint64_t a, std::uint64_t b) { return (a & 0xffffffffu) * (b & 0xffffffffu); }
+    static std::uint64_t upper(std::uint64_t a) { return a >> 32; }
+    static std::uint64_t exor(std::uint64_t a, std::uint64_t b, std::uint64_t c) { return a ^ b ^ c; }
 };
 
 std::uint32_t run(const RotationJob& job, bool forward) {
     if (job.d == 0) return 0;
-    const std::size_t count = (job.d + job.block - 1) / job.block;
     auto path = rotate_blocks_portable;
 #if defined(__x86_64__)
     if (isa() == Isa::avx512)
@@ -58,8 +64,7 @@ std::uint32_t run(const RotationJob& job, bool forward) {
         path = rotate_blocks_avx2;
 #endif
     std::atomic<std::uint32_t> top{0};
-    const std::size_t grain = std::max<std::size_t>(1, (std::size_t{1} << 17) / job.block);
-    parallel_for(count, 1, grain, [&](std::size_t begin, std::size_t end) {
+    parallel_for(job.d, rotation_span(job.block), std::size_t{1} << 17, [&](std::size_t begin, std::size_t end) {
         const std::uint32_t mine = path(job, forward, begin, end);
         std::uint32_t seen = top.load();
         while (seen < mine && !top.compare_exchange_weak(seen, mine)) {

@@ -2,8 +2,9 @@
 // additions in the same order, only grouped differently. Everything is in an unnamed namespace: each file is built with its own
 // instructions and must not share code with the others.
 //
-// V: W lanes, R vectors worked on at once, load, store, stream, zero, add, sub, scaled (product with +-scale), flipped
-// (signs applied), lanes (the stages inside one vector), and Top (the running maximum of |x|).
+// V: W lanes, R vectors worked on at once; load, store, stream, add, sub, scaled (product with +-scale), flipped (signs applied),
+// lanes (the stages inside one vector), Top (the running maximum of |x|); and for Philox U lanes of 64 bits: word, words, keep,
+// multiply (of the low halves), upper, exor.
 #pragma once
 #include <cstring>
 
@@ -12,40 +13,41 @@
 namespace tersegrad {
 namespace {
 
+// Philox blocks first .. first + blocks, four words each; `words` has room for a multiple of V::U lanes. Words are kept in the low
+// halves of 64-bit lanes; what the multiplications leave in the high halves is never looked at.
+template <class V>
 inline void sign_words(const SignStream& s, std::uint64_t first, std::size_t blocks, std::uint32_t* words) {
-    constexpr std::size_t lanes = 16;
+    constexpr std::size_t lanes = V::U;
+    const auto m0 = V::word(0xD2511F53u), m1 = V::word(0xCD9E8D57u);
     for (std::size_t base = 0; base < blocks; base += lanes) {
-        std::uint32_t c0[lanes], c1[lanes], c2[lanes], c3[lanes];
+        alignas(64) std::uint64_t low[lanes], high[lanes], out[4][lanes];
         for (std::size_t l = 0; l < lanes; ++l) {
             const std::uint64_t index = first + base + l;  // i >> 7
-            c0[l] = static_cast<std::uint32_t>(index);
-            c1[l] = s.purpose << 24 | static_cast<std::uint32_t>(index >> 32);
-            c2[l] = s.step;
-            c3[l] = s.stream;
+            low[l] = static_cast<std::uint32_t>(index);
+            high[l] = s.purpose << 24 | static_cast<std::uint32_t>(index >> 32);
         }
+        auto c0 = V::words(low), c1 = V::words(high), c2 = V::word(s.step), c3 = V::word(s.stream);
         auto k0 = static_cast<std::uint32_t>(s.key), k1 = static_cast<std::uint32_t>(s.key >> 32);
+#pragma GCC unroll 10
         for (int round = 0; round < 10; ++round) {
-            for (std::size_t l = 0; l < lanes; ++l) {
-                const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c0[l], p1 = std::uint64_t{0xCD9E8D57u} * c2[l];
-                c0[l] = static_cast<std::uint32_t>(p1 >> 32) ^ c1[l] ^ k0;
-                c1[l] = static_cast<std::uint32_t>(p1);
-                c2[l] = static_cast<std::uint32_t>(p0 >> 32) ^ c3[l] ^ k1;
-                c3[l] = static_cast<std::uint32_t>(p0);
-            }
+            const auto p0 = V::multiply(m0, c0), p1 = V::multiply(m1, c2);
+            c0 = V::exor(V::upper(p1), c1, V::word(k0));
+            c2 = V::exor(V::upper(p0), c3, V::word(k1));
+            c1 = p1;
+            c3 = p0;
             k0 += 0x9E3779B9u;
             k1 += 0xBB67AE85u;
         }
-        for (std::size_t l = 0; l < lanes && base + l < blocks; ++l) {
-            std::uint32_t* w = words + (base + l) * 4;
-            w[0] = c0[l], w[1] = c1[l], w[2] = c2[l], w[3] = c3[l];
-        }
+        V::keep(out[0], c0), V::keep(out[1], c1), V::keep(out[2], c2), V::keep(out[3], c3);
+        for (std::size_t l = 0; l < lanes; ++l)
+            for (std::size_t w = 0; w < 4; ++w) words[(base + l) * 4 + w] = static_cast<std::uint32_t>(out[w][l]);
     }
 }
 
-// The signs of coordinates first .. first + n: word(j) holds those of W coordinates from j on, in its low bits.
+// The signs of a run of coordinates: word(j) holds those of W coordinates from j on, in its low bits.
 struct Signs {
     const std::uint32_t* words;
-    std::size_t offset;  // of the block's first coordinate inside words; a multiple of n when n < 128
+    std::size_t offset = 0;
     std::uint32_t word(std::size_t j) const { return words[(offset + j) / 32] >> ((offset + j) % 32); }
 };
 
@@ -63,9 +65,9 @@ inline void stages(typename V::T (&v)[r]) {
             }
 }
 
-// The first log2(r W) stages, from memory to scratch, scaled; `signed_in` applies the signs before.
-template <class V, int r, bool signed_in>
-inline void first_pass(const float* x, float* scratch, std::size_t n, float scale, const Signs& signs, typename V::Top& top) {
+// The first log2(r W) stages of every block in x[0 .. n), scaled; the signs are applied before or after.
+template <class V, int r, bool signed_in, bool signed_out>
+inline void first_pass(const float* x, float* y, std::size_t n, float scale, const Signs& signs, typename V::Top& top) {
     for (std::size_t j = 0; j < n; j += r * V::W) {
         typename V::T v[r];
 #pragma GCC unroll 16
@@ -76,13 +78,17 @@ inline void first_pass(const float* x, float* scratch, std::size_t n, float scal
                 top.take(v[i]);
                 v[i] = V::scaled(v[i], scale, signs.word(at));
             } else {
-                v[i] = V::scaled(v[i], scale, 0);
+                v[i] = V::scaled(v[i], scale);
             }
             v[i] = V::lanes(v[i]);
         }
         stages<V, r>(v);
 #pragma GCC unroll 16
-        for (int i = 0; i < r; ++i) V::store(scratch + j + static_cast<std::size_t>(i) * V::W, v[i]);
+        for (int i = 0; i < r; ++i) {
+            const std::size_t at = j + static_cast<std::size_t>(i) * V::W;
+            if constexpr (signed_out) v[i] = V::flipped(v[i], signs.word(at));
+            V::store(y + at, v[i]);
+        }
     }
 }
 
@@ -116,84 +122,87 @@ inline void any_pass(const float* from, float* to, std::size_t n, std::size_t h,
     return pass<V, 1, signed_out, streamed>(from, to, n, h, signs);
 }
 
-template <class V, bool forward>
-inline void first_any(const float* x, float* scratch, std::size_t n, float scale, const Signs& signs, typename V::Top& top) {
-    const std::size_t r = n / V::W;
-    if (r >= 16 && V::R >= 16) return first_pass<V, V::R >= 16 ? 16 : 1, forward>(x, scratch, n, scale, signs, top);
-    if (r >= 8) return first_pass<V, 8, forward>(x, scratch, n, scale, signs, top);
-    if (r >= 4) return first_pass<V, 4, forward>(x, scratch, n, scale, signs, top);
-    if (r >= 2) return first_pass<V, 2, forward>(x, scratch, n, scale, signs, top);
-    return first_pass<V, 1, forward>(x, scratch, n, scale, signs, top);
+// The first stages of whole blocks in x[0 .. n); r = how many vectors a block has, at most R.
+template <class V, bool signed_in, bool signed_out>
+inline void first_any(const float* x, float* y, std::size_t n, std::size_t r, float scale, const Signs& signs, typename V::Top& top) {
+    if (r >= 16 && V::R >= 16) return first_pass<V, V::R >= 16 ? 16 : 1, signed_in, signed_out>(x, y, n, scale, signs, top);
+    if (r >= 8) return first_pass<V, 8, signed_in, signed_out>(x, y, n, scale, signs, top);
+    if (r >= 4) return first_pass<V, 4, signed_in, signed_out>(x, y, n, scale, signs, top);
+    if (r >= 2) return first_pass<V, 2, signed_in, signed_out>(x, y, n, scale, signs, top);
+    return first_pass<V, 1, signed_in, signed_out>(x, y, n, scale, signs, top);
 }
 
-// A whole block of n = 2^k coordinates, n >= W.
+// One block of n coordinates, more than R vectors hold: through scratch, which stays in the first-level cache up to 4096.
 template <class V, bool forward, bool streamed>
-inline void whole(const float* x, float* y, float* scratch, std::size_t n, float scale, const Signs& signs, typename V::Top& top) {
-    first_any<V, forward>(x, scratch, n, scale, signs, top);
-    std::size_t h = n < V::R * V::W ? n : V::R * V::W;
-    while (h * V::R < n) {
-        any_pass<V, false, false>(scratch, scratch, n, h, V::R, signs);
-        h *= V::R;
-    }
+inline void large_block(const float* x, float* y, float* scratch, std::size_t n, float scale, const Signs& signs, typename V::Top& top) {
+    first_any<V, forward, false>(x, scratch, n, V::R, scale, signs, top);
+    std::size_t h = V::R * V::W;
+    for (; h * V::R < n; h *= V::R) any_pass<V, false, false>(scratch, scratch, n, h, V::R, signs);
     any_pass<V, !forward, streamed>(scratch, y, n, h, n / h, signs);
 }
 
-// Blocks [begin, end) of the buffer; the last one may be short.
+// The short tail, and blocks smaller than a vector: the same stages, one coordinate at a time.
+template <bool forward>
+inline std::uint32_t plain_block(const float* from, float* to, float* buffer, std::size_t have, std::size_t n, const Signs& signs) {
+    std::uint32_t top = 0;
+    const float scale = hadamard_scale(n);
+    const std::size_t in = forward ? have : n, out = forward ? n : have;
+    std::memcpy(buffer, from, in * sizeof(float));
+    std::fill(buffer + in, buffer + n, 0.0f);
+    for (std::size_t i = 0; i < n; ++i) {
+        if (forward) {
+            const std::uint32_t bits = std::bit_cast<std::uint32_t>(buffer[i]);
+            top = std::max(top, bits & 0x7fffffffu);
+            buffer[i] = std::bit_cast<float>(bits ^ (signs.word(i) << 31));
+        }
+        buffer[i] *= scale;
+    }
+    for (std::size_t h = 1; h < n; h *= 2)
+        for (std::size_t base = 0; base < n; base += 2 * h)
+            for (std::size_t i = base; i < base + h; ++i) {
+                const float p = buffer[i], q = buffer[i + h];
+                buffer[i] = p + q;
+                buffer[i + h] = p - q;
+            }
+    if (!forward)
+        for (std::size_t i = 0; i < n; ++i)
+            buffer[i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(buffer[i]) ^ (signs.word(i) << 31));
+    std::memcpy(to, buffer, out * sizeof(float));
+    return top;
+}
+
+// Coordinates [begin, end) of the buffer, begin a multiple of 4096 and of the block. Signs are drawn for `span` coordinates at once.
 template <class V, bool forward>
 std::uint32_t blocks(const RotationJob& job, std::size_t begin, std::size_t end) {
-    alignas(64) float scratch[4096 + 16];
-    alignas(64) std::uint32_t words[4096 / 32 + 64];
-    std::vector<float> large;
-    std::vector<std::uint32_t> large_words;
-    float* buffer = scratch;
-    std::uint32_t* sign_buffer = words;
-    if (job.block > 4096) {
-        large.resize(job.block);
-        large_words.resize(job.block / 32 + 64);
-        buffer = large.data();
-        sign_buffer = large_words.data();
-    }
+    alignas(64) float small[4096];
+    std::vector<float> large(job.block > 4096 ? job.block : 0);
+    float* scratch = large.empty() ? small : large.data();
+    const std::size_t span = rotation_span(job.block);
+    std::vector<std::uint32_t> words(span / 32 + 4 * V::U);
     typename V::Top top;
     std::uint32_t top_tail = 0;
-    const bool streamed = job.streamed && reinterpret_cast<std::uintptr_t>(job.to) % 64 == 0;
-    for (std::size_t b = begin; b < end; ++b) {
-        const std::size_t at = b * job.block, have = std::min(job.block, job.d - at);
-        const std::size_t n = have == job.block ? have : std::bit_ceil(have);
-        sign_words(job.signs, at / 128, n < 128 ? 1 : n / 128, sign_buffer);
-        const Signs signs{sign_buffer, at % 128};
-        const float scale = hadamard_scale(n);
+    const bool streamed = job.streamed && V::streams && reinterpret_cast<std::uintptr_t>(job.to) % 64 == 0;
+    const float scale = hadamard_scale(job.block);
+    for (std::size_t at = begin; at < end; at += span) {
+        const std::size_t have = std::min(span, end - at), rest = have % job.block, whole = have - rest;
         const float* from = job.from + at;
         float* to = job.to + at;
-        if (have == job.block && n >= V::W) {
-            if (streamed)
-                whole<V, forward, true>(from, to, buffer, n, scale, signs, top);
-            else
-                whole<V, forward, false>(from, to, buffer, n, scale, signs, top);
-            continue;
-        }
-        // The short tail, and blocks smaller than a vector: the same stages, one coordinate at a time.
-        const std::size_t in = forward ? have : n, out = forward ? n : have;
-        std::memcpy(buffer, from, in * sizeof(float));
-        std::fill(buffer + in, buffer + n, 0.0f);
-        for (std::size_t i = 0; i < n; ++i) {
-            if (forward) {
-                const std::uint32_t bits = std::bit_cast<std::uint32_t>(buffer[i]);
-                top_tail = std::max(top_tail, bits & 0x7fffffffu);
-                buffer[i] = std::bit_cast<float>(bits ^ (signs.word(i) << 31));
+        sign_words<V>(job.signs, at / 128, (whole + (rest ? std::bit_ceil(rest) : 0) + 127) / 128, words.data());
+        if (job.block < V::W) {
+            for (std::size_t j = 0; j < whole; j += job.block)
+                top_tail = std::max(top_tail, plain_block<forward>(from + j, to + j, scratch, job.block, job.block, {words.data(), j}));
+        } else if (job.block <= V::R * V::W) {
+            first_any<V, forward, !forward>(from, to, whole, job.block / V::W, scale, {words.data()}, top);
+        } else {
+            for (std::size_t j = 0; j < whole; j += job.block) {
+                if (streamed)
+                    large_block<V, forward, true>(from + j, to + j, scratch, job.block, scale, {words.data(), j}, top);
+                else
+                    large_block<V, forward, false>(from + j, to + j, scratch, job.block, scale, {words.data(), j}, top);
             }
-            buffer[i] *= scale;
         }
-        for (std::size_t h = 1; h < n; h *= 2)
-            for (std::size_t base = 0; base < n; base += 2 * h)
-                for (std::size_t i = base; i < base + h; ++i) {
-                    const float p = buffer[i], q = buffer[i + h];
-                    buffer[i] = p + q;
-                    buffer[i + h] = p - q;
-                }
-        if (!forward)
-            for (std::size_t i = 0; i < n; ++i)
-                buffer[i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(buffer[i]) ^ (signs.word(i) << 31));
-        std::memcpy(to, buffer, out * sizeof(float));
+        if (rest)
+            top_tail = std::max(top_tail, plain_block<forward>(from + whole, to + whole, scratch, rest, std::bit_ceil(rest), {words.data(), whole}));
     }
     if (streamed) V::fence();
     return std::max(top_tail, top.value());

@@ -26,7 +26,10 @@ static inline float hadamard_scale(std::size_t n) {
     return scale;
 }
 
-// Blocks [begin, end); the forward direction returns the largest bit pattern of |x|.
+// Coordinates whose signs are drawn together: whole blocks, and whole Philox blocks.
+static inline std::size_t rotation_span(std::size_t block) { return std::max<std::size_t>(block, 4096); }
+
+// Coordinates [begin, end), begin a multiple of the span; the forward direction returns the largest bit pattern of |x|.
 std::uint32_t rotate_blocks_portable(const RotationJob& job, bool forward, std::size_t begin, std::size_t end);
 std::uint32_t rotate_blocks_avx2(const RotationJob& job, bool forward, std::size_t begin, std::size_t end);
 std::uint32_t rotate_blocks_avx512(const RotationJob& job, bool forward, std::size_t begin, std::size_t end);
