@@ -6,7 +6,6 @@ import dataclasses
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tersegrad.core import frame

@@ -289,7 +289,9 @@ class _Parser:
             inner = [args[0]] * len(value) if args[1:] == (...,) else list(args)
             if len(inner) != len(value):
                 return _MISFIT
-            fitted = [next((f for o in _options(h) if (f := self._fit(v, o)) is not _MISFIT), _MISFIT) for v, h in zip(value, inner)]
+            fitted = [
+                next((f for o in _options(h) if (f := self._fit(v, o)) is not _MISFIT), _MISFIT) for v, h in zip(value, inner)
+            ]
             return _MISFIT if any(f is _MISFIT for f in fitted) else tuple(fitted)
         if option is float:
             return value if isinstance(value, (int, float)) and not isinstance(value, bool) else _MISFIT
@@ -321,7 +323,7 @@ def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """", did you mean ...?" for the closest known name, if one is close."""
+    """ ", did you mean ...?" for the closest known name, if one is close."""
     close = difflib.get_close_matches(name[:64].lower(), list(known), n=1, cutoff=0.55)
     return f", did you mean {close[0]!r}?" if close else ""
 

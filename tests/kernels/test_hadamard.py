@@ -14,7 +14,31 @@ from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.reference.hadamard import rotated_numel, signs
 
-SIZES = (0, 1, 2, 3, 5, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 257, 1000, 4095, 4096, 4097, 4096 + 33, 3 * 4096 + 2049, 100_003)
+SIZES = (
+    0,
+    1,
+    2,
+    3,
+    5,
+    15,
+    16,
+    17,
+    63,
+    64,
+    65,
+    127,
+    128,
+    129,
+    255,
+    257,
+    1000,
+    4095,
+    4096,
+    4097,
+    4096 + 33,
+    3 * 4096 + 2049,
+    100_003,
+)
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 65536)
 CTX = Context(seed=0x0123_4567_89AB_CDEF, step=7, buffer=3, sender=0xFFFF)
 needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not built")

@@ -194,7 +194,12 @@ def _joined(pieces: Sequence[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
     joined: list[tuple[Piece, int]] = []
     for piece, group in pieces:
         last, last_group = joined[-1] if joined else (None, -1)
-        same = last is not None and (last.name, last.shape, last.stop, last_group) == (piece.name, piece.shape, piece.start, group)
+        same = last is not None and (last.name, last.shape, last.stop, last_group) == (
+            piece.name,
+            piece.shape,
+            piece.start,
+            group,
+        )
         if last is not None and same and piece.start > 0:
             joined[-1] = (dataclasses.replace(last, stop=piece.stop), group)
         else:

@@ -57,7 +57,9 @@ class ByTensor(Configuration):
             require(part is None or isinstance(part, Compressor), f"by_tensor chooses between compressors, got {part!r}")
         require(self.default is not None, "by_tensor needs a default compressor")
         for pattern, _ in self.rules:
-            require(isinstance(pattern, str) and pattern.isascii() and pattern.isprintable(), f"not a name pattern: {pattern!r}")
+            require(
+                isinstance(pattern, str) and pattern.isascii() and pattern.isprintable(), f"not a name pattern: {pattern!r}"
+            )
         require(self.below >= 0, f"below is a number of elements, got {self.below}")
         require(all(part is not None for _, part in self.rules), "a rule names a pattern and a compressor")
 
@@ -92,7 +94,7 @@ class ByTensor(Configuration):
     def encode(
         self, x: Tensor, state: Parts, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, Parts]:
-        x = flat_float32(x)
+        x = x.detach().reshape(-1)  # in its own dtype, which the parts' specs announce
         require(x.numel() == state.spec.numel, f"the state is for {state.spec.numel} coordinates, got {x.numel()}")
         moment = None if stats is None or stats.second_moment is None else flat_float32(stats.second_moment)
         sent: list[Tensor] = []

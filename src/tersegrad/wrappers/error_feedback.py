@@ -90,6 +90,7 @@ class ErrorFeedback(Configuration):
         return float(torch.tensor(1.0 / (1.0 + promise.value), dtype=torch.float32))
 
     def init(self, spec: Spec, device: torch.device | str) -> ErrorFeedbackState:
+        spec = _corrected(spec)
         self._check(spec)
         residual = torch.zeros(spec.numel, dtype=getattr(torch, self.residual), device=device)
         return ErrorFeedbackState(residual, self.inner.init(spec, device), spec)
@@ -113,27 +114,34 @@ class ErrorFeedback(Configuration):
         return message, ErrorFeedbackState(left, inner, state.spec)
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
+        spec = _corrected(spec)
         decoded = self.inner.decode(message, spec, ctx, out)
         weight = self._weight(spec)
         return decoded if weight == 1.0 else decoded.mul_(weight)
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         """``out += weight * decode(message)``, in one pass where the inner compressor can."""
-        if self._weight(spec) == 1.0 and isinstance(self.inner, Accumulator):
-            return self.inner.decode_add(message, spec, ctx, out, weight)
+        inner_spec = _corrected(spec)
+        if self._weight(inner_spec) == 1.0 and isinstance(self.inner, Accumulator):
+            return self.inner.decode_add(message, inner_spec, ctx, out, weight)
         return out.add_(self.decode(message, spec, ctx) * weight)
 
     def max_nbytes(self, spec: Spec) -> int:
-        return self.inner.max_nbytes(spec)
+        return self.inner.max_nbytes(_corrected(spec))
 
     def guarantee(self, spec: Spec) -> Guarantee:
         """What one message promises about the corrected gradient y; see the top of the file."""
-        promise = self.inner.guarantee(spec)
+        promise = self.inner.guarantee(_corrected(spec))
         if promise.kind != "unbiased":
             return promise
         if not math.isfinite(promise.value):
             return Guarantee("none")
         return Guarantee("contractive", promise.value / (1.0 + promise.value), promise.sure and promise.value == 0)
+
+
+def _corrected(spec: Spec) -> Spec:
+    """The spec of x + r, which is float32 whatever x is."""
+    return dataclasses.replace(spec, dtype=torch.float32)
 
 
 def _subtract(inner: Compressor[Any], message: Message, spec: Spec, ctx: Context, y: Tensor, weight: float) -> Tensor:
