@@ -14,54 +14,7 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 
-
-class HadamardKernels(Protocol):
-    """The randomised Walsh-Hadamard rotation by blocks (signs from the context, sender left to the caller)."""
-
-    def rotate(self, x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
-        """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""
-        ...
-
-    def unrotate(self, y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
-        """The inverse: ``y`` of the padded size into ``out``, which is returned. ``out`` may be ``y``."""
-        ...
-
-
-class CastKernels(Protocol):
-    """Whole messages of the fixed-rate baselines (``spec/wire.md``).
-
-    ``x`` and ``out`` of a decoder are flat float32, ``data`` and ``out`` of an encoder uint8 of exactly the message's length.
-    Decoders store, or with a ``weight`` add ``weight`` times the value (product and sum each rounded to float32).
-    """
-
-    def bf16_encode(self, x: Tensor, out: Tensor) -> None: ...
-    def bf16_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
-    def fp16_encode(self, x: Tensor, out: Tensor) -> None: ...
-    def fp16_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
-    def fp8_encode(self, x: Tensor, out: Tensor, block: int) -> None:
-        """``block``: a power of two from 16 to 65536."""
-        ...
-
-    def fp8_decode(self, data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None: ...
-    def sign_encode(self, x: Tensor, out: Tensor) -> None: ...
-    def sign_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
-    def natural_encode(self, x: Tensor, out: Tensor, ctx: Context) -> None: ...
-    def natural_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
-    def ternary_encode(self, x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
-        """``bucket``: a multiple of 64."""
-        ...
-
-    def ternary_decode(self, data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
-        """``CorruptMessage`` unless the trits are canonical; ``out`` is then undefined."""
-        ...
-
-    def dithering_encode(self, x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
-        """``width``: bits a coordinate, enough for ``2 * levels + 2`` codes and at most 8."""
-        ...
-
-    def dithering_decode(
-        self, data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None
-    ) -> None: ...
+RoundingRule = Literal["l2", "max", "nearest"]
 
 
 class BitKernels(Protocol):
@@ -112,7 +65,68 @@ class BitKernels(Protocol):
         ...
 
 
-RoundingRule = Literal["l2", "max", "nearest"]
+class CastKernels(Protocol):
+    """Whole messages of the fixed-rate baselines (``spec/wire.md``).
+
+    ``x`` and ``out`` of a decoder are flat float32, ``data`` and ``out`` of an encoder uint8 of exactly the message's length.
+    Decoders store, or with a ``weight`` add ``weight`` times the value (product and sum each rounded to float32).
+    """
+
+    def bf16_encode(self, x: Tensor, out: Tensor) -> None: ...
+    def bf16_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
+    def fp16_encode(self, x: Tensor, out: Tensor) -> None: ...
+    def fp16_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
+    def fp8_encode(self, x: Tensor, out: Tensor, block: int) -> None:
+        """``block``: a power of two from 16 to 65536."""
+        ...
+
+    def fp8_decode(self, data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None: ...
+    def sign_encode(self, x: Tensor, out: Tensor) -> None: ...
+    def sign_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
+    def natural_encode(self, x: Tensor, out: Tensor, ctx: Context) -> None: ...
+    def natural_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
+    def ternary_encode(self, x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
+        """``bucket``: a multiple of 64."""
+        ...
+
+    def ternary_decode(self, data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
+        """``CorruptMessage`` unless the trits are canonical; ``out`` is then undefined."""
+        ...
+
+    def dithering_encode(self, x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
+        """``width``: bits a coordinate, enough for ``2 * levels + 2`` codes and at most 8."""
+        ...
+
+    def dithering_decode(
+        self, data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None
+    ) -> None: ...
+
+
+class RansKernels(Protocol):
+    """Interleaved rANS (``spec``, "rANS"): symbols and contexts are uint8 vectors, ``contexts`` one a symbol or one a step of 64."""
+
+    def rans_histogram(
+        self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool
+    ) -> Tensor:
+        """Counts, (num_contexts, alphabet) int64.
+
+        With ``sample``, and where the data are long enough for it, only one block of 4096 symbols in eight is counted, and one
+        is added for every symbol that occurs anywhere: 0 still means absent.
+        """
+
+    def rans_write_tables(self, counts: Tensor) -> bytes:
+        """The tables for these counts, (num_contexts, alphabet) int64, as bytes."""
+
+    def rans_read_tables(self, data: Tensor, alphabet: int, num_contexts: int) -> tuple[Tensor, int]:
+        """Frequencies, (num_contexts, alphabet) int16 with rows that sum to 4096, and the number of bytes read."""
+
+    def rans_encode(
+        self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor
+    ) -> int:
+        """Write the whole message into ``out`` (at least ``1 + ceil(count * bits / 8)`` bytes) and return its length."""
+
+    def rans_decode(self, data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> int:
+        """Fill ``out`` with the symbols of the message at the start of ``data`` and return the message's length."""
 
 
 class RoundingKernels(Protocol):
@@ -187,5 +201,17 @@ class RoundingKernels(Protocol):
         ...
 
 
-class Kernels(HadamardKernels, BitKernels, CastKernels, RoundingKernels, Protocol):
+class HadamardKernels(Protocol):
+    """The randomised Walsh-Hadamard rotation by blocks (signs from the context, sender left to the caller)."""
+
+    def rotate(self, x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
+        """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""
+        ...
+
+    def unrotate(self, y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
+        """The inverse: ``y`` of the padded size into ``out``, which is returned. ``out`` may be ``y``."""
+        ...
+
+
+class Kernels(BitKernels, CastKernels, HadamardKernels, RansKernels, RoundingKernels, Protocol):
     """Everything a backend provides."""

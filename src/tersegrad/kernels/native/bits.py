@@ -8,6 +8,20 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.native.module import module
 
+__all__ = [
+    "elias_bits",
+    "elias_decode",
+    "elias_encode",
+    "pack_bits",
+    "pack_trits",
+    "rice_best",
+    "rice_bits",
+    "rice_decode",
+    "rice_encode",
+    "unpack_bits",
+    "unpack_trits",
+]
+
 
 def pack_bits(codes: Tensor, width: int, out: Tensor) -> None:
     module.pack_bits(codes, width, out)

@@ -8,6 +8,23 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import module
 
+__all__ = [
+    "bf16_decode",
+    "bf16_encode",
+    "dithering_decode",
+    "dithering_encode",
+    "fp8_decode",
+    "fp8_encode",
+    "fp16_decode",
+    "fp16_encode",
+    "natural_decode",
+    "natural_encode",
+    "sign_decode",
+    "sign_encode",
+    "ternary_decode",
+    "ternary_encode",
+]
+
 
 def _sink(weight: float | None) -> tuple[bool, float]:
     return weight is not None, 1.0 if weight is None else weight

@@ -11,6 +11,8 @@ from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import module
 
+__all__ = ["rotate", "unrotate"]
+
 
 def rotate(x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
     """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""

@@ -10,6 +10,18 @@ from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import module
 from tersegrad.kernels.schema import RoundingRule
 
+__all__ = [
+    "abs_max",
+    "block_abs_max",
+    "block_sum_abs",
+    "block_sum_squares",
+    "dequantise_blocks",
+    "quantise_blocks",
+    "random_u16",
+    "sum_abs",
+    "sum_squares",
+]
+
 RULES = {"l2": 0, "max": 1, "nearest": 2}
 
 

@@ -1,38 +1,7 @@
 """Plain torch: the definition of every operation, and the backend that runs anywhere."""
 
-from tersegrad.kernels.reference.bits import elias_bits as elias_bits
-from tersegrad.kernels.reference.bits import elias_decode as elias_decode
-from tersegrad.kernels.reference.bits import elias_encode as elias_encode
-from tersegrad.kernels.reference.bits import pack_bits as pack_bits
-from tersegrad.kernels.reference.bits import pack_trits as pack_trits
-from tersegrad.kernels.reference.bits import rice_best as rice_best
-from tersegrad.kernels.reference.bits import rice_bits as rice_bits
-from tersegrad.kernels.reference.bits import rice_decode as rice_decode
-from tersegrad.kernels.reference.bits import rice_encode as rice_encode
-from tersegrad.kernels.reference.bits import unpack_bits as unpack_bits
-from tersegrad.kernels.reference.bits import unpack_trits as unpack_trits
-from tersegrad.kernels.reference.casts import bf16_decode as bf16_decode
-from tersegrad.kernels.reference.casts import bf16_encode as bf16_encode
-from tersegrad.kernels.reference.casts import dithering_decode as dithering_decode
-from tersegrad.kernels.reference.casts import dithering_encode as dithering_encode
-from tersegrad.kernels.reference.casts import fp8_decode as fp8_decode
-from tersegrad.kernels.reference.casts import fp8_encode as fp8_encode
-from tersegrad.kernels.reference.casts import fp16_decode as fp16_decode
-from tersegrad.kernels.reference.casts import fp16_encode as fp16_encode
-from tersegrad.kernels.reference.casts import natural_decode as natural_decode
-from tersegrad.kernels.reference.casts import natural_encode as natural_encode
-from tersegrad.kernels.reference.casts import sign_decode as sign_decode
-from tersegrad.kernels.reference.casts import sign_encode as sign_encode
-from tersegrad.kernels.reference.casts import ternary_decode as ternary_decode
-from tersegrad.kernels.reference.casts import ternary_encode as ternary_encode
-from tersegrad.kernels.reference.hadamard import rotate as rotate
-from tersegrad.kernels.reference.hadamard import unrotate as unrotate
-from tersegrad.kernels.reference.rounding import abs_max as abs_max
-from tersegrad.kernels.reference.rounding import block_abs_max as block_abs_max
-from tersegrad.kernels.reference.rounding import block_sum_abs as block_sum_abs
-from tersegrad.kernels.reference.rounding import block_sum_squares as block_sum_squares
-from tersegrad.kernels.reference.rounding import dequantise_blocks as dequantise_blocks
-from tersegrad.kernels.reference.rounding import quantise_blocks as quantise_blocks
-from tersegrad.kernels.reference.rounding import random_u16 as random_u16
-from tersegrad.kernels.reference.rounding import sum_abs as sum_abs
-from tersegrad.kernels.reference.rounding import sum_squares as sum_squares
+from tersegrad.kernels.reference.bits import *
+from tersegrad.kernels.reference.casts import *
+from tersegrad.kernels.reference.hadamard import *
+from tersegrad.kernels.reference.rans import *
+from tersegrad.kernels.reference.rounding import *

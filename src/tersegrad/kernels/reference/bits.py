@@ -13,6 +13,20 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 
+__all__ = [
+    "elias_bits",
+    "elias_decode",
+    "elias_encode",
+    "pack_bits",
+    "pack_trits",
+    "rice_best",
+    "rice_bits",
+    "rice_decode",
+    "rice_encode",
+    "unpack_bits",
+    "unpack_trits",
+]
+
 GAMMA, DELTA, OMEGA = 0, 1, 2
 RICE_LIMIT = 32  # quotients from here on are escaped
 RICE_MAX = 56  # the largest parameter

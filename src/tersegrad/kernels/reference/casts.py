@@ -15,6 +15,23 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import M0, M1, MASK, W0, W1, Purpose
 from tersegrad.core.protocol import Context
 
+__all__ = [
+    "bf16_decode",
+    "bf16_encode",
+    "dithering_decode",
+    "dithering_encode",
+    "fp8_decode",
+    "fp8_encode",
+    "fp16_decode",
+    "fp16_encode",
+    "natural_decode",
+    "natural_encode",
+    "sign_decode",
+    "sign_encode",
+    "ternary_decode",
+    "ternary_encode",
+]
+
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the range of scales: float32's normal numbers
 INFINITY = 0x7F800000
 CHUNK, LANES = 4096, 32

@@ -1,12 +1,12 @@
 """The randomised Walsh-Hadamard rotation in plain torch: the definition of every float of it.
 
 A vector is cut into blocks of ``block`` coordinates, a power of two; the rest is padded with zeros to the next power of two. A
-block of n = 2^k coordinates is multiplied by fl32(2^(-k/2)), gets its signs, and runs through k stages of (a, b) -> (a+b, a-b) over
-pairs at distance 1, 2, 4, ..., n/2. Multiplying first keeps every intermediate value below the block's Euclidean norm, so nothing
-overflows that the norm does not. The inverse runs the same stages and applies the signs last.
+block of n = 2^k coordinates is multiplied by fl32(2^(-k/2)), gets its signs, and runs through k stages of (a, b) -> (a+b, a-b)
+over pairs at distance 1, 2, 4, ..., n/2. Multiplying first keeps every intermediate value below the block's Euclidean norm, so
+nothing overflows that the norm does not. The inverse runs the same stages and applies the signs last.
 
-One bit a coordinate is enough for a sign, so one Philox block serves 128 of them: the sign of coordinate i is bit i % 32 of word
-(i % 128) // 32 of the block with counter (i >> 7, ROTATION << 24 | i >> 39, step, buffer << 16 | sender).
+One bit a coordinate is enough for a sign, so one Philox block serves 128 of them: the sign of coordinate i is bit i % 32 of
+word (i % 128) // 32 of the block with counter (i >> 7, ROTATION << 24 | i >> 39, step, buffer << 16 | sender).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tersegrad.core import philox
 from tersegrad.core.philox import MASK, Purpose
 from tersegrad.core.protocol import Context
 
-LARGEST_BLOCK = 1 << 16
+__all__ = ["rotate", "unrotate"]
 
 
 def rotated_numel(numel: int, block: int) -> int:

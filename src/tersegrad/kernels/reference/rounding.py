@@ -17,6 +17,18 @@ from tersegrad.core.philox import MASK, Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.schema import RoundingRule
 
+__all__ = [
+    "abs_max",
+    "block_abs_max",
+    "block_sum_abs",
+    "block_sum_squares",
+    "dequantise_blocks",
+    "quantise_blocks",
+    "random_u16",
+    "sum_abs",
+    "sum_squares",
+]
+
 LANES = 32
 CHUNK = 4096
 SEGMENT = 1 << 20  # coordinates at a time, to bound the temporaries
