@@ -9,8 +9,8 @@ The grammar of text forms (white space between tokens is ignored)::
     map    = "{" [ string ":" value { "," string ":" value } ] "}"
 
 A bare name is a compressor where the parameter takes one, and a string elsewhere (``norm=max``). Strings stand between double or
-single quotes; a backslash escapes a quote or a backslash. Nothing is evaluated, and length, depth and numbers are bounded: text forms arrive in
-frames from strangers.
+single quotes; a backslash escapes a quote or a backslash. Nothing is evaluated, and length, depth and numbers are bounded: text
+forms arrive in frames from strangers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WRAPPERS: Mapping[str, type[Configuration]] = types.MappingProxyType(_configurat
 
 
 def strom(tau: float) -> Compressor[Any]:
-    """Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015: send +-tau, keep the rest."""
+    """Send +-tau, keep the rest (Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015)."""
     return wrappers.ErrorFeedback(compressors.Threshold(tau=tau, values="sign"), force=True)
 
 
@@ -323,7 +323,7 @@ def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """ ", did you mean ...?" for the closest known name, if one is close."""
+    """The hint that names the closest known word, or nothing when none is close."""
     close = difflib.get_close_matches(name[:64].lower(), list(known), n=1, cutoff=0.55)
     return f", did you mean {close[0]!r}?" if close else ""
 

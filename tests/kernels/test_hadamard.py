@@ -152,5 +152,5 @@ def test_non_finite_input_is_reported(bad: float, where: int) -> None:
 def test_bad_arguments_are_refused() -> None:
     x = torch.zeros(100)
     for block, size in ((48, 128), (0, 128), (1 << 17, 128), (64, 127), (64, 129)):
-        with pytest.raises(ValueError, match="power of two|padded size"):
+        with pytest.raises(ValueError, match=r"power of two|padded size"):
             native.rotate(x, torch.empty(size), block, CTX)

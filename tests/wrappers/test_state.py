@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def test_tensors_and_memory() -> None:
 def test_any_cut_joins_to_the_same_state(cuts: list[int]) -> None:
     state = advanced()
     borders = [0, *sorted(cuts), SPEC.numel]
-    parts = [states.slice(state, a, b) for a, b in zip(borders, borders[1:])]
+    parts = [states.slice(state, a, b) for a, b in itertools.pairwise(borders)]
     assert same(states.concat(parts), state)
     for part, a, b in zip(parts, borders, borders[1:]):
         assert part.spec.numel == b - a

@@ -16,6 +16,7 @@ another world size starts from is ``map_tensors(lambda *t: torch.stack(t).mean(0
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -258,4 +259,4 @@ def split(state: Any, spec: Spec) -> list[Any]:
     ends = [0]
     for piece in spec.pieces:
         ends.append(ends[-1] + piece.numel)
-    return [slice(state, a, b) for a, b in zip(ends, ends[1:])]
+    return [slice(state, a, b) for a, b in itertools.pairwise(ends)]

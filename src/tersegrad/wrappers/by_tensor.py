@@ -1,17 +1,17 @@
 """By-tensor rules: named or small tensors are sent another way.
 
-Maps: each piece of the buffer belongs to one group; a group's pieces are laid one after another and sent by the group's compressor.
-A piece goes to the first rule whose pattern matches its name (shell patterns: ``*`` ``?`` ``[...]``), else to ``small`` when its whole
-tensor has fewer than ``below`` elements, else to ``default``. The size of the tensor decides, not that of the piece, so that a
-shard is treated like the whole and state follows its parameter.
+Maps: each piece of the buffer belongs to one group; a group's pieces are laid one after another and sent by the group's
+compressor. A piece goes to the first rule whose pattern matches its name (shell patterns: ``*`` ``?`` ``[...]``), else to ``small``
+when its whole tensor has fewer than ``below`` elements, else to ``default``. The size of the tensor decides, not that of the piece,
+so that a shard is treated like the whole and state follows its parameter.
 
-Guarantee: squared errors and squared norms add over groups, so the worst part's value holds for the whole: contractive when all are,
-unbiased when all are (an exact part counts as both), sure when all are. An unbiased part with omega < 1 is also within omega ||x||^2 of
-its input, so a mixture is contractive with the largest of alphas and omegas if that is below 1; else there is no promise, and
-error feedback belongs around the parts instead.
+Guarantee: squared errors and squared norms add over groups, so the worst part's value holds for the whole: contractive when all
+are, unbiased when all are (an exact part counts as both), sure when all are. An unbiased part with omega < 1 is also within
+omega ||x||^2 of its input, so a mixture is contractive with the largest of alphas and omegas if that is below 1; else there is no
+promise, and error feedback belongs around the parts instead.
 
-Wire: for each group that has coordinates, in the order default, small, rules: the length of its message as a varint, then the message.
-Group k (default 0, small 1, rule j is 2 + j) draws from ``ctx.child(k)``.
+Wire: for each group that has coordinates, in the order default, small, rules: the length of its message as a varint, then the
+message. Group k (default 0, small 1, rule j is 2 + j) draws from ``ctx.child(k)``.
 
 State: one per group (:class:`tersegrad.core.state.Parts`).
 
@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tersegrad.codecs import varint
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Piece, Spec, Stats, flat_float32
 from tersegrad.core.state import Parts
@@ -105,7 +106,7 @@ class ByTensor(Configuration):
             part_stats = stats if moment is None else Stats(_gather(moment, runs))
             message, next_state = part.encode(_gather(x, runs), before, ctx.child(g), stats=part_stats)
             payload = message.payload
-            sent += [torch.tensor(list(_varint(payload.numel())), dtype=torch.uint8, device=x.device), payload]
+            sent += [torch.tensor(list(varint.write(payload.numel())), dtype=torch.uint8, device=x.device), payload]
             after.append((g, next_state))
         data = torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8, device=x.device)
         nbytes = data.numel()
@@ -120,7 +121,7 @@ class ByTensor(Configuration):
             out = torch.empty(spec.numel, dtype=torch.float32, device=data.device)
         layout, at = self._layout(spec), 0
         for g, part, sub in self._groups(layout):
-            length, at = _read_varint(data, at)
+            length, at = varint.read(data, at)
             if length > min(data.numel() - at, part.max_nbytes(sub)):
                 raise CorruptMessage(f"group {g} announces {length} bytes, {data.numel() - at} are left")
             payload = data[at : at + length].clone()  # starts at an address that any decoder may view as words
@@ -139,7 +140,7 @@ class ByTensor(Configuration):
 
     def max_nbytes(self, spec: Spec) -> int:
         sizes = [part.max_nbytes(sub) for _, part, sub in self._groups(self._layout(spec))]
-        return sum(size + len(_varint(size)) for size in sizes)
+        return sum(size + varint.nbytes(size) for size in sizes)
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return worst([part.guarantee(sub) for _, part, sub in self._groups(self._layout(spec))])
@@ -170,24 +171,3 @@ def worst(promises: Sequence[Guarantee]) -> Guarantee:
 def _gather(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
     """The sub-buffer of these runs: a view where it is one run."""
     return x[runs[0][0] : runs[0][1]] if len(runs) == 1 else torch.cat([x[a:b] for a, b in runs])
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def _read_varint(data: Tensor, at: int) -> tuple[int, int]:
-    """The varint at ``at`` and the position after it; at most nine bytes, without padding."""
-    value = 0
-    for k, byte in enumerate(data[at : at + 9].tolist()):
-        value |= (byte & 0x7F) << 7 * k
-        if byte < 0x80:
-            if byte == 0 and k:
-                raise CorruptMessage("a varint is padded with zeros")
-            return value, at + k + 1
-    raise CorruptMessage("a varint ends outside the message")

@@ -6,15 +6,15 @@ Guarantee: that of c C as a contractive operator, alpha (or omega/(1+omega), on 
 for. It bounds the message against y, the *corrected* gradient: ||C(y) c - y||^2 <= alpha ||y||^2. Nothing is lost for good: the
 decoded messages of t steps plus the residual are the sum of the t gradients, and the residual stays bounded,
 ||r|| <= sqrt(alpha)/(1 - sqrt(alpha)) max ||x||, where alpha holds surely. A compressor without a guarantee may let it grow
-without bound, so it is refused unless ``force=true``. SGD with a contractive compressor and error feedback converges at the rate of
-SGD up to higher-order terms (Stich et al. 2018; Karimireddy et al. 2019).
+without bound, so it is refused unless ``force=true``. SGD with a contractive compressor and error feedback converges at the rate
+of SGD up to higher-order terms (Stich et al. 2018; Karimireddy et al. 2019).
 
-Wire: exactly the inner compressor's message; the receiver multiplies by fl32(c), which it computes from the configuration and spec.
+Wire: exactly the inner compressor's message; the receiver multiplies by fl32(c), which it computes from configuration and spec.
 
 State: the residual, aligned with the buffer, and the inner state. A buffer that is not finite leaves both as they were.
 
-Citation: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory",
-NeurIPS 2018. Ours keeps the residual outside the learning rate, so a schedule does not change what was left out.
+Citation: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Stich, Cordonnier, Jaggi, "Sparsified SGD with
+Memory", NeurIPS 2018. Ours keeps the residual outside the learning rate, so a schedule does not change what was left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Metering: count what is sent and what it costs in accuracy and time, without changing a byte.
 
-Maps: the inner compressor, plus counters in the state: messages, bytes, coordinates, ||C(x) - x||^2, ||x||^2 (float64) and seconds.
-To know the error each message is decoded once more by the sender; ``error=false`` leaves that out.
+Maps: the inner compressor, plus counters in the state: messages, bytes, coordinates, ||C(x) - x||^2, ||x||^2 (float64) and
+seconds. To know the error each message is decoded once more by the sender; ``error=false`` leaves that out.
 
-Guarantee: the inner one's. Wire: the inner message. Around error feedback the error is against the gradient x, not the corrected one.
+Guarantee: the inner one's. Wire: the inner message. Around error feedback the error is against the gradient x, not the corrected
+one.
 """
 
 from __future__ import annotations
