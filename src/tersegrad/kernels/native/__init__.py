@@ -15,6 +15,7 @@ from tersegrad.kernels.native.hadamard import *
 from tersegrad.kernels.native.module import module
 from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
+from tersegrad.kernels.native.select import *
 
 ISAS = ("portable", "avx2", "avx512")
 

@@ -5,3 +5,4 @@ from tersegrad.kernels.reference.casts import *
 from tersegrad.kernels.reference.hadamard import *
 from tersegrad.kernels.reference.rans import *
 from tersegrad.kernels.reference.rounding import *
+from tersegrad.kernels.reference.select import *
