@@ -11,14 +11,12 @@
 namespace tersegrad::rounding {
 namespace {
 
-constexpr std::size_t kAhead = 6144;  // bytes of prefetch: the hardware's own stops at page borders
-
 inline __mmask16 first16(std::size_t n) { return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << n) - 1u); }
 inline __mmask64 first64(std::size_t n) { return n >= 64 ? ~0ull : (1ull << n) - 1ull; }
-inline void ahead(const float* x) { _mm_prefetch(reinterpret_cast<const char*>(x) + kAhead, _MM_HINT_T0); }
+inline void ahead(const float* x) { _mm_prefetch(reinterpret_cast<const char*>(x + kAhead), _MM_HINT_T0); }
 
 struct Avx512 {
-    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out) {
+    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next) {
         __m512i k0[10], k1[10];
         std::uint32_t a = static_cast<std::uint32_t>(stream.key), b = static_cast<std::uint32_t>(stream.key >> 32);
         for (int r = 0; r < 10; ++r, a += 0x9E3779B9u, b += 0xBB67AE85u) {
@@ -30,13 +28,15 @@ struct Avx512 {
         const __m512i step = _mm512_set1_epi64(stream.step), salt = _mm512_set1_epi64(stream.salt);
         // Even lanes hold blocks 0-3, odd lanes 4-7: the final unpacks then leave coordinates in order.
         __m512i index = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block)), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
-        for (std::size_t g = 0; g < groups; ++g, out += 64) {
+        for (std::size_t g = 0; g < groups; ++g, out += 64, next += 256) {
+            for (unsigned line = 0; line < 4; ++line) _mm_prefetch(reinterpret_cast<const char*>(next + 64 * line), _MM_HINT_T0);
             __m512i c0 = index, c1 = _mm512_or_si512(_mm512_srli_epi64(index, 32), high), c2 = step, c3 = salt;
 #pragma GCC unroll 10
             for (int r = 0; r < 10; ++r) {
                 const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
-                c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1, k0[r], 0x96);
-                c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3, k1[r], 0x96);
+                // Upper halves come down by a shuffle, not a shift: shifts share their port with the multiplications.
+                c0 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p1, static_cast<_MM_PERM_ENUM>(0xF5)), c1, k0[r], 0x96);
+                c2 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p0, static_cast<_MM_PERM_ENUM>(0xF5)), c3, k1[r], 0x96);
                 c1 = p1;
                 c3 = p0;
             }

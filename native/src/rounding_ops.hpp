@@ -13,6 +13,7 @@ namespace tersegrad::rounding {
 constexpr std::size_t kChunk = 1024;     // coordinates rounded at a time: input, draws and levels stay in the first-level cache
 constexpr std::size_t kSumChunk = 4096;  // coordinates of one lane-wise sum
 constexpr std::size_t kBlock = 65536;    // longer blocks are cut among threads
+constexpr std::size_t kAhead = 2048;     // coordinates of prefetch: the hardware's own stops at page borders
 constexpr std::size_t kSlack = 64;       // draws are written in groups of 64
 
 enum class Sum { squares, magnitudes };
@@ -37,7 +38,8 @@ struct Expansion {  // one call of dequantise
 };
 
 struct Ops {
-    void (*draws)(const Stream&, std::uint64_t block, std::size_t groups, std::uint16_t* out);  // 64 draws a group
+    // 64 draws a group; meanwhile the memory at address `next` is fetched, because drawing leaves the memory idle.
+    void (*draws)(const Stream&, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next);
     double (*sum_squares)(const float*, std::size_t n);                                       // n <= kSumChunk
     double (*sum_abs)(const float*, std::size_t n);                                           // n <= kSumChunk
     std::uint32_t (*abs_max)(const float*, std::size_t n);                                    // bit pattern
@@ -125,6 +127,8 @@ struct StepRule {
     return float_of(static_cast<std::uint32_t>(half) << 16);
 }
 
+[[maybe_unused]] inline std::uintptr_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
+
 template <class V>
 struct Driver {
     using Pack = void (*)(const std::int8_t*, std::size_t, std::uint8_t*);
@@ -167,7 +171,7 @@ struct Driver {
         const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
         for (std::size_t at = begin; at < end; at += kChunk) {
             const std::size_t n = end - at < kChunk ? end - at : kChunk;
-            if (job.q.rule != Rule::nearest) V::draws(job.stream, at / 8, groups(n), draws);
+            if (job.q.rule != Rule::nearest) V::draws(job.stream, at / 8, groups(n), draws, address(job.x + at) + 4 * kChunk);
             levels_of(job.x + at, n, step, inverse, job.q, draws, levels);
             pack(levels, n, job.codes + at / 8 * static_cast<std::size_t>(job.q.width));
         }
@@ -215,7 +219,7 @@ struct Driver {
                 inverses[k] = 1.0f / steps[k];
             }
             write_steps(steps, count, job.q.format, job.steps + b * bytes);
-            if (job.q.rule != Rule::nearest) V::draws(job.stream, begin / 8, groups(n), draws);
+            if (job.q.rule != Rule::nearest) V::draws(job.stream, begin / 8, groups(n), draws, address(x) + 4 * kAhead);
             for (std::size_t k = 0; k < count; ++k)
                 levels_of(x + k * block, n - k * block < block ? n - k * block : block, steps[k], inverses[k], job.q,
                           draws + k * block, levels + k * block);

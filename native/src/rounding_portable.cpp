@@ -5,7 +5,7 @@ namespace tersegrad::rounding {
 namespace {
 
 struct Portable {
-    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out) {
+    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t) {
         for (std::size_t b = 0; b < 8 * groups; ++b) {
             const PhiloxWords words = philox_block(stream, block + b);
             for (int k = 0; k < 4; ++k) {
