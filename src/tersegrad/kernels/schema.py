@@ -18,7 +18,7 @@ RoundingRule = Literal["l2", "max", "nearest"]
 
 
 class BitKernels(Protocol):
-    """Bit packing, trits, Elias and Golomb-Rice codes. Sizes are exact and checked by the caller."""
+    """Bit packing, trits, Elias and Golomb-Rice codes (``spec/wire.md``, bit streams). Sizes are exact and checked by the caller."""
 
     def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
         """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
