@@ -31,6 +31,7 @@ def _compressor(compressor: Compressor[Any] | str) -> Compressor[Any]:
 def roundtrip(compressor: Compressor[Any] | str, x: Tensor, seed: int = 0, stats: Stats | None = None) -> RoundTrip:
     """Encode ``x`` to bytes and decode those bytes.
 
+    >>> import torch
     >>> result = roundtrip("bf16", torch.tensor([1.0, -2.5, 3.14159]))
     >>> result.decoded, result.nbytes, result.bits_per_coordinate
     (tensor([ 1.0000, -2.5000,  3.1406]), 6, 16.0)
@@ -51,6 +52,7 @@ def roundtrip(compressor: Compressor[Any] | str, x: Tensor, seed: int = 0, stats
 def to_frame(compressor: Compressor[Any] | str, x: Tensor, context: Context | None = None, stats: Stats | None = None) -> bytes:
     """``x`` as one self-describing frame (first message of a fresh state), for a file or another program.
 
+    >>> import torch
     >>> from_frame(to_frame("bf16", torch.tensor([1.0, -2.5])))
     tensor([ 1.0000, -2.5000])
     """

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from tersegrad.codecs import varint
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Piece, Spec, Stats, flat_float32
+from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Piece, Spec, Stats, flat, flat_float32
 from tersegrad.core.state import Parts
 from tersegrad.core.text import Configuration, require
 
@@ -95,7 +95,7 @@ class ByTensor(Configuration):
     def encode(
         self, x: Tensor, state: Parts, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, Parts]:
-        x = x.detach().reshape(-1)  # in its own dtype, which the parts' specs announce
+        x = flat(x)  # in its own dtype, which the parts' specs announce
         require(x.numel() == state.spec.numel, f"the state is for {state.spec.numel} coordinates, got {x.numel()}")
         moment = None if stats is None or stats.second_moment is None else flat_float32(stats.second_moment)
         sent: list[Tensor] = []

@@ -75,7 +75,7 @@ class ErrorFeedback(Configuration):
                 f"{self.inner} keeps a residual of its own, and error feedback around it would count the same error twice: "
                 "use one of them, or force=true"
             )
-        promise = self.inner.guarantee(spec)
+        promise = self.inner.guarantee(spec if spec.numel else _PROBE)  # an empty buffer has nothing to promise about
         if promise.kind == "none" or not math.isfinite(promise.value) or (promise.kind == "contractive" and promise.value >= 1):
             raise BadConfiguration(
                 f"{self.inner} has no guarantee for this buffer, so its residual may grow without bound: choose a contractive or "
@@ -122,8 +122,8 @@ class ErrorFeedback(Configuration):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         """``out += weight * decode(message)``, in one pass where the inner compressor can."""
         inner_spec = _corrected(spec)
-        if self._weight(inner_spec) == 1.0 and isinstance(self.inner, Accumulator):
-            return self.inner.decode_add(message, inner_spec, ctx, out, weight)
+        if isinstance(self.inner, Accumulator):
+            return self.inner.decode_add(message, inner_spec, ctx, out, weight * self._weight(inner_spec))
         return out.add_(self.decode(message, spec, ctx) * weight)
 
     def max_nbytes(self, spec: Spec) -> int:
@@ -146,8 +146,8 @@ def _corrected(spec: Spec) -> Spec:
 
 def _subtract(inner: Compressor[Any], message: Message, spec: Spec, ctx: Context, y: Tensor, weight: float) -> Tensor:
     """``y -= weight * decode(message)``. Product and difference round one after the other, as a receiver's do."""
-    if weight == 1.0 and isinstance(inner, Accumulator):
-        return inner.decode_add(message, spec, ctx, y, -1.0)
+    if isinstance(inner, Accumulator):
+        return inner.decode_add(message, spec, ctx, y, -weight)
     decoded = inner.decode(message, spec, ctx)
     return y.sub_(decoded if weight == 1.0 else decoded.mul_(weight))
 
