@@ -14,12 +14,13 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 
-
 RoundingRule = Literal["l2", "max", "nearest"]
 
 
 class BitKernels(Protocol):
     """Bit packing, trits, Elias and Golomb-Rice codes. Sizes are exact and checked by the caller."""
+
+    """Bit packing, trits, Elias and Golomb-Rice codes (``spec/wire.md``, bit streams). Sizes are exact and checked by the caller."""
 
     def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
         """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
@@ -103,8 +104,22 @@ class CastKernels(Protocol):
     ) -> None: ...
 
 
+class HadamardKernels(Protocol):
+    """The randomised Walsh-Hadamard rotation by blocks (signs from the context, sender left to the caller)."""
+
+    def rotate(self, x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
+        """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""
+        ...
+
+    def unrotate(self, y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
+        """The inverse: ``y`` of the padded size into ``out``, which is returned. ``out`` may be ``y``."""
+        ...
+
+
 class RansKernels(Protocol):
     """Interleaved rANS. Symbols and contexts are uint8 vectors; contexts are given one a symbol or one a step of 64."""
+
+    """Interleaved rANS (``spec``, "rANS"): symbols and contexts are uint8 vectors, ``contexts`` one a symbol or one a step of 64."""
 
     def rans_histogram(
         self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool
@@ -295,5 +310,5 @@ class SelectKernels(Protocol):
         ...
 
 
-class Kernels(BitKernels, CastKernels, RansKernels, RoundingKernels, SelectKernels, Protocol):
+class Kernels(BitKernels, CastKernels, HadamardKernels, RansKernels, RoundingKernels, SelectKernels, Protocol):
     """Everything a backend provides."""
