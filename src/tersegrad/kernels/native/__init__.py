@@ -9,7 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tersegrad.kernels.native.bits import *
+from tersegrad.kernels.native.casts import *
 from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.rans import *
+from tersegrad.kernels.native.rounding import *
 
 ISAS = ("portable", "avx2", "avx512")
 

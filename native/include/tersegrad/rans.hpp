@@ -1,0 +1,144 @@
+// Interleaved rANS: static tables of 12 bits, 64 lanes, 32-bit states in [2^16, 2^32), 16-bit words.
+//
+// Symbol i of a chunk belongs to lane i mod 64 and step i div 64. Encoding runs backwards from states 2^16, decoding forwards:
+//   encode (f, start):  if X >> 20 >= f: emit X & 0xffff, X >>= 16;   X = (X div f << 12) + X mod f + start
+//   decode:             slot = X & 4095; X = f * (X >> 12) + slot - start;   if X < 2^16: X = X << 16 | next word
+// The words of a step are in ascending order of lanes. A symbol with f = 4096 leaves the state alone and costs nothing.
+// Every instruction set writes the same bytes. Wire format: spec, "rANS".
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tersegrad::rans {
+
+inline constexpr int kLanes = 64;
+inline constexpr int kPrecision = 12;
+inline constexpr std::uint32_t kTotal = 1u << kPrecision;
+inline constexpr std::uint32_t kFirst = 1u << 16;        // the state at the encoder's start and the decoder's end
+inline constexpr std::size_t kChunk = std::size_t{1} << 18;
+inline constexpr std::size_t kBlock = 4096;              // histograms sample whole blocks,
+inline constexpr std::size_t kStride = 8;                // one in eight
+inline constexpr int kMaxQ = 96;                         // probabilities travel as eighths of a bit, at most 12 bits
+
+inline constexpr std::size_t kBad = ~std::size_t{0};     // no such length
+
+// ---- chunks ----
+// All chunks hold kChunk symbols except the last, which takes the rest: from half a chunk to one and a half.
+inline std::size_t chunk_count(std::size_t n) { return n < kChunk ? (n ? 1 : 0) : (n + kChunk / 2) / kChunk; }
+inline std::size_t chunk_length(std::size_t n, std::size_t chunk) {
+    return chunk + 1 == chunk_count(n) ? n - chunk * kChunk : kChunk;
+}
+inline constexpr std::size_t kLongestChunk = kChunk + kChunk / 2;
+inline std::size_t lanes_of(std::size_t n) { return n < kLanes ? n : kLanes; }
+
+// Which table codes which symbol: one number a symbol, one a step of 64 symbols, or table 0 throughout.
+struct Contexts {
+    const std::uint8_t* data = nullptr;
+    bool per_step = false;
+    Contexts at(std::size_t symbol) const {  // symbol: a multiple of 64
+        return data ? Contexts{data + (per_step ? symbol / kLanes : symbol), per_step} : *this;
+    }
+    int of(std::size_t symbol) const { return data ? data[per_step ? symbol / kLanes : symbol] : 0; }
+};
+
+// ---- histograms: counts[context * alphabet + symbol]. False if a symbol lies outside the alphabet. ----
+bool worth_sampling(std::size_t n, int alphabet, int contexts);
+bool histogram(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, bool sample, std::uint64_t* counts);
+
+// ---- tables: frequencies[context * alphabet + symbol], each table sums to 4096 (an unused one: symbol 0 alone) ----
+std::vector<std::uint8_t> write_tables(const std::uint64_t* counts, int alphabet, int contexts);
+// Returns the bytes read, or kBad if they are malformed.
+std::size_t read_tables(const std::uint8_t* data, std::size_t size, int alphabet, int contexts, std::uint16_t* frequencies);
+
+// ---- coding one chunk ----
+struct alignas(64) EncodeTable {
+    std::uint32_t packed[256];  // f | start << 16
+    float reciprocal[256];      // a little below 1/f, so that the estimated quotient is right or one too small
+};
+
+struct EncodeModel {
+    EncodeModel(const std::uint16_t* frequencies, int alphabet, int contexts);
+    int alphabet, contexts;
+    int shift;                        // where 2^shift >= alphabet and contexts << shift <= 64, else -1
+    std::vector<EncodeTable> tables;  // one a context
+    EncodeTable flat;                 // shift >= 0: all tables in one, at index context << shift | symbol
+};
+
+// Byte tables for the permutes of AVX-512.
+struct alignas(64) Images {
+    std::uint8_t coarse[64];                  // lower bound of the symbol, by slot >> 6
+    std::uint8_t start_low[64], start_high[64];
+    std::uint8_t scaled_low[64], scaled_high[64];  // f << 4; 0 for f = 4096
+};
+
+struct DecodeModel {
+    DecodeModel(const std::uint16_t* frequencies, int alphabet, int contexts, bool per_symbol);
+    int alphabet, contexts;
+    bool slots_needed;                 // by the instruction set that was in use at construction
+    std::vector<std::uint16_t> starts; // contexts * 257
+    std::vector<std::uint32_t> slots;  // contexts * 4096: symbol | (f-1) << 8 | (slot - start) << 20
+    int shift;                         // as in EncodeModel
+    int levels;                        // probes of the binary search that follows the coarse table
+    bool full;                         // some table holds a symbol with f = 4096
+    std::vector<Images> images;        // one a context, or one flat for contexts per symbol
+};
+
+// Codes n symbols; the words end at `end` and the first is returned. Needs 2n bytes of room below `end`, plus 64.
+std::uint8_t* encode_chunk(const EncodeModel&, const std::uint8_t* symbols, std::size_t n, Contexts, std::uint8_t* end,
+                           std::uint32_t states[kLanes]);
+inline constexpr std::size_t kSlack = 64;
+
+struct DecodeJob {
+    const std::uint8_t* states;  // lanes_of(n) uint32, little-endian, any alignment
+    const std::uint8_t* words;   // any alignment
+    std::size_t word_count;
+    std::uint8_t* symbols;
+    std::size_t n;
+    Contexts contexts;
+};
+
+// False if the words do not lead every lane back to 2^16. Two chunks at once hide each other's latency.
+bool decode_chunk(const DecodeModel&, const DecodeJob&);
+bool decode_two_chunks(const DecodeModel&, const DecodeJob&, const DecodeJob&);
+
+// ---- messages ----
+std::size_t raw_bits(int alphabet);  // ceil(log2 alphabet)
+std::size_t max_message(std::size_t n, int alphabet);
+// Returns the length (at most max_message), or kBad if a symbol lies outside the alphabet.
+std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, bool sample, std::uint8_t* out);
+// Returns the bytes read, or kBad if they are malformed. Contexts must be below `contexts`.
+std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts, int contexts,
+                           std::uint8_t* symbols);
+
+// ---- between the files of this topic ----
+namespace detail {
+
+struct Cursor {  // a decoder in flight
+    std::uint32_t states[kLanes];
+    const std::uint8_t* words;
+    const std::uint8_t* limit;  // a step may start only while words <= limit: 64 words and a full load then stay in bounds
+    std::uint8_t* symbols;
+    std::size_t step, steps;    // whole steps only
+    Contexts contexts;
+};
+inline constexpr std::size_t kReach = 2 * (kLanes + 32);  // bytes that a step may touch beyond its first word
+
+using EncodeSteps = std::uint8_t* (*)(const EncodeModel&, const std::uint8_t*, std::size_t steps, Contexts, std::uint8_t*, std::uint32_t*);
+using DecodeSteps = void (*)(const DecodeModel&, Cursor&);
+using DecodeStepsTwo = void (*)(const DecodeModel&, Cursor&, Cursor&);
+
+std::uint8_t* encode_steps_avx2(const EncodeModel&, const std::uint8_t*, std::size_t, Contexts, std::uint8_t*, std::uint32_t*);
+std::uint8_t* encode_steps_avx512(const EncodeModel&, const std::uint8_t*, std::size_t, Contexts, std::uint8_t*, std::uint32_t*);
+void decode_steps_avx2(const DecodeModel&, Cursor&);
+void decode_steps_avx512(const DecodeModel&, Cursor&);
+void decode_two_avx512(const DecodeModel&, Cursor&, Cursor&);
+// Marks present[s] for every s in symbols; fast if the caller has marked most already.
+void mark_present_avx2(const std::uint8_t*, std::size_t, std::uint8_t*);
+void mark_present_avx512(const std::uint8_t*, std::size_t, std::uint8_t*);
+// The same with one context a step: present[context * 256 + s].
+void mark_present_steps_avx512(const std::uint8_t*, std::size_t, const std::uint8_t* contexts, std::uint8_t* present);
+
+}  // namespace detail
+}  // namespace tersegrad::rans

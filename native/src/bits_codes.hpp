@@ -1,0 +1,434 @@
+// Elias and Rice loops and the scalar packing steps. Included by one file per instruction set, so everything is in an unnamed
+// namespace: the same source, compiled with and without bit-manipulation instructions, must never be merged by the linker.
+#pragma once
+#include <array>
+#include <utility>
+
+#include "tersegrad/bits.hpp"
+
+namespace tersegrad::bits {
+namespace {
+
+using u8 = std::uint8_t;
+using i32 = std::int32_t;
+using u64 = std::uint64_t;
+using i64 = std::int64_t;
+
+TERSEGRAD_INLINE u64 load64(const void* p) {
+    u64 x;
+    std::memcpy(&x, p, 8);
+    return x;
+}
+TERSEGRAD_INLINE void store64(void* p, u64 x) { std::memcpy(p, &x, 8); }
+
+TERSEGRAD_INLINE unsigned log2_floor(u64 x) { return 63u - static_cast<unsigned>(__builtin_clzll(x)); }
+TERSEGRAD_INLINE unsigned zeros(u64 x, unsigned limit) { return static_cast<unsigned>(__builtin_ctzll(x | u64{1} << limit)); }
+
+// ---- packing, eight codes at a time ----
+
+// A constant with `value` in every lane of `lane` bits.
+constexpr u64 lanes(u64 value, unsigned lane) {
+    u64 all = 0;
+    for (unsigned at = 0; at < 64; at += lane) all |= value << at;
+    return all;
+}
+
+// Eight codes in eight bytes <-> 8 W bits: neighbours are joined in three steps.
+template <unsigned W>
+TERSEGRAD_INLINE u64 squeeze(u64 x) {
+    if constexpr (W < 8) {
+        constexpr u64 m1 = lanes(mask(W), 16), m2 = lanes(mask(2 * W), 32), m3 = mask(4 * W);
+        x = (x & m1) | (x >> (8 - W) & m1 << W);
+        x = (x & m2) | (x >> (16 - 2 * W) & m2 << 2 * W);
+        x = (x & m3) | (x >> (32 - 4 * W) & m3 << 4 * W);
+    }
+    return x;
+}
+
+template <unsigned W>
+TERSEGRAD_INLINE u64 spread(u64 x) {
+    if constexpr (W < 8) {
+        constexpr u64 m1 = lanes(mask(W), 16), m2 = lanes(mask(2 * W), 32), m3 = mask(4 * W);
+        x = (x & m3) | (x << (32 - 4 * W) & m3 << 32);
+        x = (x & m2) | (x << (16 - 2 * W) & m2 << 16);
+        x = (x & m1) | (x << (8 - W) & m1 << 8);
+    }
+    return x;
+}
+
+template <unsigned W>
+void pack8(const u8* codes, std::size_t count, u8* out) {
+    if constexpr (W == 8) {
+        if (count) std::memcpy(out, codes, count);
+        return;
+    }
+    const u8* const end = out + packed_bytes(count, W);
+    std::size_t i = 0;
+    for (; i + 8 <= count && end - out >= 8; i += 8, out += W) store64(out, squeeze<W>(load64(codes + i)));
+    for (; i < count; i += 8, out += W) {
+        const std::size_t n = count - i < 8 ? count - i : 8;
+        u64 x = 0;
+        std::memcpy(&x, codes + i, n);
+        x = squeeze<W>(x);
+        std::memcpy(out, &x, (n * W + 7) / 8);
+    }
+}
+
+template <unsigned W>
+void unpack8(const u8* data, std::size_t count, u8* out) {
+    if constexpr (W == 8) {
+        if (count) std::memcpy(out, data, count);
+        return;
+    }
+    const u8* const end = data + packed_bytes(count, W);
+    std::size_t i = 0;
+    for (; i + 8 <= count && end - data >= 8; i += 8, data += W) store64(out + i, spread<W>(load64(data)));
+    for (; i < count; i += 8, data += W) {
+        const std::size_t n = count - i < 8 ? count - i : 8;
+        u64 x = 0;
+        std::memcpy(&x, data, (n * W + 7) / 8);
+        x = spread<W>(x);
+        std::memcpy(out + i, &x, n);
+    }
+}
+
+template <unsigned W>
+void pack32(const i32* codes, std::size_t count, u8* out) {
+    constexpr u64 m = mask(W);
+    const u8* const end = out + packed_bytes(count, W);
+    std::size_t i = 0;
+    for (; i + 8 <= count && end - out >= 16; i += 8, out += W) {
+        auto code = [&](std::size_t j) { return static_cast<u64>(codes[i + j]) & m; };
+        const u64 a = code(0) | code(1) << W | code(2) << 2 * W | code(3) << 3 * W;
+        const u64 b = code(4) | code(5) << W | code(6) << 2 * W | code(7) << 3 * W;
+        if constexpr (W == 16) {
+            store64(out, a);
+            store64(out + 8, b);
+        } else {
+            store64(out, a | b << 4 * W);
+            store64(out + 8, b >> (64 - 4 * W));
+        }
+    }
+    BitWriter writer(out, static_cast<std::size_t>(end - out));
+    for (; i < count; ++i) writer.put(static_cast<u64>(codes[i]) & m, W);
+    writer.finish();
+}
+
+template <unsigned W>
+void unpack32(const u8* data, std::size_t count, i32* out) {
+    const u8* const end = data + packed_bytes(count, W);
+    std::size_t i = 0;
+    for (; i + 8 <= count && end - data >= 16; i += 8, data += W) {
+        const u64 a = load64(data);
+        u64 b = load64(data + 8);
+        if constexpr (W < 16) b = a >> 4 * W | b << (64 - 4 * W);
+        for (unsigned j = 0; j < 4; ++j) {
+            out[i + j] = static_cast<i32>(a >> j * W & mask(W));
+            out[i + 4 + j] = static_cast<i32>(b >> j * W & mask(W));
+        }
+    }
+    BitReader reader(data, static_cast<std::size_t>(end - data));
+    for (; i < count; ++i) out[i] = static_cast<i32>(reader.get(W));
+}
+
+// ---- Elias: every code of v with N = floor(log2 v) is a prefix that depends on N, the N low bits of v, and zero or one 0 bit ----
+
+struct Prefix {
+    u64 bits;
+    unsigned length, total;  // total: length of the whole code
+};
+
+constexpr unsigned log2_table(u64 x) {
+    unsigned n = 0;
+    while (x >>= 1) ++n;
+    return n;
+}
+
+constexpr std::array<Prefix, 63> prefixes(Elias code) {
+    std::array<Prefix, 63> table{};
+    for (unsigned n = 0; n < 63; ++n) {
+        u64 bits = 0;
+        unsigned length = 0, tail = 0;
+        if (code == Elias::gamma) {
+            bits = u64{1} << n;
+            length = n + 1;
+        } else if (code == Elias::delta) {
+            const unsigned l = n + 1, m = log2_table(l);
+            bits = u64{1} << m | (l - (u64{1} << m)) << (m + 1);
+            length = 2 * m + 1;
+        } else {
+            // From the inside out: the group of n, before it the group of floor(log2 n), down to 1.
+            tail = 1;
+            for (unsigned group = n; group > 1; group = log2_table(group)) {
+                const unsigned l = log2_table(group);
+                bits = 1 | (group - (u64{1} << l)) << 1 | bits << (l + 1);
+                length += l + 1;
+            }
+            if (n >= 1) {
+                bits |= u64{1} << length;  // the flag of the last group, v itself
+                ++length;
+            }
+        }
+        table[n] = {bits, length, length + n + tail};
+    }
+    return table;
+}
+
+constexpr std::array<Prefix, 63> prefix_tables[3] = {prefixes(Elias::gamma), prefixes(Elias::delta), prefixes(Elias::omega)};
+
+TERSEGRAD_INLINE void put_elias(BitWriter& writer, u64 v, const Prefix* table) {
+    const unsigned n = log2_floor(v);
+    const Prefix& p = table[n];
+    const u64 low = v ^ u64{1} << n;
+    if (p.total <= 56) [[likely]] {
+        writer.put(p.bits | low << p.length, p.total);
+    } else {
+        writer.put_long(p.bits, p.length);
+        writer.put_long(low, n);
+        writer.put(0, p.total - p.length - n);
+    }
+}
+
+bool elias_encode_loop(const i64* values, std::size_t count, Elias code, u8* out, std::size_t bytes) {
+    const Prefix* const table = prefix_tables[static_cast<int>(code)].data();
+    BitWriter writer(out, bytes);
+    std::size_t i = 0;
+    for (; i + 2 <= count; i += 2) {
+        if (values[i] < 1 || values[i + 1] < 1) return false;
+        const u64 a = static_cast<u64>(values[i]), b = static_cast<u64>(values[i + 1]);
+        const unsigned n = log2_floor(a), m = log2_floor(b);
+        const Prefix &p = table[n], &q = table[m];
+        if (p.total + q.total <= 56) [[likely]] {
+            const u64 first = p.bits | (a ^ u64{1} << n) << p.length, second = q.bits | (b ^ u64{1} << m) << q.length;
+            writer.put(first | second << p.total, p.total + q.total);
+        } else {
+            put_elias(writer, a, table);
+            put_elias(writer, b, table);
+        }
+    }
+    if (i < count) {
+        if (values[i] < 1) return false;
+        put_elias(writer, static_cast<u64>(values[i]), table);
+    }
+    return writer.finish() == bytes && !writer.overflowed();
+}
+
+i64 elias_bits_loop(const i64* values, std::size_t count, Elias code) {
+    const Prefix* const table = prefix_tables[static_cast<int>(code)].data();
+    i64 sum = 0;
+    bool good = true;
+    for (std::size_t i = 0; i < count; ++i) {
+        good &= values[i] >= 1;
+        sum += table[log2_floor((static_cast<u64>(values[i]) & mask(63)) | 1)].total;
+    }
+    return good ? sum : -1;
+}
+
+// Whole omega codes of at most 12 bits by their bits: value and length, length 0 where the code is longer.
+struct Short {
+    u8 value, length;
+};
+
+constexpr std::array<Short, 4096> short_omega() {
+    std::array<Short, 4096> table{};
+    constexpr auto prefix = prefixes(Elias::omega);
+    for (u64 v = 1; v < 64; ++v) {
+        const unsigned n = log2_table(v);
+        const Prefix p = prefix[n];
+        const u64 bits = p.bits | (v - (u64{1} << n)) << p.length;
+        if (p.total <= 12)
+            for (u64 rest = 0; rest < u64{1} << (12 - p.total); ++rest)
+                table[bits | rest << p.total] = {static_cast<u8>(v), static_cast<u8>(p.total)};
+    }
+    return table;
+}
+
+constexpr auto omega_table = short_omega();
+
+// Each reader returns the value, or 0 for bits that are no code of a value below 2^63.
+TERSEGRAD_INLINE u64 get_gamma(BitReader& reader) {
+    const u64 w = reader.peek();
+    const unsigned n = zeros(w, 57);
+    if (n <= 28) [[likely]] {
+        reader.skip(2 * n + 1);
+        return u64{1} << n | (w >> (n + 1) & mask(n));
+    }
+    unsigned run = n;
+    if (n >= 57) {  // the one lies further away: a run of 57..62 zeros
+        reader.skip(57);
+        run = 57 + zeros(reader.peek(), 8);
+        if (run > 62) return 0;
+        reader.skip(run - 57 + 1);
+    } else {
+        reader.skip(run + 1);
+    }
+    return u64{1} << run | reader.get_long(run);
+}
+
+TERSEGRAD_INLINE u64 get_delta(BitReader& reader) {
+    const u64 w = reader.peek();
+    const unsigned m = zeros(w, 6);
+    if (m > 5) return 0;
+    const unsigned n = static_cast<unsigned>(u64{1} << m | (w >> (m + 1) & mask(m))) - 1, used = 2 * m + 1;
+    if (n + used <= 57) [[likely]] {
+        reader.skip(n + used);
+        return u64{1} << n | (w >> used & mask(n));
+    }
+    reader.skip(used);
+    return u64{1} << n | reader.get_long(n);
+}
+
+TERSEGRAD_INLINE u64 get_omega(BitReader& reader) {
+    const u64 w = reader.peek();
+    const Short s = omega_table[w & 4095];
+    if (s.length) [[likely]] {
+        reader.skip(s.length);
+        return s.value;
+    }
+    u64 n = 1;
+    while (reader.get(1)) {
+        if (n > 62) return 0;
+        n = u64{1} << n | reader.get_long(static_cast<unsigned>(n));
+        if (reader.overrun()) return 0;
+    }
+    return n;
+}
+
+template <class Get>
+TERSEGRAD_INLINE i64 decode_all(const u8* data, std::size_t bytes, std::size_t count, i64* out, Get get) {
+    BitReader reader(data, bytes);
+    for (std::size_t i = 0; i < count; ++i) {
+        i64 value;
+        if (!get(reader, value) || reader.overrun()) return -1;
+        out[i] = value;
+    }
+    return reader.clean_end() ? static_cast<i64>((reader.position() + 7) / 8) : -1;
+}
+
+i64 elias_decode_loop(const u8* data, std::size_t bytes, std::size_t count, Elias code, i64* out) {
+    auto with = [&](auto get) __attribute__((always_inline)) {
+        return decode_all(data, bytes, count, out, [get](BitReader & reader, i64 & value) __attribute__((always_inline)) {
+            const u64 v = get(reader);
+            value = static_cast<i64>(v);
+            return v != 0;
+        });
+    };
+    switch (code) {
+        case Elias::gamma: return with([](BitReader & r) __attribute__((always_inline)) { return get_gamma(r); });
+        case Elias::delta: return with([](BitReader & r) __attribute__((always_inline)) { return get_delta(r); });
+        default: return with([](BitReader & r) __attribute__((always_inline)) { return get_omega(r); });
+    }
+}
+
+// ---- Rice: q = v >> k as q zeros and a one, then the k low bits; from q = 32 on 32 zeros, delta(q - 31), then the k low bits ----
+
+TERSEGRAD_INLINE unsigned rice_length(u64 v, unsigned k) {
+    const u64 q = v >> k;
+    if (q < rice_limit) [[likely]] return static_cast<unsigned>(q) + 1 + k;
+    return rice_limit + prefix_tables[1][log2_floor(q - (rice_limit - 1))].total + k;
+}
+
+TERSEGRAD_INLINE void put_rice(BitWriter& writer, u64 v, unsigned k) {
+    const u64 q = v >> k, low = v & mask(k);
+    if (q < rice_limit) {
+        writer.put(u64{1} << q, static_cast<unsigned>(q) + 1);
+    } else {
+        writer.put(0, rice_limit);
+        put_elias(writer, q - (rice_limit - 1), prefix_tables[1].data());
+    }
+    writer.put(low, k);
+}
+
+bool rice_encode_loop(const i64* values, std::size_t count, unsigned k, u8* out, std::size_t bytes) {
+    BitWriter writer(out, bytes);
+    const u64 low_mask = mask(k);
+    std::size_t i = 0;
+    for (; i + 2 <= count; i += 2) {
+        const u64 a = static_cast<u64>(values[i]), b = static_cast<u64>(values[i + 1]);
+        if (static_cast<i64>(a | b) < 0) return false;
+        const u64 q = a >> k, r = b >> k;
+        const u64 total = q + r + 2 * (k + 1);  // wraps for no pair of values below 2^63
+        if (total <= 56 && (q | r) < rice_limit) [[likely]] {
+            const u64 first = (u64{1} | (a & low_mask) << 1) << q, second = (u64{1} | (b & low_mask) << 1) << r;
+            writer.put(first | second << (q + 1 + k), static_cast<unsigned>(total));
+        } else {
+            put_rice(writer, a, k);
+            put_rice(writer, b, k);
+        }
+    }
+    if (i < count) {
+        if (values[i] < 0) return false;
+        put_rice(writer, static_cast<u64>(values[i]), k);
+    }
+    return writer.finish() == bytes && !writer.overflowed();
+}
+
+i64 rice_bits_loop(const i64* values, std::size_t count, unsigned k) {
+    // Blocks without an escape, nearly all of them, are summed without a branch.
+    constexpr std::size_t block = 64;
+    i64 sum = 0, bad = 0;
+    for (std::size_t i = 0; i < count; i += block) {
+        const std::size_t n = count - i < block ? count - i : block;
+        u64 any = 0, quotients = 0;
+        for (std::size_t j = 0; j < n; ++j) {
+            const u64 v = static_cast<u64>(values[i + j]);
+            any |= v;
+            quotients += v >> k;
+        }
+        bad |= static_cast<i64>(any);
+        if (any >> k < rice_limit)
+            sum += static_cast<i64>(quotients + n * (k + 1));
+        else
+            for (std::size_t j = 0; j < n; ++j) sum += rice_length(static_cast<u64>(values[i + j]) & mask(63), k);
+    }
+    return bad < 0 ? -1 : sum;
+}
+
+i64 rice_decode_loop(const u8* data, std::size_t bytes, std::size_t count, unsigned k, i64* out) {
+    const u64 low_mask = mask(k), largest = mask(63) >> k;
+    return decode_all(data, bytes, count, out, [=](BitReader & reader, i64 & value) __attribute__((always_inline)) {
+        const u64 w = reader.peek();
+        u64 q = zeros(w, 40);
+        if (q < rice_limit && q + 1 + k <= 57) [[likely]] {
+            reader.skip(q + 1 + k);
+            value = static_cast<i64>(q << k | (w >> (q + 1) & low_mask));
+            return true;
+        }
+        if (q < rice_limit) {
+            reader.skip(q + 1);
+        } else {
+            reader.skip(rice_limit);
+            const u64 d = get_delta(reader);
+            q = d + (rice_limit - 1);
+            if (d == 0 || q > largest) return false;
+        }
+        value = static_cast<i64>(q << k | reader.get(k));
+        return true;
+    });
+}
+
+// The table of one instruction set, filled with the scalar versions.
+template <unsigned... W>
+constexpr void fill8(Implementation& t, std::integer_sequence<unsigned, W...>) {
+    ((t.pack8[W + 1] = pack8<W + 1>, t.unpack8[W + 1] = unpack8<W + 1>), ...);
+}
+template <unsigned... W>
+constexpr void fill32(Implementation& t, std::integer_sequence<unsigned, W...>) {
+    ((t.pack32[W + 9] = pack32<W + 9>, t.unpack32[W + 9] = unpack32<W + 9>), ...);
+}
+
+constexpr Implementation scalar_implementation() {
+    Implementation t{};
+    fill8(t, std::make_integer_sequence<unsigned, 8>{});
+    fill32(t, std::make_integer_sequence<unsigned, 8>{});
+    t.elias_encode = elias_encode_loop;
+    t.rice_encode = rice_encode_loop;
+    t.elias_decode = elias_decode_loop;
+    t.rice_decode = rice_decode_loop;
+    t.elias_bits = elias_bits_loop;
+    t.rice_bits = rice_bits_loop;
+    return t;
+}
+
+}  // namespace
+}  // namespace tersegrad::bits

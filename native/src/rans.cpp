@@ -1,0 +1,426 @@
+// rANS for every machine: models, the portable coder, and messages made of chunks.
+#include "tersegrad/rans.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "tersegrad/runtime.hpp"
+
+namespace tersegrad::rans {
+namespace {
+
+std::uint32_t load32(const std::uint8_t* p) {
+    return static_cast<std::uint32_t>(p[0]) | static_cast<std::uint32_t>(p[1]) << 8 | static_cast<std::uint32_t>(p[2]) << 16 |
+           static_cast<std::uint32_t>(p[3]) << 24;
+}
+void store32(std::uint8_t* p, std::uint32_t v) {
+    for (int k = 0; k < 4; ++k) p[k] = static_cast<std::uint8_t>(v >> 8 * k);
+}
+std::uint32_t load16(const std::uint8_t* p) { return static_cast<std::uint32_t>(p[0] | p[1] << 8); }
+
+int flat_shift(int alphabet, int contexts) {
+    const int shift = std::bit_width(static_cast<unsigned>(alphabet) - 1);
+    return shift <= 6 && contexts << shift <= 64 ? shift : -1;
+}
+
+// 1/f shortened by 2^-22: then x * reciprocal in float32 never exceeds x/f and misses it by less than one (x/f < 2^20).
+float below_reciprocal(std::uint32_t f) { return static_cast<float>(1.0 / f * (1.0 - 0x1p-22)); }
+
+// Codes lanes [0, active) of one step, last lane first.
+std::uint8_t* encode_step(const EncodeModel& model, const std::uint8_t* symbols, int active, Contexts ctx, std::uint8_t* p, std::uint32_t* x) {
+    for (int lane = active - 1; lane >= 0; --lane) {
+        const std::uint32_t packed = model.tables[static_cast<std::size_t>(ctx.of(static_cast<std::size_t>(lane)))].packed[symbols[lane]];
+        const std::uint32_t f = packed & 0xffff, start = packed >> 16;
+        std::uint32_t state = x[lane];
+        if (state >> 20 >= f) {
+            p -= 2;
+            p[0] = static_cast<std::uint8_t>(state);
+            p[1] = static_cast<std::uint8_t>(state >> 8);
+            state >>= 16;
+        }
+        const std::uint32_t q = f ? state / f : 0;
+        x[lane] = (q << kPrecision) + (state - q * f) + start;
+    }
+    return p;
+}
+
+std::uint8_t* encode_steps_portable(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
+                                    std::uint32_t* x) {
+    for (std::size_t t = steps; t-- > 0;) p = encode_step(model, symbols + t * kLanes, kLanes, ctx.at(t * kLanes), p, x);
+    return p;
+}
+
+// One step, lane by lane, with the symbol from the starts alone; false if the words run out.
+bool decode_step(const DecodeModel& model, detail::Cursor& c, int active, const std::uint8_t* end) {
+    for (int lane = 0; lane < active; ++lane) {
+        const std::size_t i = c.step * kLanes + static_cast<std::size_t>(lane);
+        const std::uint16_t* starts = model.starts.data() + 257 * c.contexts.of(i);
+        const std::uint32_t slot = c.states[lane] & (kTotal - 1);
+        const auto s = static_cast<std::size_t>(std::upper_bound(starts, starts + model.alphabet, slot) - starts) - 1;
+        std::uint32_t x = (starts[s + 1] - starts[s]) * (c.states[lane] >> kPrecision) + slot - starts[s];
+        if (x < kFirst) {
+            if (c.words >= end) return false;
+            x = x << 16 | load16(c.words);
+            c.words += 2;
+        }
+        c.states[lane] = x;
+        c.symbols[i] = static_cast<std::uint8_t>(s);
+    }
+    return true;
+}
+
+void decode_steps_portable(const DecodeModel& model, detail::Cursor& c) {
+    for (; c.step < c.steps && c.words <= c.limit; ++c.step) {
+        const std::size_t first = c.step * kLanes;
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+            const std::size_t context = static_cast<std::size_t>(c.contexts.of(first + lane));
+            const std::uint32_t e = model.slots[context << kPrecision | (c.states[lane] & (kTotal - 1))];
+            std::uint32_t x = ((e >> 8 & (kTotal - 1)) + 1) * (c.states[lane] >> kPrecision) + (e >> 20);
+            const bool low = x < kFirst;
+            const std::uint32_t refilled = x << 16 | load16(c.words);
+            c.words += low ? 2 : 0;
+            c.states[lane] = low ? refilled : x;
+            c.symbols[first + lane] = static_cast<std::uint8_t>(e);
+        }
+    }
+}
+
+void decode_steps(const DecodeModel& model, detail::Cursor& c) {
+#if defined(__x86_64__)
+    if (!model.slots_needed || isa() == Isa::avx512) return detail::decode_steps_avx512(model, c);
+    if (isa() == Isa::avx2) return detail::decode_steps_avx2(model, c);
+#endif
+    decode_steps_portable(model, c);
+}
+
+// A chunk being decoded. Near the end of its words it moves to a padded copy of them, so that the fast steps never look beyond.
+class Chunk {
+public:
+    Chunk(const DecodeJob& job) : job_(job) {
+        const std::size_t lanes = lanes_of(job.n);
+        for (std::size_t k = 0; k < kLanes; ++k) cursor.states[k] = k < lanes ? load32(job.states + 4 * k) : kFirst;
+        cursor.words = job.words;
+        cursor.symbols = job.symbols;
+        cursor.step = 0;
+        cursor.steps = job.n / kLanes;
+        cursor.contexts = job.contexts;
+        end_ = job.words + 2 * job.word_count;
+        if (2 * job.word_count >= detail::kReach)
+            cursor.limit = end_ - detail::kReach;
+        else
+            pad();
+    }
+
+    bool finish(const DecodeModel& model) {
+        while (cursor.step < cursor.steps) {
+            decode_steps(model, cursor);
+            if (cursor.step == cursor.steps) break;
+            if (padded_) return false;  // beyond the end
+            pad();
+        }
+        if (cursor.words > end_) return false;
+        if (!decode_step(model, cursor, static_cast<int>(job_.n % kLanes), end_)) return false;
+        return cursor.words == end_ && std::all_of(cursor.states, cursor.states + kLanes, [](auto x) { return x == kFirst; });
+    }
+
+    detail::Cursor cursor;
+
+private:
+    void pad() {
+        const auto left = static_cast<std::size_t>(end_ - cursor.words);
+        std::memset(tail_, 0, sizeof tail_);
+        if (left) std::memcpy(tail_, cursor.words, left);
+        cursor.words = tail_;
+        cursor.limit = end_ = tail_ + left;
+        padded_ = true;
+    }
+
+    DecodeJob job_;
+    const std::uint8_t* end_;
+    bool padded_ = false;
+    std::uint8_t tail_[3 * detail::kReach];
+};
+
+bool valid_states(const DecodeJob& job) {
+    for (std::size_t k = 0; k < lanes_of(job.n); ++k)
+        if (load32(job.states + 4 * k) < kFirst) return false;
+    return true;
+}
+
+// ---- raw: ceil(log2 alphabet) bits a symbol, least significant first ----
+
+void pack_raw(const std::uint8_t* symbols, std::size_t n, int bits, std::uint8_t* out) {
+    std::uint64_t held = 0;
+    int have = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        held |= static_cast<std::uint64_t>(symbols[i]) << have;
+        have += bits;
+        for (; have >= 8; have -= 8, held >>= 8) *out++ = static_cast<std::uint8_t>(held);
+    }
+    if (have) *out = static_cast<std::uint8_t>(held);
+}
+
+bool unpack_raw(const std::uint8_t* data, std::size_t n, int bits, int alphabet, std::uint8_t* symbols) {
+    std::uint64_t held = 0;
+    int have = 0;
+    bool fits = true;
+    for (std::size_t i = 0; i < n; ++i) {
+        if (have < bits) held |= static_cast<std::uint64_t>(*data++) << have, have += 8;
+        const auto s = static_cast<std::uint8_t>(held & ((1u << bits) - 1));
+        held >>= bits;
+        have -= bits;
+        fits &= s < alphabet;
+        symbols[i] = s;
+    }
+    return fits && held == 0;
+}
+
+std::size_t raw_bytes(std::size_t n, int alphabet) {
+    const std::size_t bits = raw_bits(alphabet);
+    return n / 8 * bits + (n % 8 * bits + 7) / 8;
+}
+
+}  // namespace
+
+EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int contexts_)
+    : alphabet(alphabet_), contexts(contexts_), shift(flat_shift(alphabet_, contexts_)), tables(static_cast<std::size_t>(contexts_)), flat{} {
+    for (int c = 0; c < contexts; ++c) {
+        EncodeTable& table = tables[static_cast<std::size_t>(c)];
+        std::memset(&table, 0, sizeof table);
+        std::uint32_t start = 0;
+        for (int s = 0; s < alphabet; ++s) {
+            const std::uint32_t f = frequencies[c * alphabet + s];
+            if (f) {
+                table.packed[s] = f | start << 16;
+                table.reciprocal[s] = below_reciprocal(f);
+            }
+            start += f;
+            if (shift >= 0) {
+                flat.packed[c << shift | s] = table.packed[s];
+                flat.reciprocal[c << shift | s] = table.reciprocal[s];
+            }
+        }
+    }
+}
+
+DecodeModel::DecodeModel(const std::uint16_t* frequencies, int alphabet_, int contexts_, bool per_symbol)
+    : alphabet(alphabet_), contexts(contexts_), shift(flat_shift(alphabet_, contexts_)), levels(0), full(false) {
+    const bool flat = per_symbol && contexts > 1;
+    slots_needed = isa() != Isa::avx512 || alphabet > 64 || (flat && shift < 0);
+    starts.resize(static_cast<std::size_t>(contexts) * 257);
+    for (int c = 0; c < contexts; ++c) {
+        std::uint16_t* start = starts.data() + 257 * c;
+        for (int s = 0; s < alphabet; ++s) {
+            start[s + 1] = static_cast<std::uint16_t>(start[s] + frequencies[c * alphabet + s]);
+            full |= frequencies[c * alphabet + s] == kTotal;
+        }
+    }
+    if (slots_needed) {
+        slots.resize(static_cast<std::size_t>(contexts) * kTotal);
+        for (int c = 0; c < contexts; ++c)
+            for (int s = 0; s < alphabet; ++s) {
+                const std::uint32_t first = starts[static_cast<std::size_t>(257 * c + s)], f = frequencies[c * alphabet + s];
+                for (std::uint32_t k = 0; k < f; ++k)
+                    slots[static_cast<std::size_t>(c) * kTotal + first + k] = static_cast<std::uint32_t>(s) | (f - 1) << 8 | k << 20;
+            }
+        return;
+    }
+    images.resize(flat ? 1 : static_cast<std::size_t>(contexts));
+    std::memset(images.data(), 0, images.size() * sizeof(Images));
+    for (Images& image : images) std::memset(image.start_high, kTotal >> 8, 64);  // beyond the alphabet: no slot reaches 4096
+    const auto fill = [&](Images& image, int base, int c) {
+        for (int s = 0; s < alphabet; ++s) {
+            const std::uint32_t start = starts[static_cast<std::size_t>(257 * c + s)];
+            const std::uint32_t scaled = frequencies[c * alphabet + s] << 4 & 0xffff;
+            image.start_low[base + s] = static_cast<std::uint8_t>(start);
+            image.start_high[base + s] = static_cast<std::uint8_t>(start >> 8);
+            image.scaled_low[base + s] = static_cast<std::uint8_t>(scaled);
+            image.scaled_high[base + s] = static_cast<std::uint8_t>(scaled >> 8);
+        }
+    };
+    if (flat) {  // no coarse table: the search starts at context << shift and takes `shift` probes
+        levels = shift;
+        for (int c = 0; c < contexts; ++c) fill(images[0], c << shift, c);
+        return;
+    }
+    for (int c = 0; c < contexts; ++c) {
+        Images& image = images[static_cast<std::size_t>(c)];
+        fill(image, 0, c);
+        const std::uint16_t* start = starts.data() + 257 * c;
+        const auto symbol_at = [&](int slot) { return static_cast<int>(std::upper_bound(start, start + alphabet, slot) - start) - 1; };
+        for (int bucket = 0; bucket < 64; ++bucket) {
+            const int low = symbol_at(bucket * 64), high = symbol_at(bucket * 64 + 63);
+            image.coarse[bucket] = static_cast<std::uint8_t>(low);
+            levels = std::max(levels, static_cast<int>(std::bit_width(static_cast<unsigned>(high - low))));
+        }
+    }
+    // The probes look up to 2^levels - 1 further: keep them inside the 64 entries.
+    for (Images& image : images)
+        for (std::uint8_t& symbol : image.coarse) symbol = std::min<std::uint8_t>(symbol, static_cast<std::uint8_t>(64 - (1 << levels)));
+}
+
+std::uint8_t* encode_chunk(const EncodeModel& model, const std::uint8_t* symbols, std::size_t n, Contexts ctx, std::uint8_t* end,
+                           std::uint32_t states[kLanes]) {
+    std::fill_n(states, kLanes, kFirst);
+    const std::size_t steps = n / kLanes;
+    std::uint8_t* p = encode_step(model, symbols + steps * kLanes, static_cast<int>(n % kLanes), ctx.at(steps * kLanes), end, states);
+#if defined(__x86_64__)
+    if (isa() == Isa::avx512) return detail::encode_steps_avx512(model, symbols, steps, ctx, p, states);
+    if (isa() == Isa::avx2) return detail::encode_steps_avx2(model, symbols, steps, ctx, p, states);
+#endif
+    return encode_steps_portable(model, symbols, steps, ctx, p, states);
+}
+
+bool decode_chunk(const DecodeModel& model, const DecodeJob& job) {
+    if (!valid_states(job)) return false;
+    Chunk chunk(job);
+    return chunk.finish(model);
+}
+
+bool decode_two_chunks(const DecodeModel& model, const DecodeJob& first, const DecodeJob& second) {
+    if (!valid_states(first) || !valid_states(second)) return false;
+    Chunk a(first), b(second);
+#if defined(__x86_64__)
+    if (!model.slots_needed) detail::decode_two_avx512(model, a.cursor, b.cursor);
+#endif
+    return a.finish(model) && b.finish(model);
+}
+
+std::size_t raw_bits(int alphabet) { return static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(alphabet) - 1)); }
+
+std::size_t max_message(std::size_t n, int alphabet) { return n == 0 || alphabet == 1 ? 0 : 1 + raw_bytes(n, alphabet); }
+
+namespace {
+
+// Whether any table can tell two symbols apart; if not, the message ends after the tables.
+bool informative(const std::uint16_t* frequencies, std::size_t cells) {
+    return std::any_of(frequencies, frequencies + cells, [](std::uint16_t f) { return f && f < kTotal; });
+}
+
+// Chunks are taken in order by whichever thread is free, coded in its own scratch, and copied out once the chunks before
+// them have their sizes. Returns the length, or kBad where it would exceed `room`.
+std::size_t encode_chunks(const EncodeModel& model, const std::uint8_t* symbols, std::size_t n, Contexts ctx, std::uint8_t* out,
+                          std::size_t room) {
+    const std::size_t chunks = chunk_count(n);
+    if (4 * chunks > room) return kBad;
+    std::atomic<std::size_t> next{0}, ready{0};  // ready: chunks whose place is known
+    std::atomic<bool> full{false};
+    std::size_t offset = 4 * chunks;  // written by the thread that owns chunk `ready`
+    const auto workers = static_cast<std::size_t>(plan_threads(chunks, 1));
+    parallel_for(workers, 1, 1, [&](std::size_t, std::size_t) {
+        const std::size_t size = 2 * std::min(n, kLongestChunk) + kSlack;
+        const std::unique_ptr<std::uint8_t[]> scratch(new std::uint8_t[size]);
+        for (std::size_t c; (c = next.fetch_add(1)) < chunks;) {
+            std::uint32_t states[kLanes];
+            const std::size_t length = chunk_length(n, c), head = 4 * lanes_of(length);
+            const std::uint8_t* words = nullptr;
+            std::size_t body = 0;
+            if (!full.load(std::memory_order_relaxed)) {
+                words = encode_chunk(model, symbols + c * kChunk, length, ctx.at(c * kChunk), scratch.get() + size, states);
+                body = static_cast<std::size_t>(scratch.get() + size - words);
+            }
+            for (std::size_t seen; (seen = ready.load(std::memory_order_acquire)) != c;) ready.wait(seen);
+            const std::size_t at = offset;
+            if (!words || room - at < head + body) full.store(true);
+            const bool fits = !full.load();
+            if (fits) offset = at + head + body;
+            ready.store(c + 1, std::memory_order_release);
+            ready.notify_all();
+            if (!fits) continue;
+            store32(out + 4 * c, static_cast<std::uint32_t>(body / 2));
+            for (std::size_t k = 0; k < head / 4; ++k) store32(out + at + 4 * k, states[k]);
+            if (body) std::memcpy(out + at + head, words, body);
+        }
+    });
+    return full ? kBad : offset;
+}
+
+std::size_t decode_chunks(const DecodeModel& model, const std::uint8_t* data, std::size_t size, std::size_t n, Contexts ctx,
+                          std::uint8_t* symbols) {
+    const std::size_t chunks = chunk_count(n);
+    if (size / 4 < chunks) return kBad;
+    std::vector<DecodeJob> jobs(chunks);
+    std::size_t at = 4 * chunks;
+    for (std::size_t c = 0; c < chunks; ++c) {
+        const std::size_t length = chunk_length(n, c), head = 4 * lanes_of(length);
+        const std::size_t words = load32(data + 4 * c);
+        if (words > length || size - at < head + 2 * words) return kBad;
+        jobs[c] = {data + at, data + at + head, words, symbols + c * kChunk, length, ctx.at(c * kChunk)};
+        at += head + 2 * words;
+    }
+    std::atomic<bool> good{true};
+    parallel_for(chunks, 1, 1, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t c = begin; c < end && good.load(std::memory_order_relaxed); c += 2) {
+            const bool fine = c + 1 < end ? decode_two_chunks(model, jobs[c], jobs[c + 1]) : decode_chunk(model, jobs[c]);
+            if (!fine) good.store(false);
+        }
+    });
+    return good ? at : kBad;
+}
+
+}  // namespace
+
+std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts ctx, int contexts, bool sample,
+                           std::uint8_t* out) {
+    const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
+    std::vector<std::uint64_t> counts(cells);
+    if (!histogram(symbols, n, alphabet, ctx, contexts, sample && worth_sampling(n, alphabet, contexts), counts.data())) return kBad;
+    const std::size_t most = max_message(n, alphabet);
+    if (most == 0) return 0;
+    const std::vector<std::uint8_t> tables = write_tables(counts.data(), alphabet, contexts);
+    if (1 + tables.size() < most) {
+        std::vector<std::uint16_t> frequencies(cells);
+        read_tables(tables.data(), tables.size(), alphabet, contexts, frequencies.data());
+        out[0] = 0;
+        std::memcpy(out + 1, tables.data(), tables.size());
+        const std::size_t head = 1 + tables.size();
+        if (!informative(frequencies.data(), cells)) return head;
+        const EncodeModel model(frequencies.data(), alphabet, contexts);
+        const std::size_t body = encode_chunks(model, symbols, n, ctx, out + head, most - 1 - head);
+        if (body != kBad) return head + body;
+    }
+    out[0] = 1;
+    pack_raw(symbols, n, static_cast<int>(raw_bits(alphabet)), out + 1);
+    return most;
+}
+
+std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts ctx, int contexts,
+                           std::uint8_t* symbols) {
+    if (n == 0) return 0;
+    if (alphabet == 1) {
+        std::memset(symbols, 0, n);
+        return 0;
+    }
+    if (size == 0 || data[0] > 1) return kBad;
+    if (data[0] == 1) {
+        const std::size_t bytes = raw_bytes(n, alphabet);
+        if (size - 1 < bytes || !unpack_raw(data + 1, n, static_cast<int>(raw_bits(alphabet)), alphabet, symbols)) return kBad;
+        return 1 + bytes;
+    }
+    const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
+    std::vector<std::uint16_t> frequencies(cells);
+    const std::size_t tables = read_tables(data + 1, size - 1, alphabet, contexts, frequencies.data());
+    if (tables == kBad) return kBad;
+    const std::size_t head = 1 + tables;
+    if (!informative(frequencies.data(), cells)) {
+        std::uint8_t only[256];
+        for (int c = 0; c < contexts; ++c) {
+            const auto* row = frequencies.data() + c * alphabet;
+            only[c] = static_cast<std::uint8_t>(std::find(row, row + alphabet, kTotal) - row);
+        }
+        if (!ctx.data)
+            std::memset(symbols, only[0], n);
+        else
+            for (std::size_t i = 0; i < n; ++i) symbols[i] = only[ctx.of(i)];
+        return head;
+    }
+    const DecodeModel model(frequencies.data(), alphabet, contexts, ctx.data && !ctx.per_step);
+    const std::size_t body = decode_chunks(model, data + head, size - head, n, ctx, symbols);
+    return body == kBad ? kBad : head + body;
+}
+
+}  // namespace tersegrad::rans

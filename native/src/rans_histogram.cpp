@@ -1,0 +1,101 @@
+// Histograms: exact, or counted on one block in eight with the presence of every symbol taken from all the data.
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "tersegrad/rans.hpp"
+#include "tersegrad/runtime.hpp"
+
+namespace tersegrad::rans {
+namespace {
+
+constexpr std::size_t kGrain = std::size_t{1} << 18;
+
+// Rows of 256 counters, one a context; without contexts four rows, so that equal neighbours do not wait for each other.
+struct Counters {
+    explicit Counters(int contexts, bool plain) : rows(static_cast<std::size_t>(plain ? 4 : contexts) * 256) {}
+    std::vector<std::uint64_t> rows;
+
+    void add(const std::uint8_t* s, std::size_t n, Contexts ctx) {
+        std::uint64_t* r = rows.data();
+        if (!ctx.data) {
+            std::size_t i = 0;
+            for (; i + 8 <= n; i += 8) {
+                std::uint64_t v;
+                std::memcpy(&v, s + i, 8);
+                ++r[v & 255], ++r[256 + (v >> 8 & 255)], ++r[512 + (v >> 16 & 255)], ++r[768 + (v >> 24 & 255)];
+                ++r[v >> 32 & 255], ++r[256 + (v >> 40 & 255)], ++r[512 + (v >> 48 & 255)], ++r[768 + (v >> 56)];
+            }
+            for (; i < n; ++i) ++r[s[i]];
+        } else if (ctx.per_step) {
+            for (std::size_t i = 0; i < n; i += kLanes) {
+                std::uint64_t* row = r + std::size_t{256} * ctx.data[i / kLanes];
+                for (std::size_t k = i; k < std::min(n, i + kLanes); ++k) ++row[s[k]];
+            }
+        } else {
+            for (std::size_t i = 0; i < n; ++i) ++r[std::size_t{256} * ctx.data[i] + s[i]];
+        }
+    }
+};
+
+void mark(const std::uint8_t* s, std::size_t n, Contexts ctx, std::uint8_t* present) {
+    if (!ctx.data) {
+#if defined(__x86_64__)
+        if (isa() == Isa::avx512) return detail::mark_present_avx512(s, n, present);
+        if (isa() == Isa::avx2) return detail::mark_present_avx2(s, n, present);
+#endif
+        for (std::size_t i = 0; i < n; ++i) present[s[i]] = 1;
+    } else if (ctx.per_step) {
+#if defined(__x86_64__)
+        if (isa() == Isa::avx512) return detail::mark_present_steps_avx512(s, n, ctx.data, present);
+#endif
+        for (std::size_t i = 0; i < n; i += kLanes) {
+            std::uint8_t* row = present + std::size_t{256} * ctx.data[i / kLanes];
+            for (std::size_t k = i; k < std::min(n, i + kLanes); ++k) row[s[k]] = 1;
+        }
+    } else {
+        for (std::size_t i = 0; i < n; ++i) present[std::size_t{256} * ctx.data[i] + s[i]] = 1;
+    }
+}
+
+}  // namespace
+
+bool worth_sampling(std::size_t n, int alphabet, int contexts) {
+    const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
+    return n >= std::max<std::size_t>(std::size_t{1} << 16, 4096 * cells);
+}
+
+bool histogram(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts ctx, int contexts, bool sample, std::uint64_t* counts) {
+    const std::size_t rows = static_cast<std::size_t>(contexts) * 256;
+    std::vector<std::uint64_t> total(rows);
+    std::vector<std::uint8_t> seen(sample ? rows : 0);
+    std::mutex joined;
+    parallel_for(n, kBlock * kStride, kGrain, [&](std::size_t begin, std::size_t end) {
+        Counters counters(contexts, ctx.data == nullptr);
+        for (std::size_t i = begin; i < end; i += kBlock * kStride)  // begin is a multiple of it: the first of its blocks is sampled
+            counters.add(symbols + i, std::min(end - i, sample ? kBlock : kBlock * kStride), ctx.at(i));
+        if (!ctx.data)
+            for (std::size_t s = 0; s < 256; ++s)
+                counters.rows[s] += counters.rows[256 + s] + counters.rows[512 + s] + counters.rows[768 + s];
+        std::vector<std::uint8_t> present(seen.size());
+        if (sample) {
+            for (std::size_t k = 0; k < rows; ++k) present[k] = counters.rows[k] != 0;
+            mark(symbols + begin, end - begin, ctx.at(begin), present.data());
+        }
+        const std::lock_guard lock(joined);
+        for (std::size_t k = 0; k < rows; ++k) total[k] += counters.rows[k];
+        for (std::size_t k = 0; k < present.size(); ++k) seen[k] |= present[k];
+    });
+    for (int c = 0; c < contexts; ++c)
+        for (int s = 0; s < 256; ++s) {
+            const std::size_t k = static_cast<std::size_t>(c) * 256 + static_cast<std::size_t>(s);
+            const std::uint64_t count = total[k] + (sample ? seen[k] : 0);
+            if (s < alphabet)
+                counts[static_cast<std::size_t>(c) * static_cast<std::size_t>(alphabet) + static_cast<std::size_t>(s)] = count;
+            else if (count)
+                return false;
+        }
+    return true;
+}
+
+}  // namespace tersegrad::rans

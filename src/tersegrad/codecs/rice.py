@@ -1,0 +1,54 @@
+"""Golomb-Rice codes of integers 0 .. 2^63 - 1 with parameter k in 0..56 (Golomb 1966; Rice and Plaunt 1971).
+
+q = v >> k is sent as q zeros and a one, then the k low bits of v, LSB-first: q + 1 + k bits. From q = 32 on an escape keeps one
+huge value from flooding the stream: 32 zeros, the Elias delta code of q - 31, then the k low bits. A stream ends with zero bits
+up to a whole byte.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.codecs.elias import integers, room
+
+LIMIT = 32  # the first quotient that is escaped
+MAX_K = 56
+
+
+def length_bits(values: Tensor, k: int) -> int:
+    """Bits of all codes together."""
+    return kernels.get(values.device).rice_bits(integers(values), _parameter(k))
+
+
+def best_k(values: Tensor) -> int:
+    """The parameter with the fewest bits for these values, the smallest if several are equal.
+
+    >>> import torch
+    >>> best_k(torch.tensor([9, 12, 3, 7, 10]))
+    2
+    """
+    return kernels.get(values.device).rice_best(integers(values))
+
+
+def encode(values: Tensor, k: int) -> Tensor:
+    """The codes of int64 ``values`` one after another, as bytes.
+
+    >>> import torch
+    >>> encode(torch.tensor([9, 2]), 2).tolist()  # 9 = 2 * 4 + 1: bits 0 0 1, 1 0; 2 = 0 * 4 + 2: bits 1, 0 1
+    [172]
+    """
+    return kernels.get(values.device).rice_encode(integers(values), _parameter(k))
+
+
+def decode(data: Tensor, count: int, k: int) -> tuple[Tensor, int]:
+    """``count`` values from the start of ``data``, and how many bytes they took; raises :class:`CorruptMessage`."""
+    _parameter(k)
+    out = room(data, count)
+    return out, kernels.get(data.device).rice_decode(data.contiguous(), k, out)
+
+
+def _parameter(k: int) -> int:
+    if not 0 <= k <= MAX_K:
+        raise ValueError(f"the Rice parameter lies in 0..{MAX_K}, got {k}")
+    return k
