@@ -34,7 +34,6 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import levels
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, flat_float32
 from tersegrad.core.text import Configuration, require
 
@@ -83,7 +82,7 @@ def encode_at(x: Tensor, step: float | None, nu: float, coder: Coder, out: Tenso
     d = x.numel()
     best: Coded | None = None
     if coder == "paper" or (coder == "auto" and d <= SHORT):
-        norm = run.sum_squares(x)
+        norm = float(run.sum_squares(x))
         single = toward_zero(2 * math.sqrt(nu / max(d, 1) * norm)) if step is None and math.isfinite(norm) else step or TINY
         if not math.isfinite(norm):
             return Coded(word(NON_FINITE, out))
@@ -105,7 +104,7 @@ def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
     """The published step for the whole vector, or None where each segment takes its own."""
     if scale == "chunk" or x.numel() == 0:
         return None
-    norm = kernels.get(x.device).sum_squares(x)
+    norm = float(kernels.get(x.device).sum_squares(x))
     return toward_zero(2 * math.sqrt(nu / x.numel() * norm)) if 0 < norm < math.inf else TINY
 
 
@@ -138,7 +137,7 @@ def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None) -
         dot, energy, norm = run.dither_sample(x, step, stride)
         return 1.0 if energy == 0 else 1 - dot / energy * dot / norm
 
-    norm = run.sum_squares(x)
+    norm = float(run.sum_squares(x))
     if not math.isfinite(norm) or norm == 0:
         return encode_at(x, TINY, 0.0, coder, out)
     aim = alpha * (1 - SLACK / 2)
@@ -161,7 +160,7 @@ def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None) -
 
 def encode_to_size(x: Tensor, budget: int, coder: Coder, out: Tensor | None) -> Coded:
     """Code x at nearly the smallest step whose message fits the budget."""
-    norm = kernels.get(x.device).sum_squares(x)
+    norm = float(kernels.get(x.device).sum_squares(x))
     if not math.isfinite(norm) or norm == 0 or budget <= 4:
         return encode_at(x, HUGE, 0.0, coder, None)
     rate = 8 * budget / x.numel()

@@ -8,6 +8,8 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.native.module import module
 
+__all__ = ["levels_decode", "levels_encode"]
+
 
 def levels_encode(levels: Tensor, adaptive: bool) -> Tensor:
     """Signed int32 levels as one bit stream in the published or the adaptive form."""

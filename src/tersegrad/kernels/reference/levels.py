@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 
+__all__ = ["levels_decode", "levels_encode"]
+
 HALF, QUARTER, TOP = 1 << 31, 1 << 30, (1 << 32) - 1
 UNARY_BINS = 14  # magnitudes above this escape to an Elias-gamma code with even odds
 COUNT_LIMIT = 1 << 20  # adaptive counts are halved there
