@@ -1,0 +1,124 @@
+"""The check before every measurement: a compressor whose output is wrong is refused, not timed.
+
+What is checked on the very tensor that will be timed: the message is no longer than announced; the same input and context give the
+same bytes; the bytes alone decode to finite float32 of the right shape; writing into given buffers changes nothing; the error
+keeps the guarantee; an unbiased compressor does not lean to one side. The law tests check the same and much more; this
+guard exists so that no speed of a broken build is ever printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tersegrad.core.errors import TersegradError
+from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32
+
+TRIALS = 4  # messages with different randomness, for guarantees on average
+
+
+class Refused(TersegradError):
+    """The output is wrong, so that its speed and size mean nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """What the check found out on the way."""
+
+    nbytes: int
+    bits_per_coordinate: float
+    error: float  # ||C(x) - x||^2 / ||x||^2, mean over the trials
+    guarantee: Guarantee
+    trials: int
+
+
+def _refuse_unless(condition: bool, compressor: object, why: str) -> None:
+    if not condition:
+        raise Refused(f"refusing to measure {compressor}: {why}")
+
+
+def check(
+    compressor: Compressor[Any], x: Tensor, *, context: Context | None = None, stats: Stats | None = None, trials: int = TRIALS
+) -> Checked:
+    """Check ``compressor`` on ``x`` (finite, not all zero) or raise :class:`Refused`."""
+    ctx, x = context or Context(), flat_float32(x)
+    spec = Spec.flat(x.numel())
+    power = _dot(x, x)
+    _refuse_unless(0 < power < math.inf, compressor, "the test tensor must be finite and not zero")
+    state = compressor.init(spec, x.device)
+
+    limit = compressor.max_nbytes(spec)
+    message, _ = compressor.encode(x, state, ctx, stats=stats)
+    nbytes = int(message.nbytes)
+    _refuse_unless(0 <= nbytes <= limit, compressor, f"the message has {nbytes} bytes, max_nbytes promises {limit}")
+    again, _ = compressor.encode(x, state, ctx, stats=stats, out=torch.empty(limit, dtype=torch.uint8, device=x.device))
+    same = int(again.nbytes) == nbytes and torch.equal(again.payload, message.payload)
+    _refuse_unless(same, compressor, "encoding the same tensor twice gives different bytes")
+
+    copy = Message(message.payload.clone(), nbytes)  # nothing but the bytes may reach the decoder
+    decoded = compressor.decode(copy, spec, ctx)
+    _refuse_unless(
+        decoded.shape == x.shape and decoded.dtype == torch.float32,
+        compressor,
+        f"it decodes to {decoded.dtype} of shape {tuple(decoded.shape)}, expected float32 of shape {tuple(x.shape)}",
+    )
+    _refuse_unless(bool(torch.isfinite(decoded).all()), compressor, "finite input decodes to NaN or infinity")
+    into = compressor.decode(copy, spec, ctx, out=torch.full_like(x, math.nan))
+    _refuse_unless(torch.equal(into, decoded), compressor, "decoding into a given buffer gives another result")
+    if isinstance(compressor, Accumulator):
+        added = compressor.decode_add(copy, spec, ctx, torch.ones_like(x), 0.5)
+        close = torch.allclose(added, 1 + 0.5 * decoded, rtol=1e-5, atol=1e-6 * float(decoded.abs().max()) + 1e-6)
+        _refuse_unless(close, compressor, "decode_add differs from adding what decode returns")
+
+    guarantee = compressor.guarantee(spec)
+    error, lean, spread = _deviation(decoded, x, power)
+    if guarantee.kind == "contractive" and guarantee.sure:
+        trials = 1
+    for k in range(1, trials):
+        other = dataclasses.replace(ctx, step=(ctx.step + k) % 2**32)
+        message, _ = compressor.encode(x, state, other, stats=stats)
+        found = _deviation(compressor.decode(message, spec, other), x, power)
+        error, lean, spread = error + found[0], lean + found[1], spread + found[2]
+    error, lean, spread = error / trials, lean / trials, spread / trials
+    _check_guarantee(compressor, guarantee, x.numel(), trials, error, lean, spread)
+    return Checked(nbytes, 8 * nbytes / x.numel(), error, guarantee, trials)
+
+
+def _check_guarantee(
+    compressor: object, guarantee: Guarantee, numel: int, trials: int, error: float, lean: float, spread: float
+) -> None:
+    """``lean`` is <C(x) - x, x> / ||x||^2 and ``spread`` its estimated variance, both averaged over the trials."""
+    if guarantee.kind == "none":
+        # Nothing is promised; what any useful compressor does is to point in the direction of x.
+        _refuse_unless(lean > -1, compressor, "what it decodes points away from the input")
+        return
+    slack = 1e-5 if guarantee.sure else 20 / math.sqrt(numel)
+    bound = guarantee.value * (1 + slack) + 1e-12
+    _refuse_unless(error <= bound, compressor, f"its error is {error:.4g}, but it guarantees {guarantee}")
+    if guarantee.kind == "unbiased":
+        allowed = 6 * math.sqrt(spread / trials) + 1e-5
+        _refuse_unless(
+            abs(lean) <= allowed,
+            compressor,
+            f"it calls itself unbiased but is off by {lean:+.3g} along the input (chance explains {allowed:.3g})",
+        )
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return sum(float(torch.dot(p.double(), q.double())) for p, q in zip(a.split(1 << 22), b.split(1 << 22)))
+
+
+def _deviation(decoded: Tensor, x: Tensor, power: float) -> tuple[float, float, float]:
+    error = lean = spread = 0.0
+    for d, v in zip(decoded.split(1 << 22), x.split(1 << 22)):  # in parts: float64 copies of 64 Mi coordinates are large
+        wide = v.double()
+        off = d.double() - wide
+        along = off * wide
+        error += float(off.square().sum())
+        lean += float(along.sum())
+        spread += float(along.square().sum())
+    return error / power, lean / power, spread / power**2
