@@ -99,9 +99,12 @@ def main(
     machine = bench.describe()
     judged = [r for r in results if r.reached is not None]
     seconds = time.perf_counter() - start
-    note = f"{sum(bool(r.reached) for r in judged)} of {len(judged)} targets reached. {machine}. Commit {commit() or 'unknown'}. {seconds:.0f} s."
+    reached = sum(bool(r.reached) for r in judged)
+    note = f"{reached} of {len(judged)} targets reached. {machine}. Commit {commit() or 'unknown'}. {seconds:.0f} s."
     shown = table(results, f"Benchmarks of {now:%Y-%m-%d}{' (quick: sizes too small for the targets)' if quick else ''}", note)
+    console.print(shown.title, style="bold")
     console.print(shown.rich())
+    console.print(shown.note, style="dim", highlight=False)
     for line in skipped:
         console.print(f"skipped {line}", style="yellow", markup=False)
     for line in failures:

@@ -55,7 +55,9 @@ def over_sparse_ideal(fraction: float, value_bits: int) -> Measure:
 
     def facts(compressor: Compressor[Any], spec: Spec, nbytes: int) -> dict[str, Fact]:
         k = math.ceil(fraction * spec.numel)
-        return {"message over ideal": Fact(8 * nbytes / (log2_subsets(spec.numel, k) + k * value_bits), "of k (log2 C(d,k)/k + 32)")}
+        return {
+            "message over ideal": Fact(8 * nbytes / (log2_subsets(spec.numel, k) + k * value_bits), "of k (log2 C(d,k)/k + 32)")
+        }
 
     return facts
 
@@ -91,14 +93,24 @@ for isa in ("avx512", "avx2"):
         return work_of("top_k(fraction=0.01)", mostly_zero(numel))
 
 
-for text in ("bf16", "fp8", "int8", "int4", "sign", "ternary", "natural", "qsgd(levels=1, coder=rans)", "random_k(fraction=0.01)"):
+for text in (
+    "bf16",
+    "fp8",
+    "int8",
+    "int4",
+    "sign",
+    "ternary",
+    "natural",
+    "qsgd(levels=1, coder=rans)",
+    "random_k(fraction=0.01)",
+):
 
     @benchmark(f"compressor/{text}")
     def any_compressor(numel: int, text: str = text) -> Work:
         return work_of(text, gaussian(numel))
 
 
-# Memory-bound: little arithmetic for every byte that is moved. Compute-bound: random numbers or entropy coding for every coordinate.
+# Memory-bound: little arithmetic for every byte. Compute-bound: random numbers or entropy coding for every coordinate.
 SCALING = (
     ("memory-bound", 1.7, (("bf16", "encode"), ("int8", "decode"), ("top_k(fraction=0.01)", "encode"))),
     ("compute-bound", 1.5, (("qsgd(bits=4)", "encode"), ("qsgd(levels=1, coder=rans)", "encode"), ("natural", "encode"))),

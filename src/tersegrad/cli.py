@@ -48,7 +48,9 @@ app = typer.Typer(
 bench_app = typer.Typer(no_args_is_help=True, help="Measure compressors on this machine.")
 app.add_typer(bench_app, name="bench")
 
-Names = Annotated[list[str] | None, typer.Argument(help="Text forms such as 'top_k(fraction=0.01)'; all of them when none is given.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(help="Text forms such as 'top_k(fraction=0.01)'; all of them when none is given.")
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the results as JSON to this file; '-' prints JSON only.")]
 Size = Annotated[str, typer.Option("--size", help="Coordinates: a number, or one with Ki, Mi or Gi.")]
 
@@ -56,6 +58,16 @@ Size = Annotated[str, typer.Option("--size", help="Coordinates: a number, or one
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=WIDE)
+
+
+def _show(table: Table) -> None:
+    """Title, rows and note; the two texts are not squeezed into the table's width."""
+    console = _console()
+    if table.title:
+        console.print(table.title, style="bold", markup=False, highlight=False)
+    console.print(table.rich())
+    if table.note:
+        console.print(table.note, style="dim", markup=False, highlight=False)
 
 
 def parse_size(text: str) -> int:
@@ -78,7 +90,7 @@ def _finish(table: Table, results: list[Any], json_path: Path | None, **facts: o
     if json_path == Path("-"):
         typer.echo(document, nl=False)
         return
-    _console().print(table.rich())
+    _show(table)
     if json_path is not None:
         try:
             json_path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,8 +124,10 @@ def demo(
 
         small = {"steps": (1, 20), "hidden": 64, "speed_numel": 1 << 16, "budget": 0.02} if quick else {}
         found = demonstration.run(out, progress=progress, **small)  # type: ignore[arg-type]
-    console.print(f"A network learned handwritten digits ({found.accuracy:.1%} right on unseen ones) while its gradients were collected.\n")
-    console.print(found.table().rich())
+    console.print(
+        f"A network learned handwritten digits ({found.accuracy:.1%} of unseen ones right); these are its gradients.\n"
+    )
+    _show(found.table())
     console.print(demonstration.CLOSING, highlight=False, width=min(console.width, 120))
     console.print(f"\nfigure: {found.figure}   ({time.perf_counter() - start:.0f} s in all)", highlight=False)
 
@@ -128,8 +142,8 @@ def bench_speed(
 ) -> None:
     """Encode and decode speed, as a ratio to memmove of the float32 tensor in the same run."""
     from tersegrad import bench, recipes
-    from tersegrad.demo import CONFIGURATIONS
     from tersegrad.report import speed_table
+    from tersegrad.report.catalog import CONFIGURATIONS
 
     compressors = [recipes.parse(name) for name in names or CONFIGURATIONS]  # all mistakes before any work
     x = bench.draw("gaussian", parse_size(size))
@@ -138,7 +152,7 @@ def bench_speed(
         for compressor in compressors:
             status.update(escape(f"measuring {compressor}"))
             results.append(bench.measure_speed(compressor, x, threads=threads, rounds=rounds, budget=5))
-    note = f"Ratio to memmove of the same float32 bytes: 1 is as fast as copying. Gaussian data, touched buffers.\n{bench.describe()}"
+    note = f"ratios to memmove of the same float32 bytes (1 is as fast as copying), Gaussian data, touched buffers\n{bench.describe()}"
     _finish(speed_table(results, "Speed", note), results, json_path, data="gaussian")
 
 
@@ -154,8 +168,8 @@ def bench_rate(
 ) -> None:
     """Bits per coordinate, error and distance from the limit."""
     from tersegrad import bench, recipes
-    from tersegrad.demo import CONFIGURATIONS
     from tersegrad.report import rate_table
+    from tersegrad.report.catalog import CONFIGURATIONS
 
     compressors = [recipes.parse(name) for name in names or CONFIGURATIONS]
     numel = parse_size(size)
@@ -167,8 +181,8 @@ def bench_rate(
                 status.update(escape(f"measuring {compressor} on {source}"))
                 results.append(bench.measure_rate(compressor, x, source=source))
     note = (
-        "Bits of real messages. above limit: bits more than any compressor needs at this error on the hardest data (Gaussian);\n"
-        "negative where the data is easier than that."
+        "bits of real messages; above limit: more bits than the best conceivable compressor needs at this error on the hardest\n"
+        "data (Gaussian), negative where the data is easier than that"
     )
     _finish(rate_table(results, "Rate", note), results, json_path, size=numel)
 
@@ -182,7 +196,7 @@ def bounds(
     """How few bits are possible at an error: every bound at that point."""
     from tersegrad.report import bounds_at
 
-    _console().print(bounds_at(dim=dim, alpha=alpha, omega=omega).rich())
+    _show(bounds_at(dim=dim, alpha=alpha, omega=omega))
 
 
 @app.command()
@@ -195,9 +209,11 @@ def inspect(
 
     found = explain(file.read_bytes())
     if json_path:
-        typer.echo(json.dumps({"file": str(file), **found.fields(), "decodes": found.decodes, "verdict": found.verdict}, indent=2))
+        typer.echo(
+            json.dumps({"file": str(file), **found.fields(), "decodes": found.decodes, "verdict": found.verdict}, indent=2)
+        )
     else:
-        _console().print(found.table(str(file)).rich())
+        _show(found.table(str(file)))
         _console().print(f"[{'green' if found.decodes else 'red'}]{escape(found.verdict)}[/]", highlight=False)
     if not found.decodes:
         raise typer.Exit(1)
@@ -214,7 +230,7 @@ def list_command(
     if json_output:
         typer.echo(json.dumps(as_json(list(entries)), indent=2, allow_nan=False))
     else:
-        _console().print(catalog_table(entries).rich())
+        _show(catalog_table(entries))
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """The check before every measurement: a compressor whose output is wrong is refused, not timed.
 
-What is checked on the very tensor that will be timed: the message is no longer than announced; the same input and context give the
-same bytes; the bytes alone decode to finite float32 of the right shape; writing into given buffers changes nothing; the error
-keeps the guarantee; an unbiased compressor does not lean to one side. The law tests check the same and much more; this
-guard exists so that no speed of a broken build is ever printed.
+What is checked on the very tensor that will be timed: the message is no longer than announced; the same input and context
+give the same bytes; the bytes alone decode to finite float32 of the right shape; writing into given buffers changes nothing;
+the error keeps the guarantee; an unbiased compressor does not lean to one side. The law tests check the same and much more;
+this guard exists so that no speed of a broken build is ever printed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The clock: bodies run in turn with C memmove, and what is reported is the median of their ratios.
 
 A virtual machine's speed drifts by tens of per cent within seconds, so an absolute figure says little. Every round therefore
-times each body *and* a memmove of the same number of bytes, one after another; the ratio of the two is taken inside the round and
-the median over rounds is reported. Buffers are written once before the first round: a page touched for the first time
+times each body *and* a memmove of the same number of bytes, one after another; the ratio of the two is taken inside the round
+and the median over rounds is reported. Buffers are written once before the first round: a page touched for the first time
 costs more than the work that is being timed.
 """
 

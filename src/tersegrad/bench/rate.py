@@ -1,8 +1,9 @@
 """Rate of any compressor: real bits per coordinate, the error that they buy, and how far that is from the limit.
 
-The limit at error e is the number of bits that no compressor can beat on all inputs: (1/2) log2(1/e) a coordinate, and (1/2) log2(1 + 1/e)
-for an unbiased one. On Gaussian data it is also the rate-distortion function, so that no compressor gets below it. Data with
-structure (exact zeros, a few large coordinates) can be sent with fewer bits: there the distance may be negative.
+The limit at error e is the number of bits that no compressor can beat on all inputs: (1/2) log2(1/e) a coordinate, and
+(1/2) log2(1 + 1/e) for an unbiased one. On Gaussian data it is also the rate-distortion function, so that no compressor gets
+below it. Data with structure (exact zeros, a few large coordinates) can be sent with fewer bits: there the distance may be
+negative.
 """
 
 from __future__ import annotations
@@ -94,8 +95,12 @@ def limit_at(error: float, guarantee: Guarantee, source: str = "") -> tuple[floa
         return math.inf, None
     # An unbiased message, shrunk by 1 / (1 + e), has error e / (1 + e) and the same bits: limits are those of the shrunk one.
     distortion = error / (1 + error) if guarantee.kind == "unbiased" else error
-    general = float(rate_distortion.gaussian(distortion))
-    known = {"gaussian": general, "laplace": float(rate_distortion.laplace(distortion))} if source in ("gaussian", "laplace") else {}
+    general = rate_distortion.gaussian_rate(distortion)
+    known = (
+        {"gaussian": general, "laplace": float(rate_distortion.laplace(distortion))}
+        if source in ("gaussian", "laplace")
+        else {}
+    )
     return general, known.get(source)
 
 

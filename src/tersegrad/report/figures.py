@@ -130,7 +130,9 @@ def _label(axis: Any, panel: Panel, box: tuple[float, float, float, float]) -> N
     scale = axis.figure.dpi / 72  # pixels a point
     points = [tuple(transform.transform(_place(r, box))) for r in panel.rates]
     taken = [(x - 6 * scale, y - 6 * scale, x + 6 * scale, y + 6 * scale) for x, y in points]
-    line = [tuple(transform.transform((e, max(0.5 * math.log2(1 / e), box[2])))) for e in _spread(box[0], min(box[1], 0.999), 120)]
+    line = [
+        tuple(transform.transform((e, max(0.5 * math.log2(1 / e), box[2])))) for e in _spread(box[0], min(box[1], 0.999), 120)
+    ]
     order = sorted(range(len(points)), key=lambda k: (-points[k][0], points[k][1]))
     for k in order:
         name = panel.rates[k].compressor + ("  (exact)" if panel.rates[k].error <= 0 else "")

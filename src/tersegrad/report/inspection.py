@@ -30,8 +30,12 @@ class Explanation:
         return {name: value for name, value, _ in self.rows}
 
     def table(self, title: str = "") -> Table:
-        rows = tuple((name, f"{value:,}" if isinstance(value, int) else str(value), meaning) for name, value, meaning in self.rows)
-        return Table((Column("field", number=False), Column("value", number=False), Column("meaning", number=False)), rows, title)
+        rows = tuple(
+            (name, f"{value:,}" if isinstance(value, int) else str(value), meaning) for name, value, meaning in self.rows
+        )
+        return Table(
+            (Column("field", number=False), Column("value", number=False), Column("meaning", number=False)), rows, title
+        )
 
 
 def explain(data: bytes) -> Explanation:

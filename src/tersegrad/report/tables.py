@@ -36,18 +36,12 @@ class Table:
             raise ValueError(f"every row needs {len(self.columns)} cells")
 
     def rich(self) -> rich.table.Table:
-        """The table for a terminal."""
+        """The rows for a terminal, without title and note."""
         import rich.box
         import rich.markup
         import rich.table
 
         table = rich.table.Table(
-            title=self.title or None,
-            caption=self.note or None,
-            title_justify="left",
-            caption_justify="left",
-            title_style="bold",
-            caption_style="dim",
             box=rich.box.SIMPLE_HEAD,
             pad_edge=False,
         )
@@ -80,7 +74,11 @@ class Table:
             padded = (c.rjust(w) if col.number else c.ljust(w) for c, w, col in zip(row, widths, self.columns))
             return "| " + " | ".join(padded) + " |"
 
-        rule = "|" + "|".join("-" * (w + 1) + ":" if col.number else ":" + "-" * (w + 1) for w, col in zip(widths, self.columns)) + "|"
+        rule = (
+            "|"
+            + "|".join("-" * (w + 1) + ":" if col.number else ":" + "-" * (w + 1) for w, col in zip(widths, self.columns))
+            + "|"
+        )
         parts = [line(cells[0]), rule, *map(line, cells[1:])]
         if self.title:
             parts = [f"**{self.title}**", "", *parts]
@@ -127,7 +125,13 @@ def rate_table(rates: Sequence[Rate], title: str = "", note: str = "") -> Table:
     known = any(r.source_limit is not None and r.source_limit != r.limit for r in rates)
     columns = [Column("compressor", number=False)]
     columns += [Column("data", number=False)] if several else []
-    columns += [Column("bits/coord"), Column("32/bits"), Column("error"), Column("guarantee", number=False), Column("above limit")]
+    columns += [
+        Column("bits/coord"),
+        Column("32/bits"),
+        Column("error"),
+        Column("guarantee", number=False),
+        Column("above limit"),
+    ]
     columns += [Column("above this data's")] if known else []
     rows = []
     for r in rates:
