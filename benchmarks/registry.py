@@ -2,7 +2,8 @@
 
 A benchmark has a name, a setup that makes the input *and checks the output*, bodies that are timed in turn with memmove of the
 same bytes, facts that are no times (message sizes), and targets. Its setup raises before anything is timed if the output is
-wrong; ``verify`` is called again after timing, on what the timed calls wrote. Add one by decorating a setup function in ``benchmarks/cases/``::
+wrong; ``verify`` is called again after timing, on what the timed calls wrote. Add one by decorating a setup function in
+``benchmarks/cases/``::
 
     @benchmark("rans/16 symbols", targets={"encode": 0.7, "decode": 0.8})
     def rans_16(numel: int) -> Work: ...

@@ -152,7 +152,8 @@ def bench_speed(
         for compressor in compressors:
             status.update(escape(f"measuring {compressor}"))
             results.append(bench.measure_speed(compressor, x, threads=threads, rounds=rounds, budget=5))
-    note = f"ratios to memmove of the same float32 bytes (1 is as fast as copying), Gaussian data, touched buffers\n{bench.describe()}"
+    note = "ratios to memmove of the same float32 bytes (1 is as fast as copying), Gaussian data, touched buffers\n"
+    note += bench.describe()
     _finish(speed_table(results, "Speed", note), results, json_path, data="gaussian")
 
 
@@ -181,8 +182,8 @@ def bench_rate(
                 status.update(escape(f"measuring {compressor} on {source}"))
                 results.append(bench.measure_rate(compressor, x, source=source))
     note = (
-        "bits of real messages; above limit: more bits than the best conceivable compressor needs at this error on the hardest\n"
-        "data (Gaussian), negative where the data is easier than that"
+        "bits of real messages; above limit: more bits than the best conceivable compressor needs at this error on\n"
+        "the hardest data (Gaussian), negative where the data is easier than that"
     )
     _finish(rate_table(results, "Rate", note), results, json_path, size=numel)
 

@@ -26,13 +26,14 @@ SPEED_NUMEL = 4 << 20
 CLOSING = """\
 How to read this. [bold]bits/coord[/] is the size of the message that was really written, spread over the gradient's
 coordinates: float32 has 32, so [bold]32/bits[/] is how many times less is sent. [bold]error[/] is what was lost, as a share
-of the gradient's squared length: 0.01 is hardly noticed in training, and even 0.9 works when what was lost is carried over to
-the next step (error_feedback does that). [bold]guarantee[/] is what holds for every gradient, not just for these: C or B(alpha) means the
-error stays below alpha (always, or on average), U(omega) means right on average with variance at most omega, so that the
-errors of many workers cancel. [bold]above limit[/] is how many more bits were sent than the best conceivable compressor needs at
-the same error on the hardest data: near 0 nothing is left to gain, and below 0 these gradients were easier than the hardest
-data, because they have zeros and a few large entries. [bold]encode[/] and [bold]decode[/] are speeds on one core, where 1 is as fast as
-copying the memory. In the figure, low and left is good, and nobody gets below the line on the left-hand side."""
+of the gradient's squared length: 0.01 is hardly noticed in training, and even 0.9 works when what was lost is carried over
+to the next step (error_feedback does that). [bold]guarantee[/] is what holds for every gradient, not just for these: C or
+B(alpha) means that the error stays below alpha (always, or on average), U(omega) means right on average with variance at
+most omega, so that the errors of many workers cancel. [bold]above limit[/] is how many more bits were sent than the best
+conceivable compressor needs at the same error on the hardest data: near 0 nothing is left to gain, and below 0 these
+gradients were easier than the hardest data, because they have zeros and a few large entries. [bold]encode[/] and
+[bold]decode[/] are speeds on one core, where 1 is as fast as copying the memory. In the figure, low and left is good, and
+on Gaussian data nobody gets below the line.""".replace("\n", " ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Demo:
         numel, large = self.gradient[0].numel, self.speeds[0].numel
         memmove = sorted(s.memmove.gigabytes for s in self.speeds)[len(self.speeds) // 2]
         note = (
-            f"bits, error: mean over {self.gradient[0].messages} real gradients of {numel:,} coordinates, scaled to unit variance\n"
+            f"bits, error: mean over {self.gradient[0].messages} gradients of {numel:,} coordinates, scaled to unit variance\n"
             f"encode, decode: ratio to memcpy of the float32 tensor ({memmove:.1f} GB/s here), one thread, "
             f"{tables.size(large)} Gaussian coordinates\n{self.machine}"
         )

@@ -96,12 +96,9 @@ def limit_at(error: float, guarantee: Guarantee, source: str = "") -> tuple[floa
     # An unbiased message, shrunk by 1 / (1 + e), has error e / (1 + e) and the same bits: limits are those of the shrunk one.
     distortion = error / (1 + error) if guarantee.kind == "unbiased" else error
     general = rate_distortion.gaussian_rate(distortion)
-    known = (
-        {"gaussian": general, "laplace": float(rate_distortion.laplace(distortion))}
-        if source in ("gaussian", "laplace")
-        else {}
-    )
-    return general, known.get(source)
+    if source == "laplace":
+        return general, rate_distortion.laplace_rate(distortion)
+    return general, general if source == "gaussian" else None
 
 
 def measure(
