@@ -28,7 +28,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> demo.Demo:
 def test_table_has_a_row_for_each(found: demo.Demo) -> None:
     table = found.table()
     assert len(table.rows) == len(SMALL)
-    assert [row[0] for row in table.rows] == [str(tersegrad.parse(text)) for text in SMALL]
+    assert [row[0] for row in table.rows] == list(SMALL)
     assert all(cell for row in table.rows for cell in row)
     assert "| compressor" in table.markdown()
 

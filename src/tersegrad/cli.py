@@ -128,6 +128,7 @@ def demo(
         f"A network learned handwritten digits ({found.accuracy:.1%} of unseen ones right); these are its gradients.\n"
     )
     _show(found.table())
+    console.print()
     console.print(demonstration.CLOSING, highlight=False, width=min(console.width, 120))
     console.print(f"\nfigure: {found.figure}   ({time.perf_counter() - start:.0f} s in all)", highlight=False)
 

@@ -13,7 +13,7 @@ COLUMNS = (
     Column("bits"),
     Column("bits/coord"),
     Column("32/bits"),
-    Column("holds for", number=False),
+    Column("meaning", number=False),
 )
 
 
