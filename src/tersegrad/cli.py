@@ -33,7 +33,7 @@ class Guarded(TyperGroup):
             return super().invoke(ctx)
         except TersegradError as error:
             Console(stderr=True, width=None if Console(stderr=True).is_terminal else WIDE, soft_wrap=True).print(
-                f"[red]error:[/] {escape(' '.join(str(error).split()))}", highlight=False
+                f"[red]error:[/] {escape(str(error).partition(chr(10))[0])}", highlight=False
             )
             raise typer.Exit(2) from None
 

@@ -34,6 +34,9 @@ CONFIGURATIONS: tuple[str, ...] = (
     "threshold(tau=2.5)",
     "error_feedback(top_k(fraction=0.01))",
     "rotated(qsgd(bits=4))",
+    "ef_sign",
+    "strom(tau=2.5)",
+    "mem_sgd(fraction=0.01)",
 )
 
 
@@ -42,9 +45,11 @@ class Entry:
     """One line of the catalogue."""
 
     name: str
+    kind: str  # compressor, wrapper or recipe
     signature: str  # the text form with every parameter and its default
-    guarantee: str  # at a million coordinates
-    wire_id: int | None
+    example: str
+    guarantee: str  # the example's, at a million coordinates
+    wire_id: int
     description: str
 
 
@@ -54,33 +59,37 @@ def catalog() -> tuple[Entry, ...]:
 
 
 def _entry(name: str) -> Entry:
-    kind = recipes.lookup(name)
-    parameters = inspect.signature(kind).parameters.values()
+    maker = {**recipes.COMPRESSORS, **recipes.WRAPPERS, **recipes.RECIPES}[name]
+    parameters = inspect.signature(maker).parameters.values()
     written = ", ".join(p.name if p.default is p.empty else f"{p.name}={literal(p.default)}" for p in parameters)
     example = _example(name)
     return Entry(
         name=name,
+        kind="compressor" if name in recipes.COMPRESSORS else "wrapper" if name in recipes.WRAPPERS else "recipe",
         signature=f"{name}({written})" if written else name,
-        guarantee="depends" if example is None else str(example.guarantee(Spec.flat(NUMEL))),
-        wire_id=None if example is None else example.wire_id,
-        description=(inspect.getdoc(kind) or "").partition("\n")[0],
+        example=str(example),
+        guarantee=str(example.guarantee(Spec.flat(NUMEL))),
+        wire_id=example.wire_id,
+        description=(inspect.getdoc(maker) or "").partition("\n")[0],
     )
 
 
-def _example(name: str) -> Compressor[Any] | None:
-    """The first configuration above that begins with ``name``."""
+def _example(name: str) -> Compressor[Any]:
+    """The first of the configurations that begins with ``name``, else the bare name, around bf16 if it wraps something."""
     for text in CONFIGURATIONS:
         if text == name or text.startswith(f"{name}("):
             return recipes.parse(text)
-    return None
+    return recipes.parse(f"{name}(bf16)" if name in recipes.WRAPPERS else name)
 
 
 def catalog_table(entries: Sequence[Entry]) -> Table:
     """The catalogue for a terminal."""
     columns = (
         Column("name(parameters=defaults)", number=False),
-        Column(f"guarantee, d = {NUMEL:,}", number=False),
+        Column("example", number=False),
+        Column(f"its guarantee, d = {NUMEL:,}", number=False),
         Column("what it does", number=False),
     )
-    rows = tuple((e.signature, e.guarantee, e.description) for e in entries)
-    return Table(columns, rows, "Compressors and wrappers", "")
+    rows = tuple((e.signature, e.example, e.guarantee, e.description) for e in entries)
+    note = "C, B: error at most alpha, always or on average; U: unbiased, variance at most omega"
+    return Table(columns, rows, "Compressors, wrappers and recipes", note)

@@ -72,7 +72,7 @@ def _range(rates: Sequence[Rate]) -> tuple[float, float, float, float]:
     """Axis limits (error, error, bits, bits) that hold every point, with room for labels."""
     errors = [r.error for r in rates if r.error > 0] or [0.1]
     bits = [r.bits_per_coordinate for r in rates if r.bits_per_coordinate > 0] or [1.0]
-    return min(errors) / 12, max(max(errors) * 6, 3.0), min(0.06, min(bits) / 1.7), 48.0
+    return min(errors) / 12, max(errors) * 100, min(0.06, min(bits) / 1.7), 48.0
 
 
 def _place(rate: Rate, box: tuple[float, float, float, float]) -> tuple[float, float]:
