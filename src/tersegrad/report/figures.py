@@ -124,15 +124,17 @@ def _legend(figure: Any, axis: Any, kinds: set[str]) -> None:
 
 def _label(axis: Any, panel: Panel, box: tuple[float, float, float, float]) -> None:
     """Write each name near its point, at the free place that is nearest; a thin line leads to names that had to move away."""
+    from matplotlib import patheffects
+
     renderer = axis.figure.canvas.get_renderer()
     transform = axis.transData
     frame = axis.get_window_extent(renderer)
     scale = axis.figure.dpi / 72  # pixels a point
     points = [tuple(transform.transform(_place(r, box))) for r in panel.rates]
     taken = [(x - 6 * scale, y - 6 * scale, x + 6 * scale, y + 6 * scale) for x, y in points]
-    line = [
-        tuple(transform.transform((e, max(0.5 * math.log2(1 / e), box[2])))) for e in _spread(box[0], min(box[1], 0.999), 120)
-    ]
+    errors = _spread(box[0], box[1], 150)
+    curves = [(e, 0.5 * math.log2(1 / e)) for e in errors if e < 0.999] + [(e, 0.5 * math.log2(1 + 1 / e)) for e in errors]
+    lines = [tuple(transform.transform((e, max(bits, box[2])))) for e, bits in curves]
     order = sorted(range(len(points)), key=lambda k: (-points[k][0], points[k][1]))
     for k in order:
         name = panel.rates[k].compressor + ("  (exact)" if panel.rates[k].error <= 0 else "")
@@ -151,7 +153,7 @@ def _label(axis: Any, panel: Panel, box: tuple[float, float, float, float]) -> N
                 if area[0] < frame.x0 or area[2] > frame.x1 or area[1] < frame.y0 or area[3] > frame.y1:
                     continue
                 mine = taken[:k] + taken[k + 1 :]
-                crossing = sum(area[0] < px < area[2] and area[1] < py < area[3] for px, py in line)
+                crossing = sum(area[0] < px < area[2] and area[1] < py < area[3] for px, py in lines)
                 price = radius + 40 * crossing + sum(_overlap(area, other) for other in mine) * 2 + 3 * abs(math.sin(angle))
                 if price < cost:
                     best, cost = (cx, cy), price
@@ -162,7 +164,8 @@ def _label(axis: Any, panel: Panel, box: tuple[float, float, float, float]) -> N
             (sx, sy), (ex, ey) = (tuple(transform.inverted().transform(p)) for p in ((x, y), end))
             axis.plot([sx, ex], [sy, ey], color="#999999", linewidth=0.6, zorder=3)
         px, py = transform.inverted().transform((cx, cy))
-        axis.text(px, py, name, fontsize=7.5, ha="center", va="center", zorder=5)
+        halo = [patheffects.withStroke(linewidth=2.2, foreground="white", alpha=0.85)]
+        axis.text(px, py, name, fontsize=7.5, ha="center", va="center", zorder=5, path_effects=halo)
 
 
 def _spread(low: float, high: float, count: int) -> list[float]:
