@@ -13,7 +13,7 @@ from benchmarks.cases.inputs import gaussian, mostly_zero
 from benchmarks.registry import Body, Fact, Versus, Work, benchmark, refuse_unless
 from tersegrad import bench, recipes
 from tersegrad.bench.clock import touched
-from tersegrad.core.protocol import Compressor, Context, Message, Spec
+from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec
 from tersegrad.kernels import native
 
 Measure = Callable[[Compressor[Any], Spec, int], dict[str, Fact]]
@@ -34,13 +34,16 @@ def work_of(text: str, x: Tensor, facts: Measure = lambda c, spec, nbytes: {}) -
         refuse_unless(torch.equal(buffer[: int(message.nbytes)], message.payload), f"{text} writes other bytes when run again")
         refuse_unless(torch.equal(target, expected), f"{text} decodes to other values when run again")
 
-    bodies = {
+    bodies: dict[str, Body] = {
         "encode": lambda: compressor.encode(x, state, ctx, out=buffer),
         "decode": lambda: compressor.decode(message, spec, ctx, out=target),
     }
     for body in bodies.values():
         body()
     verify()
+    if isinstance(compressor, Accumulator):
+        accumulator, total = compressor, torch.zeros_like(x)
+        bodies["decode+add"] = lambda: accumulator.decode_add(message, spec, ctx, total, 1e-3)
     sizes = {"bits per coordinate": Fact(checked.bits_per_coordinate, "bits")}
     return Work(bodies, 4 * x.numel(), verify, {**sizes, **facts(compressor, spec, checked.nbytes)})
 
