@@ -70,7 +70,7 @@ def _entry(name: str) -> Entry:
         example=str(example),
         guarantee=str(example.guarantee(Spec.flat(NUMEL))),
         wire_id=example.wire_id,
-        description=(inspect.getdoc(maker) or "").partition("\n")[0],
+        description=(inspect.getdoc(maker) or "").partition("\n")[0].replace("``", ""),
     )
 
 
