@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.cases.inputs import gaussian
-from benchmarks.registry import Work, benchmark, refuse_unless
+from benchmarks.registry import Body, Work, benchmark, refuse_unless
 from tersegrad import kernels
 from tersegrad.bench.clock import touched
 from tersegrad.codecs import bitpack, trits
@@ -17,7 +17,7 @@ for width in (1, 2, 3, 4, 8):
     def packing(numel: int, width: int = width) -> Work:
         codes = torch.randint(1 << width, (numel,), dtype=torch.uint8, generator=torch.Generator().manual_seed(width))
         packed, unpacked = touched(bitpack.nbytes(numel, width)), touched(numel)
-        bodies = {
+        bodies: dict[str, Body] = {
             "pack": lambda: bitpack.pack(codes, width, out=packed),
             "unpack": lambda: bitpack.unpack(packed, width, numel, out=unpacked),
         }
@@ -35,7 +35,10 @@ for width in (1, 2, 3, 4, 8):
 def trit_packing(numel: int) -> Work:
     codes = torch.randint(3, (numel,), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
     packed, unpacked = touched(trits.nbytes(numel)), touched(numel)
-    bodies = {"pack": lambda: trits.pack(codes, out=packed), "unpack": lambda: trits.unpack(packed, numel, out=unpacked)}
+    bodies: dict[str, Body] = {
+        "pack": lambda: trits.pack(codes, out=packed),
+        "unpack": lambda: trits.unpack(packed, numel, out=unpacked),
+    }
     for body in bodies.values():
         body()
 
@@ -51,7 +54,10 @@ def rotation(numel: int) -> Work:
     x, ctx, block = gaussian(numel), Context(seed=1), 4096
     turned, back = torch.ones_like(x), torch.ones_like(x)
     ops = kernels.get(x.device)
-    bodies = {"rotate": lambda: ops.rotate(x, turned, block, ctx), "unrotate": lambda: ops.unrotate(turned, back, block, ctx)}
+    bodies: dict[str, Body] = {
+        "rotate": lambda: ops.rotate(x, turned, block, ctx),
+        "unrotate": lambda: ops.unrotate(turned, back, block, ctx),
+    }
     for body in bodies.values():
         body()
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tersegrad import bench, recipes
 from tersegrad.core.errors import MissingExtra
 from tersegrad.report import figures, tables
-from tersegrad.report.catalog import CONFIGURATIONS
+from tersegrad.report.catalog import CONFIGURATIONS as CONFIGURATIONS
 
 STEPS = (1, 25, 100, 300)  # the training steps whose gradients are kept
 HIDDEN = 512
@@ -88,7 +88,7 @@ def digits_gradients(steps: Sequence[int] = STEPS, hidden: int = HIDDEN) -> tupl
     for step in range(1, max(steps) + 1):
         batch = train[torch.randint(len(train), (128,), generator=generator)]
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
         if step in steps:
             kept.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).clone())
         optimizer.step()

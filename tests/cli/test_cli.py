@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 import tersegrad
 from tersegrad.cli import app, parse_size

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -116,15 +117,20 @@ def _check_guarantee(compressor: object, guarantee: Guarantee, found: list[_Devi
         )
 
 
+def _parts(x: Tensor, numel: int = 1 << 22) -> Iterator[slice]:
+    """Slices that cover ``x``: float64 copies of 64 Mi coordinates at once would be large."""
+    return (slice(start, start + numel) for start in range(0, x.numel(), numel))
+
+
 def _dot(a: Tensor, b: Tensor) -> float:
-    return sum(float(torch.dot(p.double(), q.double())) for p, q in zip(a.split(1 << 22), b.split(1 << 22)))
+    return math.fsum(float(torch.dot(a[part].double(), b[part].double())) for part in _parts(a))
 
 
 def _deviation(decoded: Tensor, x: Tensor, power: float) -> _Deviation:
     sums = torch.zeros(4, dtype=torch.float64)
-    for d, v in zip(decoded.split(1 << 22), x.split(1 << 22)):  # in parts: float64 copies of 64 Mi coordinates are large
-        wide = v.double()
-        off = d.double() - wide
+    for part in _parts(x):
+        wide = x[part].double()
+        off = decoded[part].double() - wide
         squares, along = off.square(), off * wide
         sums += torch.stack([squares.sum(), squares.square().sum(), along.sum(), along.square().sum()])
     error, error_variance, lean, lean_variance = sums.tolist()

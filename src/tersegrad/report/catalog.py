@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tersegrad import recipes
@@ -59,7 +59,8 @@ def catalog() -> tuple[Entry, ...]:
 
 
 def _entry(name: str) -> Entry:
-    maker = {**recipes.COMPRESSORS, **recipes.WRAPPERS, **recipes.RECIPES}[name]
+    makers: dict[str, Callable[..., Any]] = {**recipes.COMPRESSORS, **recipes.WRAPPERS, **recipes.RECIPES}
+    maker = makers[name]
     parameters = inspect.signature(maker).parameters.values()
     written = ", ".join(p.name if p.default is p.empty else f"{p.name}={literal(p.default)}" for p in parameters)
     example = _example(name)
