@@ -124,8 +124,6 @@ def _legend(figure: Any, axis: Any, kinds: set[str]) -> None:
 
 def _label(axis: Any, panel: Panel, box: tuple[float, float, float, float]) -> None:
     """Write each name near its point, at the free place that is nearest; a thin line leads to names that had to move away."""
-    from matplotlib import patheffects
-
     renderer = axis.figure.canvas.get_renderer()
     transform = axis.transData
     frame = axis.get_window_extent(renderer)
@@ -164,8 +162,9 @@ def _label(axis: Any, panel: Panel, box: tuple[float, float, float, float]) -> N
             (sx, sy), (ex, ey) = (tuple(transform.inverted().transform(p)) for p in ((x, y), end))
             axis.plot([sx, ex], [sy, ey], color="#999999", linewidth=0.6, zorder=3)
         px, py = transform.inverted().transform((cx, cy))
-        halo = [patheffects.withStroke(linewidth=2.2, foreground="white", alpha=0.85)]
-        axis.text(px, py, name, fontsize=7.5, ha="center", va="center", zorder=5, path_effects=halo)
+        # A pale box, not a stroke around the letters: strokes would turn the SVG's text into curves.
+        pale = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.8}
+        axis.text(px, py, name, fontsize=7.5, ha="center", va="center", zorder=5, bbox=pale)
 
 
 def _spread(low: float, high: float, count: int) -> list[float]:
