@@ -82,7 +82,10 @@ def main(
         for case in chosen:
             console.print(case.name, highlight=False, markup=False)
         return
-    start, results, failures, skipped = time.perf_counter(), [], [], []
+    start = time.perf_counter()
+    results: list[Result] = []
+    failures: list[str] = []
+    skipped: list[str] = []
     with console.status("") as status:
         for k, case in enumerate(chosen):
             status.update(f"{k + 1}/{len(chosen)} {case.name}")
@@ -91,7 +94,10 @@ def main(
                 skipped.append(f"{case.name}: {reason}")
                 continue
             try:
-                results += execute(case, quick=quick)
+                found = execute(case, quick=quick)
+                results += found
+                parts = ", ".join(f"{r.quantity} {r.value:.3g} {r.unit}" for r in found)
+                console.print(f"{case.name}: {parts}", style="dim", highlight=False, markup=False)
             except (TersegradError, RuntimeError, ValueError) as error:
                 failures.append(f"{case.name}: {error}")
             gc.collect()  # each case holds up to a gigabyte
