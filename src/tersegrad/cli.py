@@ -5,6 +5,7 @@ Everything heavy is imported inside the commands, so that ``tersegrad --help`` a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -146,13 +147,14 @@ def bench_speed(
     from tersegrad.report import speed_table
     from tersegrad.report.catalog import CONFIGURATIONS
 
-    compressors = [recipes.parse(name) for name in names or CONFIGURATIONS]  # all mistakes before any work
+    compressors = {name: recipes.parse(name) for name in names or CONFIGURATIONS}  # all mistakes before any work
     x = bench.draw("gaussian", parse_size(size))
     results = []
     with _console().status("measuring") as status:
-        for compressor in compressors:
-            status.update(escape(f"measuring {compressor}"))
-            results.append(bench.measure_speed(compressor, x, threads=threads, rounds=rounds, budget=5))
+        for name, compressor in compressors.items():
+            status.update(escape(f"measuring {name}"))
+            found = bench.measure_speed(compressor, x, threads=threads, rounds=rounds, budget=5)
+            results.append(dataclasses.replace(found, compressor=name))
     note = "ratios to memmove of the same float32 bytes (1 is as fast as copying), Gaussian data, touched buffers\n"
     note += bench.describe()
     _finish(speed_table(results, "Speed", note), results, json_path, data="gaussian")
@@ -173,15 +175,15 @@ def bench_rate(
     from tersegrad.report import rate_table
     from tersegrad.report.catalog import CONFIGURATIONS
 
-    compressors = [recipes.parse(name) for name in names or CONFIGURATIONS]
+    compressors = {name: recipes.parse(name) for name in names or CONFIGURATIONS}
     numel = parse_size(size)
     tensors = {source: bench.load(source, numel) for source in data or ["gaussian"]}
     results: list[Rate] = []
     with _console().status("measuring") as status, bench.thread_count(threads):
         for source, x in tensors.items():
-            for compressor in compressors:
-                status.update(escape(f"measuring {compressor} on {source}"))
-                results.append(bench.measure_rate(compressor, x, source=source))
+            for name, compressor in compressors.items():
+                status.update(escape(f"measuring {name} on {source}"))
+                results.append(dataclasses.replace(bench.measure_rate(compressor, x, source=source), compressor=name))
     note = (
         "bits of real messages; above limit: more bits than the best conceivable compressor needs at this error on\n"
         "the hardest data (Gaussian), negative where the data is easier than that"

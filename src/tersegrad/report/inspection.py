@@ -13,8 +13,8 @@ from tersegrad.core.errors import CorruptMessage, TersegradError
 from tersegrad.report.tables import Column, Table
 
 MAX_NUMEL = 1 << 28  # a header may claim any size: larger claims are reported, not decoded
-MODES = {0: "normal", 1: "all zero", 2: "non-finite input", 3: "raw float32"}
-FIXED_RATE = {1, 2, 3, 4, 5, 6, 7}  # wire ids whose messages have no mode byte
+MODES = {0: "normal", 1: "all zero", 2: "non-finite input", 3: "raw float32", 4: "packed"}
+SPARSE = {12, 14}  # wire ids whose messages always begin with a mode byte
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +67,6 @@ def explain(data: bytes) -> Explanation:
     ]
     if numel:
         rows.append(("bits per coordinate", round(8 * length / numel, 4), "payload only; float32 has 32"))
-    if length and opened.wire_id not in FIXED_RATE and opened.wire_id < 64:
-        rows.append(("mode", MODES.get(opened.payload[0], f"unknown ({opened.payload[0]})"), "byte 0 of the message"))
     try:
         return _decoded(opened, rows)
     except TersegradError as error:
@@ -81,6 +79,9 @@ def _decoded(opened: frame.Frame, rows: list[tuple[str, Any, str]]) -> Explanati
     compressor = recipes.parse(opened.text)
     if compressor.wire_id != opened.wire_id:
         raise CorruptMessage(f"{opened.text} has wire id {compressor.wire_id}, the header says {opened.wire_id}")
+    # Fixed-rate messages have no mode byte; which they are is a matter of the entropy coder.
+    if opened.payload and (opened.wire_id in SPARSE or getattr(compressor, "coder", "packed") != "packed"):
+        rows.append(("mode", MODES.get(opened.payload[0], f"unknown ({opened.payload[0]})"), "byte 0 of the message"))
     rows.append(("guarantee", str(compressor.guarantee(opened.spec)), "of this compressor at this size"))
     x = compressor.decode(opened.message, opened.spec, opened.context)
     if not bool(torch.isfinite(x).all()):

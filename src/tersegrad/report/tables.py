@@ -132,7 +132,7 @@ def rate_table(rates: Sequence[Rate], title: str = "", note: str = "") -> Table:
         Column("guarantee", number=False),
         Column("above limit"),
     ]
-    columns += [Column("above this data's")] if known else []
+    columns += [Column("above data's limit")] if known else []
     rows = []
     for r in rates:
         row = [r.compressor, *([r.source] if several else [])]
