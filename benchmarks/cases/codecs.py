@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import Tensor
 
 from benchmarks.cases.inputs import gaussian
-from benchmarks.registry import Body, Work, benchmark, refuse_unless
+from benchmarks.registry import Body, Fact, Work, benchmark, refuse_unless
 from tersegrad import kernels
 from tersegrad.bench.clock import touched
-from tersegrad.codecs import bitpack, trits
+from tersegrad.codecs import bitpack, elias, rice, trits
 from tersegrad.core.protocol import Context
 
 for width in (1, 2, 3, 4, 8):
@@ -47,6 +50,39 @@ def trit_packing(numel: int) -> Work:
 
     verify()
     return Work(bodies, 4 * numel, verify)
+
+
+def integers(numel: int) -> Tensor:
+    """Gaps of a random set that holds one number in a hundred: geometric, from 1."""
+    uniform = torch.rand(numel, generator=torch.Generator().manual_seed(5)).clamp_(min=1e-7)
+    return uniform.log_().div_(math.log(0.99)).floor_().long() + 1
+
+
+@benchmark("elias gamma", numel=4 << 20)
+def elias_gamma(numel: int) -> Work:
+    values = integers(numel)
+    data = elias.encode(values)
+
+    def verify() -> None:
+        refuse_unless(torch.equal(elias.decode(data, numel)[0], values), "Elias codes do not come back")
+
+    verify()
+    bodies: dict[str, Body] = {"encode": lambda: elias.encode(values), "decode": lambda: elias.decode(data, numel)}
+    return Work(bodies, 4 * numel, verify, {"bits a number": Fact(8 * data.numel() / numel, "bits")})
+
+
+@benchmark("rice", numel=4 << 20)
+def rice_code(numel: int) -> Work:
+    values = integers(numel) - 1
+    k = rice.best_k(values)
+    data = rice.encode(values, k)
+
+    def verify() -> None:
+        refuse_unless(torch.equal(rice.decode(data, numel, k)[0], values), "Rice codes do not come back")
+
+    verify()
+    bodies: dict[str, Body] = {"encode": lambda: rice.encode(values, k), "decode": lambda: rice.decode(data, numel, k)}
+    return Work(bodies, 4 * numel, verify, {"bits a number": Fact(8 * data.numel() / numel, "bits")})
 
 
 @benchmark("walsh-hadamard/blocks of 4096")
