@@ -10,6 +10,7 @@ from tersegrad.compressors.natural_dithering import NaturalDithering
 from tersegrad.compressors.qsgd import QSGD
 from tersegrad.compressors.random_k import RandomK
 from tersegrad.compressors.sign import Sign
+from tersegrad.compressors.sparse_dithering import RandomSparseDithering, SparseDithering
 from tersegrad.compressors.ternary import Ternary
 from tersegrad.compressors.threshold import Threshold
 from tersegrad.compressors.top_k import TopK
@@ -25,7 +26,9 @@ __all__ = [
     "Natural",
     "NaturalDithering",
     "RandomK",
+    "RandomSparseDithering",
     "Sign",
+    "SparseDithering",
     "Ternary",
     "Threshold",
     "TopK",
