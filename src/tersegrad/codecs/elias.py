@@ -7,8 +7,8 @@ With N = floor(log2 v) and low(v) = the N bits of v below its leading one, sent 
 - omega: groups, then a zero. The last group is a one and low(v); before it comes the group of N, before that the group of
   floor(log2 N), and so on; values of 1 have no group.
 
-The codes are the textbook's; within a code we send low bits LSB-first, so that a reader counts trailing zeros and masks. A stream
-ends with zero bits up to a whole byte.
+The codes are the paper's; within a code we send low bits LSB-first, so that a reader counts trailing zeros and masks. A
+stream ends with zero bits up to a whole byte.
 """
 
 from __future__ import annotations

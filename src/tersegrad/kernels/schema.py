@@ -7,9 +7,252 @@ The protocols are split by topic so that each topic reads alone.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
+
+from tersegrad.core.protocol import Context
+
+
+RoundingRule = Literal["l2", "max", "nearest"]
+
+
+class BitKernels(Protocol):
+    """Bit packing, trits, Elias and Golomb-Rice codes. Sizes are exact and checked by the caller."""
+
+    """Bit packing, trits, Elias and Golomb-Rice codes (``spec/wire.md``, bit streams). Sizes are exact and checked by the caller."""
+
+    def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
+        """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
+        ...
+
+    def unpack_bits(self, data: Tensor, width: int, out: Tensor) -> None:
+        """``out.numel()`` codes from ``data``; the padding after the last is not looked at."""
+        ...
+
+    def pack_trits(self, trits: Tensor, out: Tensor) -> None:
+        """Five values of 0..2 a byte; ``ValueError`` for any other value."""
+        ...
+
+    def unpack_trits(self, data: Tensor, out: Tensor, check: bool) -> None:
+        """The reverse. ``check``: raise ``CorruptMessage`` unless canonical; otherwise bytes above 242 read as 242."""
+        ...
+
+    def elias_bits(self, values: Tensor, code: int) -> int:
+        """Bits that all values take together in code 0 gamma, 1 delta or 2 omega; ``ValueError`` for values below 1."""
+        ...
+
+    def elias_encode(self, values: Tensor, code: int) -> Tensor:
+        """The codes of int64 ``values`` >= 1 one after another, as bytes."""
+        ...
+
+    def elias_decode(self, data: Tensor, code: int, out: Tensor) -> int:
+        """``out.numel()`` values from the start of ``data``; returns the bytes used."""
+        ...
+
+    def rice_bits(self, values: Tensor, k: int) -> int:
+        """Bits that all values take together with parameter ``k``; ``ValueError`` for negative values."""
+        ...
+
+    def rice_best(self, values: Tensor) -> int:
+        """The smallest ``k`` that minimises :meth:`rice_bits`."""
+        ...
+
+    def rice_encode(self, values: Tensor, k: int) -> Tensor:
+        """The codes of int64 ``values`` >= 0 one after another, as bytes."""
+        ...
+
+    def rice_decode(self, data: Tensor, k: int, out: Tensor) -> int:
+        """``out.numel()`` values from the start of ``data``; returns the bytes used."""
+        ...
+
+
+class CastKernels(Protocol):
+    """Whole messages of the fixed-rate baselines (``spec/wire.md``).
+
+    ``x`` and ``out`` of a decoder are flat float32, ``data`` and ``out`` of an encoder uint8 of exactly the message's length.
+    Decoders store, or with a ``weight`` add ``weight`` times the value (product and sum each rounded to float32).
+    """
+
+    def bf16_encode(self, x: Tensor, out: Tensor) -> None: ...
+    def bf16_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
+    def fp16_encode(self, x: Tensor, out: Tensor) -> None: ...
+    def fp16_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
+    def fp8_encode(self, x: Tensor, out: Tensor, block: int) -> None:
+        """``block``: a power of two from 16 to 65536."""
+        ...
+
+    def fp8_decode(self, data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None: ...
+    def sign_encode(self, x: Tensor, out: Tensor) -> None: ...
+    def sign_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
+    def natural_encode(self, x: Tensor, out: Tensor, ctx: Context) -> None: ...
+    def natural_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
+    def ternary_encode(self, x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
+        """``bucket``: a multiple of 64."""
+        ...
+
+    def ternary_decode(self, data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
+        """``CorruptMessage`` unless the trits are canonical; ``out`` is then undefined."""
+        ...
+
+    def dithering_encode(self, x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
+        """``width``: bits a coordinate, enough for ``2 * levels + 2`` codes and at most 8."""
+        ...
+
+    def dithering_decode(
+        self, data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None
+    ) -> None: ...
+
+
+class DitherKernels(Protocol):
+    """Sparse Dithering and the codes of its levels (``spec/wire.md``, dithered levels)."""
+
+    def levels_encode(self, levels: Tensor, adaptive: bool) -> Tensor:
+        """Signed int32 levels as one bit stream, in the published or the adaptive form."""
+        ...
+
+    def levels_decode(self, data: Tensor, count: int) -> Tensor:
+        """The int32 levels of a stream; :class:`CorruptMessage` where it cannot be one."""
+        ...
+
+    def dither_max_bytes(self, numel: int) -> int:
+        """No segments of ``numel`` coordinates take more bytes."""
+        ...
+
+    def dither_levels(self, x: Tensor, step: float, ctx: Context | None) -> Tensor:
+        """X rounded to multiples of step, as int32: to nearest, or stochastically with the draws of ``ctx``."""
+        ...
+
+    def dither_encode(
+        self, x: Tensor, nu: float, step: float, gain: bool, ctx: Context | None, out: Tensor
+    ) -> tuple[int, float, float]:
+        """Write x as segments into ``out``: length in bytes (0: not finite), ||x||^2, squared error.
+
+        With ``nu`` > 0 every segment takes the step 2 sqrt(nu/n) ||x||, else all take ``step``; ``gain`` sends least-squares scales.
+        """
+        ...
+
+    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor:
+        """``out = decoded``, or ``out += weight * decoded``."""
+        ...
+
+    def dither_sample(self, x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
+        """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest."""
+
+        ...
+
+
+class HadamardKernels(Protocol):
+    """The randomised Walsh-Hadamard rotation by blocks (signs from the context, sender left to the caller)."""
+
+    def rotate(self, x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
+        """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""
+        ...
+
+    def unrotate(self, y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
+        """The inverse: ``y`` of the padded size into ``out``, which is returned. ``out`` may be ``y``."""
+
+
+class RansKernels(Protocol):
+    """Interleaved rANS. Symbols and contexts are uint8 vectors; contexts are given one a symbol or one a step of 64."""
+
+    """Interleaved rANS (``spec``, "rANS"): symbols and contexts are uint8 vectors, ``contexts`` one a symbol or one a step of 64."""
+
+    def rans_histogram(
+        self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool
+    ) -> Tensor:
+        """Counts, (num_contexts, alphabet) int64.
+
+        With ``sample``, and where the data are long enough for it, only one block of 4096 symbols in eight is counted, and one
+        is added for every symbol that occurs anywhere: 0 still means absent.
+        """
+
+    def rans_write_tables(self, counts: Tensor) -> bytes:
+        """The tables for these counts, (num_contexts, alphabet) int64, as bytes."""
+
+    def rans_read_tables(self, data: Tensor, alphabet: int, num_contexts: int) -> tuple[Tensor, int]:
+        """Frequencies, (num_contexts, alphabet) int16 with rows that sum to 4096, and the number of bytes read."""
+
+    def rans_encode(
+        self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor
+    ) -> int:
+        """Write the whole message into ``out`` (at least ``1 + ceil(count * bits / 8)`` bytes) and return its length."""
+
+    def rans_decode(self, data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> int:
+        """Fill ``out`` with the symbols of the message at the start of ``data`` and return the message's length."""
+
+
+class RoundingKernels(Protocol):
+    """Philox draws, norms, and blocks of coordinates that share a step (``spec/wire.md``, Philox and block quantisers).
+
+    Sums are float64 in one order everywhere: chunks of 4096 coordinates; in a chunk 32 lanes, coordinate i adding to lane
+    i % 32 in order; lanes, then chunk sums (padded with zeros to a power of two), are folded by adding the second half to the
+    first until one is left.
+    """
+
+    def random_u16(self, ctx: Context, purpose: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+        """The 16-bit draws of coordinates start .. start + count, as int32 in 0..65535."""
+        ...
+
+    def abs_max(self, x: Tensor) -> Tensor:
+        """Largest magnitude (float32, 0-d): Inf or NaN exactly if ``x`` holds one, so that it is the finite check too."""
+        ...
+
+    def sum_squares(self, x: Tensor) -> Tensor:
+        """Sum of squares (float64, 0-d)."""
+        ...
+
+    def sum_abs(self, x: Tensor) -> Tensor:
+        """Sum of magnitudes (float64, 0-d)."""
+        ...
+
+    def block_abs_max(self, x: Tensor, block: int) -> Tensor:
+        """:meth:`abs_max` of every run of ``block`` coordinates; the last may be shorter."""
+        ...
+
+    def block_sum_squares(self, x: Tensor, block: int) -> Tensor:
+        """:meth:`sum_squares` of every run of ``block`` coordinates."""
+        ...
+
+    def block_sum_abs(self, x: Tensor, block: int) -> Tensor:
+        """:meth:`sum_abs` of every run of ``block`` coordinates."""
+        ...
+
+    def quantise_blocks(
+        self,
+        x: Tensor,
+        ctx: Context,
+        steps: Tensor,
+        codes: Tensor,
+        *,
+        rule: RoundingRule,
+        block: int,
+        levels: int,
+        width: int,
+        bfloat16: bool = False,
+    ) -> None:
+        """Write one step a block (4 bytes, or 2 as bfloat16) and one signed code of ``width`` bits a coordinate.
+
+        ``rule``: ``l2`` and ``max`` round stochastically to multiples of norm / levels, ``nearest`` rounds to multiples of
+        max / levels. ``steps`` and ``codes`` are uint8 of exactly the right length; with ``width=8`` the codes are int8 levels.
+        Blocks are multiples of 8. A block with NaN or Inf gets the step NaN.
+        """
+        ...
+
+    def dequantise_blocks(
+        self,
+        steps: Tensor,
+        codes: Tensor,
+        out: Tensor,
+        *,
+        block: int,
+        width: int,
+        bfloat16: bool = False,
+        weight: float | None = None,
+    ) -> Tensor:
+        """``out = code * step``, or ``out += weight * (code * step)``; all NaN if any step is not finite."""
+        ...
 
 
 class SelectKernels(Protocol):
@@ -105,80 +348,5 @@ class SelectKernels(Protocol):
         ...
 
 
-class BitKernels(Protocol):
-    """Bit packing, trits, Elias and Golomb-Rice codes (``spec/wire.md``, bit streams). Sizes are exact and checked by the caller."""
-
-    def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
-        """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
-        ...
-
-    def unpack_bits(self, data: Tensor, width: int, out: Tensor) -> None:
-        """``out.numel()`` codes from ``data``; the padding after the last is not looked at."""
-        ...
-
-    def pack_trits(self, trits: Tensor, out: Tensor) -> None:
-        """Five values of 0..2 a byte; ``ValueError`` for any other value."""
-        ...
-
-    def unpack_trits(self, data: Tensor, out: Tensor, check: bool) -> None:
-        """The reverse. ``check``: raise ``CorruptMessage`` unless canonical; otherwise bytes above 242 read as 242."""
-        ...
-
-    def elias_bits(self, values: Tensor, code: int) -> int:
-        """Bits that all values take together in code 0 gamma, 1 delta or 2 omega; ``ValueError`` for values below 1."""
-        ...
-
-    def elias_encode(self, values: Tensor, code: int) -> Tensor:
-        """The codes of int64 ``values`` >= 1 one after another, as bytes."""
-        ...
-
-    def elias_decode(self, data: Tensor, code: int, out: Tensor) -> int:
-        """``out.numel()`` values from the start of ``data``; returns the bytes used."""
-        ...
-
-    def rice_bits(self, values: Tensor, k: int) -> int:
-        """Bits that all values take together with parameter ``k``; ``ValueError`` for negative values."""
-        ...
-
-    def rice_best(self, values: Tensor) -> int:
-        """The smallest ``k`` that minimises :meth:`rice_bits`."""
-        ...
-
-    def rice_encode(self, values: Tensor, k: int) -> Tensor:
-        """The codes of int64 ``values`` >= 0 one after another, as bytes."""
-        ...
-
-    def rice_decode(self, data: Tensor, k: int, out: Tensor) -> int:
-        """``out.numel()`` values from the start of ``data``; returns the bytes used."""
-        ...
-
-
-class RansKernels(Protocol):
-    """Interleaved rANS (``spec``, "rANS"): symbols and contexts are uint8 vectors, ``contexts`` one a symbol or one a step of 64."""
-
-    def rans_histogram(
-        self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool
-    ) -> Tensor:
-        """Counts, (num_contexts, alphabet) int64.
-
-        With ``sample``, and where the data are long enough for it, only one block of 4096 symbols in eight is counted, and one
-        is added for every symbol that occurs anywhere: 0 still means absent.
-        """
-
-    def rans_write_tables(self, counts: Tensor) -> bytes:
-        """The tables for these counts, (num_contexts, alphabet) int64, as bytes."""
-
-    def rans_read_tables(self, data: Tensor, alphabet: int, num_contexts: int) -> tuple[Tensor, int]:
-        """Frequencies, (num_contexts, alphabet) int16 with rows that sum to 4096, and the number of bytes read."""
-
-    def rans_encode(
-        self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor
-    ) -> int:
-        """Write the whole message into ``out`` (at least ``1 + ceil(count * bits / 8)`` bytes) and return its length."""
-
-    def rans_decode(self, data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> int:
-        """Fill ``out`` with the symbols of the message at the start of ``data`` and return the message's length."""
-
-
-class Kernels(SelectKernels, BitKernels, RansKernels, Protocol):
+class Kernels(BitKernels, CastKernels, DitherKernels, HadamardKernels, RansKernels, RoundingKernels, SelectKernels, Protocol):
     """Everything a backend provides."""

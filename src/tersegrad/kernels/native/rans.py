@@ -8,6 +8,14 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.native.module import module
 
+__all__ = [
+    "rans_decode",
+    "rans_encode",
+    "rans_histogram",
+    "rans_read_tables",
+    "rans_write_tables",
+]
+
 
 def rans_histogram(symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool) -> Tensor:
     """Counts, (num_contexts, alphabet) int64; see the schema."""
@@ -32,9 +40,7 @@ def rans_read_tables(data: Tensor, alphabet: int, num_contexts: int) -> tuple[Te
     return frequencies.view(num_contexts, alphabet), used
 
 
-def rans_encode(
-    symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor
-) -> int:
+def rans_encode(symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor) -> int:
     """Write the whole message into ``out`` and return its length."""
     return int(module.rans_encode(symbols, alphabet, contexts, num_contexts, sample, out))
 

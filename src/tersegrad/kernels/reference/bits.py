@@ -13,6 +13,20 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 
+__all__ = [
+    "elias_bits",
+    "elias_decode",
+    "elias_encode",
+    "pack_bits",
+    "pack_trits",
+    "rice_best",
+    "rice_bits",
+    "rice_decode",
+    "rice_encode",
+    "unpack_bits",
+    "unpack_trits",
+]
+
 GAMMA, DELTA, OMEGA = 0, 1, 2
 RICE_LIMIT = 32  # quotients from here on are escaped
 RICE_MAX = 56  # the largest parameter
@@ -25,6 +39,7 @@ _LOOKAHEAD = 16  # bytes; no code is longer than 125 bits
 
 
 def pack_bits(codes: Tensor, width: int, out: Tensor) -> None:
+    """The low ``width`` bits of each code, one after another."""
     count = codes.numel()
     groups = codes.new_zeros((count + 7) // 8 * 8)  # eight codes are `width` whole bytes
     groups[:count] = codes & (1 << width) - 1
@@ -37,6 +52,7 @@ def pack_bits(codes: Tensor, width: int, out: Tensor) -> None:
 
 
 def unpack_bits(data: Tensor, width: int, out: Tensor) -> None:
+    """The codes again; the padding is not looked at."""
     count = out.numel()
     packed = torch.zeros((count + 7) // 8 * width, dtype=out.dtype, device=out.device)
     packed[: data.numel()] = data
@@ -56,6 +72,7 @@ def _shifted(x: Tensor, left: int) -> Tensor:
 
 
 def pack_trits(trits: Tensor, out: Tensor) -> None:
+    """Five values of 0..2 a byte."""
     if bool((trits > 2).any()):
         raise ValueError("trits are 0, 1 or 2")
     groups = trits.new_zeros((trits.numel() + 4) // 5 * 5)
@@ -65,6 +82,7 @@ def pack_trits(trits: Tensor, out: Tensor) -> None:
 
 
 def unpack_trits(data: Tensor, out: Tensor, check: bool) -> None:
+    """The trits again; ``check`` raises unless the bytes are canonical."""
     count = out.numel()
     groups = torch.empty(data.numel(), 5, dtype=torch.uint8, device=data.device)
     rest = data.clamp(max=242)
@@ -111,18 +129,21 @@ def _rice_lengths(v: Tensor, k: int) -> Tensor:
 
 
 def elias_bits(values: Tensor, code: int) -> int:
+    """Bits of all codes together."""
     if bool((values < 1).any()):
         raise ValueError("Elias codes are for values of at least 1")
     return int(_elias_lengths(values, code).sum())
 
 
 def rice_bits(values: Tensor, k: int) -> int:
+    """Bits of all codes together."""
     if bool((values < 0).any()):
         raise ValueError("Rice codes are for values of at least 0")
     return int(_rice_lengths(values, k).sum())
 
 
 def rice_best(values: Tensor) -> int:
+    """The smallest parameter with the fewest bits."""
     best, least = 0, rice_bits(values, 0)
     for k in range(1, RICE_MAX + 1):
         if values.numel() * (k + 1) >= least:  # no code is shorter than k + 1 bits
@@ -177,12 +198,14 @@ def _starts(lengths: Tensor) -> tuple[Tensor, int]:
 
 
 def elias_encode(values: Tensor, code: int) -> Tensor:
+    """The codes as bytes."""
     elias_bits(values, code)
     start, total = _starts(_elias_lengths(values, code))
     return _scatter(_elias_pieces(values, code, start), total, values.device)
 
 
 def rice_encode(values: Tensor, k: int) -> Tensor:
+    """The codes as bytes."""
     rice_bits(values, k)
     start, total = _starts(_rice_lengths(values, k))
     q, low = values >> k, values & (1 << k) - 1
@@ -202,7 +225,8 @@ class _Window:
 
     def __init__(self, data: Tensor) -> None:
         padded = torch.cat([data, data.new_zeros(3 * _LOOKAHEAD)]).long()
-        self.words = sum(padded[j : padded.numel() - 4 + j] << 8 * j for j in range(5))  # 40 bits from every byte on
+        bytes_from = [padded[j : padded.numel() - 4 + j] << 8 * j for j in range(5)]
+        self.words = torch.stack(bytes_from).sum(0)  # the 40 bits from every byte on
         self.last = 8 * (self.words.numel() - 1)
         bits = (padded[:, None] >> torch.arange(8, device=data.device) & 1).view(-1)
         where = torch.arange(bits.numel(), device=data.device)
@@ -297,8 +321,10 @@ def _decode(data: Tensor, out: Tensor, read: Reader) -> int:
 
 
 def elias_decode(data: Tensor, code: int, out: Tensor) -> int:
+    """Fill ``out`` from the start of ``data``; returns the bytes used."""
     return _decode(data, out, (_read_gamma, _read_delta, _read_omega)[code])
 
 
 def rice_decode(data: Tensor, k: int, out: Tensor) -> int:
+    """Fill ``out`` from the start of ``data``; returns the bytes used."""
     return _decode(data, out, _rice_reader(k))

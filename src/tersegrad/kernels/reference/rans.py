@@ -10,6 +10,14 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 
+__all__ = [
+    "rans_decode",
+    "rans_encode",
+    "rans_histogram",
+    "rans_read_tables",
+    "rans_write_tables",
+]
+
 LANES = 64
 BITS = 12
 TOTAL = 1 << BITS
@@ -212,7 +220,7 @@ def rans_read_tables(data: Tensor, alphabet: int, num_contexts: int) -> tuple[Te
     """Frequencies and the number of bytes read."""
     if alphabet == 1:
         return torch.full((num_contexts, 1), TOTAL, dtype=torch.int16, device=data.device), 0
-    # A table takes at most 2 * alphabet + 2 bytes when we write it and 25 bits a symbol with the worst parameters: look no further.
+    # No valid table is longer: at most 193 + 6 bits a symbol.
     reader = _BitReader(bytes(data[: num_contexts * (32 * alphabet + 2)].tolist()))
     rows = [_read_table(reader, alphabet) for _ in range(num_contexts)]
     used = reader.finish()
@@ -222,7 +230,7 @@ def rans_read_tables(data: Tensor, alphabet: int, num_contexts: int) -> tuple[Te
 # Chunks
 
 
-def _chunk_lengths(count: int) -> list[int]:
+def chunk_lengths(count: int) -> list[int]:
     """All chunks hold CHUNK symbols except the last, which takes the rest: from half a chunk to one and a half."""
     chunks = (1 if count else 0) if count < CHUNK else (count + CHUNK // 2) // CHUNK
     return [CHUNK] * (chunks - 1) + [count - CHUNK * (chunks - 1)] if chunks else []
@@ -253,7 +261,7 @@ def _from_little_endian(data: Tensor, width: int) -> Tensor:
 
 def _encode_chunks(symbols: Tensor, frequencies: Tensor, contexts: Tensor | None) -> Tensor:
     device = symbols.device
-    lengths = _chunk_lengths(symbols.numel())
+    lengths = chunk_lengths(symbols.numel())
     index = _by_chunk(symbols.long() if contexts is None else symbols.long() + contexts.long() * frequencies.shape[1], lengths)
     active = _active(lengths, device)
     f_of = frequencies.long().flatten()
@@ -279,7 +287,7 @@ def _encode_chunks(symbols: Tensor, frequencies: Tensor, contexts: Tensor | None
 
 def _decode_chunks(data: Tensor, frequencies: Tensor, contexts: Tensor | None, out: Tensor) -> int:
     device = data.device
-    lengths = _chunk_lengths(out.numel())
+    lengths = chunk_lengths(out.numel())
     chunks = len(lengths)
     at = 4 * chunks
     if data.numel() < at:
@@ -304,7 +312,9 @@ def _decode_chunks(data: Tensor, frequencies: Tensor, contexts: Tensor | None, o
     alphabet = frequencies.shape[1]
     f_of = frequencies.long().flatten()
     start_of = (frequencies.long().cumsum(1) - frequencies.long()).flatten()
-    cells = torch.arange(f_of.numel(), device=device).repeat_interleave(f_of)  # (contexts * 4096): slot to context * alphabet + symbol
+    cells = torch.arange(f_of.numel(), device=device).repeat_interleave(
+        f_of
+    )  # (contexts * 4096): slot to context * alphabet + symbol
     active = _active(lengths, device)
     context = None if contexts is None else _by_chunk(contexts.long(), lengths)
     symbols = torch.zeros(active.shape, dtype=torch.uint8, device=device)
@@ -353,9 +363,7 @@ def _unpack_raw(data: Tensor, count: int, bits: int, alphabet: int) -> Tensor:
     return symbols
 
 
-def rans_encode(
-    symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor
-) -> int:
+def rans_encode(symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor) -> int:
     """Write the whole message into ``out`` and return its length."""
     count = symbols.numel()
     counts = rans_histogram(symbols, alphabet, contexts, num_contexts, sample)

@@ -13,6 +13,31 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 
+__all__ = [
+    "all_finite",
+    "bitmap_decode",
+    "bitmap_encode",
+    "digits_decode",
+    "digits_encode",
+    "gap_classes",
+    "gap_histogram",
+    "gap_rests_decode",
+    "gap_rests_encode",
+    "golomb_decode",
+    "golomb_encode",
+    "golomb_size",
+    "index_complement",
+    "permuted_gather",
+    "permuted_indices",
+    "permuted_scatter",
+    "permuted_scatter_add",
+    "select_compact",
+    "select_sample_key",
+    "select_top_k",
+    "sparse_scatter",
+    "sparse_scatter_add",
+]
+
 INFINITE_KEY = 0x7F800000
 
 

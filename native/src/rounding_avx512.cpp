@@ -1,0 +1,334 @@
+// AVX-512 with VBMI. Draws: eight Philox blocks in the 64-bit lanes of a register, whose upper halves may hold anything because
+// the multiplication reads lower halves only. Codes: packed and unpacked with shifts inside 64-bit lanes and one byte permutation.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own headers (PR 105593)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+
+#include "rounding_ops.hpp"
+
+namespace tersegrad::rounding {
+namespace {
+
+inline __mmask16 first16(std::size_t n) { return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << n) - 1u); }
+inline __mmask64 first64(std::size_t n) { return n >= 64 ? ~0ull : (1ull << n) - 1ull; }
+
+// Fetches those of the four cache lines at x + kAhead whose bits are set. Every loop over the same coordinates fetches its share,
+// so that the memory is never idle.
+template <unsigned Lines>
+inline void fetch(std::uintptr_t x) {
+    for (unsigned line = 0; line < 4; ++line)
+        if (Lines >> line & 1u) _mm_prefetch(reinterpret_cast<const char*>(x + 4 * kAhead + 64 * line), _MM_HINT_T0);
+}
+
+// Eight blocks at a time. Only the lowest counter word varies, so that half of the first two rounds is done once.
+struct Philox {
+    __m512i k0[10], k1[10], m0, m1, salt1, q1_2, c2_2, p2;
+
+    static __m512i down(__m512i p) {  // by a shuffle, not a shift: shifts share their port with the multiplications
+        return _mm512_shuffle_epi32(p, static_cast<_MM_PERM_ENUM>(0xF5));
+    }
+
+    Philox(const Stream& stream, std::uint64_t block) {
+        std::uint32_t a = static_cast<std::uint32_t>(stream.key), b = static_cast<std::uint32_t>(stream.key >> 32);
+        for (int r = 0; r < 10; ++r, a += 0x9E3779B9u, b += 0xBB67AE85u) {
+            k0[r] = _mm512_set1_epi64(a);
+            k1[r] = _mm512_set1_epi64(b);
+        }
+        m0 = _mm512_set1_epi64(0xD2511F53);
+        m1 = _mm512_set1_epi64(0xCD9E8D57);
+        const __m512i high = _mm512_set1_epi64(static_cast<long long>(std::uint64_t{stream.purpose} << 24 | block >> 32));
+        const __m512i q1 = _mm512_mul_epu32(_mm512_set1_epi64(stream.step), m1);
+        p2 = _mm512_mul_epu32(_mm512_ternarylogic_epi64(down(q1), high, k0[0], 0x96), m0);
+        salt1 = _mm512_xor_si512(_mm512_set1_epi64(stream.salt), k1[0]);
+        c2_2 = _mm512_xor_si512(down(p2), k1[1]);
+        q1_2 = _mm512_xor_si512(q1, k0[1]);
+    }
+
+    // Even lanes hold blocks 0-3, odd lanes 4-7: the final unpacks then leave coordinates in order.
+    static __m512i counters(std::uint64_t block) {
+        return _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block)), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
+    }
+
+    void operator()(__m512i index, std::uint16_t* out) const {
+        const __m512i p1 = _mm512_mul_epu32(index, m0);
+        const __m512i q2 = _mm512_mul_epu32(_mm512_xor_si512(down(p1), salt1), m1);
+        __m512i c0 = _mm512_xor_si512(down(q2), q1_2), c1 = q2, c2 = _mm512_xor_si512(p1, c2_2), c3 = p2;
+#pragma GCC unroll 8
+        for (int r = 2; r < 10; ++r) {
+            const __m512i p = _mm512_mul_epu32(c0, m0), q = _mm512_mul_epu32(c2, m1);
+            c0 = _mm512_ternarylogic_epi64(down(q), c1, k0[r], 0x96);
+            c2 = _mm512_ternarylogic_epi64(down(p), c3, k1[r], 0x96);
+            c1 = q;
+            c3 = p;
+        }
+        const __m512i w01 = _mm512_mask_shuffle_epi32(c0, 0xAAAA, c1, static_cast<_MM_PERM_ENUM>(0xA0));
+        const __m512i w23 = _mm512_mask_shuffle_epi32(c2, 0xAAAA, c3, static_cast<_MM_PERM_ENUM>(0xA0));
+        _mm512_storeu_si512(out, _mm512_unpacklo_epi64(w01, w23));
+        _mm512_storeu_si512(out + 32, _mm512_unpackhi_epi64(w01, w23));
+    }
+};
+
+struct Avx512 {
+    static constexpr bool kFused = true;
+
+    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next) {
+        while (groups > 0) {
+            // A carry into the upper counter word happens every 2^35 coordinates; the group that it cuts is put together.
+            const std::uint64_t left = (std::uint64_t{1} << 32) - (block & 0xffffffffu);  // blocks until the carry
+            if (left < 8) {
+                std::uint16_t cut[128];
+                const Philox before(stream, block), after(stream, block + left);
+                before(before.counters(block), cut);
+                after(after.counters(block + left), cut + 8 * left);
+                std::memcpy(out, cut, 128);
+                block += 8, out += 64, next += 256, --groups;
+                continue;
+            }
+            const Philox philox(stream, block);
+            __m512i index = philox.counters(block);
+            const std::size_t run = left / 8 < groups ? left / 8 : groups;
+            for (std::size_t g = 0; g < run; ++g, out += 64, next += 256) {
+                fetch<kDrawLines>(next);
+                philox(index, out);
+                index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
+            }
+            block += 8 * run;
+            groups -= run;
+        }
+    }
+
+    template <Sum S>
+    static __m512d term(__m256 v, __m512d sum) {
+        const __m512d d = _mm512_cvtps_pd(v);
+        // The square of a float32 is exact in float64, so that this fused form rounds like a product and a sum.
+        return S == Sum::squares ? _mm512_fmadd_pd(d, d, sum) : _mm512_add_pd(sum, _mm512_abs_pd(d));
+    }
+
+    template <Sum S, unsigned Lines>
+    static double sum(const float* x, std::size_t n) {
+        __m512d s0 = _mm512_setzero_pd(), s1 = s0, s2 = s0, s3 = s0;
+        std::size_t i = 0;
+        for (; i + 32 <= n; i += 32) {
+            if (i % 64 == 0) fetch<Lines>(address(x + i));
+            s0 = term<S>(_mm256_loadu_ps(x + i), s0);
+            s1 = term<S>(_mm256_loadu_ps(x + i + 8), s1);
+            s2 = term<S>(_mm256_loadu_ps(x + i + 16), s2);
+            s3 = term<S>(_mm256_loadu_ps(x + i + 24), s3);
+        }
+        if (i < n) {
+            const __m512 lo = _mm512_maskz_loadu_ps(first16(n - i), x + i);
+            const __m512 hi = n - i > 16 ? _mm512_maskz_loadu_ps(first16(n - i - 16), x + i + 16) : _mm512_setzero_ps();
+            s0 = term<S>(_mm512_castps512_ps256(lo), s0);
+            s1 = term<S>(_mm512_extractf32x8_ps(lo, 1), s1);
+            s2 = term<S>(_mm512_castps512_ps256(hi), s2);
+            s3 = term<S>(_mm512_extractf32x8_ps(hi, 1), s3);
+        }
+        const __m512d eight = _mm512_add_pd(_mm512_add_pd(s0, s2), _mm512_add_pd(s1, s3));
+        const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
+        const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+        return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+    }
+
+    template <unsigned Lines>
+    static std::uint32_t abs_max(const float* x, std::size_t n) {
+        const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+        __m512i a = _mm512_setzero_si512(), b = a;
+        std::size_t i = 0;
+        for (; i + 32 <= n; i += 32) {
+            if (i % 64 == 0) fetch<Lines>(address(x + i));
+            a = _mm512_max_epu32(a, _mm512_and_si512(_mm512_loadu_si512(x + i), magnitude));
+            b = _mm512_max_epu32(b, _mm512_and_si512(_mm512_loadu_si512(x + i + 16), magnitude));
+        }
+        for (; i < n; i += 16) a = _mm512_max_epu32(a, _mm512_and_si512(_mm512_maskz_loadu_epi32(first16(n - i), x + i), magnitude));
+        return _mm512_reduce_max_epu32(_mm512_max_epu32(a, b));
+    }
+
+    // Levels of 16 coordinates in 32-bit lanes.
+    template <bool Dithered>
+    static __m512i levels(__m512 x, __m512 inverse, __m512 most, __m256i draws) {
+        const __m512 y = _mm512_range_ps(_mm512_mul_ps(x, inverse), most, 2);  // the smaller magnitude, with the product's sign
+        const __m512i k = _mm512_cvtps_epi32(y);
+        return Dithered ? _mm512_srai_epi32(_mm512_add_epi32(k, _mm512_cvtepu16_epi32(draws)), 16) : k;
+    }
+
+    template <bool Dithered>
+    static void round(const float* x, std::size_t n, float inverse, float bound, const std::uint16_t* draws, std::int8_t* out) {
+        const __m512 v = _mm512_set1_ps(inverse), most = _mm512_set1_ps(bound);
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        std::size_t i = 0;
+        for (; i + 64 <= n; i += 64) {
+            fetch<Dithered ? kRoundLines : kAllLines & ~kScanLines>(address(x + i));
+            __m512i k[4];
+            for (int q = 0; q < 4; ++q) {
+                const __m256i u = Dithered ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(draws + i + 16 * q)) : __m256i{};
+                k[q] = levels<Dithered>(_mm512_loadu_ps(x + i + 16 * q), v, most, u);
+            }
+            const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(k[0], k[1]), _mm512_packs_epi32(k[2], k[3]));
+            _mm512_storeu_si512(out + i, _mm512_permutexvar_epi32(order, bytes));
+        }
+        for (; i < n; i += 16) {
+            const __mmask16 m = first16(n - i);
+            const __m256i u = Dithered ? _mm256_maskz_loadu_epi16(m, draws + i) : __m256i{};
+            _mm512_mask_cvtepi32_storeu_epi8(out + i, m, levels<Dithered>(_mm512_maskz_loadu_ps(m, x + i), v, most, u));
+        }
+    }
+
+    static void stochastic(const float* x, std::size_t n, float inverse, float most, const std::uint16_t* draws, std::int8_t* out) {
+        round<true>(x, n, inverse, most, draws, out);
+    }
+
+    static void nearest(const float* x, std::size_t n, float inverse, float most, std::int8_t* out) {
+        round<false>(x, n, inverse, most, nullptr, out);
+    }
+
+    // Byte j of the packed stream of eight 64-bit lanes with W bytes each (and the reverse).
+    template <int W, bool Spread>
+    static __m512i permutation() {
+        alignas(64) std::uint8_t index[64];
+        for (int j = 0; j < 64; ++j)
+            index[j] = static_cast<std::uint8_t>(Spread ? (j % 8 < W ? j / 8 * W + j % 8 : 63) : (j < 8 * W ? j / W * 8 + j % W : 63));
+        return _mm512_load_si512(index);
+    }
+
+    template <int W>
+    static void pack(const std::int8_t* k, std::size_t n, std::uint8_t* out) {
+        const __m512i gather = permutation<W, false>();
+        const __m512i m1 = _mm512_set1_epi16((1 << W) - 1), m2 = _mm512_set1_epi32((1 << 2 * W) - 1);
+        const __m512i m4 = _mm512_set1_epi64((1ll << 4 * W) - 1), low = _mm512_set1_epi8((1 << W) - 1);
+        for (std::size_t i = 0; i < n; i += 64, out += 8 * W) {
+            const std::size_t m = n - i < 64 ? n - i : 64;
+            __m512i v = _mm512_and_si512(_mm512_maskz_loadu_epi8(first64(m), k + i), low);
+            v = _mm512_ternarylogic_epi64(m1, v, _mm512_srli_epi16(v, 8 - W), 0xCA);  // mask ? v : shifted
+            v = _mm512_ternarylogic_epi64(m2, v, _mm512_srli_epi32(v, 16 - 2 * W), 0xCA);
+            v = _mm512_ternarylogic_epi64(m4, v, _mm512_srli_epi64(v, 32 - 4 * W), 0xCA);
+            _mm512_mask_storeu_epi8(out, first64((m * W + 7) / 8), _mm512_permutexvar_epi8(gather, v));
+        }
+    }
+
+    // Draws, levels and codes of n coordinates (a multiple of 64) in one loop; no carry into the upper counter word among them.
+    template <int W>
+    static void fused(const float* x, std::size_t n, float inverse, float bound, const Stream& stream, std::uint64_t block,
+                      std::uint8_t* out) {
+        const Philox philox(stream, block);
+        const __m512 v = _mm512_set1_ps(inverse), most = _mm512_set1_ps(bound);
+        const __m512i low = _mm512_set1_epi8(static_cast<char>((1 << W) - 1));
+        const __m512i m1 = _mm512_set1_epi16((1 << W % 8) - 1), m2 = _mm512_set1_epi32((1 << 2 * W % 16) - 1);
+        const __m512i m4 = _mm512_set1_epi64((1ll << 4 * W % 32) - 1);
+        // Packing four vectors into bytes leaves 32-bit lane 4 i + q with coordinates 16 q + 4 i and the next three.
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        alignas(64) std::uint8_t from[64];
+        for (int j = 0; j < 64; ++j) {
+            const int lane = j / (W / 2 ? W / 2 : 1);  // even W: W / 2 bytes from every lane, in the order of coordinates
+            from[j] = static_cast<std::uint8_t>(lane < 16 ? 4 * (lane % 4 * 4 + lane / 4) + j % (W / 2) : 63);
+        }
+        const __m512i gather = W % 2 ? permutation<W, false>() : _mm512_load_si512(from);
+        __m512i index = philox.counters(block);
+        for (std::size_t i = 0; i < n; i += 64, out += 8 * W) {
+            fetch<kDrawLines | kRoundLines>(address(x + i));
+            alignas(64) std::uint16_t u[64];
+            philox(index, u);
+            index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
+            __m512i k[4];
+            for (int q = 0; q < 4; ++q)
+                k[q] = levels<true>(_mm512_loadu_ps(x + i + 16 * q), v, most, _mm256_load_si256(reinterpret_cast<const __m256i*>(u + 16 * q)));
+            __m512i b = _mm512_packs_epi16(_mm512_packs_epi32(k[0], k[1]), _mm512_packs_epi32(k[2], k[3]));
+            if constexpr (W == 8) {
+                _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, b));
+                continue;
+            }
+            if constexpr (W % 2 != 0) b = _mm512_permutexvar_epi32(order, b);
+            b = _mm512_and_si512(b, low);
+            b = _mm512_ternarylogic_epi64(m1, b, _mm512_srli_epi16(b, 8 - W), 0xCA);  // mask ? b : shifted
+            b = _mm512_ternarylogic_epi64(m2, b, _mm512_srli_epi32(b, 16 - 2 * W), 0xCA);
+            if constexpr (W % 2 != 0) b = _mm512_ternarylogic_epi64(m4, b, _mm512_srli_epi64(b, 32 - 4 * W), 0xCA);
+            b = _mm512_permutexvar_epi8(gather, b);
+            if constexpr (W == 4)
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(b));
+            else
+                _mm512_mask_storeu_epi8(out, first64(8 * W), b);
+        }
+    }
+
+    template <Into I>
+    static void put(float* out, __m512 value, __m512 weight) {
+        if (I == Into::add)
+            _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), _mm512_mul_ps(value, weight)));
+        else if (I == Into::stream)
+            _mm512_stream_ps(out, value);
+        else
+            _mm512_storeu_ps(out, value);
+    }
+
+    template <Into I>
+    static void put(float* out, __m512 value, __m512 weight, __mmask16 m) {
+        if (I == Into::add)
+            value = _mm512_add_ps(_mm512_maskz_loadu_ps(m, out), _mm512_mul_ps(value, weight));
+        _mm512_mask_storeu_ps(out, m, value);
+    }
+
+    template <int W, Into I>
+    static void expand(const std::uint8_t* codes, std::size_t n, float scale, float factor, float* out) {
+        if constexpr (W == 4) return expand4<I>(codes, n, scale, factor, out);
+        const __m512 step = _mm512_set1_ps(scale), weight = _mm512_set1_ps(factor);
+        const __m512i spread = permutation<W, true>(), low = _mm512_set1_epi8(static_cast<char>((1 << W) - 1));
+        const __m512i sign = _mm512_set1_epi8(static_cast<char>(1 << (W - 1)));
+        const __m512i shifts = _mm512_set1_epi64(W == 8 ? 0 : 0x0706050403020100ll * W);
+        for (std::size_t i = 0; i < n; i += 64, codes += 8 * W) {
+            const std::size_t m = n - i < 64 ? n - i : 64;
+            __m512i k = _mm512_maskz_loadu_epi8(first64((m * W + 7) / 8), codes);
+            if constexpr (W != 8) {
+                k = _mm512_multishift_epi64_epi8(shifts, _mm512_permutexvar_epi8(spread, k));
+                k = _mm512_sub_epi8(_mm512_xor_si512(_mm512_and_si512(k, low), sign), sign);
+            }
+            alignas(64) std::int8_t bytes[64];
+            if (m == 64) {
+                const __m128i part[4] = {_mm512_castsi512_si128(k), _mm512_extracti32x4_epi32(k, 1),
+                                         _mm512_extracti32x4_epi32(k, 2), _mm512_extracti32x4_epi32(k, 3)};
+                for (int q = 0; q < 4; ++q)
+                    put<I>(out + i + 16 * q, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part[q])), step), weight);
+                continue;
+            }
+            _mm512_store_si512(bytes, k);
+            for (std::size_t j = 0; j < m; j += 16) {
+                const __m128i part = _mm_load_si128(reinterpret_cast<const __m128i*>(bytes + j));
+                put<I>(out + i + j, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part)), step), weight, first16(m - j));
+            }
+        }
+    }
+
+    // Sixteen values fit a register: a code is an index into them.
+    template <Into I>
+    static void expand4(const std::uint8_t* codes, std::size_t n, float scale, float factor, float* out) {
+        const __m512 levels = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+        const __m512 table = _mm512_mul_ps(levels, _mm512_set1_ps(scale)), weight = _mm512_set1_ps(factor);
+        // Lower bytes of the 32-bit lanes: the codes of sixteen coordinates from eight bytes.
+        const __m512i shifts = _mm512_setr_epi64(0x0000000400000000, 0x0000000c00000008, 0x0000001400000010, 0x0000001c00000018,
+                                                 0x0000002400000020, 0x0000002c00000028, 0x0000003400000030, 0x0000003c00000038);
+        std::size_t i = 0;
+        for (; i + 16 <= n; i += 16) {
+            long long word;
+            std::memcpy(&word, codes + i / 2, 8);
+            const __m512i index = _mm512_multishift_epi64_epi8(shifts, _mm512_set1_epi64(word));
+            put<I>(out + i, _mm512_permutexvar_ps(index, table), weight);
+        }
+        if (i < n) {
+            long long word = 0;
+            std::memcpy(&word, codes + i / 2, (n - i + 1) / 2);
+            const __m512i index = _mm512_multishift_epi64_epi8(shifts, _mm512_set1_epi64(word));
+            put<I>(out + i, _mm512_permutexvar_ps(index, table), weight, first16(n - i));
+        }
+    }
+
+    static void fence() { _mm_sfence(); }
+};
+
+}  // namespace
+
+const Ops& avx512_ops() {
+    static constexpr Ops ops = Driver<Avx512>::table();
+    return ops;
+}
+
+}  // namespace tersegrad::rounding

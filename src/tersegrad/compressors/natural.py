@@ -1,0 +1,145 @@
+"""Natural compression: each coordinate becomes one of the two powers of two around it, without bias.
+
+Maps     x_i to sign(x_i) 2^a or sign(x_i) 2^(a+1), where 2^a <= |x_i| < 2^(a+1).
+Formula  the upper one with probability |x_i| / 2^a - 1, which is the fraction field of the float32: sixteen random bits are added
+         below the exponent and may carry into it. Subnormal numbers become 0 or 2^-126 the same way.
+Promise  unbiased with omega = 1/8: with f the fraction, the relative variance f (1 - f) / (1 + f)^2 is largest at f = 1/3.
+         Probabilities have 16 bits, nearest: a bias of at most 2^-17 2^a, and omega grows by less than 2^-19, included in the
+         value. Magnitudes above 2^127 = 1.7e38 have no finite upper neighbour and become 2^127: for them neither holds.
+Wire     packed: sign bits (LSB-first, padded with zeros to a byte), then one exponent byte a coordinate: 0 is zero, e is
+         2^(e - 127), 255 is NaN (all of them, if the buffer held NaN or Inf). 9 bits.
+         rans: a mode byte. 0: the least and the largest exponent other than 0 (one byte each, l and h), the sign bits, then the
+         rANS code of 0 for exponent 0 and e - l + 1 for others, alphabet h - l + 2. 1: all zero. 2: not finite. 4: the packed
+         message, where coding would not be shorter. About 4 bits of exponent on Gaussian-like data, so 5 in total... see docs.
+Source   Horvath et al., "Natural compression for distributed deep learning", 2019 (arXiv 1905.10988). The entropy-coded
+         exponents are ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.codecs import rans
+from tersegrad.core.buffers import byte_buffer, float_buffer
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
+from tersegrad.core.text import Configuration, require
+
+CODED, ZERO, NON_FINITE, PACKED = 0, 1, 2, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Natural(Configuration):
+    """Random powers of two: 9 bits a coordinate packed, about 3.5 with ``coder="rans"``.
+
+    >>> x = torch.tensor([4.0, -0.5, 0.0, 3.0])
+    >>> message, _ = Natural().encode(x, None, Context(seed=1))
+    >>> message.nbytes, Natural().decode(message, Spec.of(x), Context(seed=1))
+    (5, tensor([ 4.0000, -0.5000,  0.0000,  4.0000]))
+    """
+
+    name: ClassVar[str] = "natural"
+    coder: Literal["packed", "rans"] = "packed"
+
+    def __post_init__(self) -> None:
+        require(self.coder in ("packed", "rans"), f'natural has coder="packed" and coder="rans", got {self.coder!r}')
+
+    @property
+    def wire_id(self) -> int:
+        return 9
+
+    def init(self, spec: Spec, device: torch.device | str) -> None:
+        return None
+
+    def encode(
+        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+    ) -> tuple[Message, None]:
+        flat = flat_float32(x)
+        most = self._nbytes(flat.numel())
+        data = byte_buffer(out, most, flat.device)
+        packed = data if self.coder == "packed" else data[1:]
+        kernels.get(flat.device).natural_encode(flat, packed, ctx)
+        nbytes = most if self.coder == "packed" else self._compact(data, flat.numel())
+        return Message(data if out is None else out, nbytes), None
+
+    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
+        return self._decode(message, spec, out, None)
+
+    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
+        return self._decode(message, spec, out, weight)
+
+    def max_nbytes(self, spec: Spec) -> int:
+        return self._nbytes(spec.numel)
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        return Guarantee("unbiased", 1 / 8 + 2.0**-19)
+
+    def _nbytes(self, numel: int) -> int:
+        return (self.coder == "rans") + -(-numel // 8) + numel
+
+    def _decode(self, message: Message, spec: Spec, out: Tensor | None, weight: float | None) -> Tensor:
+        if self.coder == "packed":
+            check_size(message, self.max_nbytes(spec))
+            packed = message.payload.contiguous()
+        else:
+            packed = self._expand(message.payload.contiguous(), spec.numel)
+        out = float_buffer(out, spec.numel, packed.device)
+        kernels.get(packed.device).natural_decode(packed, out, weight)
+        return out
+
+    def _compact(self, data: Tensor, numel: int) -> int:
+        """Turn ``[mode byte][packed message]`` into the shortest form, in place; returns its length."""
+        signs = -(-numel // 8)
+        exponents = data[1 + signs :]
+        least, largest = _range(exponents)
+        if largest == 0:
+            data[0] = ZERO
+            return 1
+        if largest == 255:
+            data[0] = NON_FINITE
+            return 1
+        symbols = torch.where(exponents == 0, 0, exponents - (least - 1)).to(torch.uint8)
+        coded = rans.encode(symbols, largest - least + 2)
+        if 2 + coded.numel() >= numel:
+            data[0] = PACKED
+            return data.numel()
+        head = torch.tensor([CODED, least, largest], dtype=torch.uint8, device=data.device)
+        kept = data[1 : 1 + signs].clone()
+        torch.cat((head, kept, coded), out=data[: 3 + signs + coded.numel()])
+        return 3 + signs + coded.numel()
+
+    def _expand(self, data: Tensor, numel: int) -> Tensor:
+        """The packed message inside one of mode 0, 1, 2 or 4."""
+        signs = -(-numel // 8)
+        mode = int(data[0]) if data.numel() else -1
+        if mode == PACKED and data.numel() == 1 + signs + numel:
+            return data[1:]
+        packed = torch.zeros(signs + numel, dtype=torch.uint8, device=data.device)
+        if mode == ZERO and data.numel() == 1:
+            return packed
+        if mode == NON_FINITE and data.numel() == 1:
+            packed[signs:] = 255
+            return packed
+        if mode != CODED or data.numel() < 3 + signs:
+            raise CorruptMessage(f"a natural message of mode {mode} and {data.numel()} bytes does not fit {numel} coordinates")
+        least, largest = int(data[1]), int(data[2])
+        if not 1 <= least <= largest <= 254:
+            raise CorruptMessage(f"exponents {least}..{largest} are not in 1..254")
+        symbols, used = rans.decode(data[3 + signs :], numel, largest - least + 2)
+        if used != data.numel() - 3 - signs:
+            raise CorruptMessage("bytes are left after the exponents")
+        packed[:signs] = data[3 : 3 + signs]
+        packed[signs:] = torch.where(symbols == 0, 0, symbols + (least - 1)).to(torch.uint8)
+        return packed
+
+
+def _range(exponents: Tensor) -> tuple[int, int]:
+    """The least exponent other than 0 and the largest; (0, 0) if all are 0."""
+    present = torch.bincount(exponents.to(torch.int64), minlength=256).nonzero().reshape(-1).tolist()
+    others = [e for e in present if e]
+    return (others[0], others[-1]) if others else (0, 0)

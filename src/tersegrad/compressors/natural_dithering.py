@@ -1,0 +1,148 @@
+"""Natural dithering: random rounding to a few powers of two of the norm.
+
+Maps     x_i to sign(x_i) ||x|| times one of 0, 2^(1-s), ..., 1/4, 1/2, 1, without bias; the norm is the L2 norm of the buffer
+         or of each bucket, s = ``levels``.
+Formula  with y = |x_i| / ||x|| between neighbouring levels a <= y <= b: b with probability (y - a) / (b - a), else a.
+Promise  unbiased with omega = 1/8 + 2^(1-s) sqrt(d) min(1, 2^(1-s) sqrt(d)), d the coordinates under one norm: between powers of
+         two the variance is at most y^2 / 8, as in natural compression, which adds up to at most 1/8; below t = 2^(1-s) it is
+         y (t - y), whose sum is at most t ||y||_1 <= t sqrt(d) and at most d t^2 / 4. Probabilities have 16 bits, nearest: a bias of
+         at most 2^-17 of the gap between levels, and omega grows by at most 2^-19 + d t^2 2^-17, included.
+Wire     packed: each norm as float32 (NaN: the buffer held NaN or Inf), then ceil(log2(2 s + 1)) bits a coordinate, LSB-first:
+         level << 1 | sign, level 0 is zero and k is 2^(k - s).
+         rans: a mode byte. 0: the norms, then the rANS code of these codes, alphabet 2 s + 2. 1: all zero. 2: not finite. 4: the
+         packed message, where coding would not be shorter.
+Source   Horvath et al., "Natural compression for distributed deep learning", 2019 (arXiv 1905.10988), Theorem 7 with p = 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.codecs import rans
+from tersegrad.core.buffers import byte_buffer, float_buffer
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
+from tersegrad.core.text import Configuration, require
+
+CODED, ZERO, NON_FINITE, PACKED = 0, 1, 2, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class NaturalDithering(Configuration):
+    """Random powers of two of the norm: 5 bits a coordinate for ``levels=8`` packed, about 2 with ``coder="rans"``.
+
+    >>> x = torch.tensor([3.0, -4.0, 0.0, 0.0])
+    >>> message, _ = NaturalDithering().encode(x, None, Context(seed=1))
+    >>> message.nbytes, NaturalDithering().decode(message, Spec.of(x), Context(seed=1))
+    (7, tensor([ 2.5000, -5.0000,  0.0000,  0.0000]))
+    """
+
+    name: ClassVar[str] = "natural_dithering"
+    levels: int = 8
+    bucket: int | None = None
+    coder: Literal["packed", "rans"] = "packed"
+
+    def __post_init__(self) -> None:
+        require(1 <= self.levels <= 64, f"natural_dithering has 1 to 64 levels, got levels={self.levels}")
+        good = self.bucket is None or (self.bucket > 0 and self.bucket % 64 == 0)
+        require(good, f"natural_dithering buckets are multiples of 64, got bucket={self.bucket}: leave it out for one norm")
+        require(self.coder in ("packed", "rans"), f'natural_dithering has coder="packed" and coder="rans", got {self.coder!r}')
+
+    @property
+    def wire_id(self) -> int:
+        return 10
+
+    @property
+    def width(self) -> int:
+        """Bits of a packed code."""
+        return (2 * self.levels + 1).bit_length()
+
+    def init(self, spec: Spec, device: torch.device | str) -> None:
+        return None
+
+    def encode(
+        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+    ) -> tuple[Message, None]:
+        flat = flat_float32(x)
+        numel, kernel = flat.numel(), kernels.get(flat.device)
+        bucket, most = self._bucket(numel), self._nbytes(numel)
+        data = byte_buffer(out, most, flat.device)
+        if self.coder == "packed":
+            kernel.dithering_encode(flat, data, bucket, self.levels, self.width, ctx)
+            return Message(data if out is None else out, most), None
+        head = 4 * -(-numel // bucket)
+        wide = torch.empty(head + numel, dtype=torch.uint8, device=flat.device)
+        kernel.dithering_encode(flat, wide, bucket, self.levels, 8, ctx)
+        codes = wide[head:]
+        nbytes = 1
+        if bool(wide[:head].clone().view(torch.float32).isnan().any()):
+            data[0] = NON_FINITE
+        elif not bool(codes.any()):
+            data[0] = ZERO
+        else:
+            coded = rans.encode(codes, 2 * self.levels + 2)
+            nbytes += head + coded.numel()
+            if nbytes < most:
+                data[0] = CODED
+                torch.cat((wide[:head], coded), out=data[1:nbytes])
+            else:
+                data[0], nbytes = PACKED, most
+                kernel.dithering_encode(flat, data[1:], bucket, self.levels, self.width, ctx)
+        return Message(data if out is None else out, nbytes), None
+
+    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
+        return self._decode(message, spec, out, None)
+
+    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
+        return self._decode(message, spec, out, weight)
+
+    def max_nbytes(self, spec: Spec) -> int:
+        return self._nbytes(spec.numel)
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        d = min(self._bucket(spec.numel), spec.numel)
+        reach = 2.0 ** (1 - self.levels) * math.sqrt(d)
+        return Guarantee("unbiased", 1 / 8 + reach * min(1.0, reach) + 2.0**-19 + reach**2 * 2.0**-17)
+
+    def _bucket(self, numel: int) -> int:
+        return self.bucket or max(64, -(-numel // 64) * 64)
+
+    def _nbytes(self, numel: int) -> int:
+        return (self.coder == "rans") + 4 * -(-numel // self._bucket(numel)) + -(-numel * self.width // 8)
+
+    def _decode(self, message: Message, spec: Spec, out: Tensor | None, weight: float | None) -> Tensor:
+        if self.coder == "packed":
+            check_size(message, self.max_nbytes(spec))
+            data, width = message.payload.contiguous(), self.width
+        else:
+            data, width = self._expand(message.payload.contiguous(), spec.numel)
+        out = float_buffer(out, spec.numel, data.device)
+        kernels.get(data.device).dithering_decode(data, out, self._bucket(spec.numel), self.levels, width, weight)
+        return out
+
+    def _expand(self, data: Tensor, numel: int) -> tuple[Tensor, int]:
+        """The packed message inside one of mode 0, 1, 2 or 4, and the width of its codes."""
+        head = 4 * -(-numel // self._bucket(numel))
+        mode = int(data[0]) if data.numel() else -1
+        if mode == PACKED and data.numel() == self._nbytes(numel):
+            return data[1:], self.width
+        wide = torch.zeros(head + numel, dtype=torch.uint8, device=data.device)
+        if mode == ZERO and data.numel() == 1:
+            return wide, 8
+        if mode == NON_FINITE and data.numel() == 1:
+            wide[:head] = torch.full((head // 4,), math.nan, device=data.device).view(torch.uint8)
+            return wide, 8
+        if mode != CODED or data.numel() < 1 + head:
+            raise CorruptMessage(f"a message of mode {mode} and {data.numel()} bytes does not fit {numel} coordinates")
+        codes, used = rans.decode(data[1 + head :], numel, 2 * self.levels + 2)
+        if used != data.numel() - 1 - head:
+            raise CorruptMessage("bytes are left after the codes")
+        wide[:head] = data[1 : 1 + head]
+        wide[head:] = codes
+        return wide, 8

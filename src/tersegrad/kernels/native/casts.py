@@ -1,0 +1,91 @@
+"""The fixed-rate baselines in C++: same messages as ``reference.casts``, one or two passes over memory."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Context
+from tersegrad.kernels.native.module import module
+
+__all__ = [
+    "bf16_decode",
+    "bf16_encode",
+    "dithering_decode",
+    "dithering_encode",
+    "fp8_decode",
+    "fp8_encode",
+    "fp16_decode",
+    "fp16_encode",
+    "natural_decode",
+    "natural_encode",
+    "sign_decode",
+    "sign_encode",
+    "ternary_decode",
+    "ternary_encode",
+]
+
+
+def _sink(weight: float | None) -> tuple[bool, float]:
+    return weight is not None, 1.0 if weight is None else weight
+
+
+def _source(ctx: Context) -> tuple[int, int, int]:
+    return ctx.seed, ctx.step, ctx.buffer << 16 | ctx.sender
+
+
+def bf16_encode(x: Tensor, out: Tensor) -> None:
+    module.bf16_encode(x, out)
+
+
+def bf16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    module.bf16_decode(data, out, *_sink(weight))
+
+
+def fp16_encode(x: Tensor, out: Tensor) -> None:
+    module.fp16_encode(x, out)
+
+
+def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    module.fp16_decode(data, out, *_sink(weight))
+
+
+def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
+    module.fp8_encode(x, out, block)
+
+
+def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None:
+    module.fp8_decode(data, out, block, *_sink(weight))
+
+
+def sign_encode(x: Tensor, out: Tensor) -> None:
+    module.sign_encode(x, out)
+
+
+def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    module.sign_decode(data, out, *_sink(weight))
+
+
+def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
+    module.natural_encode(x, out, *_source(ctx))
+
+
+def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    module.natural_decode(data, out, *_sink(weight))
+
+
+def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
+    module.ternary_encode(x, out, bucket, *_source(ctx))
+
+
+def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
+    if not module.ternary_decode(data, out, bucket, *_sink(weight)):
+        raise CorruptMessage("a byte of trits is at most 242 and ends in zeros")
+
+
+def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
+    module.dithering_encode(x, out, bucket, levels, width, *_source(ctx))
+
+
+def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
+    module.dithering_decode(data, out, bucket, levels, width, *_sink(weight))

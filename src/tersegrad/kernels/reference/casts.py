@@ -1,0 +1,254 @@
+"""The fixed-rate baselines in plain torch: what each message byte is, as elementwise integer and float32 operations.
+
+Every function works on whole messages, laid out as in ``spec/wire.md``; ``out`` has exactly the right size. Nothing here depends
+on the order in which a device adds numbers: sums are those of ``rounding``, in a stated order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.philox import Purpose
+from tersegrad.core.protocol import Context
+from tersegrad.kernels.reference.rounding import block_sum_squares, random_u16, sum_abs
+
+__all__ = [
+    "bf16_decode",
+    "bf16_encode",
+    "dithering_decode",
+    "dithering_encode",
+    "fp8_decode",
+    "fp8_encode",
+    "fp16_decode",
+    "fp16_encode",
+    "natural_decode",
+    "natural_encode",
+    "sign_decode",
+    "sign_encode",
+    "ternary_decode",
+    "ternary_encode",
+]
+
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the range of scales: float32's normal numbers
+INFINITY = 0x7F800000
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.view(torch.int32)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def _emit(values: Tensor, out: Tensor, weight: float | None) -> None:
+    if weight is None:
+        out.copy_(values)
+    else:
+        out += values * torch.tensor(weight, dtype=torch.float32, device=out.device)
+
+
+def _scale(data: Tensor, count: int = 1) -> Tensor:
+    return data[: 4 * count].clone().view(torch.float32)
+
+
+def _put(out: Tensor, *parts: Tensor) -> None:
+    torch.cat([_bytes(p) for p in parts], out=out)
+
+
+def _finite(x: Tensor) -> bool:
+    return bool(x.isfinite().all())
+
+
+def _constant(value: float, x: Tensor, count: int = 1) -> Tensor:
+    return torch.full((count,), value, dtype=torch.float32, device=x.device)
+
+
+def _zeros(count: int, x: Tensor) -> Tensor:
+    return torch.zeros(count, dtype=torch.uint8, device=x.device)
+
+
+def _draws(x: Tensor, ctx: Context) -> Tensor:
+    return random_u16(ctx, Purpose.ROUNDING, 0, x.numel(), x.device)
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """``x`` with zeros behind it up to a multiple of ``width``, in rows of ``width``."""
+    return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
+
+
+def _sign_bits(negative: Tensor) -> Tensor:
+    rows = _padded(negative.to(torch.int32), 8) if negative.numel() else negative.new_zeros((0, 8), dtype=torch.int32)
+    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.int32, device=negative.device)
+    return (rows * weights).sum(1).to(torch.uint8)
+
+
+def _unpack_bits(data: Tensor, count: int) -> Tensor:
+    shifts = torch.arange(8, dtype=torch.int32, device=data.device)
+    return (data.to(torch.int32)[:, None] >> shifts & 1).reshape(-1)[:count]
+
+
+def bf16_encode(x: Tensor, out: Tensor) -> None:
+    """Nearest, ties to even; finite values stay finite; NaN and infinities pass."""
+    b = _bits(x)
+    a = b & 0x7FFFFFFF
+    nearest = (a + 0x7FFF + (a >> 16 & 1) >> 16).clamp(max=0x7F7F)
+    special = a >> 16 | torch.where(a > INFINITY, 0x40, 0)
+    h = torch.where(a < INFINITY, nearest, special) | (b >> 16 & 0x8000)
+    _put(out, torch.where(h >= 0x8000, h - 0x10000, h).to(torch.int16))
+
+
+def bf16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    h = data.clone().view(torch.int16).to(torch.int32)
+    _emit((h << 16).view(torch.float32), out, weight)
+
+
+def fp16_encode(x: Tensor, out: Tensor) -> None:
+    """A power of two that moves the largest magnitude into [2^14, 2^15), then nearest even."""
+    if x.numel() == 0:
+        return
+    if not _finite(x):
+        _put(out, _constant(math.nan, x), _zeros(2 * x.numel(), x))
+        return
+    most = _bits(x.abs().max().reshape(1))
+    e = ((most >> 23) - 127 - 14).clamp(min=-126)
+    factor, scale = (127 - e << 23).view(torch.float32), (127 + e << 23).view(torch.float32)
+    _put(out, scale, (x * factor).to(torch.float16))
+
+
+def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    if out.numel():
+        h = data[4:].clone().view(torch.float16).to(torch.float32)
+        _emit(torch.copysign((h.abs() * _scale(data)).clamp(max=LARGEST), h), out, weight)
+
+
+def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
+    """Blocks of e4m3 (finite-only) with one power of two that moves the largest magnitude into (232, 464]."""
+    blocks = -(-x.numel() // block)
+    if not _finite(x):
+        _put(out, _zeros(blocks, x) + 255, _zeros(x.numel(), x))
+        return
+    if blocks == 0:
+        return
+    most = _bits(_padded(x, block).abs().amax(1))
+    e = ((most + 0x17FFFF >> 23) - 8).clamp(min=1)
+    factor = (254 - e << 23).view(torch.float32)
+    y = (_padded(x, block) * factor[:, None]).reshape(-1)[: x.numel()]
+    b = _bits(y.abs())
+    normal = (b + 0x7FFFF + (b >> 20 & 1) >> 20) - (120 << 3)
+    subnormal = _bits(y.abs() + 2.0**14) - 0x46800000
+    code = torch.where(y.abs() >= 2.0**-6, normal, subnormal) | (_bits(x) >> 24 & 0x80)
+    _put(out, e.to(torch.uint8), code.to(torch.uint8))
+
+
+def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None:
+    blocks = -(-out.numel() // block)
+    e = data[:blocks].to(torch.int32)
+    scales = torch.where(e == 0, 0x00400000, torch.where(e == 255, 0x7FC00000, e << 23)).to(torch.int32).view(torch.float32)
+    b = data[blocks:].to(torch.int32)
+    m = b & 0x7F
+    size = torch.where(m < 8, m.to(torch.float32) * 2.0**-9, ((m << 20) + (120 << 23)).view(torch.float32))
+    size = torch.where(m == 0x7F, torch.nan, size)
+    size = (size * scales.repeat_interleave(block)[: out.numel()]).clamp(max=LARGEST)
+    _emit(torch.where(b >= 0x80, -size, size), out, weight)
+
+
+def sign_encode(x: Tensor, out: Tensor) -> None:
+    """The mean magnitude and one bit a coordinate, set where x < 0."""
+    if x.numel() == 0:
+        return
+    total = sum_abs(x).reshape(1)
+    if not _finite(total):
+        _put(out, _constant(math.nan, x), _zeros(-(-x.numel() // 8), x))
+        return
+    _put(out, (total / x.numel()).to(torch.float32), _sign_bits(x < 0))
+
+
+def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    if out.numel():
+        scale = _scale(data)
+        _emit(torch.where(_unpack_bits(data[4:], out.numel()) == 1, -scale, scale), out, weight)
+
+
+def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
+    """Sign bits and exponents of x rounded to a neighbouring power of two: a draw added below the exponent may carry into it."""
+    if not _finite(x):
+        _put(out, _zeros(-(-x.numel() // 8), x), _zeros(x.numel(), x) + 255)
+        return
+    b = _bits(x)
+    up = ((b & 0x7FFFFFFF) + 64 + (_draws(x, ctx) << 7)) >> 23
+    _put(out, _sign_bits(b < 0), up.clamp(max=254).to(torch.uint8))
+
+
+def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    signs = -(-out.numel() // 8)
+    e = data[signs:].to(torch.int32)
+    size = (e << 23 | (e + 1) >> 8 << 22).view(torch.float32)
+    _emit(torch.where(_unpack_bits(data[:signs], out.numel()) == 1, -size, size), out, weight)
+
+
+def _inverses(scales: Tensor, count: int, bucket: int) -> Tensor:
+    return (1.0 / scales).repeat_interleave(bucket)[:count]
+
+
+def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
+    """The largest magnitude of each bucket, then trits (1 + sign where a draw falls below |x| / largest, else 1), five a byte."""
+    buckets, count = -(-x.numel() // bucket), x.numel()
+    if not _finite(x):
+        _put(out, _constant(math.nan, x, buckets), _zeros(-(-count // 5), x))
+        return
+    if count == 0:
+        return
+    scales = _padded(x, bucket).abs().amax(1).clamp(min=SMALLEST)
+    own = _padded(random_u16(ctx, Purpose.ROUNDING, 0, -(-count // 2) * 2, x.device), 2).to(torch.int64)
+    u = (own << 16 | own.flip(1)).reshape(-1)[:count]  # 32 bits: a coordinate's own, then its neighbour's
+    share = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
+    hit = (u >> 2) < (share * 2.0**30).to(torch.int64)
+    trits = 1 + torch.where(hit, torch.where(_bits(x) < 0, -1, 1), 0)
+    weights = torch.tensor([1, 3, 9, 27, 81], device=x.device)
+    _put(out, scales, (_padded(trits, 5) * weights).sum(1).to(torch.uint8))
+
+
+def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
+    count = out.numel()
+    buckets = -(-count // bucket)
+    packed = data[4 * buckets :].to(torch.int32)
+    weights = torch.tensor([1, 3, 9, 27, 81], device=out.device)
+    trits = (packed[:, None] // weights % 3).reshape(-1)
+    if bool((packed > 242).any()) or bool(trits[count:].any()):
+        raise CorruptMessage("a byte of trits is at most 242 and ends in zeros")
+    scales = _scale(data, buckets).repeat_interleave(bucket)[:count]
+    _emit((trits[:count] - 1).to(torch.float32) * scales, out, weight)
+
+
+def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
+    """The L2 norm of each bucket, then ``level << 1 | sign`` in ``width`` bits; level k > 0 is 2^(k - levels) of the norm."""
+    buckets, count = -(-x.numel() // bucket), x.numel()
+    if not _finite(x):
+        _put(out, _constant(math.nan, x, buckets), _zeros(-(-count * width // 8), x))
+        return
+    if count == 0:
+        return
+    norms = block_sum_squares(x, bucket).sqrt()
+    scales = norms.clamp(SMALLEST, LARGEST).to(torch.float32)
+    y = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
+    z = y + y.clamp(min=2.0 ** (1 - levels))  # its fraction is the chance to go up, and its exponent the level
+    level = (_bits(z) + 64 + (_draws(x, ctx) << 7) >> 23) - (128 - levels)
+    codes = level << 1 | ((_bits(x) < 0) & (level > 0))
+    shifts = torch.arange(width, dtype=torch.int32, device=x.device)
+    _put(out, scales, _sign_bits((codes[:, None] >> shifts & 1).reshape(-1)))
+
+
+def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
+    count = out.numel()
+    buckets = -(-count // bucket)
+    spread = _unpack_bits(data[4 * buckets :], count * width).view(count, width)
+    codes = (spread << torch.arange(width, dtype=torch.int32, device=data.device)).sum(1).to(torch.int32)
+    level = codes >> 1
+    size = torch.where(level > 0, level + (127 - levels) << 23, 0).to(torch.int32).view(torch.float32)
+    scales = _scale(data, buckets).repeat_interleave(bucket)[:count]
+    _emit(torch.where(codes & 1 == 1, -size, size) * scales, out, weight)
