@@ -61,7 +61,7 @@ def encode(indices: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
     """The bytes of strictly increasing int32 or int64 ``indices``, in the first bytes of ``out`` if it is given.
 
     >>> encode(torch.tensor([5]), 1000).tolist(), encode(torch.arange(1000), 1000).tolist()
-    ([1, 72], [0])
+    ([1, 64], [0])
     """
     count = indices.numel()
     if count > numel:
