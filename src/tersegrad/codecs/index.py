@@ -18,6 +18,7 @@ entropy; the short form pays about 2 bits a set above log2 C(numel, count), whol
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 
@@ -145,11 +146,9 @@ def _entropy(counts: Collection[int]) -> float:
 
 def _rice_estimate(histogram: dict[int, int]) -> tuple[int, float]:
     """A good Rice parameter and its bytes, from the counts of the gaps' classes, each gap taken as the middle of its class."""
-    total, below, median = sum(histogram.values()), 0, 0
-    for median, n in histogram.items():
-        below += n
-        if 2 * below >= total:
-            break
+    total = sum(histogram.values())
+    reached = itertools.accumulate(histogram.values())
+    median = next(c for c, below in zip(histogram, reached) if 2 * below >= total)
     middles = [(n, (2.5 + (c + 1) % 2) * 2.0 ** ((c + 1) // 2 - 1) - 1 if c else 0.0) for c, n in histogram.items()]
     near = range(max(0, median // 2 - 2), min(RICE_MAX, median // 2 + 3))
     costs = [total * (1 + s) + sum(n * max(0.0, g / 2**s - 0.5) for n, g in middles) for s in near]
