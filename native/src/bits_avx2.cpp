@@ -29,7 +29,7 @@ constexpr auto split_bytes() {
 }
 
 template <unsigned W>
-void pack8_avx2(const u8* codes, std::size_t count, u8* out) {
+void pack8_avx2(const u8* codes, std::size_t count, u8* out, bool) {
     static constexpr auto join = join_bytes<W>();
     const V shuffle = _mm256_loadu_si256(reinterpret_cast<const V*>(join.data()));
     const u8* const end = out + packed_bytes(count, W);
@@ -47,7 +47,7 @@ void pack8_avx2(const u8* codes, std::size_t count, u8* out) {
 }
 
 template <unsigned W>
-void unpack8_avx2(const u8* data, std::size_t count, u8* out) {
+void unpack8_avx2(const u8* data, std::size_t count, u8* out, bool) {
     static constexpr auto split = split_bytes<W>();
     const V shuffle = _mm256_loadu_si256(reinterpret_cast<const V*>(split.data()));
     const u8* const end = data + packed_bytes(count, W);
@@ -67,7 +67,7 @@ void unpack8_avx2(const u8* data, std::size_t count, u8* out) {
 
 // Code i of eight lies within the four bytes from byte i W / 8 on.
 template <unsigned W>
-void unpack32_avx2(const u8* data, std::size_t count, i32* out) {
+void unpack32_avx2(const u8* data, std::size_t count, i32* out, bool) {
     static constexpr auto index = [] {
         std::array<u8, 32> all{};
         for (unsigned i = 0; i < 8; ++i)
@@ -92,6 +92,28 @@ void unpack32_avx2(const u8* data, std::size_t count, i32* out) {
     unpack32<W>(data, count - i, out + i);
 }
 
+// Ten trits a lane: five in each half, times 1, 3, 9, 27, 81, summed over the half.
+bool pack_trits_avx2(const u8* trits, std::size_t count, u8* out) {
+    const V groups = _mm256_setr_epi8(0, 1, 2, 3, 4, -1, -1, -1, 5, 6, 7, 8, 9, -1, -1, -1, 0, 1, 2, 3, 4, -1, -1, -1, 5, 6, 7, 8, 9, -1, -1, -1);
+    const V powers = set64(0x511b090301);
+    V largest = _mm256_setzero_si256();
+    std::size_t i = 0;
+    for (; i + 26 <= count; i += 20, out += 4) {
+        V x = load2(trits + i, trits + i + 10);
+        largest = _mm256_max_epu8(largest, x);
+        x = _mm256_maddubs_epi16(_mm256_shuffle_epi8(x, groups), powers);
+        x = _mm256_sad_epu8(x, _mm256_setzero_si256());
+        const __m128i low = _mm256_castsi256_si128(x), high = _mm256_extracti128_si256(x, 1);
+        const __m128i pairs = _mm_packus_epi32(low, high);  // 16-bit sums at 0, 2, 4, 6
+        const __m128i four = _mm_shuffle_epi8(pairs, _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+        const int word = _mm_cvtsi128_si32(four);
+        std::memcpy(out, &word, 4);
+    }
+    const V two = _mm256_set1_epi8(2);
+    const bool good = _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(largest, two), two)) == -1;
+    return pack_trits_loop(trits + i, count - i, out) && good;
+}
+
 template <unsigned... W>
 constexpr void vectors8(Implementation& t, std::integer_sequence<unsigned, W...>) {
     ((t.pack8[W + 1] = pack8_avx2<W + 1>, t.unpack8[W + 1] = unpack8_avx2<W + 1>), ...);
@@ -105,6 +127,7 @@ constexpr Implementation implementation() {
     Implementation t = scalar_implementation();
     vectors8(t, std::make_integer_sequence<unsigned, 7>{});
     vectors32(t, std::make_integer_sequence<unsigned, 8>{});
+    t.pack_trits = pack_trits_avx2;
     return t;
 }
 

@@ -57,7 +57,7 @@ TERSEGRAD_INLINE u64 spread(u64 x) {
 }
 
 template <unsigned W>
-void pack8(const u8* codes, std::size_t count, u8* out) {
+void pack8(const u8* codes, std::size_t count, u8* out, bool = false) {
     if constexpr (W == 8) {
         if (count) std::memcpy(out, codes, count);
         return;
@@ -75,7 +75,7 @@ void pack8(const u8* codes, std::size_t count, u8* out) {
 }
 
 template <unsigned W>
-void unpack8(const u8* data, std::size_t count, u8* out) {
+void unpack8(const u8* data, std::size_t count, u8* out, bool = false) {
     if constexpr (W == 8) {
         if (count) std::memcpy(out, data, count);
         return;
@@ -93,7 +93,7 @@ void unpack8(const u8* data, std::size_t count, u8* out) {
 }
 
 template <unsigned W>
-void pack32(const i32* codes, std::size_t count, u8* out) {
+void pack32(const i32* codes, std::size_t count, u8* out, bool = false) {
     constexpr u64 m = mask(W);
     const u8* const end = out + packed_bytes(count, W);
     std::size_t i = 0;
@@ -115,7 +115,7 @@ void pack32(const i32* codes, std::size_t count, u8* out) {
 }
 
 template <unsigned W>
-void unpack32(const u8* data, std::size_t count, i32* out) {
+void unpack32(const u8* data, std::size_t count, i32* out, bool = false) {
     const u8* const end = data + packed_bytes(count, W);
     std::size_t i = 0;
     for (; i + 8 <= count && end - data >= 16; i += 8, data += W) {
@@ -129,6 +129,56 @@ void unpack32(const u8* data, std::size_t count, i32* out) {
     }
     BitReader reader(data, static_cast<std::size_t>(end - data));
     for (; i < count; ++i) out[i] = static_cast<i32>(reader.get(W));
+}
+
+// ---- trits ----
+
+// Every byte value as five trits; bytes above 242 read as 242, so that values stay in range whatever the bytes.
+constexpr std::array<u64, 256> trit_table() {
+    std::array<u64, 256> table{};
+    for (unsigned byte = 0; byte < 256; ++byte) {
+        unsigned rest = byte < 243 ? byte : 242;
+        for (unsigned j = 0; j < 5; ++j, rest /= 3) table[byte] |= u64{rest % 3} << 8 * j;
+    }
+    return table;
+}
+
+constexpr auto trits_of = trit_table();
+
+// Byte 4 of the product is t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4, and no lower byte carries into it.
+TERSEGRAD_INLINE u8 join_trits(u64 five) { return static_cast<u8>((five & mask(40)) * 0x010309'1b51 >> 32); }
+
+bool pack_trits_loop(const u8* trits, std::size_t count, u8* out) {
+    u64 any = 0, threes = 0;
+    std::size_t i = 0;
+    for (; i + 8 <= count; i += 5) {
+        const u64 x = load64(trits + i);
+        any |= x;
+        threes |= x & x >> 1;
+        *out++ = join_trits(x);
+    }
+    for (; i < count; i += 5) {
+        u64 x = 0;
+        std::memcpy(&x, trits + i, count - i < 5 ? count - i : 5);
+        any |= x;
+        threes |= x & x >> 1;
+        *out++ = join_trits(x);
+    }
+    return ((any & lanes(0xfc, 8)) | (threes & lanes(1, 8))) == 0;
+}
+
+bool unpack_trits_loop(const u8* data, std::size_t count, u8* out) {
+    unsigned largest = 0;
+    std::size_t i = 0;
+    for (; i + 8 <= count; i += 5) {
+        largest = *data > largest ? *data : largest;
+        store64(out + i, trits_of[*data++]);
+    }
+    for (; i < count; i += 5) {
+        largest = *data > largest ? *data : largest;
+        std::memcpy(out + i, &trits_of[*data++], count - i < 5 ? count - i : 5);
+    }
+    return largest <= 242;
 }
 
 // ---- Elias: every code of v with N = floor(log2 v) is a prefix that depends on N, the N low bits of v, and zero or one 0 bit ----
@@ -363,11 +413,13 @@ bool rice_encode_loop(const i64* values, std::size_t count, unsigned k, u8* out,
     return writer.finish() == bytes && !writer.overflowed();
 }
 
-i64 rice_bits_loop(const i64* values, std::size_t count, unsigned k) {
+// Stops, with some sum above `limit`, as soon as the rest cannot bring it to `limit`: every code takes at least k + 1 bits.
+i64 rice_bits_loop(const i64* values, std::size_t count, unsigned k, i64 limit) {
     // Blocks without an escape, nearly all of them, are summed without a branch.
     constexpr std::size_t block = 64;
     i64 sum = 0, bad = 0;
     for (std::size_t i = 0; i < count; i += block) {
+        if (sum + static_cast<i64>((count - i) * (k + 1)) > limit) return limit + 1;
         const std::size_t n = count - i < block ? count - i : block;
         u64 any = 0, quotients = 0;
         for (std::size_t j = 0; j < n; ++j) {
@@ -421,6 +473,8 @@ constexpr Implementation scalar_implementation() {
     Implementation t{};
     fill8(t, std::make_integer_sequence<unsigned, 8>{});
     fill32(t, std::make_integer_sequence<unsigned, 8>{});
+    t.pack_trits = pack_trits_loop;
+    t.unpack_trits = unpack_trits_loop;
     t.elias_encode = elias_encode_loop;
     t.rice_encode = rice_encode_loop;
     t.elias_decode = elias_decode_loop;

@@ -130,23 +130,24 @@ void collect(const float* x, std::uint32_t threshold, std::size_t ties, std::siz
 }
 
 // The rank-th largest key (rank >= 1) among those within [low, 2^31) over all parts; `high` is a guess from above. Narrows a range
-// of keys by histograms until few are left.
+// of keys by histograms until one is left. On return `rank` is the rank among those with that very key.
 template <class Visit>
-std::uint32_t kth_key(Visit&& visit, std::size_t rank, std::uint32_t low, std::uint32_t high) {
+std::uint32_t kth_key(Visit&& visit, std::size_t& rank, std::uint32_t low, std::uint32_t high) {
     constexpr std::uint32_t bins = 2048, last = 0x7fffffffu;
     std::uint64_t from = low, to = std::clamp<std::uint64_t>(high, low, last);  // inclusive; above `to` lies the overflow bin
     std::uint64_t top = last;
-    std::vector<std::uint32_t> histogram(4 * (bins + 1)), few;
+    std::vector<std::uint32_t> histogram(4 * (bins + 1));
     for (;;) {
         int shift = 0;
         while (((to - from) >> shift) >= bins) ++shift;
         std::fill(histogram.begin(), histogram.end(), 0);
         visit([&](const float* v, std::size_t n) {
             const std::uint32_t base = static_cast<std::uint32_t>(from), width = static_cast<std::uint32_t>(top - from);
+            std::uint32_t* const counts = histogram.data();
             for (std::size_t i = 0; i < n; ++i) {
                 const std::uint32_t d = key(v[i]) - base;
                 if (d > width) continue;  // below `from` (wrapped) or above `top`
-                ++histogram[(i & 3) * (bins + 1) + std::min(d >> shift, bins)];
+                ++counts[(i & 3) * (bins + 1) + std::min(d >> shift, bins)];
             }
         });
         std::size_t above = 0;
@@ -194,12 +195,14 @@ std::uint32_t largest(std::vector<std::uint32_t>& keys, std::size_t rank) {
 template <class I>
 std::size_t gather_parts(std::vector<Part>& parts, std::uint32_t threshold, std::size_t ties, I* indices, float* values) {
     const Table& t = table();
-    std::vector<std::size_t> offset(parts.size()), allowed(parts.size()), kept(parts.size());
+    if constexpr (sizeof(I) == 4)
+        if (parts.size() == 1)
+            return t.filter(parts[0].indices.get(), parts[0].values.get(), parts[0].size, threshold, &ties, indices, values);
+    std::vector<std::size_t> allowed(parts.size());
     for (std::size_t p = 0; p < parts.size(); ++p) {
         std::size_t equal = 0;
-        if (parts.size() > 1)
-            for (std::size_t j = 0; j < parts[p].size; ++j) equal += key(parts[p].values[j]) == threshold;
-        allowed[p] = parts.size() > 1 ? std::min(ties, equal) : ties;
+        for (std::size_t j = 0; j < parts[p].size; ++j) equal += key(parts[p].values[j]) == threshold;
+        allowed[p] = std::min(ties, equal);
         ties -= allowed[p];
     }
     parallel_for(parts.size(), 1, 1, [&](std::size_t b, std::size_t e) {
@@ -349,29 +352,22 @@ std::size_t top_k(const float* x, std::size_t n, std::size_t k, I* indices, floa
     for (const Part& part : parts) size += part.size, equal += part.equal, gave_up |= part.gave_up;
 
     std::uint32_t threshold = low;
+    std::size_t ties = std::min(equal, k - std::min(k, size - equal));
     if (gave_up || (size < k && low > 1)) {
         // The sample misled: find the k-th key in the whole vector, then scan again.
-        threshold = std::max<std::uint32_t>(1, kth_key([&](auto&& body) { body(x, n); }, k, 0, infinite_key));
+        ties = k;
+        threshold = kth_key([&](auto&& body) { body(x, n); }, ties, 0, infinite_key);
+        if (threshold == 0) threshold = 1, ties = n;  // fewer than k are not zero: all of them
         each(parts, [&](Part& part) { collect(x, threshold, k, n, k, part); });
-        size = equal = 0;
-        for (const Part& part : parts) size += part.size, equal += part.equal;
     } else if (size - equal >= k) {
+        ties = k;
         threshold = kth_key(
             [&](auto&& body) {
                 for (const Part& part : parts) body(part.values.get(), part.size);
             },
-            k, low, high);
-        equal = 0;
-        size = 0;
-        for (const Part& part : parts) {
-            for (std::size_t j = 0; j < part.size; ++j) {
-                size += key(part.values[j]) >= threshold;
-                equal += key(part.values[j]) == threshold;
-            }
-        }
+            ties, low, high);
     }
-    const std::size_t larger = size - equal;
-    return gather_parts(parts, threshold, std::min(equal, k - std::min(k, larger)), indices, values);
+    return gather_parts(parts, threshold, ties, indices, values);
 }
 
 template <class I>

@@ -45,6 +45,15 @@ class BitWriter {
 
     std::size_t finish() { return static_cast<std::size_t>(at_ - begin_) + (filled_ ? 1 : 0); }
 
+    struct State {
+        std::uint8_t* at;
+        std::uint64_t word;
+        unsigned filled;
+    };
+    State state() const { return {at_, word_, filled_}; }
+    void restore(const State& s) { at_ = s.at, word_ = s.word, filled_ = s.filled; }
+    std::uint8_t* end() const { return end_; }
+
   private:
     std::uint8_t *begin_, *at_, *end_;
     std::uint64_t word_ = 0;
@@ -104,15 +113,14 @@ struct Golomb {
     }
 };
 
-// floor(g / m) for g < 2^32 by one multiplication: exact since g * (error of the reciprocal) < 2^-32 * 2^32 / m.
+// floor(g / m): for 32-bit indices by one multiplication, exact since g < 2^31 times the reciprocal's error is below 2^62 / m.
+template <class I>
 struct Divider {
     std::uint64_t m, reciprocal;
-    bool shift;
-    explicit Divider(std::uint64_t divisor) : m(divisor), reciprocal(divisor > 1 ? ~std::uint64_t{0} / divisor + 1 : 0), shift(divisor == 1) {}
+    explicit Divider(std::uint64_t divisor) : m(divisor), reciprocal(((std::uint64_t{1} << 62) - 1) / divisor + 1) {}
     std::uint64_t operator()(std::uint64_t g) const {
-        if (shift) return g;
-        if (g >> 32 || m >> 32) return g / m;
-        return static_cast<std::uint64_t>(static_cast<unsigned __int128>(g) * reciprocal >> 64);
+        if constexpr (sizeof(I) > 4) return g / m;
+        return static_cast<std::uint64_t>(static_cast<unsigned __int128>(g) * reciprocal >> 62);
     }
 };
 
@@ -300,26 +308,44 @@ void complement(const I* indices, std::size_t count, std::uint64_t n, I* out) {
 template <class I>
 std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, std::uint8_t* out, std::size_t capacity) {
     const Golomb code(m);
-    const Divider divide(m);
+    const Divider<I> divide(m);
     BitWriter bits(out, capacity);
     std::int64_t before = -1;
-    for (std::size_t j = 0; j < count; ++j) {
-        const std::uint64_t gap = static_cast<std::uint64_t>(indices[j] - before - 1);
-        before = indices[j];
-        const std::uint64_t q = divide(gap), r = gap - q * m;
-        // Short remainders: r in `width` bits. Long ones: (r + u) >> 1 in `width` bits, then the lowest bit of r + u.
-        const bool is_long = r >= code.short_codes;
-        const std::uint64_t moved = r + code.short_codes;
-        const std::uint64_t rest = is_long ? moved >> 1 | (moved & 1) << code.width : r;
-        const unsigned length = code.width + is_long;
-        if (q + 1 + length <= 56) {
-            bits.put((rest << 1 | 1) << q, static_cast<unsigned>(q) + 1 + length);
-        } else {
-            bits.zeros(q);
-            bits.put(1, 1);
-            bits.put(rest & ((std::uint64_t{1} << 28) - 1), std::min(length, 28u));
-            if (length > 28) bits.put(rest >> 28, length - 28);
+    std::size_t j = 0;
+    // Short remainders: r in `width` bits. Long ones: (r + u) >> 1 in `width` bits, then the lowest bit of r + u.
+    auto word = [&](std::uint64_t r, unsigned& length) {
+        const std::uint64_t is_long = r >= code.short_codes, moved = r + code.short_codes;
+        length = code.width + static_cast<unsigned>(is_long);
+        return is_long ? moved >> 1 | (moved & 1) << code.width : r;
+    };
+    while (j < count) {
+        // The usual case, in registers: a code word of at most 56 bits and room for eight bytes.
+        BitWriter::State s = bits.state();
+        for (; j < count && bits.end() - s.at >= 8; ++j) {
+            const std::uint64_t gap = static_cast<std::uint64_t>(indices[j] - before - 1);
+            const std::uint64_t q = divide(gap);
+            unsigned length;
+            const std::uint64_t rest = word(gap - q * m, length);
+            if (q + 1 + length > 56) break;
+            before = indices[j];
+            s.word |= (rest << 1 | 1) << q << s.filled;
+            s.filled += static_cast<unsigned>(q) + 1 + length;
+            std::memcpy(s.at, &s.word, 8);
+            s.at += s.filled >> 3;
+            s.word >>= s.filled & ~7u;
+            s.filled &= 7;
         }
+        bits.restore(s);
+        if (j == count) break;
+        const std::uint64_t gap = static_cast<std::uint64_t>(indices[j] - before - 1);
+        before = indices[j++];
+        const std::uint64_t q = divide(gap);
+        unsigned length;
+        const std::uint64_t rest = word(gap - q * m, length);
+        bits.zeros(q);
+        bits.put(1, 1);
+        bits.put(rest & ((std::uint64_t{1} << 28) - 1), std::min(length, 28u));
+        if (length > 28) bits.put(rest >> 28, length - 28);
     }
     return bits.finish();
 }
@@ -327,7 +353,7 @@ std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, 
 template <class I>
 std::size_t golomb_size(const I* indices, std::size_t count, std::uint64_t m) {
     const Golomb code(m);
-    const Divider divide(m);
+    const Divider<I> divide(m);
     std::int64_t before = -1;
     std::uint64_t total = static_cast<std::uint64_t>(count) * (code.width + 1);
     for (std::size_t j = 0; j < count; ++j) {

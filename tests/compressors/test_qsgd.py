@@ -77,7 +77,7 @@ def test_same_bytes_on_every_backend(c: QSGD, d: int) -> None:
 def test_levels_are_multiples_of_the_step(c: QSGD) -> None:
     x = vectors(1000)["gaussian"]
     _, decoded = roundtrip(c, x, Context(seed=1))
-    for bucket, part in zip(x.split(c.bucket), decoded.split(c.bucket), strict=True):
+    for bucket, part in zip(torch.split(x, c.bucket), torch.split(decoded, c.bucket), strict=True):
         norm = bucket.double().norm() if c.norm == "l2" else bucket.double().abs().max()
         levels = part.double() / norm * c.s
         assert torch.allclose(levels, levels.round(), atol=1e-4)
@@ -94,7 +94,7 @@ def test_unbiased_with_a_bernstein_bound(c: QSGD) -> None:
             total += roundtrip(c, x, Context(seed=seed))[1].double()
         buckets = torch.arange(d) // c.bucket
         squares = torch.zeros(int(buckets[-1]) + 1, dtype=torch.float64).index_add_(0, buckets, x.double() ** 2)
-        top = torch.stack([b.double().abs().max() for b in x.split(c.bucket)])
+        top = torch.stack([b.double().abs().max() for b in torch.split(x, c.bucket)])
         step = ((squares.sqrt() if c.norm == "l2" else top) / c.s).clamp(2.0**-126)[buckets]
         f = (x.double() / step).abs() % 1.0
         # Each draw errs by at most one step with variance step^2 f(1-f): Bernstein, union over coordinates, failure below 1e-9.
@@ -212,7 +212,7 @@ def test_entropy_coders_beat_packing_on_l2() -> None:
 def test_configuration_errors_say_what_to_do() -> None:
     for wrong in ({"bits": 1}, {"bits": 9}, {"bucket": 0}, {"bucket": 100}, {"norm": "l1"}, {"coder": "zip"}, {"levels": 0}):
         with pytest.raises(BadConfiguration, match="qsgd: "):
-            QSGD(**wrong)  # type: ignore[arg-type]
+            QSGD(**wrong)
     with pytest.raises(BadConfiguration, match="coder=rans"):
         QSGD(levels=8)
     assert QSGD(levels=8, coder="rans").s == 8

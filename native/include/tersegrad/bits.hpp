@@ -165,20 +165,24 @@ int rice_best(const std::int64_t* values, std::size_t count);
 // ---- one implementation a machine: what the dispatcher chooses between ----
 
 struct Implementation {
-    using Pack8 = void (*)(const std::uint8_t*, std::size_t, std::uint8_t*);
-    using Pack32 = void (*)(const std::int32_t*, std::size_t, std::uint8_t*);
-    using Unpack8 = void (*)(const std::uint8_t*, std::size_t, std::uint8_t*);
-    using Unpack32 = void (*)(const std::uint8_t*, std::size_t, std::int32_t*);
+    // The last argument: the output is larger than the cache, write around it.
+    using Pack8 = void (*)(const std::uint8_t*, std::size_t, std::uint8_t*, bool);
+    using Pack32 = void (*)(const std::int32_t*, std::size_t, std::uint8_t*, bool);
+    using Unpack8 = void (*)(const std::uint8_t*, std::size_t, std::uint8_t*, bool);
+    using Unpack32 = void (*)(const std::uint8_t*, std::size_t, std::int32_t*, bool);
     Pack8 pack8[9];       // by width, 1..8
     Pack32 pack32[17];    // by width, 9..16
     Unpack8 unpack8[9];
     Unpack32 unpack32[17];
+    // False: a value above 2, or a byte above 242.
+    bool (*pack_trits)(const std::uint8_t*, std::size_t, std::uint8_t*);
+    bool (*unpack_trits)(const std::uint8_t*, std::size_t, std::uint8_t*);
     bool (*elias_encode)(const std::int64_t*, std::size_t, Elias, std::uint8_t*, std::size_t);
     bool (*rice_encode)(const std::int64_t*, std::size_t, unsigned, std::uint8_t*, std::size_t);
     std::int64_t (*elias_decode)(const std::uint8_t*, std::size_t, std::size_t, Elias, std::int64_t*);
     std::int64_t (*rice_decode)(const std::uint8_t*, std::size_t, std::size_t, unsigned, std::int64_t*);
     std::int64_t (*elias_bits)(const std::int64_t*, std::size_t, Elias);
-    std::int64_t (*rice_bits)(const std::int64_t*, std::size_t, unsigned);
+    std::int64_t (*rice_bits)(const std::int64_t*, std::size_t, unsigned, std::int64_t);
 };
 
 extern const Implementation portable;

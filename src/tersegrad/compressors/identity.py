@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.buffers import byte_buffer, float_buffer
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat, flat_float32
+from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
 from tersegrad.core.text import Configuration, require
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -45,10 +45,11 @@ class Identity(Configuration):
     def encode(
         self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        numbers = flat(x) if x.dtype in DTYPES else flat_float32(x)
-        nbytes = numbers.numel() * numbers.element_size()
-        data = byte_buffer(out, nbytes, numbers.device)
-        data.copy_(numbers.view(torch.uint8))
+        flat = x.detach().reshape(-1).contiguous() if x.dtype in DTYPES else flat_float32(x)
+        nbytes = flat.numel() * flat.element_size()
+        data = byte_buffer(out, nbytes, flat.device)
+        unit = flat.as_strided(flat.shape, (1,))  # a vector of one element may carry any stride, and a view as bytes minds
+        data.copy_(unit.view(torch.uint8))
         return Message(data if out is None else out, nbytes), None
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
@@ -59,7 +60,7 @@ class Identity(Configuration):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         values = self._values(message, spec)
         out = float_buffer(out, spec.numel, message.data.device)
-        for part, into in zip(torch.split(values, STRETCH), torch.split(out, STRETCH)):
+        for part, into in zip(values.split(STRETCH), out.split(STRETCH)):
             into += part.to(torch.float32) * weight  # product and sum rounded one after the other, as in every other compressor
         return out
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 
+
 RoundingRule = Literal["l2", "max", "nearest"]
 
 
 class BitKernels(Protocol):
-    """Bit packing, trits, Elias and Golomb-Rice codes (``spec/wire.md``, bit streams). Sizes are exact and checked by the caller."""
+    """Bit packing, trits, Elias and Golomb-Rice codes. Sizes are exact and checked by the caller."""
 
     def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
         """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
@@ -103,7 +104,7 @@ class CastKernels(Protocol):
 
 
 class RansKernels(Protocol):
-    """Interleaved rANS (``spec``, "rANS"): symbols and contexts are uint8 vectors, ``contexts`` one a symbol or one a step of 64."""
+    """Interleaved rANS. Symbols and contexts are uint8 vectors; contexts are given one a symbol or one a step of 64."""
 
     def rans_histogram(
         self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool
