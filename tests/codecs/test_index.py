@@ -53,7 +53,9 @@ def shapes() -> dict[str, tuple[Tensor, int]]:
     """Sets that make each form win."""
     d = 1 << 17
     generator = torch.Generator().manual_seed(1)
-    bursts = (torch.rand(d // 64, generator=generator) < 0.02).repeat_interleave(64) & (torch.rand(d, generator=generator) < 0.9)
+    bursts = (torch.rand(d // 64, generator=generator) < 0.02).repeat_interleave(64) & (
+        torch.rand(d, generator=generator) < 0.9
+    )
     waves = torch.rand(d, generator=generator) < 0.6 * torch.sin(torch.arange(d) / 3000.0).abs() ** 8
     runs = (torch.rand(d // 8, generator=generator) < 0.3).repeat_interleave(8)
     gaps = torch.where(torch.rand(400, generator=generator) < 0.9, 1, 30000).cumsum(0)
@@ -153,7 +155,7 @@ def test_bad_bytes(name: str, backend: kernels.Backend) -> None:
             assert used <= data.numel()
             assert decoded.numel() == count
             assert bool((decoded[1:] > decoded[:-1]).all())
-            assert 0 <= int(decoded[0])
+            assert int(decoded[0]) >= 0
             assert int(decoded[-1]) < numel
 
 

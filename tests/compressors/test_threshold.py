@@ -35,7 +35,14 @@ def expected(compressor: Threshold, x: Tensor) -> Tensor:
 def test_definition(compressor: Threshold, n: int) -> None:
     generator = torch.Generator().manual_seed(n)
     gaussian = torch.randn(n, generator=generator)
-    for x in (gaussian, gaussian * 100, torch.zeros(n), torch.full((n,), compressor.tau), gaussian.sign() * 3e38, gaussian * 1e-43):
+    for x in (
+        gaussian,
+        gaussian * 100,
+        torch.zeros(n),
+        torch.full((n,), compressor.tau),
+        gaussian.sign() * 3e38,
+        gaussian * 1e-43,
+    ):
         _, decoded = send(compressor, x)
         assert torch.equal(decoded, expected(compressor, x))
         if compressor.values == "exact":
@@ -108,7 +115,9 @@ def test_bad_bytes(compressor: Threshold) -> None:
     generator = torch.Generator().manual_seed(1)
     for _ in range(300):
         mutated = bytearray(data)
-        mutated[int(torch.randint(min(len(data), 60), (1,), generator=generator))] = int(torch.randint(256, (1,), generator=generator))
+        mutated[int(torch.randint(min(len(data), 60), (1,), generator=generator))] = int(
+            torch.randint(256, (1,), generator=generator)
+        )
         try:
             decoded = compressor.decode(Message.frombytes(mutated), spec, CTX)
         except CorruptMessage:
@@ -121,6 +130,13 @@ def test_configuration() -> None:
     assert str(Threshold(tau=0.5)) == "threshold(tau=0.5)"
     assert str(Threshold(tau=0.5, values="sign")) == "threshold(tau=0.5, values=sign)"
     assert Threshold(tau=1).wire_id == 14
-    for tau, values in ((-1.0, "exact"), (math.nan, "exact"), (math.inf, "exact"), (1e39, "exact"), (0.0, "sign"), (1.0, "bf16")):
+    for tau, values in (
+        (-1.0, "exact"),
+        (math.nan, "exact"),
+        (math.inf, "exact"),
+        (1e39, "exact"),
+        (0.0, "sign"),
+        (1.0, "bf16"),
+    ):
         with pytest.raises(BadConfiguration):
             Threshold(tau=tau, values=values)  # type: ignore[arg-type]

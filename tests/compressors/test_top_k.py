@@ -225,6 +225,13 @@ def test_configuration() -> None:
     assert str(TopK(fraction=0.01)) == "top_k(fraction=0.01)"
     assert str(TopK(k=5, exact=False, values="bf16")) == "top_k(k=5, exact=false, values=bf16)"
     assert TopK(k=5).wire_id == 12
-    for arguments in ({}, {"fraction": 0.1, "k": 3}, {"fraction": 0.0}, {"fraction": 1.5}, {"k": 0}, {"k": 1, "values": "int8"}):
+    for arguments in (
+        {},
+        {"fraction": 0.1, "k": 3},
+        {"fraction": 0.0},
+        {"fraction": 1.5},
+        {"k": 0},
+        {"k": 1, "values": "int8"},
+    ):
         with pytest.raises(BadConfiguration):
             TopK(**arguments)  # type: ignore[arg-type]

@@ -2,7 +2,9 @@
 
 from tersegrad.kernels.reference.bits import *
 from tersegrad.kernels.reference.casts import *
+from tersegrad.kernels.reference.dither import *
 from tersegrad.kernels.reference.hadamard import *
+from tersegrad.kernels.reference.levels import *
 from tersegrad.kernels.reference.rans import *
 from tersegrad.kernels.reference.rounding import *
 from tersegrad.kernels.reference.select import *
