@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 
-
 RoundingRule = Literal["l2", "max", "nearest"]
 
 
@@ -137,7 +136,6 @@ class DitherKernels(Protocol):
 
     def dither_sample(self, x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
         """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest."""
-
         ...
 
 
