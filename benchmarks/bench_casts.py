@@ -1,6 +1,6 @@
 """Speed of the fixed-rate casts as a ratio to memmove of the same float32 bytes, alternating, medians.
 
-    python benchmarks/bench_casts.py [--elements 67108864] [--threads 1] [--isa avx512] [--only fp8,sign] [--repeat 5]
+python benchmarks/bench_casts.py [--elements 67108864] [--threads 1] [--isa avx512] [--only fp8,sign] [--repeat 5]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fixed-rate kernels: same bytes on every backend, instruction set and thread count, and the conversions torch agrees with."""
+"""The fixed-rate kernels: same bytes on every backend, instruction set and thread count, and conversions as torch's."""
 
 from __future__ import annotations
 
@@ -79,10 +79,14 @@ CASES = {
     "fp8-16": fp8(16),
     "fp8-128": fp8(128),
     "sign": Case(
-        lambda d: 4 + -(-d // 8) if d else 0, lambda k, x, out: k.sign_encode(x, out), lambda k, m, out, w: k.sign_decode(m, out, w)
+        lambda d: 4 + -(-d // 8) if d else 0,
+        lambda k, x, out: k.sign_encode(x, out),
+        lambda k, m, out, w: k.sign_decode(m, out, w),
     ),
     "natural": Case(
-        lambda d: -(-d // 8) + d, lambda k, x, out: k.natural_encode(x, out, CTX), lambda k, m, out, w: k.natural_decode(m, out, w)
+        lambda d: -(-d // 8) + d,
+        lambda k, x, out: k.natural_encode(x, out, CTX),
+        lambda k, m, out, w: k.natural_decode(m, out, w),
     ),
     "ternary": ternary(None),
     "ternary-64": ternary(64),
@@ -97,7 +101,9 @@ every = pytest.mark.parametrize("name", CASES)
 
 def inputs(d: int) -> dict[str, Tensor]:
     g = torch.randn(d, generator=torch.Generator().manual_seed(d))
-    wild = torch.randint(-(2**31), 2**31, (d,), generator=torch.Generator().manual_seed(d + 1)).to(torch.int32).view(torch.float32)
+    wild = (
+        torch.randint(-(2**31), 2**31, (d,), generator=torch.Generator().manual_seed(d + 1)).to(torch.int32).view(torch.float32)
+    )
     return {
         "gaussian": g,
         "wide": g * torch.exp(20 * torch.randn(d, generator=torch.Generator().manual_seed(d + 2))).clamp(1e-38, 1e38),
@@ -195,7 +201,9 @@ def test_fp8_bytes_are_those_of_torch() -> None:
     x[:, 0] = 448
     x = x.clamp(-448, 448).reshape(-1)
     ties = torch.arange(0, 449, dtype=torch.float32).repeat_interleave(31).view(-1, 31) / 16
-    x = torch.cat((x, torch.cat((torch.full((ties.shape[0], 1), 448.0), ties * torch.logspace(0, -30, 31, base=2)), 1).reshape(-1)))
+    x = torch.cat(
+        (x, torch.cat((torch.full((ties.shape[0], 1), 448.0), ties * torch.logspace(0, -30, 31, base=2)), 1).reshape(-1))
+    )
     codes = x.to(torch.float8_e4m3fn).view(torch.uint8)
     for backend in (reference, native):
         data = CASES["fp8"].encode(backend, x)

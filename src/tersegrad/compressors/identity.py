@@ -60,8 +60,9 @@ class Identity(Configuration):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         values = self._values(message, spec)
         out = float_buffer(out, spec.numel, message.data.device)
-        for part, into in zip(values.split(STRETCH), out.split(STRETCH)):
-            into += part.to(torch.float32) * weight  # product and sum rounded one after the other, as in every other compressor
+        for at in range(0, spec.numel, STRETCH):
+            part = values[at : at + STRETCH].to(torch.float32)
+            out[at : at + STRETCH] += part * weight  # product and sum rounded one after the other, as in every other compressor
         return out
 
     def _values(self, message: Message, spec: Spec) -> Tensor:
