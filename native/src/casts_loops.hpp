@@ -11,7 +11,8 @@
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"                // vectors wider than the machine's pass between inlined functions only
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // false alarms inside the compiler's own intrinsics
+#pragma GCC diagnostic ignored "-Wuninitialized"        // false alarms inside the compiler's own intrinsics
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
 #define LOCAL_INLINE static inline __attribute__((always_inline))
