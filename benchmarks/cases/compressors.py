@@ -96,17 +96,28 @@ for isa in ("avx512", "avx2"):
         return work_of("top_k(fraction=0.01)", mostly_zero(numel))
 
 
-for text in (
+OTHERS = (
+    "identity",
     "bf16",
+    "fp16",
     "fp8",
     "int8",
     "int4",
     "sign",
     "ternary",
+    "ternary(bucket=512)",
     "natural",
+    "natural_dithering",
+    "qsgd(bits=4, norm=max)",
     "qsgd(levels=1, coder=rans)",
+    "top_k(fraction=0.01, exact=false)",
     "random_k(fraction=0.01)",
-):
+    "threshold(tau=2.5)",
+    "threshold(tau=2.5, values=sign)",
+    "error_feedback(top_k(fraction=0.01))",
+    "rotated(qsgd(bits=4))",
+)
+for text in OTHERS:
 
     @benchmark(f"compressor/{text}")
     def any_compressor(numel: int, text: str = text) -> Work:
