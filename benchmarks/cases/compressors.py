@@ -133,13 +133,13 @@ for bound, faster, pairs in SCALING:
     for text, part in pairs:
         versus = {"speed-up": Versus(fast="two threads", slow="one thread")}
 
-        @benchmark(f"two threads/{bound}/{text} {part}, 64 Mi", threads=2, targets={"speed-up": faster}, versus=versus)
+        @benchmark(f"two threads, large/{bound}/{text} {part}", threads=2, targets={"speed-up": faster}, versus=versus)
         def scaling(numel: int, text: str = text, part: str = part) -> Work:
             return threads_work(text, part, gaussian(numel))
 
         # "Not slower": a call takes ten microseconds here, and the clock of a busy machine is not finer than a few per cent.
         @benchmark(
-            f"two threads/{bound}/{text} {part}, 64 Ki",
+            f"two threads, small/{bound}/{text} {part}",
             numel=64 << 10,
             threads=2,
             targets={"speed-up": 0.95},
