@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import pytest
 import torch
+from benchmarks import registry
 from torch import Tensor
 
-from benchmarks import registry
 from tersegrad import bench
 from tersegrad.bench.clock import MEMMOVE
 from tersegrad.core.errors import BadConfiguration
