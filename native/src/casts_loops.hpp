@@ -316,22 +316,14 @@ LOCAL_INLINE void each(size_t n, Out out, Body&& body) {
 
 // ---- Philox-4x32-10: one block serves eight coordinates, sixteen bits each ----
 
-struct Keys {
-    u32 even[10], odd[10];
-    explicit Keys(u64 seed) {
-        u32 a = static_cast<u32>(seed), b = static_cast<u32>(seed >> 32);
-        for (int r = 0; r < 10; ++r, a += 0x9E3779B9u, b += 0xBB67AE85u) even[r] = a, odd[r] = b;
-    }
-};
-
 // The draws of coordinates 64 t .. 64 t + 63, purpose 0 (rounding), in order; `block` = 8 t.
 // Four words of a block are held in the low halves of 64-bit lanes; what stands in the high halves never matters.
-LOCAL_INLINE void draw(const Keys& keys, const Source& source, u64 block, u16* out) {
+LOCAL_INLINE void draw(const Draws& keys, u64 block, u16* out) {
 #if defined(__AVX512F__)
     const __m512i counter = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block)), _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0));
     const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-    __m512i c0 = counter, c1 = _mm512_srli_epi64(counter, 32), c2 = _mm512_set1_epi64(source.step),
-            c3 = _mm512_set1_epi64(source.origin);
+    __m512i c0 = counter, c1 = _mm512_srli_epi64(counter, 32), c2 = _mm512_set1_epi64(keys.step),
+            c3 = _mm512_set1_epi64(keys.origin);
 #pragma GCC unroll 10
     for (int r = 0; r < 10; ++r) {
         const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
@@ -349,8 +341,8 @@ LOCAL_INLINE void draw(const Keys& keys, const Source& source, u64 block, u16* o
     const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
     for (int half = 0; half < 2; ++half, block += 4, out += 32) {
         const __m256i counter = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(block)), _mm256_set_epi64x(3, 1, 2, 0));
-        __m256i c0 = counter, c1 = _mm256_srli_epi64(counter, 32), c2 = _mm256_set1_epi64x(source.step),
-                c3 = _mm256_set1_epi64x(source.origin);
+        __m256i c0 = counter, c1 = _mm256_srli_epi64(counter, 32), c2 = _mm256_set1_epi64x(keys.step),
+                c3 = _mm256_set1_epi64x(keys.origin);
 #pragma GCC unroll 10
         for (int r = 0; r < 10; ++r) {
             const __m256i p0 = _mm256_mul_epu32(c0, m0), p1 = _mm256_mul_epu32(c2, m1);
@@ -366,7 +358,7 @@ LOCAL_INLINE void draw(const Keys& keys, const Source& source, u64 block, u16* o
     }
 #else
     for (int k = 0; k < 8; ++k, ++block, out += 8) {
-        u32 c0 = static_cast<u32>(block), c1 = static_cast<u32>(block >> 32), c2 = source.step, c3 = source.origin;
+        u32 c0 = static_cast<u32>(block), c1 = static_cast<u32>(block >> 32), c2 = keys.step, c3 = keys.origin;
         for (int r = 0; r < 10; ++r) {
             const u64 p0 = u64{0xD2511F53} * c0, p1 = u64{0xCD9E8D57} * c2;
             c0 = static_cast<u32>(p1 >> 32) ^ c1 ^ keys.even[r];
@@ -381,19 +373,18 @@ LOCAL_INLINE void draw(const Keys& keys, const Source& source, u64 block, u16* o
 }
 // Calls body(i, x, draws, n) for every 64 coordinates; the last group is padded with zeros and has n < 64 real ones.
 template <class Body>
-LOCAL_INLINE void each_drawn(const float* x, size_t n, u64 first, const Source& source, Body&& body) {
-    const Keys keys(source.seed);
+LOCAL_INLINE void each_drawn(const float* x, size_t n, u64 first, const Draws& keys, Body&& body) {
     alignas(64) u16 draws[64];
     size_t i = 0;
     for (; i + 64 <= n; i += 64) {
         for (int k = 0; k < 64; k += 16) __builtin_prefetch(x + i + ahead + k);
-        draw(keys, source, (first + i) >> 3, draws);
+        draw(keys, (first + i) >> 3, draws);
         body(i, x + i, draws, size_t{64});
     }
     if (i < n) {
         alignas(64) float rest[64] = {};
         std::memcpy(rest, x + i, 4 * (n - i));
-        draw(keys, source, (first + i) >> 3, draws);
+        draw(keys, (first + i) >> 3, draws);
         body(i, rest, draws, n - i);
     }
 }
@@ -423,9 +414,11 @@ struct Lanes {
         }
     }
     double total() {
-        double s[32];
+        for (int h = 16 / width; h; h /= 2)
+            for (int k = 0; k < h; ++k) sum[k] += sum[k + h];
+        double s[width];
         std::memcpy(s, sum, sizeof s);
-        for (int h = 16; h; h /= 2)
+        for (int h = width / 2; h; h /= 2)
             for (int k = 0; k < h; ++k) s[k] += s[k + h];
         return s[0];
     }
@@ -621,9 +614,9 @@ void sign_decode(const u8* data, size_t n, float scale, Out out) {
 
 // ---- natural compression ----
 
-u32 natural_encode(const float* x, size_t n, u64 first, const Source& source, u8* signs, u8* exponents) {
+u32 natural_encode(const float* x, size_t n, u64 first, const Draws& draws_of, u8* signs, u8* exponents) {
     V over = zero();
-    each_drawn(x, n, first, source, [&](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
+    each_drawn(x, n, first, draws_of, [&](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
         u16 m[4];
         u8 rest[64];
         u8* const to = k == 64 ? exponents + i : rest;
@@ -651,9 +644,9 @@ void natural_decode(const u8* signs, const u8* exponents, size_t n, Out out) {
 
 // ---- ternary ----
 
-void ternary_codes(const float* x, size_t n, u64 first, float inverse, const Source& source, u8* codes) {
+void ternary_codes(const float* x, size_t n, u64 first, float inverse, const Draws& draws_of, u8* codes) {
     const F inv = all(inverse);
-    each_drawn(x, n, first, source, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
+    each_drawn(x, n, first, draws_of, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
         u8 rest[64];
         u8* const to = k == 64 ? codes + i : rest;
         for (int j = 0; j < 4; ++j) {
@@ -757,10 +750,10 @@ size_t trits_unpack(const u8* data, size_t n, u8* codes, u32& largest_byte) {
 
 // ---- natural dithering ----
 
-void dithering_codes(const float* x, size_t n, u64 first, float inverse, int levels, const Source& source, u8* codes) {
+void dithering_codes(const float* x, size_t n, u64 first, float inverse, int levels, const Draws& draws_of, u8* codes) {
     const F inv = all(inverse), least = all(power(1 - levels));
     const u32 base = 64u - (static_cast<u32>(128 - levels) << 23);  // half a unit of the draw, and the exponent of level 0
-    each_drawn(x, n, first, source, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
+    each_drawn(x, n, first, draws_of, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
         u8 rest[64];
         u8* const to = k == 64 ? codes + i : rest;
         for (int j = 0; j < 4; ++j) {
