@@ -23,7 +23,7 @@ struct Avx2 {
         const __m256i step = _mm256_set1_epi64x(stream.step), salt = _mm256_set1_epi64x(stream.salt);
         __m256i index = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(block)), _mm256_setr_epi64x(0, 2, 1, 3));
         for (std::size_t g = 0; g < 2 * groups; ++g, out += 32, next += 128) {
-            for (unsigned line = 0; line < 2; ++line) _mm_prefetch(reinterpret_cast<const char*>(next + 4 * kAhead + 64 * line), _MM_HINT_T0);
+            for (unsigned line = 0; line < 2; ++line) _mm_prefetch(reinterpret_cast<const char*>(next + 64 * line), _MM_HINT_T0);
             __m256i c0 = index, c1 = _mm256_or_si256(_mm256_srli_epi64(index, 32), high), c2 = step, c3 = salt;
 #pragma GCC unroll 10
             for (int r = 0; r < 10; ++r) {
@@ -41,7 +41,7 @@ struct Avx2 {
         }
     }
 
-    template <Sum S, unsigned>
+    template <Sum S, bool Fetch>
     static double sum(const float* x, std::size_t n) {
         alignas(32) float tail[32] = {};
         __m256d s[8] = {};
@@ -51,7 +51,7 @@ struct Avx2 {
             if (n - i < 32) {
                 std::memcpy(tail, row, 4 * (n - i));
                 row = tail;
-            } else {
+            } else if (Fetch) {
                 ahead(row);
                 ahead(row + 16);
             }
@@ -67,13 +67,13 @@ struct Avx2 {
         return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
     }
 
-    template <unsigned>
+    template <bool Fetch>
     static std::uint32_t abs_max(const float* x, std::size_t n) {
         const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
         __m256i a = _mm256_setzero_si256(), b = a;
         std::size_t i = 0;
         for (; i + 16 <= n; i += 16) {
-            ahead(x + i);
+            if (Fetch) ahead(x + i);
             a = _mm256_max_epu32(a, _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), magnitude));
             b = _mm256_max_epu32(b, _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i + 8)), magnitude));
         }
