@@ -157,17 +157,32 @@ struct Avx2 {
         }
     }
 
-    // Eight codes, sign-extended into 32-bit lanes, from `bytes` bytes.
+    // W bytes as an integer, by loads that overlap: copying three bytes through memory would stall.
     template <int W>
-    static __m256i unpack(const std::uint8_t* codes, std::size_t bytes) {
+    static std::uint64_t load(const std::uint8_t* p) {
+        std::uint16_t low2;
+        std::uint32_t low4, high4;
+        std::uint64_t all;
+        std::memcpy(&low2, p, 2);
+        if constexpr (W == 2) return low2;
+        if constexpr (W == 3) return low2 | static_cast<std::uint64_t>(p[2]) << 16;
+        if constexpr (W >= 4) std::memcpy(&low4, p, 4);
+        if constexpr (W == 4) return low4;
+        if constexpr (W >= 5 && W <= 7) {
+            std::memcpy(&high4, p + W - 4, 4);
+            return low4 | static_cast<std::uint64_t>(high4) << (8 * W - 32);
+        }
+        if constexpr (W == 8) std::memcpy(&all, p, 8);
+        return all;
+    }
+
+    // Eight codes, sign-extended into 32-bit lanes.
+    template <int W>
+    static __m256i unpack(std::uint64_t word) {
         if constexpr (W == 4) {
-            std::int32_t word = 0;
-            std::memcpy(&word, codes, bytes);
-            const __m256i top = _mm256_sllv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
-            return _mm256_srai_epi32(top, 28);
+            const __m256i all = _mm256_set1_epi32(static_cast<std::int32_t>(word));
+            return _mm256_srai_epi32(_mm256_sllv_epi32(all, _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0)), 28);
         } else {
-            std::uint64_t word = 0;
-            std::memcpy(&word, codes, bytes);
             if constexpr (W != 8) word = _pdep_u64(word, (ones * ((1u << W) - 1)) << (8 - W));
             const __m256i wide = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<long long>(word)));
             return W == 8 ? wide : _mm256_srai_epi32(wide, 8 - W);
@@ -179,7 +194,7 @@ struct Avx2 {
         const __m256 step = _mm256_set1_ps(scale), weight = _mm256_set1_ps(factor);
         std::size_t i = 0;
         for (; i + 8 <= n; i += 8, codes += W) {
-            const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(unpack<W>(codes, W)), step);
+            const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(unpack<W>(load<W>(codes))), step);
             if (I == Into::add)
                 _mm256_storeu_ps(out + i, _mm256_add_ps(_mm256_loadu_ps(out + i), _mm256_mul_ps(value, weight)));
             else if (I == Into::stream)
@@ -189,8 +204,9 @@ struct Avx2 {
         }
         if (i < n) {
             alignas(32) float rest[8];
-            const __m256i k = unpack<W>(codes, ((n - i) * W + 7) / 8);
-            _mm256_store_ps(rest, _mm256_mul_ps(_mm256_cvtepi32_ps(k), step));
+            std::uint64_t word = 0;
+            std::memcpy(&word, codes, ((n - i) * W + 7) / 8);
+            _mm256_store_ps(rest, _mm256_mul_ps(_mm256_cvtepi32_ps(unpack<W>(word)), step));
             for (std::size_t j = 0; i + j < n; ++j) out[i + j] = I == Into::add ? out[i + j] + rest[j] * factor : rest[j];
         }
     }
