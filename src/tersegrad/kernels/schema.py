@@ -102,6 +102,43 @@ class CastKernels(Protocol):
     ) -> None: ...
 
 
+class DitherKernels(Protocol):
+    """Sparse Dithering and the codes of its levels (``spec/wire.md``, dithered levels)."""
+
+    def levels_encode(self, levels: Tensor, adaptive: bool) -> Tensor:
+        """Signed int32 levels as one bit stream, in the published or the adaptive form."""
+        ...
+
+    def levels_decode(self, data: Tensor, count: int) -> Tensor:
+        """The int32 levels of a stream; :class:`CorruptMessage` where it cannot be one."""
+        ...
+
+    def dither_max_bytes(self, numel: int) -> int:
+        """No segments of ``numel`` coordinates take more bytes."""
+        ...
+
+    def dither_levels(self, x: Tensor, step: float, ctx: Context | None) -> Tensor:
+        """X rounded to multiples of step, as int32: to nearest, or stochastically with the draws of ``ctx``."""
+        ...
+
+    def dither_encode(
+        self, x: Tensor, nu: float, step: float, gain: bool, ctx: Context | None, out: Tensor
+    ) -> tuple[int, float, float]:
+        """Write x as segments into ``out``: length in bytes (0: not finite), ||x||^2, squared error.
+
+        With ``nu`` > 0 every segment takes the step 2 sqrt(nu/n) ||x||, else all take ``step``; ``gain`` sends least-squares scales.
+        """
+        ...
+
+    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor:
+        """``out = decoded``, or ``out += weight * decoded``."""
+        ...
+
+    def dither_sample(self, x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
+        """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest."""
+        ...
+
+
 class RansKernels(Protocol):
     """Interleaved rANS (``spec``, "rANS"): symbols and contexts are uint8 vectors, ``contexts`` one a symbol or one a step of 64."""
 
@@ -201,5 +238,5 @@ class RoundingKernels(Protocol):
         ...
 
 
-class Kernels(BitKernels, CastKernels, RansKernels, RoundingKernels, Protocol):
+class Kernels(BitKernels, CastKernels, DitherKernels, RansKernels, RoundingKernels, Protocol):
     """Everything a backend provides."""

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from tersegrad.kernels.native.bits import *
 from tersegrad.kernels.native.casts import *
+from tersegrad.kernels.native.dither import *
+from tersegrad.kernels.native.levels import *
 from tersegrad.kernels.native.module import module
 from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *

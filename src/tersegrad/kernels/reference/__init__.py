@@ -2,5 +2,7 @@
 
 from tersegrad.kernels.reference.bits import *
 from tersegrad.kernels.reference.casts import *
+from tersegrad.kernels.reference.dither import *
+from tersegrad.kernels.reference.levels import *
 from tersegrad.kernels.reference.rans import *
 from tersegrad.kernels.reference.rounding import *

@@ -230,7 +230,7 @@ def rans_read_tables(data: Tensor, alphabet: int, num_contexts: int) -> tuple[Te
 # Chunks
 
 
-def _chunk_lengths(count: int) -> list[int]:
+def chunk_lengths(count: int) -> list[int]:
     """All chunks hold CHUNK symbols except the last, which takes the rest: from half a chunk to one and a half."""
     chunks = (1 if count else 0) if count < CHUNK else (count + CHUNK // 2) // CHUNK
     return [CHUNK] * (chunks - 1) + [count - CHUNK * (chunks - 1)] if chunks else []
@@ -261,7 +261,7 @@ def _from_little_endian(data: Tensor, width: int) -> Tensor:
 
 def _encode_chunks(symbols: Tensor, frequencies: Tensor, contexts: Tensor | None) -> Tensor:
     device = symbols.device
-    lengths = _chunk_lengths(symbols.numel())
+    lengths = chunk_lengths(symbols.numel())
     index = _by_chunk(symbols.long() if contexts is None else symbols.long() + contexts.long() * frequencies.shape[1], lengths)
     active = _active(lengths, device)
     f_of = frequencies.long().flatten()
@@ -287,7 +287,7 @@ def _encode_chunks(symbols: Tensor, frequencies: Tensor, contexts: Tensor | None
 
 def _decode_chunks(data: Tensor, frequencies: Tensor, contexts: Tensor | None, out: Tensor) -> int:
     device = data.device
-    lengths = _chunk_lengths(out.numel())
+    lengths = chunk_lengths(out.numel())
     chunks = len(lengths)
     at = 4 * chunks
     if data.numel() < at:

@@ -93,6 +93,11 @@ def _block_sum(x: Tensor, block: int, term: Callable[[Tensor], Tensor]) -> Tenso
     return _fold(_fold(lanes).view(-1, chunks))
 
 
+def ordered_sum(x: Tensor, term: Callable[[Tensor], Tensor]) -> Tensor:
+    """Sum of term(x) over a whole vector, in the fixed order of the schema."""
+    return _block_sum(x, max(x.numel(), 1), term).sum()
+
+
 def block_sum_squares(x: Tensor, block: int) -> Tensor:
     """Sum of squares of every block, in the fixed order of the schema."""
     return _block_sum(x, block, lambda v: v * v)

@@ -1,0 +1,46 @@
+"""Sparse Dithering in C++: rounding and entropy coding fused, one segment at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.philox import Purpose
+from tersegrad.core.protocol import Context
+from tersegrad.kernels.native.module import module
+
+__all__ = ["dither_decode", "dither_encode", "dither_levels", "dither_max_bytes", "dither_sample"]
+
+
+def _draws(ctx: Context | None) -> tuple[bool, int, int, int, int]:
+    if ctx is None:
+        return False, 0, 0, 0, 0
+    return True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
+
+
+def dither_max_bytes(numel: int) -> int:
+    return int(module.dither_max_bytes(numel))
+
+
+def dither_levels(x: Tensor, step: float, ctx: Context | None) -> Tensor:
+    out = torch.empty(x.numel(), dtype=torch.int32)
+    module.dither_levels(x, step, _draws(ctx), out)
+    return out
+
+
+def dither_encode(x: Tensor, nu: float, step: float, gain: bool, ctx: Context | None, out: Tensor) -> tuple[int, float, float]:
+    nbytes, norm, error = module.dither_encode(x, nu, step, gain, _draws(ctx), out)
+    return int(nbytes), float(norm), float(error)
+
+
+def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
+    good = module.dither_decode(data, out) if weight is None else module.dither_decode_add(data, out, weight)
+    if not good:
+        raise CorruptMessage("not segments of dithered levels for this vector")
+    return out
+
+
+def dither_sample(x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
+    dot, energy, norm = module.dither_sample(x, step, stride)
+    return float(dot), float(energy), float(norm)
