@@ -14,6 +14,19 @@ TERSEGRAD_INLINE V load2(const u8* a, const u8* b) {
                                    _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), 1);
 }
 
+// The hardware does not look far enough ahead of these loops by itself.
+TERSEGRAD_INLINE void fetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p) + 8192, _MM_HINT_T0); }
+
+TERSEGRAD_INLINE bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 32 == 0; }
+
+template <bool Stream>
+TERSEGRAD_INLINE void store(void* p, V x) {
+    if constexpr (Stream)
+        _mm256_stream_si256(reinterpret_cast<V*>(p), x);
+    else
+        _mm256_storeu_si256(reinterpret_cast<V*>(p), x);
+}
+
 // Shuffles of one 128-bit lane: two words of eight bytes <-> 2 W bytes one after another.
 template <unsigned W>
 constexpr auto join_bytes() {
@@ -36,6 +49,7 @@ void pack8_avx2(const u8* codes, std::size_t count, u8* out, bool) {
     std::size_t i = 0;
     for (; i + 32 <= count && end - out >= static_cast<std::ptrdiff_t>(2 * W + 16); i += 32, out += 4 * W) {
         V x = _mm256_loadu_si256(reinterpret_cast<const V*>(codes + i));
+        fetch(codes + i);
         x = select(lanes(mask(W), 16), x, _mm256_srli_epi64(x, 8 - W));
         x = select(lanes(mask(2 * W), 32), x, _mm256_srli_epi64(x, 16 - 2 * W));
         x = select(mask(4 * W), x, _mm256_srli_epi64(x, 32 - 4 * W));
@@ -46,13 +60,14 @@ void pack8_avx2(const u8* codes, std::size_t count, u8* out, bool) {
     pack8<W>(codes + i, count - i, out);
 }
 
-template <unsigned W>
-void unpack8_avx2(const u8* data, std::size_t count, u8* out, bool) {
+template <unsigned W, bool Stream>
+TERSEGRAD_INLINE std::size_t unpack8_blocks(const u8* data, std::size_t count, u8* out) {
     static constexpr auto split = split_bytes<W>();
     const V shuffle = _mm256_loadu_si256(reinterpret_cast<const V*>(split.data()));
     const u8* const end = data + packed_bytes(count, W);
     std::size_t i = 0;
     for (; i + 32 <= count && end - data >= static_cast<std::ptrdiff_t>(2 * W + 16); i += 32, data += 4 * W) {
+        fetch(data);
         V x = _mm256_shuffle_epi8(load2(data, data + 2 * W), shuffle);
         x = select(mask(32), x, _mm256_slli_epi64(x, 32 - 4 * W));
         x = _mm256_and_si256(x, set64(lanes(mask(4 * W), 32)));
@@ -60,14 +75,21 @@ void unpack8_avx2(const u8* data, std::size_t count, u8* out, bool) {
         x = _mm256_and_si256(x, set64(lanes(mask(2 * W), 16)));
         x = select(lanes(mask(8), 16), x, _mm256_slli_epi64(x, 8 - W));
         x = _mm256_and_si256(x, set64(lanes(mask(W), 8)));
-        _mm256_storeu_si256(reinterpret_cast<V*>(out + i), x);
+        store<Stream>(out + i, x);
     }
-    unpack8<W>(data, count - i, out + i);
+    if constexpr (Stream) _mm_sfence();
+    return i;
+}
+
+template <unsigned W>
+void unpack8_avx2(const u8* data, std::size_t count, u8* out, bool far) {
+    const std::size_t done = far && aligned(out) ? unpack8_blocks<W, true>(data, count, out) : unpack8_blocks<W, false>(data, count, out);
+    unpack8<W>(data + done / 8 * W, count - done, out + done);
 }
 
 // Code i of eight lies within the four bytes from byte i W / 8 on.
-template <unsigned W>
-void unpack32_avx2(const u8* data, std::size_t count, i32* out, bool) {
+template <unsigned W, bool Stream>
+TERSEGRAD_INLINE std::size_t unpack32_blocks(const u8* data, std::size_t count, i32* out) {
     static constexpr auto index = [] {
         std::array<u8, 32> all{};
         for (unsigned i = 0; i < 8; ++i)
@@ -85,11 +107,19 @@ void unpack32_avx2(const u8* data, std::size_t count, i32* out, bool) {
     const u8* const end = data + packed_bytes(count, W);
     std::size_t i = 0;
     for (; i + 8 <= count && end - data >= 16; i += 8, data += W) {
+        fetch(data);
         V x = _mm256_shuffle_epi8(load2(data, data), shuffle);
         x = _mm256_and_si256(_mm256_srlv_epi32(x, shifts), low);
-        _mm256_storeu_si256(reinterpret_cast<V*>(out + i), x);
+        store<Stream>(out + i, x);
     }
-    unpack32<W>(data, count - i, out + i);
+    if constexpr (Stream) _mm_sfence();
+    return i;
+}
+
+template <unsigned W>
+void unpack32_avx2(const u8* data, std::size_t count, i32* out, bool far) {
+    const std::size_t done = far && aligned(out) ? unpack32_blocks<W, true>(data, count, out) : unpack32_blocks<W, false>(data, count, out);
+    unpack32<W>(data + done / 8 * W, count - done, out + done);
 }
 
 // Ten trits a lane: five in each half, times 1, 3, 9, 27, 81, summed over the half.

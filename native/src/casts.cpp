@@ -255,7 +255,10 @@ void ternary_encode(const float* x, size_t n, size_t bucket, Source source, u8* 
         x, n, bucket, out, ternary_nbytes(n, bucket), [&](const float* p, size_t k) { return ternary_scale(largest_of(t, p, k)); },
         [&](const float* p, size_t k, double*) { return ternary_scale(t.largest(p, k)); },
         [&](const float* p, size_t k, size_t first, float inverse, u8* c) { t.ternary_codes(p, k, first, inverse, source, c); },
-        [&](const u8* c, size_t k, size_t first) { bits::pack_trits(c, k, body + first / 5); });
+        [&](const u8* c, size_t k, size_t first) {
+            const size_t done = t.trits_pack(c, k, body + first / 5);
+            bits::pack_trits(c + done, k - done, body + (first + done) / 5);
+        });
 }
 
 bool ternary_decode(const u8* data, size_t n, size_t bucket, Sink sink) {
@@ -265,7 +268,9 @@ bool ternary_decode(const u8* data, size_t n, size_t bucket, Sink sink) {
     decode_buckets(
         data, n, bucket, Output(sink, n),
         [&](size_t first, size_t k, u8* c) {
-            if (!bits::unpack_trits(body + first / 5, k, c)) good = false;
+            u32 largest_byte = 0;
+            const size_t done = t.trits_unpack(body + first / 5, k, c, largest_byte);
+            if (largest_byte > 242 || !bits::unpack_trits(body + (first + done) / 5, k - done, c + done)) good = false;
         },
         [&](const u8* c, size_t k, float scale, Out out) { t.ternary_values(c, k, scale, out); });
     return good;

@@ -2,6 +2,7 @@
 // casts_avx2.cpp and casts_avx512.cpp, which are built with different flags: everything here is local to the including file, so
 // that no inline function compiled for one machine ends up running on another.
 #pragma once
+#include <cfloat>
 #include <cstring>
 
 #include "casts_table.hpp"
@@ -56,12 +57,61 @@ LOCAL_INLINE F real(V v) { return (F)v; }
 LOCAL_INLINE F all(float v) { return F{} + v; }
 LOCAL_INLINE V larger(V a, V b) { return (V)((I)a > (I)b ? (I)a : (I)b); }  // both below 2^31
 LOCAL_INLINE V smaller(V a, V b) { return (V)((I)a < (I)b ? (I)a : (I)b); }
-LOCAL_INLINE F smaller(F a, F b) { return a < b ? a : b; }
+LOCAL_INLINE F smaller(F a, F b) {
+#if defined(__AVX512F__)
+    return (F)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+LOCAL_INLINE F larger(F a, F b) {
+#if defined(__AVX512F__)
+    return (F)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
 LOCAL_INLINE float power(int e) {  // 2^e, -126 <= e <= 127
     const u32 b = static_cast<u32>(e + 127) << 23;
     float f;
     std::memcpy(&f, &b, 4);
     return f;
+}
+
+// Between widths of integers; what is narrowed fits.
+LOCAL_INLINE V widen(const B& v) {
+#if defined(__AVX512F__)
+    return (V)_mm512_cvtepu8_epi32((__m128i)v);
+#else
+    return __builtin_convertvector(v, V);
+#endif
+}
+LOCAL_INLINE V widen(const H& v) {
+#if defined(__AVX512F__)
+    return (V)_mm512_cvtepu16_epi32((__m256i)v);
+#else
+    return __builtin_convertvector(v, V);
+#endif
+}
+LOCAL_INLINE H halves(const V& v) {
+#if defined(__AVX512F__)
+    return (H)_mm512_cvtepi32_epi16((__m512i)v);
+#elif defined(__AVX2__)
+    const __m256i low = load<__m256i>(&v), high = load<__m256i>(reinterpret_cast<const char*>(&v) + 32);
+    return (H)_mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
+#else
+    return __builtin_convertvector(v, H);
+#endif
+}
+LOCAL_INLINE B quarters(const V& v) {
+#if defined(__AVX512F__)
+    return (B)_mm512_cvtepi32_epi8((__m512i)v);
+#elif defined(__AVX2__)
+    const __m256i h = (__m256i)halves(v);
+    return (B)_mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+#else
+    return __builtin_convertvector(v, B);
+#endif
 }
 LOCAL_INLINE u32 reduce_max(V v) {
     u32 most = 0;
@@ -163,8 +213,9 @@ LOCAL_INLINE void draw(const Keys& keys, const Source& source, u64 block, u16* o
 #pragma GCC unroll 10
     for (int r = 0; r < 10; ++r) {
         const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
-        c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1, _mm512_set1_epi32(static_cast<int>(keys.even[r])), 0x96);
-        c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3, _mm512_set1_epi32(static_cast<int>(keys.odd[r])), 0x96);
+        // a shuffle moves the high halves down as a shift would, on the port that is not busy multiplying
+        c0 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p1, _MM_PERM_DDBB), c1, _mm512_set1_epi32(static_cast<int>(keys.even[r])), 0x96);
+        c2 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p0, _MM_PERM_DDBB), c3, _mm512_set1_epi32(static_cast<int>(keys.odd[r])), 0x96);
         c1 = p1;
         c3 = p0;
     }
@@ -282,13 +333,16 @@ void sums(const float* x, size_t n, double* chunks) {
     }
 }
 
+// Rounding up next to float32's largest number must not end in infinity.
+LOCAL_INLINE F signed_product(F size, F scale, V sign) { return real(bits(smaller(all(FLT_MAX), size * scale)) | sign); }
+
 // ---- bf16 ----
 
 LOCAL_INLINE H bf16(V x) {
     const V a = x & magnitude;
     const V nearest = smaller((a + 0x7fff + (a >> 16 & 1)) >> 16, V{} + 0x7f7f);  // finite values stay finite
     const V special = a >> 16 | (V)(a > infinity ? I{} + 0x40 : I{});           // NaN stays NaN
-    return __builtin_convertvector((V)(a < infinity ? nearest : special) | (x >> 16 & 0x8000), H);
+    return halves((V)(a < infinity ? nearest : special) | (x >> 16 & 0x8000));
 }
 
 void bf16_encode(const float* x, size_t n, bool stream, u8* out) {
@@ -320,7 +374,7 @@ void bf16_encode(const float* x, size_t n, bool stream, u8* out) {
 void bf16_decode(const u8* data, size_t n, Out out) {
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
         const H h = k == 16 ? load<H>(data + 2 * i) : load<H>(data + 2 * i, 2 * k);
-        return real(__builtin_convertvector(h, V) << 16);
+        return real(widen(h) << 16);
     });
 }
 
@@ -332,7 +386,7 @@ LOCAL_INLINE H fp16(F x, F factor) {
     const V b = bits(y);
     const V normal = ((b + 0xfff + (b >> 13 & 1)) >> 13) - (112u << 10);
     const V subnormal = bits(y + 0.5f) - bits(all(0.5f));  // the last place of 0.5 is fp16's smallest number
-    return __builtin_convertvector((V)(y >= all(0x1p-14f) ? normal : subnormal) | sign, H);
+    return halves((V)(y >= all(0x1p-14f) ? normal : subnormal) | sign);
 }
 
 void fp16_encode(const float* x, size_t n, float factor, u8* out) {
@@ -352,10 +406,10 @@ void fp16_decode(const u8* data, size_t n, float scale, Out out) {
     const F s = all(scale);
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
         const H h = k == 16 ? load<H>(data + 2 * i) : load<H>(data + 2 * i, 2 * k);
-        const V b = __builtin_convertvector(h, V), m = b & 0x7fff;
+        const V b = widen(h), m = b & 0x7fff;
         const V normal = (m << 13) + (V)(m >= 0x7c00 ? I{} + (224 << 23) : I{} + (112 << 23));
         const V subnormal = bits(__builtin_convertvector((I)m, F) * 0x1p-24f);
-        return real((V)(m < 0x400 ? subnormal : normal) | (b & 0x8000) << 16) * s;
+        return signed_product(real((V)(m < 0x400 ? subnormal : normal)), s, (b & 0x8000) << 16);
     });
 }
 
@@ -371,7 +425,7 @@ LOCAL_INLINE B fp8(F x, F factor) {
     const V b = bits(y);
     const V normal = ((b + 0x7ffff + (b >> 20 & 1)) >> 20) - (120u << 3);
     const V subnormal = bits(y + 0x1p14f) - bits(all(0x1p14f));  // the last place of 2^14 is e4m3's smallest number
-    return __builtin_convertvector((V)(y >= all(0x1p-6f) ? normal : subnormal) | sign, B);
+    return quarters((V)(y >= all(0x1p-6f) ? normal : subnormal) | sign);
 }
 
 u32 fp8_encode(const float* x, size_t n, size_t block, u8* scales, u8* out) {
@@ -412,11 +466,12 @@ LOCAL_INLINE float e8m0(u8 e) {
 void fp8_decode(const u8* scales, const u8* data, size_t n, size_t block, Out out) {
     const int shift = __builtin_ctzll(block);
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
-        const V b = __builtin_convertvector(k == 16 ? load<B>(data + i) : load<B>(data + i, k), V), m = b & 0x7f;
+        const V b = widen(k == 16 ? load<B>(data + i) : load<B>(data + i, k)), m = b & 0x7f;
         const V normal = (m << 20) + (120u << 23);
         const V subnormal = bits(__builtin_convertvector((I)m, F) * 0x1p-9f);
         const V nan = (V)(m == 0x7f) & 0x7fc00000u;
-        return real((V)(m < 8 ? subnormal : normal) | nan | (b & 0x80) << 24) * all(e8m0(scales[i >> shift]));
+        const F size = real((V)(m < 8 ? subnormal : normal) | nan);
+        return signed_product(size, all(e8m0(scales[i >> shift])), (b & 0x80) << 24);
     });
 }
 
@@ -458,29 +513,25 @@ u32 natural_encode(const float* x, size_t n, u64 first, const Source& source, u8
     V over = {};
     each_drawn(x, n, first, source, [&](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
         u16 m[4];
-        B e[4];
+        u8 rest[64];
+        u8* const to = k == 64 ? exponents + i : rest;
         for (int j = 0; j < 4; ++j) {
             const V b = load<V>(p + 16 * j), a = b & magnitude;
             over = larger(over, a);
             m[j] = top_bits(b);
             // carries into the exponent with probability (the fraction, rounded to 16 bits)
-            const V up = (a + 64 + (__builtin_convertvector(load<H>(draws + 16 * j), V) << 7)) >> 23;
-            e[j] = __builtin_convertvector(smaller(up, V{} + 254), B);
+            const V up = (a + 64 + (widen(load<H>(draws + 16 * j)) << 7)) >> 23;
+            store(to + 16 * j, quarters(smaller(up, V{} + 254)));
         }
-        if (k == 64) {
-            std::memcpy(signs + i / 8, m, 8);
-            std::memcpy(exponents + i, e, 64);
-        } else {
-            std::memcpy(signs + i / 8, m, (k + 7) / 8);
-            std::memcpy(exponents + i, e, k);
-        }
+        std::memcpy(signs + i / 8, m, (k + 7) / 8);
+        if (k < 64) std::memcpy(exponents + i, rest, k);
     });
     return reduce_max(over);
 }
 
 void natural_decode(const u8* signs, const u8* exponents, size_t n, Out out) {
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
-        const V e = __builtin_convertvector(k == 16 ? load<B>(exponents + i) : load<B>(exponents + i, k), V);
+        const V e = widen(k == 16 ? load<B>(exponents + i) : load<B>(exponents + i, k));
         const u16 m = k == 16 ? load<u16>(signs + i / 8) : load<u16>(signs + i / 8, (k + 7) / 8);
         return real(e << 23 | (e + 1) >> 8 << 22 | to_top_bits(m));  // 255 becomes NaN
     });
@@ -491,45 +542,121 @@ void natural_decode(const u8* signs, const u8* exponents, size_t n, Out out) {
 void ternary_codes(const float* x, size_t n, u64 first, float inverse, const Source& source, u8* codes) {
     const F inv = all(inverse);
     each_drawn(x, n, first, source, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
-        B c[4];
+        u8 rest[64];
+        u8* const to = k == 64 ? codes + i : rest;
         for (int j = 0; j < 4; ++j) {
             const V b = load<V>(p + 16 * j);
             // a coordinate's own 16 bits, then those of its neighbour: uniform to 32 bits, at the price of one draw
-            const V h = __builtin_convertvector(load<H>(draws + 16 * j), V);
+            const V h = widen(load<H>(draws + 16 * j));
             const V u = h << 16 | __builtin_shufflevector(h, h, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
             const F share = smaller(real(b & magnitude) * inv, all(1.0f));
             const I hit = (I)(u >> 2) < __builtin_convertvector(share * 0x1p30f, I);
-            c[j] = __builtin_convertvector((V)((hit & ((I)b >> 31 | 1)) + 1), B);
+            store(to + 16 * j, quarters((V)((hit & ((I)b >> 31 | 1)) + 1)));
         }
-        std::memcpy(codes + i, c, k);
+        if (k < 64) std::memcpy(codes + i, rest, k);
     });
 }
 
 void ternary_values(const u8* codes, size_t n, float scale, Out out) {
-    const F s = all(scale);
+    const float zero = 0.0f * scale;
+    const F value = {-scale, zero, scale};
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
-        const I c = (I)__builtin_convertvector(k == 16 ? load<B>(codes + i) : load<B>(codes + i, k), V) - 1;
-        return __builtin_convertvector(c, F) * s;
+        const V c = widen(k == 16 ? load<B>(codes + i) : load<B>(codes + i, k));
+#if defined(__AVX512F__)
+        return (F)_mm512_permutexvar_ps((__m512i)c, (__m512)value);
+#else
+        return __builtin_convertvector((I)c - 1, F) * value[2];
+#endif
     });
+}
+
+// Trits five a byte, 320 at a time; returns how many were done, the rest is for the plain loop.
+size_t trits_pack(const u8* codes, size_t n, u8* out) {
+    size_t i = 0;
+#if defined(__AVX512VBMI__)
+    // Byte j is t[5j] + 3 t[5j+1] + ... + 81 t[5j+4]: for each digit, pick its 64 trits out of five vectors, in Horner's order.
+    __m512i pick[5];
+    __mmask64 from[5][5];
+    for (int k = 0; k < 5; ++k) {
+        u8 at[64];
+        for (int v = 0; v < 5; ++v) from[k][v] = 0;
+        for (int j = 0; j < 64; ++j) {
+            at[j] = static_cast<u8>((5 * j + k) & 63);
+            from[k][(5 * j + k) >> 6] |= u64{1} << j;
+        }
+        pick[k] = _mm512_loadu_si512(at);
+    }
+    for (; i + 320 <= n; i += 320) {
+        __m512i t[5], sum = _mm512_setzero_si512();
+        for (int v = 0; v < 5; ++v) t[v] = _mm512_loadu_si512(codes + i + 64 * v);
+#pragma GCC unroll 5
+        for (int k = 4; k >= 0; --k) {
+            __m512i digit = _mm512_permutexvar_epi8(pick[k], t[0]);
+#pragma GCC unroll 5
+            for (int v = 1; v < 5; ++v) digit = _mm512_mask_permutexvar_epi8(digit, from[k][v], pick[k], t[v]);
+            sum = _mm512_add_epi8(_mm512_add_epi8(sum, sum), _mm512_add_epi8(sum, digit));
+        }
+        _mm512_storeu_si512(out + i / 5, sum);
+    }
+#else
+    (void)codes, (void)n, (void)out;
+#endif
+    return i;
+}
+
+size_t trits_unpack(const u8* data, size_t n, u8* codes, u32& largest_byte) {
+    size_t i = 0;
+#if defined(__AVX512VBMI__)
+    // Digit k of b is the integer part of 3 frac(b / 3^(k+1)), exact in 16 bits of fraction for b <= 242.
+    __m512i pick[10], inverse[10];
+    for (int v = 0; v < 10; ++v) {
+        u16 at[32], by[32];
+        static constexpr u16 inverses[5] = {21846, 7282, 2428, 810, 270};
+        for (int j = 0; j < 32; ++j) {
+            at[j] = static_cast<u16>((32 * v + j) / 5);
+            by[j] = inverses[(32 * v + j) % 5];
+        }
+        pick[v] = _mm512_loadu_si512(at);
+        inverse[v] = _mm512_loadu_si512(by);
+    }
+    const __m512i three = _mm512_set1_epi16(3);
+    __m512i most = _mm512_setzero_si512();
+    for (; i + 320 <= n; i += 320) {
+        const __m512i b = _mm512_loadu_si512(data + i / 5);
+        most = _mm512_max_epu8(most, b);
+#pragma GCC unroll 10
+        for (int v = 0; v < 10; ++v) {
+            const __m512i wide = _mm512_maskz_permutexvar_epi8(0x5555555555555555u, pick[v], b);
+            const __m512i digit = _mm512_mulhi_epu16(_mm512_mullo_epi16(wide, inverse[v]), three);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i + 32 * v), _mm512_cvtepi16_epi8(digit));
+        }
+    }
+    u8 bytes[64];
+    _mm512_storeu_si512(bytes, most);
+    for (u8 b : bytes) largest_byte = b > largest_byte ? b : largest_byte;
+#else
+    (void)data, (void)n, (void)codes, (void)largest_byte;
+#endif
+    return i;
 }
 
 // ---- natural dithering ----
 
 void dithering_codes(const float* x, size_t n, u64 first, float inverse, int levels, const Source& source, u8* codes) {
-    const F inv = all(inverse), stretch = all(power(levels - 1));
-    const u32 lowest = static_cast<u32>(128 - levels);  // the exponent field of the smallest level but zero
+    const F inv = all(inverse), least = all(power(1 - levels));
+    const u32 base = 64u - (static_cast<u32>(128 - levels) << 23);  // half a unit of the draw, and the exponent of level 0
     each_drawn(x, n, first, source, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
-        B c[4];
+        u8 rest[64];
+        u8* const to = k == 64 ? codes + i : rest;
         for (int j = 0; j < 4; ++j) {
-            const V b = load<V>(p + 16 * j), u = __builtin_convertvector(load<H>(draws + 16 * j), V);
+            const V b = load<V>(p + 16 * j);
             const F y = smaller(real(b & magnitude) * inv, all(1.0f));
-            const V above = ((bits(y) + 64 + (u << 7)) >> 23) - (lowest - 1);
-            const F share = smaller(y * stretch, all(1.0f));
-            const V below = ((V)__builtin_convertvector(share * 65536.0f + 0.5f, I) + u) >> 16;
-            const V level = (V)((I)bits(y) >= (I)(V{} + (lowest << 23)) ? above : below);
-            c[j] = __builtin_convertvector(level << 1 | (b >> 31 & (V)(level != 0)), B);
+            // 2 y where levels are powers of two, y + least where they are 0 and least: the fraction is the chance to go up
+            const F z = y + larger(y, least);
+            const V level = (bits(z) + (widen(load<H>(draws + 16 * j)) << 7) + base) >> 23;
+            store(to + 16 * j, quarters(level << 1 | (b >> 31 & (V)(level != 0))));
         }
-        std::memcpy(codes + i, c, k);
+        if (k < 64) std::memcpy(codes + i, rest, k);
     });
 }
 
@@ -537,14 +664,15 @@ void dithering_values(const u8* codes, size_t n, float scale, int levels, Out ou
     const F s = all(scale);
     const u32 lift = static_cast<u32>(127 - levels);
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
-        const V c = __builtin_convertvector(k == 16 ? load<B>(codes + i) : load<B>(codes + i, k), V), level = c >> 1;
+        const V c = widen(k == 16 ? load<B>(codes + i) : load<B>(codes + i, k)), level = c >> 1;
         return real((((level + lift) << 23) & (V)(level != 0)) | c << 31) * s;
     });
 }
 
 constexpr Table local_table = {
     largest,        sums,        bf16_encode,    bf16_decode,    fp16_encode,   fp16_decode,    fp8_encode,      fp8_decode,
-    sign_encode,    sign_decode, natural_encode, natural_decode, ternary_codes, ternary_values, dithering_codes, dithering_values,
+    sign_encode,    sign_decode, natural_encode, natural_decode, ternary_codes, ternary_values, trits_pack,      trits_unpack,
+    dithering_codes, dithering_values,
 };
 
 }  // namespace

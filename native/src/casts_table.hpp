@@ -31,6 +31,8 @@ struct Table {
     void (*ternary_codes)(const float* x, std::size_t n, std::uint64_t first, float inverse, const Source& source,
                           std::uint8_t* codes);
     void (*ternary_values)(const std::uint8_t* codes, std::size_t n, float scale, Out out);
+    std::size_t (*trits_pack)(const std::uint8_t* codes, std::size_t n, std::uint8_t* out);
+    std::size_t (*trits_unpack)(const std::uint8_t* data, std::size_t n, std::uint8_t* codes, std::uint32_t& largest_byte);
     void (*dithering_codes)(const float* x, std::size_t n, std::uint64_t first, float inverse, int levels, const Source& source,
                             std::uint8_t* codes);
     void (*dithering_values)(const std::uint8_t* codes, std::size_t n, float scale, int levels, Out out);

@@ -36,12 +36,11 @@ std::uint8_t* encode_step(const EncodeModel& model, const std::uint8_t* symbols,
         const std::uint32_t packed = model.tables[static_cast<std::size_t>(ctx.of(static_cast<std::size_t>(lane)))].packed[symbols[lane]];
         const std::uint32_t f = packed & 0xffff, start = packed >> 16;
         std::uint32_t state = x[lane];
-        if (state >> 20 >= f) {
-            p -= 2;
-            p[0] = static_cast<std::uint8_t>(state);
-            p[1] = static_cast<std::uint8_t>(state >> 8);
-            state >>= 16;
-        }
+        const std::uint32_t emits = state >> 20 >= f;  // without branches: nobody can predict it
+        p[-2] = static_cast<std::uint8_t>(state);
+        p[-1] = static_cast<std::uint8_t>(state >> 8);
+        p -= 2 * emits;
+        state >>= 16 * emits;
         const std::uint32_t q = f ? state / f : 0;
         x[lane] = (q << kPrecision) + (state - q * f) + start;
     }
@@ -74,19 +73,28 @@ bool decode_step(const DecodeModel& model, detail::Cursor& c, int active, const 
 }
 
 void decode_steps_portable(const DecodeModel& model, detail::Cursor& c) {
-    for (; c.step < c.steps && c.words <= c.limit; ++c.step) {
-        const std::size_t first = c.step * kLanes;
+    // Local copies: a store through a byte pointer may alias anything else.
+    std::uint32_t x[kLanes];
+    std::copy_n(c.states, kLanes, x);
+    const std::uint8_t *words = c.words, *const limit = c.limit;
+    const std::uint32_t* const slots = model.slots.data();
+    const Contexts contexts = c.contexts;
+    std::size_t step = c.step;
+    for (const std::size_t steps = c.steps; step < steps && words <= limit; ++step) {
+        std::uint8_t* const out = c.symbols + step * kLanes;
         for (std::size_t lane = 0; lane < kLanes; ++lane) {
-            const std::size_t context = static_cast<std::size_t>(c.contexts.of(first + lane));
-            const std::uint32_t e = model.slots[context << kPrecision | (c.states[lane] & (kTotal - 1))];
-            std::uint32_t x = ((e >> 8 & (kTotal - 1)) + 1) * (c.states[lane] >> kPrecision) + (e >> 20);
-            const bool low = x < kFirst;
-            const std::uint32_t refilled = x << 16 | load16(c.words);
-            c.words += low ? 2 : 0;
-            c.states[lane] = low ? refilled : x;
-            c.symbols[first + lane] = static_cast<std::uint8_t>(e);
+            const auto context = static_cast<std::size_t>(contexts.of(step * kLanes + lane));
+            const std::uint32_t e = slots[context << kPrecision | (x[lane] & (kTotal - 1))];
+            const std::uint32_t y = ((e >> 8 & (kTotal - 1)) + 1) * (x[lane] >> kPrecision) + (e >> 20);
+            const std::uint32_t empty = y < kFirst;  // without branches: nobody can predict it
+            x[lane] = y << 16 * empty | (load16(words) & (0u - empty));
+            words += 2 * empty;
+            out[lane] = static_cast<std::uint8_t>(e);
         }
     }
+    std::copy_n(x, kLanes, c.states);
+    c.words = words;
+    c.step = step;
 }
 
 void decode_steps(const DecodeModel& model, detail::Cursor& c) {
@@ -188,6 +196,10 @@ std::size_t raw_bytes(std::size_t n, int alphabet) {
 
 EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int contexts_)
     : alphabet(alphabet_), contexts(contexts_), shift(flat_shift(alphabet_, contexts_)), tables(static_cast<std::size_t>(contexts_)), flat{} {
+    const auto split = [](EncodeTable& table) {
+        for (int plane = 0; plane < 4; ++plane)
+            for (int s = 0; s < 64; ++s) table.planes[plane][s] = static_cast<std::uint8_t>(table.packed[s] >> 8 * plane);
+    };
     for (int c = 0; c < contexts; ++c) {
         EncodeTable& table = tables[static_cast<std::size_t>(c)];
         std::memset(&table, 0, sizeof table);
@@ -204,7 +216,9 @@ EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int co
                 flat.reciprocal[c << shift | s] = table.reciprocal[s];
             }
         }
+        split(table);
     }
+    split(flat);
 }
 
 DecodeModel::DecodeModel(const std::uint16_t* frequencies, int alphabet_, int contexts_, bool per_symbol)

@@ -1,6 +1,7 @@
-// rANS with AVX2: eight lanes a register, gathered tables, words moved by a permutation looked up by mask.
+// rANS with AVX2: eight lanes a register, no gathers, words moved by a permutation looked up by mask.
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -39,46 +40,130 @@ inline __m256i bytes_at(const std::uint8_t* p) { return _mm256_cvtepu8_epi32(_mm
 
 inline unsigned sign_mask(__m256i v) { return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(v))); }
 
-}  // namespace
+// A gather by plain loads, faster than the instruction on most machines.
+inline __m256i load_eight(const std::uint32_t* table, const std::uint32_t* at) {
+    const auto one = [&](int k) { return _mm_cvtsi32_si128(static_cast<int>(table[at[k]])); };
+    const __m128i low = _mm_unpacklo_epi64(_mm_unpacklo_epi32(one(0), one(1)), _mm_unpacklo_epi32(one(2), one(3)));
+    const __m128i high = _mm_unpacklo_epi64(_mm_unpacklo_epi32(one(4), one(5)), _mm_unpacklo_epi32(one(6), one(7)));
+    return _mm256_set_m128i(high, low);
+}
 
-std::uint8_t* encode_steps_avx2(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
-                                std::uint32_t* states) {
-    constexpr int stride = sizeof(EncodeTable) / 4;
-    const auto* base = reinterpret_cast<const int*>(model.tables.data());
+enum class Choice { one, step, symbol };
+
+// f | start << 16 of 32 symbols, in four groups of eight lanes. Tables of 16 * M entries, looked up by byte shuffles.
+template <int M>
+struct Lookup {
+    __m256i planes[4][M];
+    void load(const EncodeTable& table) {
+        for (int plane = 0; plane < 4; ++plane)
+            for (int m = 0; m < M; ++m)
+                planes[plane][m] = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table.planes[plane] + 16 * m)));
+    }
+    void find(__m256i s, __m256i entry[4]) const {
+        // Groups of four bytes alternate between the halves, so that the unpacks below end in lane order.
+        s = _mm256_permutevar8x32_epi32(s, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+        const __m256i bit4 = _mm256_slli_epi16(s, 3), bit5 = _mm256_slli_epi16(s, 2);
+        __m256i bytes[4];
+        for (int plane = 0; plane < 4; ++plane) {
+            bytes[plane] = _mm256_shuffle_epi8(planes[plane][0], s);
+            if constexpr (M > 1) bytes[plane] = _mm256_blendv_epi8(bytes[plane], _mm256_shuffle_epi8(planes[plane][1], s), bit4);
+            if constexpr (M > 2)
+                bytes[plane] = _mm256_blendv_epi8(
+                    bytes[plane],
+                    _mm256_blendv_epi8(_mm256_shuffle_epi8(planes[plane][2], s), _mm256_shuffle_epi8(planes[plane][3], s), bit4), bit5);
+        }
+        const __m256i f_low = _mm256_unpacklo_epi8(bytes[0], bytes[1]), f_high = _mm256_unpackhi_epi8(bytes[0], bytes[1]);
+        const __m256i s_low = _mm256_unpacklo_epi8(bytes[2], bytes[3]), s_high = _mm256_unpackhi_epi8(bytes[2], bytes[3]);
+        entry[0] = _mm256_unpacklo_epi16(f_low, s_low);
+        entry[1] = _mm256_unpackhi_epi16(f_low, s_low);
+        entry[2] = _mm256_unpacklo_epi16(f_high, s_high);
+        entry[3] = _mm256_unpackhi_epi16(f_high, s_high);
+    }
+};
+
+inline __m256i encode_8(__m256i v, __m256i entry, std::uint8_t*& p) {
     const __m256i word = _mm256_set1_epi32(0xffff);
+    const __m256i f = _mm256_and_si256(entry, word);
+    const __m256i stays = _mm256_cmpgt_epi32(f, _mm256_srli_epi32(v, 20));
+    const unsigned mask = sign_mask(stays) ^ 0xff;
+    const __m256i words = move(compact, mask, _mm256_and_si256(v, word));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p - 16), _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+    p -= 2 * std::popcount(mask);
+    v = _mm256_blendv_epi8(_mm256_srli_epi32(v, 16), v, stays);
+    // X as float32, its upper half shortened by 2^-22: that outweighs the roundings, so q is right or one too small.
+    const __m256 high = _mm256_cvtepi32_ps(_mm256_srli_epi32(v, 16)), low = _mm256_cvtepi32_ps(_mm256_and_si256(v, word));
+    const __m256 whole = _mm256_add_ps(_mm256_mul_ps(high, _mm256_set1_ps(65536.0f * (1.0f - 0x1p-22f))), low);
+    const __m256i q = _mm256_cvttps_epi32(_mm256_div_ps(whole, _mm256_cvtepi32_ps(f)));
+    const __m256i r = _mm256_and_si256(_mm256_sub_epi16(v, _mm256_mullo_epi16(q, f)), word);  // in [0, 2f)
+    const __m256i fine = _mm256_cmpgt_epi32(f, r);
+    const __m256i y = _mm256_add_epi32(_mm256_slli_epi32(q, kPrecision), _mm256_add_epi32(r, _mm256_srli_epi32(entry, 16)));
+    return _mm256_add_epi32(y, _mm256_andnot_si256(fine, _mm256_sub_epi32(_mm256_set1_epi32(kTotal), f)));
+}
+
+template <int M, Choice C>
+std::uint8_t* encode_shuffles(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, const std::uint8_t* ctx,
+                              std::uint8_t* p, std::uint32_t* states) {
+    Lookup<M> lookup;
+    if constexpr (C != Choice::step) lookup.load(C == Choice::one ? model.tables[0] : model.flat);
+    const __m128i shift = _mm_cvtsi32_si128(model.shift);
     __m256i x[8];
     for (int g = 0; g < 8; ++g) x[g] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(states + 8 * g));
     for (std::size_t t = steps; t-- > 0;) {
-        const std::uint8_t* s = symbols + t * kLanes;
-        const int* table = ctx.data && ctx.per_step ? base + stride * ctx.data[t] : base;
-        const std::uint8_t* own = ctx.data && !ctx.per_step ? ctx.data + t * kLanes : nullptr;
-#pragma GCC unroll 8
-        for (int g = 7; g >= 0; --g) {
-            __m256i at = bytes_at(s + 8 * g);
-            if (own) at = _mm256_add_epi32(at, _mm256_mullo_epi32(bytes_at(own + 8 * g), _mm256_set1_epi32(stride)));
-            const __m256i entry = _mm256_i32gather_epi32(table, at, 4);
-            const __m256i f = _mm256_and_si256(entry, word);
-            __m256i v = x[g];
-            const __m256i emits = _mm256_cmpgt_epi32(f, _mm256_srli_epi32(v, 20));  // lanes that do not
-            const unsigned mask = sign_mask(emits) ^ 0xff;
-            const __m256i words = move(compact, mask, _mm256_and_si256(v, word));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(p - 16),
-                             _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-            p -= 2 * std::popcount(mask);
-            v = _mm256_blendv_epi8(_mm256_srli_epi32(v, 16), v, emits);
-            // X as float32: both halves are exact, the sum rounds once.
-            const __m256 high = _mm256_cvtepi32_ps(_mm256_srli_epi32(v, 16)), low = _mm256_cvtepi32_ps(_mm256_and_si256(v, word));
-            const __m256 whole = _mm256_add_ps(_mm256_mul_ps(high, _mm256_set1_ps(65536.0f)), low);
-            const __m256 rcp = _mm256_div_ps(_mm256_set1_ps(1.0f - 0x1p-22f), _mm256_cvtepi32_ps(_mm256_max_epi32(f, _mm256_set1_epi32(1))));
-            const __m256i q = _mm256_cvttps_epi32(_mm256_mul_ps(whole, rcp));
-            const __m256i r = _mm256_and_si256(_mm256_sub_epi16(v, _mm256_mullo_epi16(q, f)), word);  // in [0, 2f)
-            const __m256i fine = _mm256_cmpgt_epi32(f, r);
-            const __m256i y = _mm256_add_epi32(_mm256_slli_epi32(q, kPrecision), _mm256_add_epi32(r, _mm256_srli_epi32(entry, 16)));
-            x[g] = _mm256_add_epi32(y, _mm256_andnot_si256(fine, _mm256_sub_epi32(_mm256_set1_epi32(kTotal), f)));
+        if constexpr (C == Choice::step) lookup.load(model.tables[ctx[t]]);
+#pragma GCC unroll 2
+        for (int half = 1; half >= 0; --half) {
+            const std::size_t at = t * kLanes + 32 * static_cast<std::size_t>(half);
+            __m256i s = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(symbols + at));
+            if constexpr (C == Choice::symbol)
+                s = _mm256_or_si256(s, _mm256_sll_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(ctx + at)), shift));
+            __m256i entry[4];
+            lookup.find(s, entry);
+#pragma GCC unroll 4
+            for (int g = 3; g >= 0; --g) x[4 * half + g] = encode_8(x[4 * half + g], entry[g], p);
         }
     }
     for (int g = 0; g < 8; ++g) _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + 8 * g), x[g]);
     return p;
+}
+
+std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
+                           std::uint32_t* states) {
+    alignas(32) std::uint32_t entries[kAhead][kLanes];
+    __m256i x[8];
+    for (int g = 0; g < 8; ++g) x[g] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(states + 8 * g));
+    for (std::size_t end = steps; end > 0;) {
+        const std::size_t begin = end - std::min(end, kAhead);
+        for (std::size_t t = begin; t < end; ++t)
+            look_up(model, symbols + t * kLanes, ctx.at(t * kLanes), entries[t - begin]);
+        for (std::size_t t = end; t-- > begin;) {
+#pragma GCC unroll 8
+            for (int g = 7; g >= 0; --g)
+                x[g] = encode_8(x[g], _mm256_load_si256(reinterpret_cast<const __m256i*>(entries[t - begin] + 8 * g)), p);
+        }
+        end = begin;
+    }
+    for (int g = 0; g < 8; ++g) _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + 8 * g), x[g]);
+    return p;
+}
+
+template <Choice C>
+std::uint8_t* encode_by_size(int entries, const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, const std::uint8_t* ctx,
+                             std::uint8_t* p, std::uint32_t* states) {
+    if (entries <= 16) return encode_shuffles<1, C>(model, symbols, steps, ctx, p, states);
+    if (entries <= 32) return encode_shuffles<2, C>(model, symbols, steps, ctx, p, states);
+    return encode_shuffles<4, C>(model, symbols, steps, ctx, p, states);
+}
+
+}  // namespace
+
+std::uint8_t* encode_steps_avx2(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
+                                std::uint32_t* states) {
+    if (model.alphabet <= 64) {
+        if (!ctx.data || model.contexts == 1) return encode_by_size<Choice::one>(model.alphabet, model, symbols, steps, ctx.data, p, states);
+        if (ctx.per_step) return encode_by_size<Choice::step>(model.alphabet, model, symbols, steps, ctx.data, p, states);
+        if (model.shift >= 0) return encode_by_size<Choice::symbol>(model.contexts << model.shift, model, symbols, steps, ctx.data, p, states);
+    }
+    return encode_large(model, symbols, steps, ctx, p, states);
 }
 
 void decode_steps_avx2(const DecodeModel& model, Cursor& c) {
@@ -90,14 +175,17 @@ void decode_steps_avx2(const DecodeModel& model, Cursor& c) {
     for (; c.step < c.steps && words <= c.limit; ++c.step) {
         const std::size_t first = c.step * kLanes;
         const std::size_t table = c.contexts.data && c.contexts.per_step ? c.contexts.data[c.step] : 0;
-        const auto* slots = reinterpret_cast<const int*>(model.slots.data() + (table << kPrecision));
+        const std::uint32_t* slots = model.slots.data() + (table << kPrecision);
         __m256i e[8];
+        alignas(32) std::uint32_t at[kLanes];
 #pragma GCC unroll 8
         for (int g = 0; g < 8; ++g) {
-            __m256i at = _mm256_and_si256(x[g], slot);
-            if (own) at = _mm256_or_si256(at, _mm256_slli_epi32(bytes_at(c.contexts.data + first + 8 * static_cast<std::size_t>(g)), kPrecision));
-            e[g] = _mm256_i32gather_epi32(slots, at, 4);
+            __m256i index = _mm256_and_si256(x[g], slot);
+            if (own) index = _mm256_or_si256(index, _mm256_slli_epi32(bytes_at(c.contexts.data + first + 8 * static_cast<std::size_t>(g)), kPrecision));
+            _mm256_store_si256(reinterpret_cast<__m256i*>(at + 8 * g), index);
         }
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g) e[g] = load_eight(slots, at + 8 * g);
 #pragma GCC unroll 8
         for (int g = 0; g < 8; ++g) {
             const __m256i f = _mm256_add_epi32(_mm256_and_si256(_mm256_srli_epi32(e[g], 8), slot), _mm256_set1_epi32(1));

@@ -17,7 +17,7 @@ namespace {
 // ---- encoder: 64 states in four registers of 16 ----
 // A half step (32 lanes) is a pair of registers whose 128-bit blocks alternate, so that one pack brings the low words into
 // lane order: register 2h holds lanes 32h + {0-3, 8-11, 16-19, 24-27}, register 2h+1 the others.
-inline int lane_of(int reg, int k) { return reg / 2 * 32 + k / 4 * 8 + reg % 2 * 4 + k % 4; }
+constexpr int lane_of(int reg, int k) { return reg / 2 * 32 + k / 4 * 8 + reg % 2 * 4 + k % 4; }
 
 struct Spread {  // byte indices that bring a register's symbols to the low bytes of its 16 words
     __m512i index[4];
@@ -30,7 +30,7 @@ struct Spread {  // byte indices that bring a register's symbols to the low byte
     }
 };
 
-// Tables of up to 16 * G entries; for G > 4 gathers.
+// Tables of up to 16 * G entries.
 template <int G>
 struct Lookup {
     __m512i packed[G];
@@ -119,39 +119,39 @@ std::uint8_t* encode_registers(const EncodeModel& model, const std::uint8_t* sym
     return p;
 }
 
-// More entries than registers hold: gather f and start, and divide.
-std::uint8_t* encode_gather(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
-                            std::uint32_t* states) {
-    static const Spread spread;
-    const __m512i index[4] = {spread.index[0], spread.index[1], spread.index[2], spread.index[3]};
-    constexpr int stride = sizeof(EncodeTable) / 4;
-    const auto* base = reinterpret_cast<const int*>(model.tables.data());
-    alignas(64) std::uint32_t ordered[4][16];
+// More entries than registers hold: f and start by plain loads, the reciprocal computed.
+std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
+                           std::uint32_t* states) {
+    alignas(64) std::uint32_t entries[kAhead][kLanes], ordered[4][16];
     __m512i x[4];
     for (int reg = 0; reg < 4; ++reg) {
         for (int k = 0; k < 16; ++k) ordered[reg][k] = states[lane_of(reg, k)];
         x[reg] = _mm512_load_si512(ordered[reg]);
     }
-    const __mmask64 low_bytes = 0x1111111111111111;
-    for (std::size_t t = steps; t-- > 0;) {
-        const __m512i s = _mm512_loadu_si512(symbols + t * kLanes);
-        const __m512i c = !ctx.data ? _mm512_setzero_si512()
-                          : ctx.per_step ? _mm512_set1_epi8(static_cast<char>(ctx.data[t]))
-                                         : _mm512_loadu_si512(ctx.data + t * kLanes);
-        __mmask16 emits[4];
-        __m512i low[4];
+    for (std::size_t end = steps; end > 0;) {
+        const std::size_t begin = end - std::min(end, kAhead);
+        for (std::size_t t = begin; t < end; ++t)
+            look_up(model, symbols + t * kLanes, ctx.at(t * kLanes), entries[t - begin]);
+        for (std::size_t t = end; t-- > begin;) {
+            __mmask16 emits[4];
+            __m512i low[4];
+            __m512i row[4];
+            for (int k = 0; k < 4; ++k) row[k] = _mm512_load_si512(entries[t - begin] + 16 * k);
 #pragma GCC unroll 4
-        for (int reg = 3; reg >= 0; --reg) {
-            const __m512i symbol = _mm512_maskz_permutexvar_epi8(low_bytes, index[reg], s);
-            const __m512i context = _mm512_maskz_permutexvar_epi8(low_bytes, index[reg], c);
-            const __m512i at = _mm512_add_epi32(symbol, _mm512_mullo_epi32(context, _mm512_set1_epi32(stride)));
-            const __m512i entry = _mm512_i32gather_epi32(at, base, 4);
-            const __m512 f = _mm512_cvtepi32_ps(_mm512_max_epi32(_mm512_and_si512(entry, _mm512_set1_epi32(0xffff)), _mm512_set1_epi32(1)));
-            const __m512 rcp = _mm512_div_ps(_mm512_set1_ps(1.0f - 0x1p-22f), f);
-            x[reg] = encode_16(x[reg], entry, rcp, emits[reg], low[reg]);
+            for (int reg = 3; reg >= 0; --reg) {
+                const __m512i a = row[reg & 2], b = row[reg | 1];
+                const __m512i entry = reg & 1 ? _mm512_shuffle_i32x4(a, b, 0xdd) : _mm512_shuffle_i32x4(a, b, 0x88);
+                const __m512 f = _mm512_cvtepi32_ps(_mm512_and_si512(entry, _mm512_set1_epi32(0xffff)));
+                // One Newton step leaves errors of a few 2^-24; shortening by 2^-21 keeps the quotient right or one too small.
+                const __m512 guess = _mm512_rcp14_ps(f);
+                const __m512 rcp = _mm512_mul_ps(_mm512_mul_ps(guess, _mm512_set1_ps(1.0f - 0x1p-21f)),
+                                                 _mm512_sub_ps(_mm512_set1_ps(2.0f), _mm512_mul_ps(f, guess)));
+                x[reg] = encode_16(x[reg], entry, rcp, emits[reg], low[reg]);
+            }
+            p = push(p, emits[2], emits[3], low[2], low[3]);
+            p = push(p, emits[0], emits[1], low[0], low[1]);
         }
-        p = push(p, emits[2], emits[3], low[2], low[3]);
-        p = push(p, emits[0], emits[1], low[0], low[1]);
+        end = begin;
     }
     for (int reg = 0; reg < 4; ++reg) {
         _mm512_store_si512(ordered[reg], x[reg]);
@@ -408,7 +408,7 @@ std::uint8_t* encode_steps_avx512(const EncodeModel& model, const std::uint8_t* 
         if (ctx.per_step) return encode_by_size<Choice::step>(model.alphabet, model, symbols, steps, ctx.data, p, states);
         if (model.shift >= 0) return encode_by_size<Choice::symbol>(model.contexts << model.shift, model, symbols, steps, ctx.data, p, states);
     }
-    return encode_gather(model, symbols, steps, ctx, p, states);
+    return encode_large(model, symbols, steps, ctx, p, states);
 }
 
 void decode_steps_avx512(const DecodeModel& model, Cursor& c) {

@@ -43,7 +43,7 @@ void draw(const Stream& stream, std::uint64_t start, std::size_t count, T* out) 
         while (begin < end) {
             const std::uint64_t at = start + begin;
             const std::size_t skip = at % 8, n = std::min<std::size_t>(end - begin, kChunk - skip);
-            o.draws(stream, at / 8, (skip + n + 63) / 64, draws);
+            o.draws(stream, at / 8, (skip + n + 63) / 64, draws, address(draws));
             for (std::size_t i = 0; i < n; ++i) out[begin + i] = static_cast<T>(draws[skip + i]);
             begin += n;
         }

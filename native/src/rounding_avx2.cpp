@@ -6,12 +6,12 @@
 namespace tersegrad::rounding {
 namespace {
 
-constexpr std::size_t kAhead = 6144;  // bytes of prefetch: the hardware's own stops at page borders
-
-inline void ahead(const float* x) { _mm_prefetch(reinterpret_cast<const char*>(x) + kAhead, _MM_HINT_T0); }
+inline void ahead(const float* x) { _mm_prefetch(reinterpret_cast<const char*>(x + kAhead), _MM_HINT_T0); }
 
 struct Avx2 {
-    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out) {
+    static constexpr bool kFused = false;
+
+    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next) {
         __m256i k0[10], k1[10];
         std::uint32_t a = static_cast<std::uint32_t>(stream.key), b = static_cast<std::uint32_t>(stream.key >> 32);
         for (int r = 0; r < 10; ++r, a += 0x9E3779B9u, b += 0xBB67AE85u) {
@@ -22,7 +22,8 @@ struct Avx2 {
         const __m256i high = _mm256_set1_epi64x(static_cast<long long>(stream.purpose) << 24);
         const __m256i step = _mm256_set1_epi64x(stream.step), salt = _mm256_set1_epi64x(stream.salt);
         __m256i index = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(block)), _mm256_setr_epi64x(0, 2, 1, 3));
-        for (std::size_t g = 0; g < 2 * groups; ++g, out += 32) {
+        for (std::size_t g = 0; g < 2 * groups; ++g, out += 32, next += 128) {
+            for (unsigned line = 0; line < 2; ++line) _mm_prefetch(reinterpret_cast<const char*>(next + 4 * kAhead + 64 * line), _MM_HINT_T0);
             __m256i c0 = index, c1 = _mm256_or_si256(_mm256_srli_epi64(index, 32), high), c2 = step, c3 = salt;
 #pragma GCC unroll 10
             for (int r = 0; r < 10; ++r) {
@@ -40,7 +41,7 @@ struct Avx2 {
         }
     }
 
-    template <Sum S>
+    template <Sum S, unsigned>
     static double sum(const float* x, std::size_t n) {
         alignas(32) float tail[32] = {};
         __m256d s[8] = {};
@@ -66,6 +67,7 @@ struct Avx2 {
         return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
     }
 
+    template <unsigned>
     static std::uint32_t abs_max(const float* x, std::size_t n) {
         const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
         __m256i a = _mm256_setzero_si256(), b = a;

@@ -11,40 +11,91 @@
 namespace tersegrad::rounding {
 namespace {
 
-constexpr std::size_t kAhead = 6144;  // bytes of prefetch: the hardware's own stops at page borders
-
 inline __mmask16 first16(std::size_t n) { return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << n) - 1u); }
 inline __mmask64 first64(std::size_t n) { return n >= 64 ? ~0ull : (1ull << n) - 1ull; }
-inline void ahead(const float* x) { _mm_prefetch(reinterpret_cast<const char*>(x) + kAhead, _MM_HINT_T0); }
 
-struct Avx512 {
-    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out) {
-        __m512i k0[10], k1[10];
+// Fetches those of the four cache lines at x + kAhead whose bits are set. Every loop over the same coordinates fetches its share,
+// so that the memory is never idle.
+template <unsigned Lines>
+inline void fetch(std::uintptr_t x) {
+    for (unsigned line = 0; line < 4; ++line)
+        if (Lines >> line & 1u) _mm_prefetch(reinterpret_cast<const char*>(x + 4 * kAhead + 64 * line), _MM_HINT_T0);
+}
+
+// Eight blocks at a time. Only the lowest counter word varies, so that half of the first two rounds is done once.
+struct Philox {
+    __m512i k0[10], k1[10], m0, m1, salt1, q1_2, c2_2, p2;
+
+    static __m512i down(__m512i p) {  // by a shuffle, not a shift: shifts share their port with the multiplications
+        return _mm512_shuffle_epi32(p, static_cast<_MM_PERM_ENUM>(0xF5));
+    }
+
+    Philox(const Stream& stream, std::uint64_t block) {
         std::uint32_t a = static_cast<std::uint32_t>(stream.key), b = static_cast<std::uint32_t>(stream.key >> 32);
         for (int r = 0; r < 10; ++r, a += 0x9E3779B9u, b += 0xBB67AE85u) {
             k0[r] = _mm512_set1_epi64(a);
             k1[r] = _mm512_set1_epi64(b);
         }
-        const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-        const __m512i high = _mm512_set1_epi64(static_cast<long long>(stream.purpose) << 24);
-        const __m512i step = _mm512_set1_epi64(stream.step), salt = _mm512_set1_epi64(stream.salt);
-        // Even lanes hold blocks 0-3, odd lanes 4-7: the final unpacks then leave coordinates in order.
-        __m512i index = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block)), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
-        for (std::size_t g = 0; g < groups; ++g, out += 64) {
-            __m512i c0 = index, c1 = _mm512_or_si512(_mm512_srli_epi64(index, 32), high), c2 = step, c3 = salt;
-#pragma GCC unroll 10
-            for (int r = 0; r < 10; ++r) {
-                const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
-                c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1, k0[r], 0x96);
-                c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3, k1[r], 0x96);
-                c1 = p1;
-                c3 = p0;
+        m0 = _mm512_set1_epi64(0xD2511F53);
+        m1 = _mm512_set1_epi64(0xCD9E8D57);
+        const __m512i high = _mm512_set1_epi64(static_cast<long long>(std::uint64_t{stream.purpose} << 24 | block >> 32));
+        const __m512i q1 = _mm512_mul_epu32(_mm512_set1_epi64(stream.step), m1);
+        p2 = _mm512_mul_epu32(_mm512_ternarylogic_epi64(down(q1), high, k0[0], 0x96), m0);
+        salt1 = _mm512_xor_si512(_mm512_set1_epi64(stream.salt), k1[0]);
+        c2_2 = _mm512_xor_si512(down(p2), k1[1]);
+        q1_2 = _mm512_xor_si512(q1, k0[1]);
+    }
+
+    // Even lanes hold blocks 0-3, odd lanes 4-7: the final unpacks then leave coordinates in order.
+    static __m512i counters(std::uint64_t block) {
+        return _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block)), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
+    }
+
+    void operator()(__m512i index, std::uint16_t* out) const {
+        const __m512i p1 = _mm512_mul_epu32(index, m0);
+        const __m512i q2 = _mm512_mul_epu32(_mm512_xor_si512(down(p1), salt1), m1);
+        __m512i c0 = _mm512_xor_si512(down(q2), q1_2), c1 = q2, c2 = _mm512_xor_si512(p1, c2_2), c3 = p2;
+#pragma GCC unroll 8
+        for (int r = 2; r < 10; ++r) {
+            const __m512i p = _mm512_mul_epu32(c0, m0), q = _mm512_mul_epu32(c2, m1);
+            c0 = _mm512_ternarylogic_epi64(down(q), c1, k0[r], 0x96);
+            c2 = _mm512_ternarylogic_epi64(down(p), c3, k1[r], 0x96);
+            c1 = q;
+            c3 = p;
+        }
+        const __m512i w01 = _mm512_mask_shuffle_epi32(c0, 0xAAAA, c1, static_cast<_MM_PERM_ENUM>(0xA0));
+        const __m512i w23 = _mm512_mask_shuffle_epi32(c2, 0xAAAA, c3, static_cast<_MM_PERM_ENUM>(0xA0));
+        _mm512_storeu_si512(out, _mm512_unpacklo_epi64(w01, w23));
+        _mm512_storeu_si512(out + 32, _mm512_unpackhi_epi64(w01, w23));
+    }
+};
+
+struct Avx512 {
+    static constexpr bool kFused = true;
+
+    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next) {
+        while (groups > 0) {
+            // A carry into the upper counter word happens every 2^35 coordinates; the group that it cuts is put together.
+            const std::uint64_t left = (std::uint64_t{1} << 32) - (block & 0xffffffffu);  // blocks until the carry
+            if (left < 8) {
+                std::uint16_t cut[128];
+                const Philox before(stream, block), after(stream, block + left);
+                before(before.counters(block), cut);
+                after(after.counters(block + left), cut + 8 * left);
+                std::memcpy(out, cut, 128);
+                block += 8, out += 64, next += 256, --groups;
+                continue;
             }
-            const __m512i w01 = _mm512_mask_shuffle_epi32(c0, 0xAAAA, c1, static_cast<_MM_PERM_ENUM>(0xA0));
-            const __m512i w23 = _mm512_mask_shuffle_epi32(c2, 0xAAAA, c3, static_cast<_MM_PERM_ENUM>(0xA0));
-            _mm512_storeu_si512(out, _mm512_unpacklo_epi64(w01, w23));
-            _mm512_storeu_si512(out + 32, _mm512_unpackhi_epi64(w01, w23));
-            index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
+            const Philox philox(stream, block);
+            __m512i index = philox.counters(block);
+            const std::size_t run = left / 8 < groups ? left / 8 : groups;
+            for (std::size_t g = 0; g < run; ++g, out += 64, next += 256) {
+                fetch<kDrawLines>(next);
+                philox(index, out);
+                index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
+            }
+            block += 8 * run;
+            groups -= run;
         }
     }
 
@@ -55,13 +106,12 @@ struct Avx512 {
         return S == Sum::squares ? _mm512_fmadd_pd(d, d, sum) : _mm512_add_pd(sum, _mm512_abs_pd(d));
     }
 
-    template <Sum S>
+    template <Sum S, unsigned Lines>
     static double sum(const float* x, std::size_t n) {
         __m512d s0 = _mm512_setzero_pd(), s1 = s0, s2 = s0, s3 = s0;
         std::size_t i = 0;
         for (; i + 32 <= n; i += 32) {
-            ahead(x + i);
-            ahead(x + i + 16);
+            if (i % 64 == 0) fetch<Lines>(address(x + i));
             s0 = term<S>(_mm256_loadu_ps(x + i), s0);
             s1 = term<S>(_mm256_loadu_ps(x + i + 8), s1);
             s2 = term<S>(_mm256_loadu_ps(x + i + 16), s2);
@@ -81,13 +131,13 @@ struct Avx512 {
         return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
     }
 
+    template <unsigned Lines>
     static std::uint32_t abs_max(const float* x, std::size_t n) {
         const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
         __m512i a = _mm512_setzero_si512(), b = a;
         std::size_t i = 0;
         for (; i + 32 <= n; i += 32) {
-            ahead(x + i);
-            ahead(x + i + 16);
+            if (i % 64 == 0) fetch<Lines>(address(x + i));
             a = _mm512_max_epu32(a, _mm512_and_si512(_mm512_loadu_si512(x + i), magnitude));
             b = _mm512_max_epu32(b, _mm512_and_si512(_mm512_loadu_si512(x + i + 16), magnitude));
         }
@@ -97,22 +147,23 @@ struct Avx512 {
 
     // Levels of 16 coordinates in 32-bit lanes.
     template <bool Dithered>
-    static __m512i levels(__m512 x, __m512 inverse, __m512 most, __m512 least, __m256i draws) {
-        const __m512 y = _mm512_max_ps(_mm512_min_ps(_mm512_mul_ps(x, inverse), most), least);
+    static __m512i levels(__m512 x, __m512 inverse, __m512 most, __m256i draws) {
+        const __m512 y = _mm512_range_ps(_mm512_mul_ps(x, inverse), most, 2);  // the smaller magnitude, with the product's sign
         const __m512i k = _mm512_cvtps_epi32(y);
         return Dithered ? _mm512_srai_epi32(_mm512_add_epi32(k, _mm512_cvtepu16_epi32(draws)), 16) : k;
     }
 
     template <bool Dithered>
     static void round(const float* x, std::size_t n, float inverse, float bound, const std::uint16_t* draws, std::int8_t* out) {
-        const __m512 v = _mm512_set1_ps(inverse), most = _mm512_set1_ps(bound), least = _mm512_set1_ps(-bound);
+        const __m512 v = _mm512_set1_ps(inverse), most = _mm512_set1_ps(bound);
         const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         std::size_t i = 0;
         for (; i + 64 <= n; i += 64) {
+            fetch<Dithered ? kRoundLines : kAllLines & ~kScanLines>(address(x + i));
             __m512i k[4];
             for (int q = 0; q < 4; ++q) {
                 const __m256i u = Dithered ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(draws + i + 16 * q)) : __m256i{};
-                k[q] = levels<Dithered>(_mm512_loadu_ps(x + i + 16 * q), v, most, least, u);
+                k[q] = levels<Dithered>(_mm512_loadu_ps(x + i + 16 * q), v, most, u);
             }
             const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(k[0], k[1]), _mm512_packs_epi32(k[2], k[3]));
             _mm512_storeu_si512(out + i, _mm512_permutexvar_epi32(order, bytes));
@@ -120,7 +171,7 @@ struct Avx512 {
         for (; i < n; i += 16) {
             const __mmask16 m = first16(n - i);
             const __m256i u = Dithered ? _mm256_maskz_loadu_epi16(m, draws + i) : __m256i{};
-            _mm512_mask_cvtepi32_storeu_epi8(out + i, m, levels<Dithered>(_mm512_maskz_loadu_ps(m, x + i), v, most, least, u));
+            _mm512_mask_cvtepi32_storeu_epi8(out + i, m, levels<Dithered>(_mm512_maskz_loadu_ps(m, x + i), v, most, u));
         }
     }
 
@@ -153,6 +204,50 @@ struct Avx512 {
             v = _mm512_ternarylogic_epi64(m2, v, _mm512_srli_epi32(v, 16 - 2 * W), 0xCA);
             v = _mm512_ternarylogic_epi64(m4, v, _mm512_srli_epi64(v, 32 - 4 * W), 0xCA);
             _mm512_mask_storeu_epi8(out, first64((m * W + 7) / 8), _mm512_permutexvar_epi8(gather, v));
+        }
+    }
+
+    // Draws, levels and codes of n coordinates (a multiple of 64) in one loop; no carry into the upper counter word among them.
+    template <int W>
+    static void fused(const float* x, std::size_t n, float inverse, float bound, const Stream& stream, std::uint64_t block,
+                      std::uint8_t* out) {
+        const Philox philox(stream, block);
+        const __m512 v = _mm512_set1_ps(inverse), most = _mm512_set1_ps(bound);
+        const __m512i low = _mm512_set1_epi8(static_cast<char>((1 << W) - 1));
+        const __m512i m1 = _mm512_set1_epi16((1 << W % 8) - 1), m2 = _mm512_set1_epi32((1 << 2 * W % 16) - 1);
+        const __m512i m4 = _mm512_set1_epi64((1ll << 4 * W % 32) - 1);
+        // Packing four vectors into bytes leaves 32-bit lane 4 i + q with coordinates 16 q + 4 i and the next three.
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        alignas(64) std::uint8_t from[64];
+        for (int j = 0; j < 64; ++j) {
+            const int lane = j / (W / 2 ? W / 2 : 1);  // even W: W / 2 bytes from every lane, in the order of coordinates
+            from[j] = static_cast<std::uint8_t>(lane < 16 ? 4 * (lane % 4 * 4 + lane / 4) + j % (W / 2) : 63);
+        }
+        const __m512i gather = W % 2 ? permutation<W, false>() : _mm512_load_si512(from);
+        __m512i index = philox.counters(block);
+        for (std::size_t i = 0; i < n; i += 64, out += 8 * W) {
+            fetch<kDrawLines | kRoundLines>(address(x + i));
+            alignas(64) std::uint16_t u[64];
+            philox(index, u);
+            index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
+            __m512i k[4];
+            for (int q = 0; q < 4; ++q)
+                k[q] = levels<true>(_mm512_loadu_ps(x + i + 16 * q), v, most, _mm256_load_si256(reinterpret_cast<const __m256i*>(u + 16 * q)));
+            __m512i b = _mm512_packs_epi16(_mm512_packs_epi32(k[0], k[1]), _mm512_packs_epi32(k[2], k[3]));
+            if constexpr (W == 8) {
+                _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, b));
+                continue;
+            }
+            if constexpr (W % 2 != 0) b = _mm512_permutexvar_epi32(order, b);
+            b = _mm512_and_si512(b, low);
+            b = _mm512_ternarylogic_epi64(m1, b, _mm512_srli_epi16(b, 8 - W), 0xCA);  // mask ? b : shifted
+            b = _mm512_ternarylogic_epi64(m2, b, _mm512_srli_epi32(b, 16 - 2 * W), 0xCA);
+            if constexpr (W % 2 != 0) b = _mm512_ternarylogic_epi64(m4, b, _mm512_srli_epi64(b, 32 - 4 * W), 0xCA);
+            b = _mm512_permutexvar_epi8(gather, b);
+            if constexpr (W == 4)
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(b));
+            else
+                _mm512_mask_storeu_epi8(out, first64(8 * W), b);
         }
     }
 

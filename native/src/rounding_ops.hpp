@@ -10,10 +10,14 @@
 
 namespace tersegrad::rounding {
 
-constexpr std::size_t kChunk = 1024;     // coordinates rounded at a time: input, draws and levels stay in the first-level cache
+constexpr std::size_t kChunk = 2048;     // coordinates rounded at a time: input, draws and levels stay in the first-level cache
 constexpr std::size_t kSumChunk = 4096;  // coordinates of one lane-wise sum
 constexpr std::size_t kBlock = 65536;    // longer blocks are cut among threads
+constexpr std::size_t kAhead = 2048;     // coordinates of prefetch: the hardware's own stops at page borders
 constexpr std::size_t kSlack = 64;       // draws are written in groups of 64
+
+// The cache lines of 64 coordinates that each loop over them fetches for later.
+constexpr unsigned kAllLines = 15, kScanLines = 1, kDrawLines = 6, kRoundLines = 8;
 
 enum class Sum { squares, magnitudes };
 enum class Into { store, stream, add };
@@ -37,7 +41,8 @@ struct Expansion {  // one call of dequantise
 };
 
 struct Ops {
-    void (*draws)(const Stream&, std::uint64_t block, std::size_t groups, std::uint16_t* out);  // 64 draws a group
+    // 64 draws a group; for the coordinates at address `next`, some of whose successors are fetched meanwhile.
+    void (*draws)(const Stream&, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next);
     double (*sum_squares)(const float*, std::size_t n);                                       // n <= kSumChunk
     double (*sum_abs)(const float*, std::size_t n);                                           // n <= kSumChunk
     std::uint32_t (*abs_max)(const float*, std::size_t n);                                    // bit pattern
@@ -125,6 +130,8 @@ struct StepRule {
     return float_of(static_cast<std::uint32_t>(half) << 16);
 }
 
+[[maybe_unused]] inline std::uintptr_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
+
 template <class V>
 struct Driver {
     using Pack = void (*)(const std::int8_t*, std::size_t, std::uint8_t*);
@@ -139,6 +146,25 @@ struct Driver {
             case 7: return &V::template pack<7>;
             default: return [](const std::int8_t* k, std::size_t n, std::uint8_t* out) { std::memcpy(out, k, n); };
         }
+    }
+
+    using Fused = void (*)(const float*, std::size_t, float, float, const Stream&, std::uint64_t, std::uint8_t*);
+
+    // Draws, levels and codes in one loop, where the instruction set has it and blocks are whole groups of 64.
+    static Fused fuser(const Quantiser& q) {
+        if constexpr (V::kFused) {
+            if (q.rule == Rule::nearest || q.block % 64 != 0) return nullptr;
+            switch (q.width) {
+                case 2: return &V::template fused<2>;
+                case 3: return &V::template fused<3>;
+                case 4: return &V::template fused<4>;
+                case 5: return &V::template fused<5>;
+                case 6: return &V::template fused<6>;
+                case 7: return &V::template fused<7>;
+                default: return &V::template fused<8>;
+            }
+        }
+        return nullptr;
     }
 
     // Levels of coordinates [0, n) of x, all in one block.
@@ -167,20 +193,20 @@ struct Driver {
         const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
         for (std::size_t at = begin; at < end; at += kChunk) {
             const std::size_t n = end - at < kChunk ? end - at : kChunk;
-            if (job.q.rule != Rule::nearest) V::draws(job.stream, at / 8, groups(n), draws);
+            if (job.q.rule != Rule::nearest) V::draws(job.stream, at / 8, groups(n), draws, address(job.x + at));
             levels_of(job.x + at, n, step, inverse, job.q, draws, levels);
             pack(levels, n, job.codes + at / 8 * static_cast<std::size_t>(job.q.width));
         }
     }
 
     static double statistic(const float* x, std::size_t n, Rule rule) {
-        if (rule != Rule::l2) return static_cast<double>(float_of(V::abs_max(x, n)));
-        if (n <= kSumChunk) return V::template sum<Sum::squares>(x, n);
+        if (rule != Rule::l2) return static_cast<double>(float_of(V::template abs_max<kScanLines>(x, n)));
+        if (n <= kSumChunk) return V::template sum<Sum::squares, kScanLines>(x, n);
         double sums[kBlock / kSumChunk];
         const std::size_t count = block_count(n, kSumChunk);
         for (std::size_t c = 0; c < count; ++c) {
             const std::size_t rest = n - c * kSumChunk;
-            sums[c] = V::template sum<Sum::squares>(x + c * kSumChunk, rest < kSumChunk ? rest : kSumChunk);
+            sums[c] = V::template sum<Sum::squares, kScanLines>(x + c * kSumChunk, rest < kSumChunk ? rest : kSumChunk);
         }
         return fold(sums, count);
     }
@@ -199,27 +225,49 @@ struct Driver {
         }
         alignas(64) std::uint16_t draws[kChunk + kSlack];
         alignas(64) std::int8_t levels[kChunk + kSlack];
-        alignas(64) double statistics[kChunk / 8];
-        alignas(64) float steps[kChunk / 8], inverses[kChunk / 8];
+        alignas(64) float steps[2][kChunk / 8], inverses[2][kChunk / 8];
         const Pack pack = packer(job.q.width);
+        const Fused fused = fuser(job.q);
         const std::size_t together = kChunk / block;  // blocks at a time
-        for (std::size_t b = first; b < last; b += together) {
+        // The steps of a group of blocks are found one group ahead, which hides the latency of their square roots and divisions.
+        const auto prepare = [&](std::size_t b, float* step, float* inverse) {
+            alignas(64) double statistics[kChunk / 8];
+            const std::size_t count = last - b < together ? last - b : together;
+            for (std::size_t k = 0; k < count; ++k) {
+                const std::size_t begin = (b + k) * block;
+                statistics[k] = statistic(job.x + begin, job.n - begin < block ? job.n - begin : block, job.q.rule);
+            }
+            for (std::size_t k = 0; k < count; ++k) {
+                step[k] = rule(statistics[k]);
+                inverse[k] = 1.0f / step[k];
+            }
+            write_steps(step, count, job.q.format, job.steps + b * bytes);
+        };
+        if (first < last) prepare(first, steps[0], inverses[0]);
+        for (std::size_t b = first, turn = 0; b < last; b += together, turn ^= 1) {
             const std::size_t count = last - b < together ? last - b : together;
             const std::size_t begin = b * block, end = job.n - begin < count * block ? job.n : begin + count * block;
-            const float* x = job.x + begin;
             const std::size_t n = end - begin;
-            for (std::size_t k = 0; k < count; ++k)
-                statistics[k] = statistic(x + k * block, n - k * block < block ? n - k * block : block, job.q.rule);
-            for (std::size_t k = 0; k < count; ++k) {
-                steps[k] = rule(statistics[k]);
-                inverses[k] = 1.0f / steps[k];
+            const float* x = job.x + begin;
+            if (b + together < last) prepare(b + together, steps[turn ^ 1], inverses[turn ^ 1]);
+            const float *step = steps[turn], *inverse = inverses[turn];
+            std::uint8_t* codes = job.codes + begin / 8 * static_cast<std::size_t>(job.q.width);
+            if (fused && n == count * block && begin >> 35 == (end - 1) >> 35) {
+                bool ordinary = true;
+                for (std::size_t k = 0; k < count; ++k) ordinary &= step[k] >= 0x1p-100f;
+                if (ordinary) {
+                    const float most = static_cast<float>(job.q.levels) * 65536.0f;
+                    for (std::size_t k = 0; k < count; ++k)
+                        fused(x + k * block, block, inverse[k] * 65536.0f, most, job.stream, begin / 8 + k * block / 8,
+                              codes + k * block / 8 * static_cast<std::size_t>(job.q.width));
+                    continue;
+                }
             }
-            write_steps(steps, count, job.q.format, job.steps + b * bytes);
-            if (job.q.rule != Rule::nearest) V::draws(job.stream, begin / 8, groups(n), draws);
+            if (job.q.rule != Rule::nearest) V::draws(job.stream, begin / 8, groups(n), draws, address(x));
             for (std::size_t k = 0; k < count; ++k)
-                levels_of(x + k * block, n - k * block < block ? n - k * block : block, steps[k], inverses[k], job.q,
-                          draws + k * block, levels + k * block);
-            pack(levels, n, job.codes + begin / 8 * static_cast<std::size_t>(job.q.width));
+                levels_of(x + k * block, n - k * block < block ? n - k * block : block, step[k], inverse[k], job.q, draws + k * block,
+                          levels + k * block);
+            pack(levels, n, codes);
         }
     }
 
@@ -254,8 +302,8 @@ struct Driver {
     }
 
     static constexpr Ops table() {
-        return {&V::draws, &V::template sum<Sum::squares>, &V::template sum<Sum::magnitudes>, &V::abs_max, &quantise, &round,
-                &dequantise};
+        return {&V::draws, &V::template sum<Sum::squares, kAllLines>, &V::template sum<Sum::magnitudes, kAllLines>,
+                &V::template abs_max<kAllLines>, &quantise, &round, &dequantise};
     }
 };
 

@@ -5,7 +5,9 @@ namespace tersegrad::rounding {
 namespace {
 
 struct Portable {
-    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out) {
+    static constexpr bool kFused = false;
+
+    static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t) {
         for (std::size_t b = 0; b < 8 * groups; ++b) {
             const PhiloxWords words = philox_block(stream, block + b);
             for (int k = 0; k < 4; ++k) {
@@ -15,7 +17,7 @@ struct Portable {
         }
     }
 
-    template <Sum S>
+    template <Sum S, unsigned>
     static double sum(const float* x, std::size_t n) {
         double lanes[32] = {};
         for (std::size_t i = 0; i < n; ++i) {
@@ -25,6 +27,7 @@ struct Portable {
         return fold(lanes, 32);
     }
 
+    template <unsigned>
     static std::uint32_t abs_max(const float* x, std::size_t n) {
         std::uint32_t most = 0;
         for (std::size_t i = 0; i < n; ++i) {

@@ -29,10 +29,13 @@ CASES = (
     "threshold(tau=0.5)",
     "threshold(tau=0.5, values=sign)",
     "strom(tau=0.5)",
+    "ef_sign",
+    "mem_sgd(fraction=0.1)",
     "error_feedback(top_k(fraction=0.1))",
     "error_feedback(qsgd, residual=bfloat16)",
     "rotated(int4)",
     "rotated(qsgd(bits=3, norm=max))",
     "by_tensor(top_k(fraction=0.1), small=bf16, below=20)",
+    'by_tensor(error_feedback(qsgd), rules={"*.weight": rotated(sign, block=64), "bias": identity})',
     "metered(sign)",
 )

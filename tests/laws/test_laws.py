@@ -90,7 +90,7 @@ def test_bytes_are_deterministic_and_the_state_is_not_written_into(text: str) ->
 def test_awkward_sizes_dtypes_and_views(text: str, dtype: torch.dtype) -> None:
     c = tersegrad.parse(text)
     for d in SIZES:
-        x = gaussian(2 * d)[::2].to(dtype)
+        x = gaussian(2 * d).to(dtype)[::2]
         assert d < 2 or not x.is_contiguous()
         spec = Spec.flat(d, dtype)
         message, decoded = once(c, x, spec=spec)

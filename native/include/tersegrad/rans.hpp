@@ -37,10 +37,10 @@ inline std::size_t lanes_of(std::size_t n) { return n < kLanes ? n : kLanes; }
 struct Contexts {
     const std::uint8_t* data = nullptr;
     bool per_step = false;
-    Contexts at(std::size_t symbol) const {  // symbol: a multiple of 64
+    [[gnu::always_inline]] Contexts at(std::size_t symbol) const {  // symbol: a multiple of 64
         return data ? Contexts{data + (per_step ? symbol / kLanes : symbol), per_step} : *this;
     }
-    int of(std::size_t symbol) const { return data ? data[per_step ? symbol / kLanes : symbol] : 0; }
+    [[gnu::always_inline]] int of(std::size_t symbol) const { return data ? data[per_step ? symbol / kLanes : symbol] : 0; }
 };
 
 // ---- histograms: counts[context * alphabet + symbol]. False if a symbol lies outside the alphabet. ----
@@ -56,6 +56,7 @@ std::size_t read_tables(const std::uint8_t* data, std::size_t size, int alphabet
 struct alignas(64) EncodeTable {
     std::uint32_t packed[256];  // f | start << 16
     float reciprocal[256];      // a little below 1/f, so that the estimated quotient is right or one too small
+    std::uint8_t planes[4][64]; // the bytes of the first 64 entries of `packed`, for byte shuffles
 };
 
 struct EncodeModel {
@@ -125,9 +126,29 @@ struct Cursor {  // a decoder in flight
 };
 inline constexpr std::size_t kReach = 2 * (kLanes + 32);  // bytes that a step may touch beyond its first word
 
-using EncodeSteps = std::uint8_t* (*)(const EncodeModel&, const std::uint8_t*, std::size_t steps, Contexts, std::uint8_t*, std::uint32_t*);
-using DecodeSteps = void (*)(const DecodeModel&, Cursor&);
-using DecodeStepsTwo = void (*)(const DecodeModel&, Cursor&, Cursor&);
+// Table entries of one step by plain loads, for alphabets beyond the registers: a hardware gather takes twice as long.
+// Done some steps ahead of their use, so that the stores have landed.
+[[gnu::always_inline]] inline void look_up(const EncodeModel& model, const std::uint8_t* symbols, Contexts ctx, std::uint32_t* entries) {
+    const EncodeTable* tables = model.tables.data();
+    if (!ctx.data || ctx.per_step) {
+        const std::uint32_t* packed = tables[ctx.data ? ctx.data[0] : 0].packed;
+#pragma GCC unroll 8
+        for (int k = 0; k < kLanes; ++k) {
+            std::size_t s = symbols[k];
+            asm("" : "+r"(s));  // keeps the compiler from making gathers of the loop
+            entries[k] = packed[s];
+        }
+    } else {
+#pragma GCC unroll 8
+        for (int k = 0; k < kLanes; ++k) {
+            std::size_t s = symbols[k];
+            asm("" : "+r"(s));
+            entries[k] = tables[ctx.data[k]].packed[s];
+        }
+    }
+}
+inline constexpr std::size_t kAhead = 8;  // steps
+
 
 std::uint8_t* encode_steps_avx2(const EncodeModel&, const std::uint8_t*, std::size_t, Contexts, std::uint8_t*, std::uint32_t*);
 std::uint8_t* encode_steps_avx512(const EncodeModel&, const std::uint8_t*, std::size_t, Contexts, std::uint8_t*, std::uint32_t*);

@@ -1,9 +1,10 @@
 """Entropy coding with static tables: interleaved rANS, 64 lanes, 12-bit probabilities.
 
 A message codes ``count`` symbols below ``alphabet`` within about 0.01 bit a symbol of their empirical entropy, once they are
-some 100 000. Several tables may serve one message: ``contexts`` names the table of every symbol, or of every step of 64 symbols,
-and the decoder is given the same. Small or incompressible input is stored raw at ``ceil(log2(alphabet))`` bits a symbol, so that a
-message never exceeds :func:`max_nbytes`. Below a few thousand symbols the 256 bytes of coder states weigh: join small messages.
+some 200 000. Several tables may serve one message: ``contexts`` names the table of every symbol, or of every step of 64
+symbols, and the decoder is given the same. Small or incompressible input is stored raw at ``ceil(log2(alphabet))`` bits a
+symbol, so that a message never exceeds :func:`max_nbytes`. Below some ten thousand symbols the 256 bytes of coder states
+weigh: join small messages.
 
 Wire format: ``spec/wire.md``, "rANS". Asymmetric numeral systems: Duda 2013 (arXiv:1311.2540); interleaving: Giesen 2014
 (arXiv:1402.3392). Ours differs in the state's range, [2^16, 2^32), which lets 16-bit SIMD planes hold it.

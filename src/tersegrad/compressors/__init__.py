@@ -1,1 +1,32 @@
-"""One file per algorithm; compressors never import one another."""
+"""One file per algorithm; compressors never import one another. This list is the register that ``parse`` and ``names`` read."""
+
+from tersegrad.compressors.bf16 import BF16
+from tersegrad.compressors.fp8 import FP8
+from tersegrad.compressors.fp16 import FP16
+from tersegrad.compressors.identity import Identity
+from tersegrad.compressors.int_block import Int4, Int8
+from tersegrad.compressors.natural import Natural
+from tersegrad.compressors.natural_dithering import NaturalDithering
+from tersegrad.compressors.qsgd import QSGD
+from tersegrad.compressors.random_k import RandomK
+from tersegrad.compressors.sign import Sign
+from tersegrad.compressors.ternary import Ternary
+from tersegrad.compressors.threshold import Threshold
+from tersegrad.compressors.top_k import TopK
+
+__all__ = [
+    "BF16",
+    "FP8",
+    "FP16",
+    "QSGD",
+    "Identity",
+    "Int4",
+    "Int8",
+    "Natural",
+    "NaturalDithering",
+    "RandomK",
+    "Sign",
+    "Ternary",
+    "Threshold",
+    "TopK",
+]

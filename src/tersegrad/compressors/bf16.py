@@ -29,7 +29,7 @@ class BF16(Configuration):
     >>> x = torch.tensor([1.0, 3.14159265, -1e-30])
     >>> message, _ = BF16().encode(x, None, Context())
     >>> BF16().decode(message, Spec.of(x), Context())
-    tensor([ 1.0000e+00,  3.1406e+00, -9.9834e-31])
+    tensor([ 1.0000e+00,  3.1406e+00, -9.9840e-31])
     """
 
     name: ClassVar[str] = "bf16"

@@ -2,7 +2,8 @@
 
 Maps     every coordinate to the nearest half-precision number times c, ties to even.
 Formula  C(x)_i = c * fp16(x_i / c), c = 2^(e - 14) with 2^e <= max|x| < 2^(e+1) (and c >= 2^-126): the largest coordinate lands in
-         [2^14, 2^15), one step below the top of the range, so that nothing overflows; divisions by c are exact.
+         [2^14, 2^15), one step below the top of the range, so that nothing overflows; divisions by c are exact. Products with c
+         that would round up to 2^128 become float32's largest number, which lies nearer to x_i.
 Promise  contractive, surely, with alpha = 2^-22 + (d - 1) 2^-78. Coordinates with |x_i / c| >= 2^-14 have 11 significant bits:
          an error of at most 2^-11 |x_i|. Smaller ones are subnormal: at most 2^-25 c, while max|x| >= 2^14 c, so each adds at
          most 2^-78 ||x||^2, and at most d - 1 of them exist. Rounding never exceeds |x_i| itself: alpha <= 1.
@@ -32,7 +33,7 @@ class FP16(Configuration):
     >>> x = torch.tensor([1e38, 3.14159265e37, -1e30])
     >>> message, _ = FP16().encode(x, None, Context())
     >>> FP16().decode(message, Spec.of(x), Context())
-    tensor([ 9.9981e+37,  3.1414e+37, -9.9899e+29])
+    tensor([ 1.0002e+38,  3.1424e+37, -1.0003e+30])
     """
 
     name: ClassVar[str] = "fp16"

@@ -3,6 +3,7 @@
 Maps     every coordinate to the nearest e4m3 number (finite-only variant, largest 448) times its block's scale, ties to even.
 Formula  C(x)_i = c_b * e4m3(x_i / c_b) for i in block b, where c_b is the power of two that puts the block's largest magnitude
          into (232, 464] (and c_b >= 2^-126). 464 is the largest number that rounds to 448: nothing is clipped.
+         Products with c_b that would round up to 2^128 become float32's largest number, which lies nearer to x_i.
 Promise  contractive, surely, with alpha = 1/289 + (block - 1) 2^-20 / 232^2. Coordinates with |x_i / c_b| >= 2^-6 have 4
          significant bits: an error of at most |x_i| / 17. Smaller ones are subnormal: at most 2^-10 c_b, while the block's
          largest exceeds 232 c_b. Errors of blocks add, so the bound holds for the whole buffer.

@@ -48,7 +48,8 @@ class Identity(Configuration):
         flat = x.detach().reshape(-1).contiguous() if x.dtype in DTYPES else flat_float32(x)
         nbytes = flat.numel() * flat.element_size()
         data = byte_buffer(out, nbytes, flat.device)
-        data.copy_(flat.view(torch.uint8))
+        unit = flat.as_strided(flat.shape, (1,))  # a vector of one element may carry any stride, and a view as bytes minds
+        data.copy_(unit.view(torch.uint8))
         return Message(data if out is None else out, nbytes), None
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:

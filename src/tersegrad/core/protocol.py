@@ -176,11 +176,17 @@ class Accumulator(Protocol):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor: ...
 
 
+def flat(x: Tensor) -> Tensor:
+    """``x`` as a contiguous, flat tensor of its own dtype without history; a view where possible."""
+    y = x.detach().reshape(-1).contiguous()
+    return y.as_strided(y.shape, (1,))  # torch calls one element contiguous whatever its stride; views as bytes do not
+
+
 def flat_float32(x: Tensor) -> Tensor:
     """``x`` as a contiguous, flat float32 tensor without history; a view where possible."""
     if not x.is_floating_point():
         raise BadConfiguration(f"gradients are floating-point tensors, got {x.dtype}: convert with x.float()")
-    return x.detach().reshape(-1).to(torch.float32).contiguous()
+    return flat(x.to(torch.float32))
 
 
 def check_size(message: Message, expected: int) -> None:

@@ -12,6 +12,12 @@ from typing import ClassVar
 from tersegrad.core.errors import BadConfiguration
 
 
+def quoted(text: str) -> str:
+    """A string between double quotes; backslashes and quotes are escaped by a backslash."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def literal(value: object) -> str:
     """One parameter value as it is written in a text form."""
     if isinstance(value, bool):
@@ -19,8 +25,11 @@ def literal(value: object) -> str:
     if value is None:
         return "none"
     if isinstance(value, str):
-        return value if value.isidentifier() and value not in {"true", "false", "none"} else f'"{value}"'
+        bare = value.isascii() and value.isidentifier() and value not in {"true", "false", "none", "inf"}
+        return value if bare else quoted(value)
     if isinstance(value, tuple):
+        if value and all(isinstance(v, tuple) and len(v) == 2 and isinstance(v[1], Configuration) for v in value):
+            return "{" + ", ".join(f"{quoted(str(v[0]))}: {v[1]}" for v in value) + "}"
         return "[" + ", ".join(literal(v) for v in value) + "]"
     return str(value) if isinstance(value, Configuration) else repr(value)
 
@@ -36,11 +45,11 @@ class Configuration:
 
     def __str__(self) -> str:
         parts = []
-        for field in dataclasses.fields(self):
+        for number, field in enumerate(dataclasses.fields(self)):
             value = getattr(self, field.name)
             if field.default is not dataclasses.MISSING and value == field.default:
                 continue
-            positional = isinstance(value, Configuration) and field.name == "inner"
+            positional = number == 0 and isinstance(value, Configuration)  # what a wrapper wraps
             parts.append(literal(value) if positional else f"{field.name}={literal(value)}")
         return f"{self.name}({', '.join(parts)})" if parts else self.name
 

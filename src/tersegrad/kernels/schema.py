@@ -14,11 +14,14 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 
+
 RoundingRule = Literal["l2", "max", "nearest"]
 
 
 class BitKernels(Protocol):
     """Bit packing, trits, Elias and Golomb-Rice codes. Sizes are exact and checked by the caller."""
+
+    """Bit packing, trits, Elias and Golomb-Rice codes (``spec/wire.md``, bit streams). Sizes are exact and checked by the caller."""
 
     def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
         """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
@@ -136,10 +139,24 @@ class DitherKernels(Protocol):
 
     def dither_sample(self, x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
         """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest."""
+
         ...
 
 
+class HadamardKernels(Protocol):
+    """The randomised Walsh-Hadamard rotation by blocks (signs from the context, sender left to the caller)."""
+
+    def rotate(self, x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
+        """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""
+        ...
+
+    def unrotate(self, y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
+        """The inverse: ``y`` of the padded size into ``out``, which is returned. ``out`` may be ``y``."""
+
+
 class RansKernels(Protocol):
+    """Interleaved rANS. Symbols and contexts are uint8 vectors; contexts are given one a symbol or one a step of 64."""
+
     """Interleaved rANS (``spec``, "rANS"): symbols and contexts are uint8 vectors, ``contexts`` one a symbol or one a step of 64."""
 
     def rans_histogram(
@@ -238,5 +255,98 @@ class RoundingKernels(Protocol):
         ...
 
 
-class Kernels(BitKernels, CastKernels, DitherKernels, RansKernels, RoundingKernels, Protocol):
+class SelectKernels(Protocol):
+    """Sparse vectors: choosing coordinates, index sets as bytes, putting values back, keyed permutations.
+
+    Magnitudes are compared by key, the bit pattern of ``|x|`` as an integer: zeros have key 0 and are never chosen, NaN and Inf
+    have keys from 0x7f800000 and come first, ties go to the lowest index. Index tensors are int32 where numel <= 2^31, else
+    int64, and increase strictly. Decoders raise :class:`~tersegrad.core.errors.CorruptMessage`.
+    """
+
+    def all_finite(self, x: Tensor) -> bool:
+        """Whether ``x`` (flat float32) holds neither NaN nor Inf."""
+        ...
+
+    def select_top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Indices and values of the ``k`` largest non-zero coordinates by key, in index order; fewer where the rest is zero."""
+        ...
+
+    def select_sample_key(self, x: Tensor, k: int) -> int:
+        """An estimate of the ``k``-th largest key from a fixed sample of the coordinates, within [1, 0x7f800000]."""
+        ...
+
+    def select_compact(self, x: Tensor, key: int, limit: int) -> tuple[Tensor, Tensor, int]:
+        """Indices and values of the first ``limit`` coordinates with a key of at least ``max(key, 1)``; how many there are."""
+        ...
+
+    def sparse_scatter(self, indices: Tensor, values: Tensor, out: Tensor) -> None:
+        """``out`` becomes zero except ``out[indices] = values``."""
+        ...
+
+    def sparse_scatter_add(self, indices: Tensor, values: Tensor, weight: float, out: Tensor) -> None:
+        """``out[indices] += weight * values``, in float32, rounded after the product and after the sum."""
+        ...
+
+    def index_complement(self, indices: Tensor, numel: int) -> Tensor:
+        """The numbers of [0, numel) that are not among ``indices``."""
+        ...
+
+    def golomb_size(self, indices: Tensor, divisor: int) -> int:
+        """Bytes that :meth:`golomb_encode` writes."""
+        ...
+
+    def golomb_encode(self, indices: Tensor, divisor: int, out: Tensor) -> int:
+        """Golomb code of the gaps into ``out`` (uint8); returns the number of bytes."""
+        ...
+
+    def golomb_decode(self, data: Tensor, count: int, numel: int, divisor: int) -> tuple[Tensor, int]:
+        """The indices, and how many bytes they took."""
+        ...
+
+    def digits_encode(self, indices: Tensor, numel: int, out: Tensor) -> int:
+        """Arithmetic code of the gaps' binary digits, for short sets; the first byte is below 250."""
+        ...
+
+    def digits_decode(self, data: Tensor, count: int, numel: int) -> tuple[Tensor, int]: ...
+
+    def bitmap_encode(self, indices: Tensor, numel: int) -> Tensor:
+        """One bit a number, least significant first."""
+        ...
+
+    def bitmap_decode(self, data: Tensor, count: int, numel: int) -> Tensor:
+        """The indices of exactly ``count`` ones in the first ``ceil(numel / 8)`` bytes."""
+        ...
+
+    def gap_histogram(self, indices: Tensor, numel: int) -> list[int]:
+        """The counts of the 128 gap classes; ``ValueError`` unless ``indices`` increase strictly within [0, numel)."""
+        ...
+
+    def gap_classes(self, indices: Tensor) -> Tensor:
+        """A class (uint8) for each gap g: 0 for g = 0; 2e - 1 and 2e for the lower and upper half of g + 1 in [2^e, 2^(e+1))."""
+        ...
+
+    def gap_rests_encode(self, indices: Tensor, out: Tensor) -> int:
+        """The bits that the classes leave open; returns the number of bytes."""
+        ...
+
+    def gap_rests_decode(self, data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, int]: ...
+
+    def permuted_indices(self, keys: list[int], rotation: int, numel: int, k: int) -> Tensor:
+        """Images of 0..k-1 under the keyed permutation of [0, numel), in that order (not increasing)."""
+        ...
+
+    def permuted_gather(self, x: Tensor, keys: list[int], rotation: int, k: int) -> Tensor:
+        """``x[permuted_indices(...)]``."""
+        ...
+
+    def permuted_scatter(self, values: Tensor, keys: list[int], rotation: int, out: Tensor) -> None:
+        """``out`` becomes zero except ``out[permuted_indices(...)] = values``."""
+        ...
+
+    def permuted_scatter_add(self, values: Tensor, keys: list[int], rotation: int, weight: float, out: Tensor) -> None:
+        """``out[permuted_indices(...)] += weight * values``."""
+        ...
+
+
+class Kernels(BitKernels, CastKernels, DitherKernels, HadamardKernels, RansKernels, RoundingKernels, SelectKernels, Protocol):
     """Everything a backend provides."""

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from tersegrad.kernels.native.bits import *
 from tersegrad.kernels.native.casts import *
 from tersegrad.kernels.native.dither import *
+from tersegrad.kernels.native.hadamard import *
 from tersegrad.kernels.native.levels import *
-from tersegrad.kernels.native.module import module
 from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
+from tersegrad.kernels.native.select import *
+from tersegrad.kernels.native.module import module
 
 ISAS = ("portable", "avx2", "avx512")
 

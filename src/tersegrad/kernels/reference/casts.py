@@ -1,7 +1,7 @@
 """The fixed-rate baselines in plain torch: what each message byte is, as elementwise integer and float32 operations.
 
 Every function works on whole messages, laid out as in ``spec/wire.md``; ``out`` has exactly the right size. Nothing here depends
-on the order in which a device adds numbers: sums are built from elementwise additions in a stated order.
+on the order in which a device adds numbers: sums are those of ``rounding``, in a stated order.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.philox import M0, M1, MASK, W0, W1, Purpose
+from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
+from tersegrad.kernels.reference.rounding import block_sum_squares, random_u16, sum_abs
 
 __all__ = [
     "bf16_decode",
@@ -34,7 +35,6 @@ __all__ = [
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the range of scales: float32's normal numbers
 INFINITY = 0x7F800000
-CHUNK, LANES = 4096, 32
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -72,47 +72,13 @@ def _zeros(count: int, x: Tensor) -> Tensor:
     return torch.zeros(count, dtype=torch.uint8, device=x.device)
 
 
-def draws(count: int, ctx: Context, device: torch.device, purpose: Purpose = Purpose.ROUNDING) -> Tensor:
-    """Sixteen random bits for each of ``count`` coordinates, as int32 in [0, 65536)."""
-    block = torch.arange(-(-count // 8), dtype=torch.int64, device=device)
-    c0, c1 = block & MASK, (block >> 32) | purpose << 24
-    c2, c3 = torch.full_like(block, ctx.step), torch.full_like(block, ctx.buffer << 16 | ctx.sender)
-    k0, k1 = ctx.seed & MASK, ctx.seed >> 32
-    for _ in range(10):
-        p0, p1 = c0 * M0, c2 * M1  # int64 wraps; both halves of the product survive
-        c0, c1, c2, c3 = (p1 >> 32 & MASK) ^ c1 ^ k0, p1 & MASK, (p0 >> 32 & MASK) ^ c3 ^ k1, p0 & MASK
-        k0, k1 = k0 + W0 & MASK, k1 + W1 & MASK
-    words = torch.stack((c0, c1, c2, c3), dim=1)  # (blocks, 4)
-    return torch.stack((words & 0xFFFF, words >> 16), dim=2).reshape(-1)[:count].to(torch.int32)
+def _draws(x: Tensor, ctx: Context) -> Tensor:
+    return random_u16(ctx, Purpose.ROUNDING, 0, x.numel(), x.device)
 
 
 def _padded(x: Tensor, width: int) -> Tensor:
     """``x`` with zeros behind it up to a multiple of ``width``, in rows of ``width``."""
     return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
-
-
-def ordered_sums(terms: Tensor, bucket: int) -> Tensor:
-    """Sums of each ``bucket`` of float64 terms, in an order that depends on ``bucket`` alone.
-
-    A bucket is cut into chunks of 4096. In a chunk, term j joins running sum j % 32 in turn; then the upper half of the running
-    sums is added onto the lower half until one is left, and the chunks (padded with zeros to a power of two) likewise.
-    """
-    chunks = -(-bucket // CHUNK)
-    inside = min(CHUNK, -(-bucket // LANES) * LANES)
-    rows = _padded(_padded(terms, bucket), bucket) if terms.numel() else terms.new_zeros(0, bucket)
-    rows = torch.nn.functional.pad(rows, (0, chunks * inside - bucket)).view(-1, chunks, inside // LANES, LANES)
-    lanes = rows[:, :, 0].clone()
-    for k in range(1, inside // LANES):
-        lanes += rows[:, :, k]
-    for half in (16, 8, 4, 2, 1):
-        lanes = lanes[..., :half] + lanes[..., half : 2 * half]
-    sums = lanes[..., 0]
-    width = 1 << (chunks - 1).bit_length()
-    sums = torch.nn.functional.pad(sums, (0, width - chunks))
-    while width > 1:
-        width //= 2
-        sums = sums[:, :width] + sums[:, width:]
-    return sums[:, 0]
 
 
 def _sign_bits(negative: Tensor) -> Tensor:
@@ -156,7 +122,8 @@ def fp16_encode(x: Tensor, out: Tensor) -> None:
 
 def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     if out.numel():
-        _emit(data[4:].clone().view(torch.float16).to(torch.float32) * _scale(data), out, weight)
+        h = data[4:].clone().view(torch.float16).to(torch.float32)
+        _emit(torch.copysign((h.abs() * _scale(data)).clamp(max=LARGEST), h), out, weight)
 
 
 def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
@@ -186,15 +153,15 @@ def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = Non
     m = b & 0x7F
     size = torch.where(m < 8, m.to(torch.float32) * 2.0**-9, ((m << 20) + (120 << 23)).view(torch.float32))
     size = torch.where(m == 0x7F, torch.nan, size)
-    signed = torch.where(b >= 0x80, -size, size)
-    _emit(signed * scales.repeat_interleave(block)[: out.numel()], out, weight)
+    size = (size * scales.repeat_interleave(block)[: out.numel()]).clamp(max=LARGEST)
+    _emit(torch.where(b >= 0x80, -size, size), out, weight)
 
 
 def sign_encode(x: Tensor, out: Tensor) -> None:
     """The mean magnitude and one bit a coordinate, set where x < 0."""
     if x.numel() == 0:
         return
-    total = ordered_sums(x.abs().to(torch.float64), x.numel())
+    total = sum_abs(x).reshape(1)
     if not _finite(total):
         _put(out, _constant(math.nan, x), _zeros(-(-x.numel() // 8), x))
         return
@@ -213,7 +180,7 @@ def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
         _put(out, _zeros(-(-x.numel() // 8), x), _zeros(x.numel(), x) + 255)
         return
     b = _bits(x)
-    up = ((b & 0x7FFFFFFF) + 64 + (draws(x.numel(), ctx, x.device) << 7)) >> 23
+    up = ((b & 0x7FFFFFFF) + 64 + (_draws(x, ctx) << 7)) >> 23
     _put(out, _sign_bits(b < 0), up.clamp(max=254).to(torch.uint8))
 
 
@@ -237,7 +204,7 @@ def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
     if count == 0:
         return
     scales = _padded(x, bucket).abs().amax(1).clamp(min=SMALLEST)
-    own = _padded(draws(-(-count // 8) * 8, ctx, x.device), 2).to(torch.int64)
+    own = _padded(random_u16(ctx, Purpose.ROUNDING, 0, -(-count // 2) * 2, x.device), 2).to(torch.int64)
     u = (own << 16 | own.flip(1)).reshape(-1)[:count]  # 32 bits: a coordinate's own, then its neighbour's
     share = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
     hit = (u >> 2) < (share * 2.0**30).to(torch.int64)
@@ -266,14 +233,11 @@ def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: in
         return
     if count == 0:
         return
-    norms = ordered_sums(x.to(torch.float64).square(), bucket).sqrt()
+    norms = block_sum_squares(x, bucket).sqrt()
     scales = norms.clamp(SMALLEST, LARGEST).to(torch.float32)
-    u = draws(count, ctx, x.device)
     y = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
-    lowest = 128 - levels
-    above = (_bits(y) + 64 + (u << 7) >> 23) - (lowest - 1)
-    below = ((y * 2.0 ** (levels - 1)).clamp(max=1.0) * 65536 + 0.5).to(torch.int32) + u >> 16
-    level = torch.where(_bits(y) >= lowest << 23, above, below)
+    z = y + y.clamp(min=2.0 ** (1 - levels))  # its fraction is the chance to go up, and its exponent the level
+    level = (_bits(z) + 64 + (_draws(x, ctx) << 7) >> 23) - (128 - levels)
     codes = level << 1 | ((_bits(x) < 0) & (level > 0))
     shifts = torch.arange(width, dtype=torch.int32, device=x.device)
     _put(out, scales, _sign_bits((codes[:, None] >> shifts & 1).reshape(-1)))

@@ -220,7 +220,7 @@ def rans_read_tables(data: Tensor, alphabet: int, num_contexts: int) -> tuple[Te
     """Frequencies and the number of bytes read."""
     if alphabet == 1:
         return torch.full((num_contexts, 1), TOTAL, dtype=torch.int16, device=data.device), 0
-    # A table takes at most 2 * alphabet + 2 bytes when we write it and 25 bits a symbol with the worst parameters: look no further.
+    # No valid table is longer: at most 193 + 6 bits a symbol.
     reader = _BitReader(bytes(data[: num_contexts * (32 * alphabet + 2)].tolist()))
     rows = [_read_table(reader, alphabet) for _ in range(num_contexts)]
     used = reader.finish()

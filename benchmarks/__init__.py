@@ -1,0 +1,1 @@
+"""Benchmarks of the kernels and compressors, against the targets that the project holds itself to."""

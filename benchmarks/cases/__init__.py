@@ -1,0 +1,1 @@
+"""The benchmarks, one module a topic. Importing a module registers its benchmarks."""

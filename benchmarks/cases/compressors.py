@@ -1,0 +1,139 @@
+"""Whole compressors at 64 Mi coordinates: what a training step pays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases.inputs import gaussian, mostly_zero
+from benchmarks.registry import Body, Fact, Versus, Work, benchmark, refuse_unless
+from tersegrad import bench, recipes
+from tersegrad.bench.clock import touched
+from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec
+from tersegrad.kernels import native
+
+Measure = Callable[[Compressor[Any], Spec, int], dict[str, Fact]]
+
+
+def work_of(text: str, x: Tensor, facts: Measure = lambda c, spec, nbytes: {}) -> Work:
+    """Check ``text`` on ``x`` and make its encode and decode into touched buffers the timed bodies."""
+    compressor = recipes.parse(text)
+    ctx, spec = Context(seed=1), Spec.flat(x.numel())
+    checked = bench.check(compressor, x, context=ctx, trials=1)  # 64 Mi coordinates average enough
+    state = compressor.init(spec, x.device)
+    buffer, target = touched(compressor.max_nbytes(spec)), torch.ones_like(x)
+    first, _ = compressor.encode(x, state, ctx)
+    message = Message(first.payload.clone(), int(first.nbytes))
+    expected = compressor.decode(message, spec, ctx)
+
+    def verify() -> None:
+        refuse_unless(torch.equal(buffer[: int(message.nbytes)], message.payload), f"{text} writes other bytes when run again")
+        refuse_unless(torch.equal(target, expected), f"{text} decodes to other values when run again")
+
+    bodies: dict[str, Body] = {
+        "encode": lambda: compressor.encode(x, state, ctx, out=buffer),
+        "decode": lambda: compressor.decode(message, spec, ctx, out=target),
+    }
+    for body in bodies.values():
+        body()
+    verify()
+    if isinstance(compressor, Accumulator):
+        accumulator, total = compressor, torch.zeros_like(x)
+        bodies["decode+add"] = lambda: accumulator.decode_add(message, spec, ctx, total, 1e-3)
+    sizes = {"bits per coordinate": Fact(checked.bits_per_coordinate, "bits")}
+    return Work(bodies, 4 * x.numel(), verify, {**sizes, **facts(compressor, spec, checked.nbytes)})
+
+
+def log2_subsets(d: int, k: int) -> float:
+    """log2 C(d, k): what naming k of d coordinates costs at best."""
+    return (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
+
+
+def over_sparse_ideal(fraction: float, value_bits: int) -> Measure:
+    """Message size over k (log2 C(d,k)/k + value bits)."""
+
+    def facts(compressor: Compressor[Any], spec: Spec, nbytes: int) -> dict[str, Fact]:
+        k = math.ceil(fraction * spec.numel)
+        return {
+            "message over ideal": Fact(8 * nbytes / (log2_subsets(spec.numel, k) + k * value_bits), "of k (log2 C(d,k)/k + 32)")
+        }
+
+    return facts
+
+
+def threads_work(text: str, part: str, x: Tensor) -> Work:
+    """One part (encode or decode) of a compressor with one thread and with two."""
+    work = work_of(text, x)
+    body = work.bodies[part]
+
+    def with_threads(count: int) -> Body:
+        def run() -> object:
+            with native.using(threads=count):
+                return body()
+
+        return run
+
+    return Work({"one thread": with_threads(1), "two threads": with_threads(2)}, work.nbytes, work.verify)
+
+
+for isa in ("avx512", "avx2"):
+    best = isa == "avx512"
+
+    @benchmark(f"qsgd 4-bit/{isa}", isa=isa, targets={"encode": 0.75, "decode": 0.7} if best else {})
+    def qsgd(numel: int) -> Work:
+        return work_of("qsgd(bits=4)", gaussian(numel))
+
+    @benchmark(f"top-k 1 %, Gaussian/{isa}", isa=isa, targets={"encode": 0.6, "message over ideal": 1.02} if best else {})
+    def top_k(numel: int) -> Work:
+        return work_of("top_k(fraction=0.01)", gaussian(numel), over_sparse_ideal(0.01, 32))
+
+    @benchmark(f"top-k 1 %, 99.5 % zeros/{isa}", isa=isa, targets={"encode": 0.3} if best else {})
+    def top_k_zeros(numel: int) -> Work:
+        return work_of("top_k(fraction=0.01)", mostly_zero(numel))
+
+
+for text in (
+    "bf16",
+    "fp8",
+    "int8",
+    "int4",
+    "sign",
+    "ternary",
+    "natural",
+    "qsgd(levels=1, coder=rans)",
+    "random_k(fraction=0.01)",
+):
+
+    @benchmark(f"compressor/{text}")
+    def any_compressor(numel: int, text: str = text) -> Work:
+        return work_of(text, gaussian(numel))
+
+
+# Memory-bound: little arithmetic for every byte. Compute-bound: random numbers or entropy coding for every coordinate.
+SCALING = (
+    ("memory-bound", 1.7, (("bf16", "encode"), ("int8", "decode"), ("top_k(fraction=0.01)", "encode"))),
+    ("compute-bound", 1.5, (("qsgd(bits=4)", "encode"), ("qsgd(levels=1, coder=rans)", "encode"), ("natural", "encode"))),
+)
+for bound, faster, pairs in SCALING:
+    for text, part in pairs:
+        versus = {"speed-up": Versus(fast="two threads", slow="one thread")}
+
+        @benchmark(f"two threads/{bound}/{text} {part}, 64 Mi", threads=2, targets={"speed-up": faster}, versus=versus)
+        def scaling(numel: int, text: str = text, part: str = part) -> Work:
+            return threads_work(text, part, gaussian(numel))
+
+        # "Not slower": a call takes ten microseconds here, and the clock of a busy machine is not finer than a few per cent.
+        @benchmark(
+            f"two threads/{bound}/{text} {part}, 64 Ki",
+            numel=64 << 10,
+            threads=2,
+            targets={"speed-up": 0.95},
+            versus=versus,
+            shrinks=False,
+        )
+        def small(numel: int, text: str = text, part: str = part) -> Work:
+            return threads_work(text, part, gaussian(numel))

@@ -1,0 +1,246 @@
+"""The command line: parsing and printing only. What the commands do lives in ``bench``, ``report`` and ``demo``.
+
+Everything heavy is imported inside the commands, so that ``tersegrad --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from tersegrad.core.errors import BadConfiguration, TersegradError
+
+if TYPE_CHECKING:
+    from tersegrad.bench import Rate
+    from tersegrad.report import Table
+
+WIDE = 150  # columns when the output is not a terminal: a file or a log should not break lines
+
+
+class Guarded(TyperGroup):
+    """A mistake of the user's ends in one line and exit code 2, never in a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TersegradError as error:
+            Console(stderr=True, width=None if Console(stderr=True).is_terminal else WIDE, soft_wrap=True).print(
+                f"[red]error:[/] {escape(str(error).partition(chr(10))[0])}", highlight=False
+            )
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=Guarded,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Gradient compression with real bytes and written guarantees.",
+)
+bench_app = typer.Typer(no_args_is_help=True, help="Measure compressors on this machine.")
+app.add_typer(bench_app, name="bench")
+
+Names = Annotated[
+    list[str] | None, typer.Argument(help="Text forms such as 'top_k(fraction=0.01)'; all of them when none is given.")
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the results as JSON to this file; '-' prints JSON only.")]
+Size = Annotated[str, typer.Option("--size", help="Coordinates: a number, or one with Ki, Mi or Gi.")]
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDE)
+
+
+def _show(table: Table) -> None:
+    """Title, rows and note; the two texts are not squeezed into the table's width."""
+    console = _console()
+    if table.title:
+        console.print(table.title, style="bold", markup=False, highlight=False)
+    console.print(table.rich())
+    if table.note:
+        console.print(table.note, style="dim", markup=False, highlight=False)
+
+
+def parse_size(text: str) -> int:
+    """A number of coordinates.
+
+    >>> parse_size("64Ki"), parse_size("1_000"), parse_size("4 Mi")
+    (65536, 1000, 4194304)
+    """
+    found = re.fullmatch(r"([0-9][0-9_]*)\s*(?:([KMG])i)?", text.strip())
+    if not found or int(found[1]) == 0:
+        raise BadConfiguration(f"a size is a positive number such as 65536, 64Ki or 4Mi, got {text!r}")
+    return int(found[1]) << {None: 0, "K": 10, "M": 20, "G": 30}[found[2]]
+
+
+def _finish(table: Table, results: list[Any], json_path: Path | None, **facts: object) -> None:
+    from tersegrad import bench
+    from tersegrad.report import as_json
+
+    document = json.dumps({"machine": bench.describe(), **facts, "results": as_json(results)}, indent=2, allow_nan=False) + "\n"
+    if json_path == Path("-"):
+        typer.echo(document, nl=False)
+        return
+    _show(table)
+    if json_path is not None:
+        try:
+            json_path.parent.mkdir(parents=True, exist_ok=True)
+            json_path.write_text(document)
+        except OSError as error:
+            raise BadConfiguration(f"cannot write {json_path}: {error.strerror}") from None
+        _console().print(f"written: {json_path}", highlight=False)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("out"),
+    quick: Annotated[bool, typer.Option("--quick", help="Small tensors: a few seconds, speeds not meaningful.")] = False,
+) -> None:
+    """Measure every compressor on real gradients: a table and a figure."""
+    import time
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from tersegrad import demo as demonstration
+
+    console, start = _console(), time.perf_counter()
+    if not console.is_terminal:
+        console.print("training a small network and measuring every compressor on its gradients; this takes a minute or two")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(task, description=escape(f"{what:<50}"), completed=done, total=total)
+
+        small = {"steps": (1, 20), "hidden": 64, "speed_numel": 1 << 16, "budget": 0.02} if quick else {}
+        found = demonstration.run(out, progress=progress, **small)  # type: ignore[arg-type]
+    console.print(
+        f"A network learned handwritten digits ({found.accuracy:.1%} of unseen ones right); these are its gradients.\n"
+    )
+    _show(found.table())
+    console.print()
+    console.print(demonstration.CLOSING, highlight=False, width=min(console.width, 120))
+    console.print(f"\nfigure: {found.figure}   ({time.perf_counter() - start:.0f} s in all)", highlight=False)
+
+
+@bench_app.command("speed")
+def bench_speed(
+    names: Names = None,
+    json_path: Json = None,
+    size: Size = "4Mi",
+    threads: Annotated[int, typer.Option(min=1, help="Threads for the kernels.")] = 1,
+    rounds: Annotated[int, typer.Option(min=3, help="Alternating rounds whose median is taken.")] = 9,
+) -> None:
+    """Encode and decode speed, as a ratio to memmove of the float32 tensor in the same run."""
+    from tersegrad import bench, recipes
+    from tersegrad.report import speed_table
+    from tersegrad.report.catalog import CONFIGURATIONS
+
+    compressors = {name: recipes.parse(name) for name in names or CONFIGURATIONS}  # all mistakes before any work
+    x = bench.draw("gaussian", parse_size(size))
+    results = []
+    with _console().status("measuring") as status:
+        for name, compressor in compressors.items():
+            status.update(escape(f"measuring {name}"))
+            found = bench.measure_speed(compressor, x, threads=threads, rounds=rounds, budget=5)
+            results.append(dataclasses.replace(found, compressor=name))
+    note = "ratios to memmove of the same float32 bytes (1 is as fast as copying), Gaussian data, touched buffers\n"
+    note += bench.describe()
+    _finish(speed_table(results, "Speed", note), results, json_path, data="gaussian")
+
+
+@bench_app.command("rate")
+def bench_rate(
+    names: Names = None,
+    json_path: Json = None,
+    size: Size = "1Mi",
+    threads: Annotated[int, typer.Option(min=1, help="Threads for the kernels.")] = 1,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="gaussian, laplace, student_t, or a file of torch.save; repeatable.")
+    ] = None,
+) -> None:
+    """Bits per coordinate, error and distance from the limit."""
+    from tersegrad import bench, recipes
+    from tersegrad.report import rate_table
+    from tersegrad.report.catalog import CONFIGURATIONS
+
+    compressors = {name: recipes.parse(name) for name in names or CONFIGURATIONS}
+    numel = parse_size(size)
+    tensors = {source: bench.load(source, numel) for source in data or ["gaussian"]}
+    results: list[Rate] = []
+    with _console().status("measuring") as status, bench.thread_count(threads):
+        for source, x in tensors.items():
+            for name, compressor in compressors.items():
+                status.update(escape(f"measuring {name} on {source}"))
+                results.append(dataclasses.replace(bench.measure_rate(compressor, x, source=source), compressor=name))
+    note = (
+        "bits of real messages; above limit: more bits than the best conceivable compressor needs at this error on\n"
+        "the hardest data (Gaussian), negative where the data is easier than that"
+    )
+    _finish(rate_table(results, "Rate", note), results, json_path, size=numel)
+
+
+@app.command()
+def bounds(
+    dim: Annotated[int, typer.Option("--dim", min=2, help="Coordinates of the vector.")] = 1_000_000,
+    alpha: Annotated[float | None, typer.Option(help="Contraction: error at most alpha, between 0 and 1.")] = None,
+    omega: Annotated[float | None, typer.Option(help="Unbiased: variance at most omega.")] = None,
+) -> None:
+    """How few bits are possible at an error: every bound at that point."""
+    from tersegrad.report import bounds_at
+
+    _show(bounds_at(dim=dim, alpha=alpha, omega=omega))
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="A file that holds one frame.")],
+    json_path: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Explain a frame: every header field, its sizes, and whether it decodes."""
+    from tersegrad.report import explain
+
+    found = explain(file.read_bytes())
+    if json_path:
+        typer.echo(
+            json.dumps({"file": str(file), **found.fields(), "decodes": found.decodes, "verdict": found.verdict}, indent=2)
+        )
+    else:
+        _show(found.table(str(file)))
+        _console().print(f"[{'green' if found.decodes else 'red'}]{escape(found.verdict)}[/]", highlight=False)
+    if not found.decodes:
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def list_command(
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Every compressor and wrapper: parameters, guarantee and what it does."""
+    from tersegrad.report import as_json, catalog, catalog_table
+
+    entries = catalog()
+    if json_output:
+        typer.echo(json.dumps(as_json(list(entries)), indent=2, allow_nan=False))
+    else:
+        _show(catalog_table(entries))
+
+
+def main() -> None:
+    """Entry point of the ``tersegrad`` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

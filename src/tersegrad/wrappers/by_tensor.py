@@ -1,0 +1,173 @@
+"""By-tensor rules: named or small tensors are sent another way.
+
+Maps: each piece of the buffer belongs to one group; a group's pieces are laid one after another and sent by the group's
+compressor. A piece goes to the first rule whose pattern matches its name (shell patterns: ``*`` ``?`` ``[...]``), else to ``small``
+when its whole tensor has fewer than ``below`` elements, else to ``default``. The size of the tensor decides, not that of the piece,
+so that a shard is treated like the whole and state follows its parameter.
+
+Guarantee: squared errors and squared norms add over groups, so the worst part's value holds for the whole: contractive when all
+are, unbiased when all are (an exact part counts as both), sure when all are. An unbiased part with omega < 1 is also within
+omega ||x||^2 of its input, so a mixture is contractive with the largest of alphas and omegas if that is below 1; else there is no
+promise, and error feedback belongs around the parts instead.
+
+Wire: for each group that has coordinates, in the order default, small, rules: the length of its message as a varint, then the
+message. Group k (default 0, small 1, rule j is 2 + j) draws from ``ctx.child(k)``.
+
+State: one per group (:class:`tersegrad.core.state.Parts`).
+
+Citation: the usual practice of sending biases and norms uncompressed (Lin et al., "Deep gradient compression", ICLR 2018).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad.codecs import varint
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Piece, Spec, Stats, flat, flat_float32
+from tersegrad.core.state import Parts
+from tersegrad.core.text import Configuration, require
+
+
+@dataclasses.dataclass(frozen=True)
+class ByTensor(Configuration):
+    """Rules that choose a compressor by a tensor's name or size.
+
+    >>> from tersegrad.compressors import BF16, TopK
+    >>> print(ByTensor(TopK(fraction=0.01), small=BF16(), below=4096, rules=(("*.bias", BF16()),)))
+    by_tensor(top_k(fraction=0.01), small=bf16, below=4096, rules={"*.bias": bf16})
+    """
+
+    name: ClassVar[str] = "by_tensor"
+
+    default: Compressor[Any]
+    small: Compressor[Any] | None = None
+    below: int = 1024
+    rules: tuple[tuple[str, Compressor[Any]], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple((pattern, part) for pattern, part in self.rules))
+        for part in self.compressors:
+            require(part is None or isinstance(part, Compressor), f"by_tensor chooses between compressors, got {part!r}")
+        require(self.default is not None, "by_tensor needs a default compressor")
+        for pattern, _ in self.rules:
+            require(
+                isinstance(pattern, str) and pattern.isascii() and pattern.isprintable(), f"not a name pattern: {pattern!r}"
+            )
+        require(self.below >= 0, f"below is a number of elements, got {self.below}")
+        require(all(part is not None for _, part in self.rules), "a rule names a pattern and a compressor")
+
+    @property
+    def wire_id(self) -> int:
+        return 66
+
+    @property
+    def compressors(self) -> tuple[Compressor[Any] | None, ...]:
+        """The compressor of each group."""
+        return (self.default, self.small, *(part for _, part in self.rules))
+
+    def group(self, piece: Piece) -> int:
+        """The group that a piece belongs to: 0 default, 1 small, 2 + j for rule j."""
+        for j, (pattern, _) in enumerate(self.rules):
+            if fnmatchcase(piece.name, pattern):
+                return 2 + j
+        return 1 if self.small is not None and math.prod(piece.shape) < self.below else 0
+
+    def _layout(self, spec: Spec) -> Parts:
+        return Parts(spec, tuple(self.group(p) for p in spec.pieces), ())
+
+    def _groups(self, layout: Parts) -> list[tuple[int, Compressor[Any], Spec]]:
+        used = sorted({g for g, p in zip(layout.groups, layout.spec.pieces) if p.numel})
+        chosen = [(g, self.compressors[g]) for g in used]
+        return [(g, part, layout.subspec(g)) for g, part in chosen if part is not None]
+
+    def init(self, spec: Spec, device: torch.device | str) -> Parts:
+        layout = self._layout(spec)
+        return dataclasses.replace(layout, states=tuple((g, c.init(sub, device)) for g, c, sub in self._groups(layout)))
+
+    def encode(
+        self, x: Tensor, state: Parts, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+    ) -> tuple[Message, Parts]:
+        x = flat(x)  # in its own dtype, which the parts' specs announce
+        require(x.numel() == state.spec.numel, f"the state is for {state.spec.numel} coordinates, got {x.numel()}")
+        moment = None if stats is None or stats.second_moment is None else flat_float32(stats.second_moment)
+        sent: list[Tensor] = []
+        after: list[tuple[int, Any]] = []
+        for (g, part, _), (key, before) in zip(self._groups(state), state.states, strict=True):
+            require(g == key, "the state was made by other rules")
+            runs = state.runs(g)
+            part_stats = stats if moment is None else Stats(_gather(moment, runs))
+            message, next_state = part.encode(_gather(x, runs), before, ctx.child(g), stats=part_stats)
+            payload = message.payload
+            sent += [torch.tensor(list(varint.write(payload.numel())), dtype=torch.uint8, device=x.device), payload]
+            after.append((g, next_state))
+        data = torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8, device=x.device)
+        nbytes = data.numel()
+        if out is not None:
+            out[:nbytes] = data
+            data = out
+        return Message(data, nbytes), dataclasses.replace(state, states=tuple(after))
+
+    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
+        data = message.payload
+        if out is None:
+            out = torch.empty(spec.numel, dtype=torch.float32, device=data.device)
+        layout, at = self._layout(spec), 0
+        for g, part, sub in self._groups(layout):
+            length, at = varint.read(data, at)
+            if length > min(data.numel() - at, part.max_nbytes(sub)):
+                raise CorruptMessage(f"group {g} announces {length} bytes, {data.numel() - at} are left")
+            payload = data[at : at + length].clone()  # starts at an address that any decoder may view as words
+            at += length
+            runs = layout.runs(g)
+            whole = out[runs[0][0] : runs[0][1]] if len(runs) == 1 else None
+            decoded = part.decode(Message(payload, length), sub, ctx.child(g), whole)
+            if whole is None:
+                start = 0
+                for a, b in runs:
+                    out[a:b] = decoded[start : start + b - a]
+                    start += b - a
+        if at != data.numel():
+            raise CorruptMessage(f"{data.numel() - at} bytes follow the last group")
+        return out
+
+    def max_nbytes(self, spec: Spec) -> int:
+        sizes = [part.max_nbytes(sub) for _, part, sub in self._groups(self._layout(spec))]
+        return sum(size + varint.nbytes(size) for size in sizes)
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        return worst([part.guarantee(sub) for _, part, sub in self._groups(self._layout(spec))])
+
+
+def worst(promises: Sequence[Guarantee]) -> Guarantee:
+    """What holds for a vector whose parts are sent with these guarantees.
+
+    >>> print(worst([Guarantee("contractive", 0.5, True), Guarantee("contractive", 0.9, True)]))
+    C(alpha=0.9)
+    >>> print(worst([Guarantee("unbiased", 3.0), Guarantee("contractive", 0.0, True)]))
+    U(omega=3)
+    >>> print(worst([Guarantee("unbiased", 3.0), Guarantee("contractive", 0.5, True)]))
+    none
+    """
+    kinds = {p.kind for p in promises}
+    value, sure = max((p.value for p in promises), default=0.0), all(p.sure for p in promises)
+    if "none" in kinds:
+        return Guarantee("none")
+    lossy = {p.kind for p in promises if p.value > 0}
+    if "unbiased" in kinds and "contractive" not in lossy:
+        return Guarantee("unbiased", value, sure)
+    if "unbiased" in kinds and value >= 1:
+        return Guarantee("none")
+    return Guarantee("contractive", value, sure)
+
+
+def _gather(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
+    """The sub-buffer of these runs: a view where it is one run."""
+    return x[runs[0][0] : runs[0][1]] if len(runs) == 1 else torch.cat([x[a:b] for a, b in runs])

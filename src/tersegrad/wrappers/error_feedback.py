@@ -1,0 +1,163 @@
+"""Error feedback: what a message leaves out is added to the next one.
+
+Maps: y = x + r, sends C(y) c, keeps r' = y - C(y) c; c = 1, or 1/(1+omega) when C is unbiased, which makes it contractive.
+
+Guarantee: that of c C as a contractive operator, alpha (or omega/(1+omega), on average): what the theory of error feedback asks
+for. It bounds the message against y, the *corrected* gradient: ||C(y) c - y||^2 <= alpha ||y||^2. Nothing is lost for good: the
+decoded messages of t steps plus the residual are the sum of the t gradients, and the residual stays bounded,
+||r|| <= sqrt(alpha)/(1 - sqrt(alpha)) max ||x||, where alpha holds surely. A compressor without a guarantee may let it grow
+without bound, so it is refused unless ``force=true``. SGD with a contractive compressor and error feedback converges at the rate
+of SGD up to higher-order terms (Stich et al. 2018; Karimireddy et al. 2019).
+
+Wire: exactly the inner compressor's message; the receiver multiplies by fl32(c), which it computes from configuration and spec.
+
+State: the residual, aligned with the buffer, and the inner state. A buffer that is not finite leaves both as they were.
+
+Citation: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Stich, Cordonnier, Jaggi, "Sparsified SGD with
+Memory", NeurIPS 2018. Ours keeps the residual outside the learning rate, so a schedule does not change what was left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from tersegrad.core import state as states
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32
+from tersegrad.core.text import Configuration, require
+
+_PROBE = Spec.flat(4096)  # an ordinary buffer: what a compressor promises for it is known at construction
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorFeedbackState:
+    """The residual of every coordinate, and the inner compressor's state."""
+
+    residual: Tensor  # (numel,) float32 or bfloat16
+    inner: Any
+    spec: Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorFeedback(Configuration):
+    """Error feedback around any compressor with a guarantee.
+
+    >>> from tersegrad.compressors import TopK
+    >>> print(ErrorFeedback(TopK(fraction=0.01)))
+    error_feedback(top_k(fraction=0.01))
+    """
+
+    name: ClassVar[str] = "error_feedback"
+
+    inner: Compressor[Any]
+    residual: Literal["float32", "bfloat16"] = "float32"
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.inner, Compressor), f"error_feedback wraps a compressor, got {self.inner!r}")
+        require(self.residual in ("float32", "bfloat16"), f"residual must be float32 or bfloat16, got {self.residual!r}")
+        self._check(_PROBE)
+
+    @property
+    def wire_id(self) -> int:
+        return 64
+
+    def _check(self, spec: Spec) -> None:
+        if self.force:
+            return
+        if states.tensors(self.inner.init(dataclasses.replace(spec, pieces=spec.pieces[:0]), "cpu")) or _feeds_back(self.inner):
+            raise BadConfiguration(
+                f"{self.inner} keeps a residual of its own, and error feedback around it would count the same error twice: "
+                "use one of them, or force=true"
+            )
+        promise = self.inner.guarantee(spec if spec.numel else _PROBE)  # an empty buffer has nothing to promise about
+        if promise.kind == "none" or not math.isfinite(promise.value) or (promise.kind == "contractive" and promise.value >= 1):
+            raise BadConfiguration(
+                f"{self.inner} has no guarantee for this buffer, so its residual may grow without bound: choose a contractive or "
+                "unbiased compressor (in by_tensor, put error_feedback around the parts), or say force=true"
+            )
+
+    def _weight(self, spec: Spec) -> float:
+        """1/(1+omega) as a float32 for an unbiased part, else 1."""
+        promise = self.inner.guarantee(spec)
+        if promise.kind != "unbiased" or not 0 < promise.value < math.inf:
+            return 1.0
+        return float(torch.tensor(1.0 / (1.0 + promise.value), dtype=torch.float32))
+
+    def init(self, spec: Spec, device: torch.device | str) -> ErrorFeedbackState:
+        spec = _corrected(spec)
+        self._check(spec)
+        residual = torch.zeros(spec.numel, dtype=getattr(torch, self.residual), device=device)
+        return ErrorFeedbackState(residual, self.inner.init(spec, device), spec)
+
+    def encode(
+        self,
+        x: Tensor,
+        state: ErrorFeedbackState,
+        ctx: Context,
+        *,
+        stats: Stats | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Message, ErrorFeedbackState]:
+        require(x.numel() == state.residual.numel(), f"the state is for {state.residual.numel()} coordinates, got {x.numel()}")
+        y = torch.add(flat_float32(x), state.residual)  # ours to overwrite: it becomes the next residual
+        message, inner = self.inner.encode(y, state.inner, ctx, stats=stats, out=out)
+        left = _subtract(self.inner, message, state.spec, ctx, y, self._weight(state.spec)).to(state.residual.dtype)
+        # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
+        if not (bool(torch.isfinite(left.sum())) or bool(torch.isfinite(left).all())):
+            return message, state
+        return message, ErrorFeedbackState(left, inner, state.spec)
+
+    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
+        spec = _corrected(spec)
+        decoded = self.inner.decode(message, spec, ctx, out)
+        weight = self._weight(spec)
+        return decoded if weight == 1.0 else decoded.mul_(weight)
+
+    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
+        """``out += weight * decode(message)``, in one pass where the inner compressor can."""
+        inner_spec = _corrected(spec)
+        if isinstance(self.inner, Accumulator):
+            return self.inner.decode_add(message, inner_spec, ctx, out, weight * self._weight(inner_spec))
+        return out.add_(self.decode(message, spec, ctx) * weight)
+
+    def max_nbytes(self, spec: Spec) -> int:
+        return self.inner.max_nbytes(_corrected(spec))
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        """What one message promises about the corrected gradient y; see the top of the file."""
+        promise = self.inner.guarantee(_corrected(spec))
+        if promise.kind != "unbiased":
+            return promise
+        if not math.isfinite(promise.value):
+            return Guarantee("none")
+        return Guarantee("contractive", promise.value / (1.0 + promise.value), promise.sure and promise.value == 0)
+
+
+def _corrected(spec: Spec) -> Spec:
+    """The spec of x + r, which is float32 whatever x is."""
+    return dataclasses.replace(spec, dtype=torch.float32)
+
+
+def _subtract(inner: Compressor[Any], message: Message, spec: Spec, ctx: Context, y: Tensor, weight: float) -> Tensor:
+    """``y -= weight * decode(message)``. Product and difference round one after the other, as a receiver's do."""
+    if isinstance(inner, Accumulator):
+        return inner.decode_add(message, spec, ctx, y, -weight)
+    decoded = inner.decode(message, spec, ctx)
+    return y.sub_(decoded if weight == 1.0 else decoded.mul_(weight))
+
+
+def _feeds_back(configuration: Any) -> bool:
+    """Whether error feedback is part of a configuration."""
+    if isinstance(configuration, ErrorFeedback):
+        return True
+    if isinstance(configuration, (tuple, list)):
+        return any(_feeds_back(v) for v in configuration)
+    if isinstance(configuration, Configuration):
+        return any(_feeds_back(getattr(configuration, f.name)) for f in dataclasses.fields(configuration))
+    return False

@@ -1,0 +1,122 @@
+"""Metering: count what is sent and what it costs in accuracy and time, without changing a byte.
+
+Maps: the inner compressor, plus counters in the state: messages, bytes, coordinates, ||C(x) - x||^2, ||x||^2 (float64) and
+seconds. To know the error each message is decoded once more by the sender; ``error=false`` leaves that out.
+
+Guarantee: the inner one's. Wire: the inner message. Around error feedback the error is against the gradient x, not the corrected
+one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32
+from tersegrad.core.text import Configuration, require
+
+
+@dataclasses.dataclass(frozen=True)
+class MeterState:
+    """The counters so far, and the inner state. Non-finite messages count as sent, but not towards error and norm."""
+
+    inner: Any
+    spec: Spec
+    messages: int = 0
+    nonfinite: int = 0
+    nbytes: int = 0
+    coordinates: int = 0
+    error: float = 0.0
+    norm: float = 0.0
+    seconds: float = dataclasses.field(default=0.0, compare=False)
+
+    @property
+    def bits_per_coordinate(self) -> float:
+        return 8 * self.nbytes / self.coordinates if self.coordinates else 0.0
+
+    @property
+    def relative_error(self) -> float:
+        """Sum of ||C(x) - x||^2 over the sum of ||x||^2."""
+        return self.error / self.norm if self.norm else math.inf if self.error else 0.0
+
+    def summary(self) -> dict[str, float]:
+        """The figures that a table or a log wants."""
+        return {
+            "messages": self.messages,
+            "nonfinite": self.nonfinite,
+            "bytes": self.nbytes,
+            "bits_per_coordinate": self.bits_per_coordinate,
+            "relative_error": self.relative_error,
+            "encode_seconds": self.seconds,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Metered(Configuration):
+    """Counters around any compressor.
+
+    >>> from tersegrad.compressors import BF16
+    >>> meter = Metered(BF16())
+    >>> _, state = meter.encode(torch.ones(100), meter.init(Spec.flat(100), "cpu"), Context())
+    >>> state.messages, state.bits_per_coordinate, state.relative_error
+    (1, 16.0, 0.0)
+    """
+
+    name: ClassVar[str] = "metered"
+
+    inner: Compressor[Any]
+    error: bool = True
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.inner, Compressor), f"metered wraps a compressor, got {self.inner!r}")
+
+    @property
+    def wire_id(self) -> int:
+        return 67
+
+    def init(self, spec: Spec, device: torch.device | str) -> MeterState:
+        return MeterState(self.inner.init(spec, device), spec)
+
+    def encode(
+        self, x: Tensor, state: MeterState, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+    ) -> tuple[Message, MeterState]:
+        start = time.perf_counter()
+        message, inner = self.inner.encode(x, state.inner, ctx, stats=stats, out=out)
+        seconds = time.perf_counter() - start
+        error = norm = 0.0
+        if self.error:
+            flat = flat_float32(x)
+            norm = float(flat.double().square().sum())
+            error = float((self.inner.decode(message, state.spec, ctx) - flat).double().square().sum())
+        finite = math.isfinite(error) and math.isfinite(norm)
+        return message, dataclasses.replace(
+            state,
+            inner=inner,
+            messages=state.messages + 1,
+            nonfinite=state.nonfinite + (not finite),
+            nbytes=state.nbytes + int(message.nbytes),
+            coordinates=state.coordinates + x.numel(),
+            error=state.error + (error if finite else 0.0),
+            norm=state.norm + (norm if finite else 0.0),
+            seconds=state.seconds + seconds,
+        )
+
+    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
+        return self.inner.decode(message, spec, ctx, out)
+
+    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
+        """``out += weight * decode(message)``, in one pass where the inner compressor can."""
+        if isinstance(self.inner, Accumulator):
+            return self.inner.decode_add(message, spec, ctx, out, weight)
+        return out.add_(self.inner.decode(message, spec, ctx) * weight)
+
+    def max_nbytes(self, spec: Spec) -> int:
+        return self.inner.max_nbytes(spec)
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        return self.inner.guarantee(spec)

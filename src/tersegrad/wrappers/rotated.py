@@ -1,0 +1,137 @@
+"""Rotation: quantise in a random basis, where no coordinate stands out.
+
+Maps: y = R x, sends C(y), decodes R^T C(y). R multiplies by random signs and applies the normalised Walsh-Hadamard transform to
+blocks of ``block`` coordinates; the rest is padded with zeros to the next power of two. A coordinate of y is at most
+sqrt(2 ln(2n/p)/n) ||x|| with probability 1 - p, so scales that follow the largest coordinate (int8, int4, fp8, sign) waste nothing
+on outliers.
+
+Guarantee: the inner one's for the padded size, also when it holds surely. With P the padding, R = H D P has R^T R = I, so
+||R^T C(Rx) - x|| = ||R^T (C(Rx) - Rx)|| <= ||C(Rx) - Rx||, and ||Rx|| = ||x||: alpha carries over for every outcome and every
+rotation; E R^T C(Rx) = R^T R x = x: unbiasedness and omega carry over. Floats round: each direction errs by at most
+(log2 n + 2) 2^-24 ||x||, about 1e-6, which the value includes unless alpha is so close to 1 that it would drown there.
+
+Wire: the inner message, then one byte: 0, or 1 when the vector was multiplied by 2^-32 before rotating (max |x| >= 2^96, whose
+rotation could overflow). Signs are drawn from the context (purpose ROTATION, shared sender) and never sent.
+
+Citation: Ailon and Chazelle, "Approximate nearest neighbors and the fast Johnson-Lindenstrauss transform", STOC 2006; Suresh et al.,
+"Distributed mean estimation with limited communication", ICML 2017. Ours rotates blocks that fit the first-level cache, and draws
+fresh signs for every step and buffer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.core import state as states
+from tersegrad.core.errors import BadConfiguration, CorruptMessage
+from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32
+from tersegrad.core.text import Configuration, require
+
+LARGEST_BLOCK = 1 << 16
+_BIG, _SHRINK = 2.0**96, 2.0**-32
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def rotated_numel(numel: int, block: int) -> int:
+    """Coordinates after padding.
+
+    >>> [rotated_numel(n, 4096) for n in (0, 1, 4096, 4096 + 33)]
+    [0, 1, 4096, 4160]
+    """
+    rest = numel % block
+    return numel - rest + (1 << (rest - 1).bit_length() if rest else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotated(Configuration):
+    """Randomised Hadamard rotation around any compressor that keeps nothing per coordinate.
+
+    >>> from tersegrad.compressors import Int4
+    >>> print(Rotated(Int4(), block=1024))
+    rotated(int4, block=1024)
+    """
+
+    name: ClassVar[str] = "rotated"
+
+    inner: Compressor[Any]
+    block: int = 4096
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.inner, Compressor), f"rotated wraps a compressor, got {self.inner!r}")
+        power_of_two = 0 < self.block <= LARGEST_BLOCK and self.block & (self.block - 1) == 0
+        require(power_of_two, f"block must be a power of two up to {LARGEST_BLOCK}, got {self.block}")
+        self._check(self.inner.init(Spec.flat(1), "cpu"))
+
+    def _check(self, inner: Any) -> None:
+        if states.tensors(inner):
+            raise BadConfiguration(
+                f"{self.inner} keeps a value per coordinate, and each step rotates into another basis where it means nothing: "
+                "put rotated inside, as in error_feedback(rotated(...))"
+            )
+
+    @property
+    def wire_id(self) -> int:
+        return 65
+
+    def inner_spec(self, spec: Spec) -> Spec:
+        """What the inner compressor sees: a flat vector of the padded size."""
+        return Spec.flat(rotated_numel(spec.numel, self.block))
+
+    def init(self, spec: Spec, device: torch.device | str) -> Any:
+        state = self.inner.init(self.inner_spec(spec), device)
+        self._check(state)
+        return state
+
+    def encode(
+        self, x: Tensor, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+    ) -> tuple[Message, Any]:
+        x = flat_float32(x)
+        spec = Spec.flat(rotated_numel(x.numel(), self.block))
+        rotation = kernels.get(x.device)
+        y = torch.empty(spec.numel, dtype=torch.float32, device=x.device)
+        top = rotation.rotate(x, y, self.block, ctx.shared())
+        big = top >= _BIG
+        if math.isnan(top):
+            y.fill_(math.nan)
+        elif big:
+            rotation.rotate(x * _SHRINK, y, self.block, ctx.shared())
+        if out is None:
+            out = torch.empty(self.inner.max_nbytes(spec) + 1, dtype=torch.uint8, device=x.device)
+        # The second moment is one of coordinates that are gone: an inner compressor that needs it says so.
+        message, state = self.inner.encode(y, state, ctx, out=out)
+        end = torch.as_tensor(message.nbytes, device=x.device).reshape(1).long()
+        message.data.index_fill_(0, end, int(big))
+        return Message(message.data, message.nbytes + 1), state
+
+    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
+        length = int(message.nbytes) - 1
+        if length < 0 or message.data.numel() <= length:
+            raise CorruptMessage("a rotated message has at least one byte")
+        big = int(message.data[length])
+        if big > 1:
+            raise CorruptMessage(f"the last byte of a rotated message is 0 or 1, got {big}")
+        inner = self.inner_spec(spec)
+        if out is None:
+            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
+        y = self.inner.decode(Message(message.data[:length], length), inner, ctx, out if inner.numel == spec.numel else None)
+        kernels.get(y.device).unrotate(y, out, self.block, ctx.shared())
+        return out.mul_(1.0 / _SHRINK).clamp_(-_LARGEST, _LARGEST) if big else out
+
+    def max_nbytes(self, spec: Spec) -> int:
+        return self.inner.max_nbytes(self.inner_spec(spec)) + 1
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        promise = self.inner.guarantee(self.inner_spec(spec))
+        if promise.kind == "none" or not math.isfinite(promise.value):
+            return promise
+        rounding = (math.log2(self.block) + 2) * 2.0**-24
+        root = math.sqrt(promise.value)
+        value = (root * (1 + rounding) ** 2 + 2 * rounding + rounding**2) ** 2
+        drowned = promise.kind == "contractive" and value >= 1 > promise.value
+        return promise if drowned else dataclasses.replace(promise, value=value)

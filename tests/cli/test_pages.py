@@ -1,0 +1,54 @@
+"""The commands in the documentation run, and print what the page shows.
+
+A block of ``console`` is a command after ``$`` and what it prints. A line of dots stands for lines that were left out. What
+depends on the machine (``demo`` and ``bench speed``) is run in a small form, and only its headings are compared.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tersegrad
+from tersegrad.cli import app
+from tersegrad.core import frame
+from tersegrad.core.protocol import Context, Spec
+
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+BLOCKS = re.findall(r"^```console\n\$ tersegrad (.*?)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def squeezed(text: str) -> list[str]:
+    """Lines without the spaces that only align."""
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize(("command", "shown"), BLOCKS, ids=[command for command, _ in BLOCKS])
+def test_page_shows_what_is_printed(command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compressor, spec, context = tersegrad.parse("qsgd(bits=4)"), Spec.flat(100_000), Context(seed=7, step=1200, sender=3)
+    x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    message, _ = compressor.encode(x, compressor.init(spec, "cpu"), context)
+    Path("gradient.tgrd").write_bytes(
+        frame.pack(message, wire_id=compressor.wire_id, text=str(compressor), spec=spec, context=context)
+    )
+    timed = command.startswith(("demo", "bench speed"))
+    words = (
+        shlex.split(command) + {"demo": ["--quick"], "benc": ["--size", "16Ki", "--rounds", "3"]}.get(command[:4], []) * timed
+    )
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    printed = squeezed(result.output)
+    for line in squeezed(shown):
+        if line == "..." or (timed and re.search(r"\d", line)):
+            continue
+        assert line in printed
+
+
+def test_every_command_is_on_the_page() -> None:
+    assert {command.split()[0] for command, _ in BLOCKS} == {"demo", "bench", "bounds", "inspect", "list"}
