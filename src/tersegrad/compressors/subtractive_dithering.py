@@ -37,7 +37,7 @@ Coder = Literal["auto", "rans"]
 Scale = Literal["chunk", "global"]
 NON_FINITE, ZERO, SEGMENTS, RAW = 0x7FC00000, 0, 0x80000000, 0xFF800000  # first word; anything else is the step of a short message
 SEGMENT = 1 << 18
-STATIC, SHORT = 1 << 10, 1 << 14  # longest vectors for the static and the adaptive code
+SHORT = 1 << 15  # the longest vectors that also try the sequential codes
 TINY, HUGE = 2.0**-126, float(torch.finfo(torch.float32).max)
 SLACK = 1 - 2.0**-20  # of the step, for what fixed-point arithmetic adds to the error
 BINS = 4  # bits of |U| that the finest classes look at
@@ -112,8 +112,7 @@ class SubtractiveDithering(Configuration):
         forms = []
         if self.coder == "auto" and d <= SHORT:
             head = _pack("<f", steps[0], device=device)
-            if d <= STATIC:
-                forms.append(torch.cat([head, gaussian.encode(q, _sizes(ctx, d, device), self.sigma)]))
+            forms.append(torch.cat([head, gaussian.encode(q, _sizes(ctx, d, device), self.sigma)]))
             forms.append(torch.cat([head, levels.encode(q, "adaptive")]))
         if not forms or min(map(Tensor.numel, forms)) >= 300:  # rANS tables and lanes cannot win below
             forms.append(self._segmented(q, top, ctx, live, steps))

@@ -376,6 +376,14 @@ class SharedKernels(Protocol):
         """
         ...
 
+    def modelled_encode(self, levels: Tensor, classes: Tensor, table: Tensor, shift: int) -> Tensor:
+        """int32 levels as one stream, with chances of a one in 2^16 by class (uint8) and decision, (classes, 1 + 2 reach) int32."""
+        ...
+
+    def modelled_decode(self, data: Tensor, classes: Tensor, table: Tensor, shift: int) -> Tensor:
+        """The reverse; ``CorruptMessage`` where the stream ends early or a level exceeds 2^30."""
+        ...
+
 
 class Kernels(BitKernels, CastKernels, DitherKernels, HadamardKernels, RansKernels, RoundingKernels, SelectKernels, SharedKernels, Protocol):
     """Everything a backend provides."""

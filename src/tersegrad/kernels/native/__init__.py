@@ -18,6 +18,7 @@ from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
 from tersegrad.kernels.native.shared import *
 from tersegrad.kernels.native.select import *
+from tersegrad.kernels.native.modelled import *
 from tersegrad.kernels.native.module import module
 
 ISAS = ("portable", "avx2", "avx512")
