@@ -148,7 +148,7 @@ def execute(case: Benchmark, *, quick: bool = False) -> list[Result]:
         if name != MEMMOVE
     ]
     for name, pair in case.versus.items():
-        faster = timings[pair.slow].seconds / timings[pair.fast].seconds
+        faster = timings[pair.fast].times_faster_than(timings[pair.slow])
         results.append(_judged(case, name, faster, f"x {pair.slow}", numel, least=True))
     results += [_judged(case, name, fact.value, fact.unit, numel, least=False) for name, fact in work.facts.items()]
     return results
@@ -165,7 +165,7 @@ def _judged(
     timing: Timing | None = None,
     copy: Timing | None = None,
 ) -> Result:
-    target = case.targets.get(quantity)
+    target = case.targets.get(quantity) if numel == case.numel else None  # targets are for the full size
     reached = None if target is None else (value >= target if least else value <= target)
     return Result(
         case.name,

@@ -107,7 +107,11 @@ def main(
     seconds = time.perf_counter() - start
     reached = sum(bool(r.reached) for r in judged)
     note = f"{reached} of {len(judged)} targets reached. {machine}. Commit {commit() or 'unknown'}. {seconds:.0f} s."
-    shown = table(results, f"Benchmarks of {now:%Y-%m-%d}{' (quick: sizes too small for the targets)' if quick else ''}", note)
+    shown = table(
+        results,
+        f"Benchmarks of {now:%Y-%m-%d}{' (quick: too small for speeds, most targets not judged)' if quick else ''}",
+        note,
+    )
     console.print(shown.title, style="bold")
     console.print(shown.rich())
     console.print(shown.note, style="dim", highlight=False)

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from benchmarks import registry
 from torch import Tensor
 
 from tersegrad import bench
@@ -179,6 +180,12 @@ def test_race_alternates_and_reports_the_ratio_to_memmove() -> None:
     assert set(timings) == {MEMMOVE, "a", "b"}
 
 
+def test_faster_is_the_median_of_rounds() -> None:
+    fast, slow = bench.Timing(1, 1, 1, (1.0, 1.0, 9.0)), bench.Timing(2, 1, 1, (2.0, 2.0, 9.0))
+    assert fast.times_faster_than(slow) == 2
+    assert fast.rounds == 3
+
+
 def test_race_stops_at_its_budget_but_not_before_the_third_round() -> None:
     assert bench.race({"a": lambda: None}, 64, rounds=50, budget=0)["a"].rounds == 3
 
@@ -232,3 +239,31 @@ def test_machine_line_is_one_line() -> None:
     assert "\n" not in line
     assert "core" in line
     assert "torch" in line
+
+
+def test_every_benchmark_of_the_registry_has_a_setup_and_known_targets() -> None:
+    cases = registry.load()
+    assert len(cases) > 40
+    for case in cases.values():
+        assert all(target > 0 for target in case.targets.values()), case.name
+
+
+def test_a_registered_benchmark_runs_and_is_judged_at_full_size_only() -> None:
+    def setup(numel: int) -> registry.Work:
+        bodies = {"one": lambda: None, "two": lambda: None}
+        return registry.Work(bodies, numel, lambda: None, {"size": registry.Fact(3.0, "bits")})
+
+    versus = {"gain": registry.Versus(fast="two", slow="one")}
+    targets = {"one": 1e-9, "gain": 1e9, "size": 3.5}
+    case = registry.Benchmark("test", setup, 1 << 20, targets, isa=None, threads=1, versus=versus, shrinks=True)
+    full = {r.quantity: r.reached for r in registry.execute(case)}
+    assert full == {"one": True, "two": None, "gain": False, "size": True}
+    assert all(r.reached is None for r in registry.execute(case, quick=True))
+
+
+def test_a_benchmark_with_wrong_output_is_refused() -> None:
+    def setup(numel: int) -> registry.Work:
+        return registry.Work({"body": lambda: None}, 64, lambda: registry.refuse_unless(False, "wrong"))
+
+    with pytest.raises(bench.Refused, match="wrong"):
+        registry.execute(registry.Benchmark("test", setup, 64, {}, isa=None, threads=1, versus={}, shrinks=True))

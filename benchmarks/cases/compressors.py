@@ -96,17 +96,28 @@ for isa in ("avx512", "avx2"):
         return work_of("top_k(fraction=0.01)", mostly_zero(numel))
 
 
-for text in (
+OTHERS = (
+    "identity",
     "bf16",
+    "fp16",
     "fp8",
     "int8",
     "int4",
     "sign",
     "ternary",
+    "ternary(bucket=512)",
     "natural",
+    "natural_dithering",
+    "qsgd(bits=4, norm=max)",
     "qsgd(levels=1, coder=rans)",
+    "top_k(fraction=0.01, exact=false)",
     "random_k(fraction=0.01)",
-):
+    "threshold(tau=2.5)",
+    "threshold(tau=2.5, values=sign)",
+    "error_feedback(top_k(fraction=0.01))",
+    "rotated(qsgd(bits=4))",
+)
+for text in OTHERS:
 
     @benchmark(f"compressor/{text}")
     def any_compressor(numel: int, text: str = text) -> Work:
@@ -122,13 +133,13 @@ for bound, faster, pairs in SCALING:
     for text, part in pairs:
         versus = {"speed-up": Versus(fast="two threads", slow="one thread")}
 
-        @benchmark(f"two threads/{bound}/{text} {part}, 64 Mi", threads=2, targets={"speed-up": faster}, versus=versus)
+        @benchmark(f"two threads, large/{bound}/{text} {part}", threads=2, targets={"speed-up": faster}, versus=versus)
         def scaling(numel: int, text: str = text, part: str = part) -> Work:
             return threads_work(text, part, gaussian(numel))
 
         # "Not slower": a call takes ten microseconds here, and the clock of a busy machine is not finer than a few per cent.
         @benchmark(
-            f"two threads/{bound}/{text} {part}, 64 Ki",
+            f"two threads, small/{bound}/{text} {part}",
             numel=64 << 10,
             threads=2,
             targets={"speed-up": 0.95},

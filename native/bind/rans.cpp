@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <optional>
 #include <stdexcept>
 
@@ -25,11 +24,9 @@ rans::Contexts check_contexts(const std::optional<Bytes>& contexts, std::size_t 
     const bool per_step = contexts->size() != n;
     if (per_step && contexts->size() != (n + rans::kLanes - 1) / rans::kLanes)
         throw std::invalid_argument("give one context a symbol or one a step of 64 symbols");
-    const std::uint8_t* c = contexts->data();
-    std::uint8_t most = 0;
-    for (std::size_t i = 0; i < contexts->size(); ++i) most = std::max(most, c[i]);
-    if (most >= count) throw std::invalid_argument("a context is not below the number of contexts");
-    return {c, per_step};
+    if (rans::largest(contexts->data(), contexts->size()) >= count)
+        throw std::invalid_argument("a context is not below the number of contexts");
+    return {contexts->data(), per_step};
 }
 
 void check_room(std::size_t have, std::size_t need) {

@@ -48,6 +48,17 @@ float get_float(const u8* p) {
     return v;
 }
 
+// As parallel_for, and what a thread streamed past the caches is visible to whoever joins it.
+template <class Body>
+void in_parts(size_t n, size_t unit, Body&& body) {
+    parallel_for(n, unit, grain, [&](size_t b, size_t e) {
+        body(b, e);
+#if defined(__x86_64__)
+        _mm_sfence();
+#endif
+    });
+}
+
 size_t over(size_t n, size_t unit) { return n / unit + (n % unit != 0); }
 
 // The bits of the largest magnitude, with threads.
@@ -132,7 +143,7 @@ void encode_buckets(const float* x, size_t n, size_t bucket, u8* out, size_t nby
 
 template <class Unpack, class Values>
 void decode_buckets(const u8* data, size_t n, size_t bucket, Output out, Unpack&& unpack, Values&& values) {
-    parallel_for(n, stretch, grain, [&](size_t begin, size_t end) {
+    in_parts(n, stretch, [&](size_t begin, size_t end) {
         alignas(64) u8 held[stretch];
         for (; begin < end; begin += stretch) {
             const size_t stop = std::min(begin + stretch, end);
@@ -151,13 +162,13 @@ void decode_buckets(const u8* data, size_t n, size_t bucket, Output out, Unpack&
 void bf16_encode(const float* x, size_t n, u8* out) {
     const Table& t = table();
     const bool stream = n >= beyond_cache && aligned(out);
-    parallel_for(n, 64, grain, [&](size_t b, size_t e) { t.bf16_encode(x + b, e - b, stream, out + 2 * b); });
+    in_parts(n, 64, [&](size_t b, size_t e) { t.bf16_encode(x + b, e - b, stream, out + 2 * b); });
 }
 
 void bf16_decode(const u8* data, size_t n, Sink sink) {
     const Table& t = table();
     const Output out(sink, n);
-    parallel_for(n, 64, grain, [&](size_t b, size_t e) { t.bf16_decode(data + 2 * b, e - b, out.from(b)); });
+    in_parts(n, 64, [&](size_t b, size_t e) { t.bf16_decode(data + 2 * b, e - b, out.from(b)); });
 }
 
 void fp16_encode(const float* x, size_t n, u8* out) {
@@ -179,7 +190,7 @@ void fp16_decode(const u8* data, size_t n, Sink sink) {
     const Table& t = table();
     const Output out(sink, n);
     const float scale = get_float(data);
-    parallel_for(n, 64, grain, [&](size_t b, size_t e) { t.fp16_decode(data + 4 + 2 * b, e - b, scale, out.from(b)); });
+    in_parts(n, 64, [&](size_t b, size_t e) { t.fp16_decode(data + 4 + 2 * b, e - b, scale, out.from(b)); });
 }
 
 void fp8_encode(const float* x, size_t n, size_t block, u8* out) {
@@ -199,7 +210,7 @@ void fp8_decode(const u8* data, size_t n, size_t block, Sink sink) {
     const Table& t = table();
     const Output out(sink, n);
     const size_t blocks = over(n, block);
-    parallel_for(n, std::max<size_t>(block, 64), grain, [&](size_t b, size_t e) {
+    in_parts(n, std::max<size_t>(block, 64), [&](size_t b, size_t e) {
         t.fp8_decode(data + b / block, data + blocks + b, e - b, block, out.from(b));
     });
 }
@@ -223,7 +234,7 @@ void sign_decode(const u8* data, size_t n, Sink sink) {
     const Table& t = table();
     const Output out(sink, n);
     const float scale = get_float(data);
-    parallel_for(n, 64, grain, [&](size_t b, size_t e) { t.sign_decode(data + 4 + b / 8, e - b, scale, out.from(b)); });
+    in_parts(n, 64, [&](size_t b, size_t e) { t.sign_decode(data + 4 + b / 8, e - b, scale, out.from(b)); });
 }
 
 void natural_encode(const float* x, size_t n, Source source, u8* out) {
@@ -243,7 +254,7 @@ void natural_decode(const u8* data, size_t n, Sink sink) {
     const Table& t = table();
     const Output out(sink, n);
     const u8* const exponents = data + over(n, 8);
-    parallel_for(n, 64, grain, [&](size_t b, size_t e) { t.natural_decode(data + b / 8, exponents + b, e - b, out.from(b)); });
+    in_parts(n, 64, [&](size_t b, size_t e) { t.natural_decode(data + b / 8, exponents + b, e - b, out.from(b)); });
 }
 
 size_t ternary_nbytes(size_t n, size_t bucket) { return 4 * over(n, bucket) + bits::trit_bytes(n); }

@@ -4,6 +4,7 @@
 #pragma once
 #include <cfloat>
 #include <cstring>
+#include <type_traits>
 
 #include "casts_table.hpp"
 #if defined(__x86_64__)
@@ -11,7 +12,8 @@
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"                // vectors wider than the machine's pass between inlined functions only
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // false alarms inside the compiler's own intrinsics
+#pragma GCC diagnostic ignored "-Wuninitialized"        // false alarms inside the compiler's own intrinsics
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
 #define LOCAL_INLINE static inline __attribute__((always_inline))
@@ -55,20 +57,51 @@ LOCAL_INLINE void store(void* p, const T& v) {
 LOCAL_INLINE V bits(F v) { return (V)v; }
 LOCAL_INLINE F real(V v) { return (F)v; }
 LOCAL_INLINE F all(float v) { return F{} + v; }
-LOCAL_INLINE V larger(V a, V b) { return (V)((I)a > (I)b ? (I)a : (I)b); }  // both below 2^31
-LOCAL_INLINE V smaller(V a, V b) { return (V)((I)a < (I)b ? (I)a : (I)b); }
+
+// yes where a < b, else no. Compilers take comparisons of vectors wider than the machine's apart lane by lane, so these are cut
+// into the machine's own width by hand; all other operations they cut themselves.
+template <class T>
+LOCAL_INLINE V where_less(const T& a, const T& b, const V& yes, const V& no) {
+#if defined(__AVX512F__)
+    return (V)(a < b ? (I)yes : (I)no);
+#else
+#if defined(__AVX2__)
+    constexpr size_t native = 32;
+#else
+    constexpr size_t native = 16;
+#endif
+    typedef std::int32_t NI __attribute__((vector_size(native)));
+    typedef float NF __attribute__((vector_size(native)));
+    using N = std::conditional_t<std::is_same_v<T, F>, NF, NI>;
+    V out;
+    for (size_t at = 0; at < 64; at += native) {
+        const auto part = [at](const auto& v, auto like) {
+            std::memcpy(&like, reinterpret_cast<const char*>(&v) + at, native);
+            return like;
+        };
+        const NI less = (NI)(part(a, N{}) < part(b, N{}));
+        const NI result = (less & part(yes, NI{})) | (~less & part(no, NI{}));
+        std::memcpy(reinterpret_cast<char*>(&out) + at, &result, native);
+    }
+    return out;
+#endif
+}
+LOCAL_INLINE V where_less(const V& a, const V& b, const V& yes, const V& no) { return where_less((I)a, (I)b, yes, no); }  // below 2^31
+LOCAL_INLINE V each_lane(u32 v) { return V{} + v; }
+LOCAL_INLINE V larger(V a, V b) { return where_less(a, b, b, a); }
+LOCAL_INLINE V smaller(V a, V b) { return where_less(a, b, a, b); }
 LOCAL_INLINE F smaller(F a, F b) {
 #if defined(__AVX512F__)
     return (F)_mm512_min_ps((__m512)a, (__m512)b);
 #else
-    return a < b ? a : b;
+    return real(where_less(a, b, bits(a), bits(b)));
 #endif
 }
 LOCAL_INLINE F larger(F a, F b) {
 #if defined(__AVX512F__)
     return (F)_mm512_max_ps((__m512)a, (__m512)b);
 #else
-    return a > b ? a : b;
+    return real(where_less(b, a, bits(a), bits(b)));
 #endif
 }
 LOCAL_INLINE float power(int e) {  // 2^e, -126 <= e <= 127
@@ -82,6 +115,11 @@ LOCAL_INLINE float power(int e) {  // 2^e, -126 <= e <= 127
 LOCAL_INLINE V widen(const B& v) {
 #if defined(__AVX512F__)
     return (V)_mm512_cvtepu8_epi32((__m128i)v);
+#elif defined(__AVX2__)
+    V out;
+    store(&out, _mm256_cvtepu8_epi32((__m128i)v));
+    store(reinterpret_cast<char*>(&out) + 32, _mm256_cvtepu8_epi32(_mm_unpackhi_epi64((__m128i)v, (__m128i)v)));
+    return out;
 #else
     return __builtin_convertvector(v, V);
 #endif
@@ -89,6 +127,11 @@ LOCAL_INLINE V widen(const B& v) {
 LOCAL_INLINE V widen(const H& v) {
 #if defined(__AVX512F__)
     return (V)_mm512_cvtepu16_epi32((__m256i)v);
+#elif defined(__AVX2__)
+    V out;
+    store(&out, _mm256_cvtepu16_epi32(_mm256_castsi256_si128((__m256i)v)));
+    store(reinterpret_cast<char*>(&out) + 32, _mm256_cvtepu16_epi32(_mm256_extracti128_si256((__m256i)v, 1)));
+    return out;
 #else
     return __builtin_convertvector(v, V);
 #endif
@@ -136,6 +179,12 @@ LOCAL_INLINE u16 top_bits(V v) {
 LOCAL_INLINE V to_top_bits(u16 m) {
 #if defined(__AVX512DQ__)
     return (V)_mm512_maskz_set1_epi32(m, static_cast<int>(0x80000000u));
+#elif defined(__AVX2__)
+    const __m256i place = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24), top = _mm256_set1_epi32(static_cast<int>(0x80000000u));
+    V out;
+    store(&out, _mm256_and_si256(_mm256_sllv_epi32(_mm256_set1_epi32(m), place), top));
+    store(reinterpret_cast<char*>(&out) + 32, _mm256_and_si256(_mm256_sllv_epi32(_mm256_set1_epi32(m >> 8), place), top));
+    return out;
 #else
     const V place = {1u << 31, 1u << 30, 1u << 29, 1u << 28, 1u << 27, 1u << 26, 1u << 25, 1u << 24,
                      1u << 23, 1u << 22, 1u << 21, 1u << 20, 1u << 19, 1u << 18, 1u << 17, 1u << 16};
@@ -146,7 +195,7 @@ LOCAL_INLINE u16 negative(F v) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_LT_OQ);
 #else
-    return top_bits((V)(v < F{}));
+    return top_bits(where_less(v, F{}, each_lane(0x80000000u), V{}));
 #endif
 }
 
@@ -187,9 +236,6 @@ LOCAL_INLINE void each(size_t n, Out out, Body&& body) {
     if (out.how == Emit::add) return each<Emit::add>(n, out, body);
     if (out.how == Emit::store) return each<Emit::store>(n, out, body);
     each<Emit::stream>(n, out, body);
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
 }
 
 // ---- Philox-4x32-10: one block serves eight coordinates, sixteen bits each ----
@@ -340,9 +386,9 @@ LOCAL_INLINE F signed_product(F size, F scale, V sign) { return real(bits(smalle
 
 LOCAL_INLINE H bf16(V x) {
     const V a = x & magnitude;
-    const V nearest = smaller((a + 0x7fff + (a >> 16 & 1)) >> 16, V{} + 0x7f7f);  // finite values stay finite
-    const V special = a >> 16 | (V)(a > infinity ? I{} + 0x40 : I{});           // NaN stays NaN
-    return halves((V)(a < infinity ? nearest : special) | (x >> 16 & 0x8000));
+    const V nearest = smaller((a + 0x7fff + (a >> 16 & 1)) >> 16, each_lane(0x7f7f));             // finite values stay finite
+    const V special = a >> 16 | where_less(each_lane(infinity), a, each_lane(0x40), V{});  // NaN stays NaN
+    return halves(where_less(a, each_lane(infinity), nearest, special) | (x >> 16 & 0x8000));
 }
 
 void bf16_encode(const float* x, size_t n, bool stream, u8* out) {
@@ -356,7 +402,6 @@ void bf16_encode(const float* x, size_t n, bool stream, u8* out) {
             _mm512_stream_si512(reinterpret_cast<__m512i*>(out + 2 * i),
                                 _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)low), (__m256i)high, 1));
         }
-        _mm_sfence();
     }
 #else
     (void)stream;
@@ -386,7 +431,7 @@ LOCAL_INLINE H fp16(F x, F factor) {
     const V b = bits(y);
     const V normal = ((b + 0xfff + (b >> 13 & 1)) >> 13) - (112u << 10);
     const V subnormal = bits(y + 0.5f) - bits(all(0.5f));  // the last place of 0.5 is fp16's smallest number
-    return halves((V)(y >= all(0x1p-14f) ? normal : subnormal) | sign);
+    return halves(where_less(y, all(0x1p-14f), subnormal, normal) | sign);
 }
 
 void fp16_encode(const float* x, size_t n, float factor, u8* out) {
@@ -407,9 +452,9 @@ void fp16_decode(const u8* data, size_t n, float scale, Out out) {
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
         const H h = k == 16 ? load<H>(data + 2 * i) : load<H>(data + 2 * i, 2 * k);
         const V b = widen(h), m = b & 0x7fff;
-        const V normal = (m << 13) + (V)(m >= 0x7c00 ? I{} + (224 << 23) : I{} + (112 << 23));
+        const V normal = (m << 13) + where_less(m, each_lane(0x7c00), each_lane(112u << 23), each_lane(224u << 23));
         const V subnormal = bits(__builtin_convertvector((I)m, F) * 0x1p-24f);
-        return signed_product(real((V)(m < 0x400 ? subnormal : normal)), s, (b & 0x8000) << 16);
+        return signed_product(real(where_less(m, each_lane(0x400), subnormal, normal)), s, (b & 0x8000) << 16);
     });
 }
 
@@ -425,7 +470,7 @@ LOCAL_INLINE B fp8(F x, F factor) {
     const V b = bits(y);
     const V normal = ((b + 0x7ffff + (b >> 20 & 1)) >> 20) - (120u << 3);
     const V subnormal = bits(y + 0x1p14f) - bits(all(0x1p14f));  // the last place of 2^14 is e4m3's smallest number
-    return quarters((V)(y >= all(0x1p-6f) ? normal : subnormal) | sign);
+    return quarters(where_less(y, all(0x1p-6f), subnormal, normal) | sign);
 }
 
 u32 fp8_encode(const float* x, size_t n, size_t block, u8* scales, u8* out) {
@@ -469,8 +514,8 @@ void fp8_decode(const u8* scales, const u8* data, size_t n, size_t block, Out ou
         const V b = widen(k == 16 ? load<B>(data + i) : load<B>(data + i, k)), m = b & 0x7f;
         const V normal = (m << 20) + (120u << 23);
         const V subnormal = bits(__builtin_convertvector((I)m, F) * 0x1p-9f);
-        const V nan = (V)(m == 0x7f) & 0x7fc00000u;
-        const F size = real((V)(m < 8 ? subnormal : normal) | nan);
+        const V nan = where_less(each_lane(0x7e), m, each_lane(0x7fc00000u), V{});
+        const F size = real(where_less(m, each_lane(8), subnormal, normal) | nan);
         return signed_product(size, all(e8m0(scales[i >> shift])), (b & 0x80) << 24);
     });
 }
@@ -521,7 +566,7 @@ u32 natural_encode(const float* x, size_t n, u64 first, const Source& source, u8
             m[j] = top_bits(b);
             // carries into the exponent with probability (the fraction, rounded to 16 bits)
             const V up = (a + 64 + (widen(load<H>(draws + 16 * j)) << 7)) >> 23;
-            store(to + 16 * j, quarters(smaller(up, V{} + 254)));
+            store(to + 16 * j, quarters(smaller(up, each_lane(254))));
         }
         std::memcpy(signs + i / 8, m, (k + 7) / 8);
         if (k < 64) std::memcpy(exponents + i, rest, k);
@@ -550,8 +595,8 @@ void ternary_codes(const float* x, size_t n, u64 first, float inverse, const Sou
             const V h = widen(load<H>(draws + 16 * j));
             const V u = h << 16 | __builtin_shufflevector(h, h, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
             const F share = smaller(real(b & magnitude) * inv, all(1.0f));
-            const I hit = (I)(u >> 2) < __builtin_convertvector(share * 0x1p30f, I);
-            store(to + 16 * j, quarters((V)((hit & ((I)b >> 31 | 1)) + 1)));
+            const V chance = (V)__builtin_convertvector(share * 0x1p30f, I);
+            store(to + 16 * j, quarters(where_less(u >> 2, chance, (V)((I)b >> 31 | 1), V{}) + 1));
         }
         if (k < 64) std::memcpy(codes + i, rest, k);
     });
@@ -654,7 +699,7 @@ void dithering_codes(const float* x, size_t n, u64 first, float inverse, int lev
             // 2 y where levels are powers of two, y + least where they are 0 and least: the fraction is the chance to go up
             const F z = y + larger(y, least);
             const V level = (bits(z) + (widen(load<H>(draws + 16 * j)) << 7) + base) >> 23;
-            store(to + 16 * j, quarters(level << 1 | (b >> 31 & (V)(level != 0))));
+            store(to + 16 * j, quarters(level << 1 | where_less(V{}, level, b >> 31, V{})));
         }
         if (k < 64) std::memcpy(codes + i, rest, k);
     });
@@ -665,7 +710,7 @@ void dithering_values(const u8* codes, size_t n, float scale, int levels, Out ou
     const u32 lift = static_cast<u32>(127 - levels);
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
         const V c = widen(k == 16 ? load<B>(codes + i) : load<B>(codes + i, k)), level = c >> 1;
-        return real((((level + lift) << 23) & (V)(level != 0)) | c << 31) * s;
+        return real(where_less(V{}, level, (level + lift) << 23, V{}) | c << 31) * s;
     });
 }
 

@@ -6,7 +6,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <memory>
 
 #include "tersegrad/runtime.hpp"
 
@@ -327,15 +326,17 @@ std::size_t encode_chunks(const EncodeModel& model, const std::uint8_t* symbols,
     const auto workers = static_cast<std::size_t>(plan_threads(chunks, 1));
     parallel_for(workers, 1, 1, [&](std::size_t, std::size_t) {
         const std::size_t size = 2 * std::min(n, kLongestChunk) + kSlack;
-        const std::unique_ptr<std::uint8_t[]> scratch(new std::uint8_t[size]);
+        thread_local std::vector<std::uint8_t> kept;  // below a megabyte; fresh pages would cost more than small messages
+        if (kept.size() < size) kept.resize(size);
+        std::uint8_t* const end = kept.data() + kept.size();
         for (std::size_t c; (c = next.fetch_add(1)) < chunks;) {
             std::uint32_t states[kLanes];
             const std::size_t length = chunk_length(n, c), head = 4 * lanes_of(length);
             const std::uint8_t* words = nullptr;
             std::size_t body = 0;
             if (!full.load(std::memory_order_relaxed)) {
-                words = encode_chunk(model, symbols + c * kChunk, length, ctx.at(c * kChunk), scratch.get() + size, states);
-                body = static_cast<std::size_t>(scratch.get() + size - words);
+                words = encode_chunk(model, symbols + c * kChunk, length, ctx.at(c * kChunk), end, states);
+                body = static_cast<std::size_t>(end - words);
             }
             for (std::size_t seen; (seen = ready.load(std::memory_order_acquire)) != c;) ready.wait(seen);
             const std::size_t at = offset;

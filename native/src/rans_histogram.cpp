@@ -1,5 +1,6 @@
 // Histograms: exact, or counted on one block in eight with the presence of every symbol taken from all the data.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <mutex>
 
@@ -38,27 +39,53 @@ struct Counters {
     }
 };
 
-void mark(const std::uint8_t* s, std::size_t n, Contexts ctx, std::uint8_t* present) {
-    if (!ctx.data) {
+void mark_bytes(const std::uint8_t* s, std::size_t n, std::uint8_t* present) {
 #if defined(__x86_64__)
-        if (isa() == Isa::avx512) return detail::mark_present_avx512(s, n, present);
-        if (isa() == Isa::avx2) return detail::mark_present_avx2(s, n, present);
+    if (isa() == Isa::avx512) return detail::mark_present_avx512(s, n, present);
+    if (isa() == Isa::avx2) return detail::mark_present_avx2(s, n, present);
 #endif
-        for (std::size_t i = 0; i < n; ++i) present[s[i]] = 1;
-    } else if (ctx.per_step) {
-#if defined(__x86_64__)
-        if (isa() == Isa::avx512) return detail::mark_present_steps_avx512(s, n, ctx.data, present);
-#endif
-        for (std::size_t i = 0; i < n; i += kLanes) {
-            std::uint8_t* row = present + std::size_t{256} * ctx.data[i / kLanes];
-            for (std::size_t k = i; k < std::min(n, i + kLanes); ++k) row[s[k]] = 1;
+    for (std::size_t i = 0; i < n; ++i) present[s[i]] = 1;
+}
+
+// Where a context and a symbol fit one byte together, pairs are joined a block at a time and marked like plain symbols.
+void mark_pairs(const std::uint8_t* s, std::size_t n, const std::uint8_t* contexts, int alphabet, int count, std::uint8_t* present) {
+    const int shift = std::bit_width(static_cast<unsigned>(alphabet) - 1);
+    const std::size_t pairs = static_cast<std::size_t>(count) << shift, mask = (std::size_t{1} << shift) - 1;
+    const auto cell = [&](std::size_t pair) { return (pair >> shift) * 256 + (pair & mask); };
+    std::uint8_t joined[kBlock], seen[256] = {};
+    for (std::size_t k = 0; k < std::min<std::size_t>(pairs, 256); ++k) seen[k] = present[cell(k)];
+    for (std::size_t begin = 0; begin < n; begin += kBlock) {
+        const std::size_t size = std::min(n - begin, kBlock);
+        const std::uint8_t *a = s + begin, *c = contexts + begin;
+        std::uint8_t any = 0;
+        for (std::size_t i = 0; i < size; ++i) {
+            any |= a[i];
+            joined[i] = static_cast<std::uint8_t>(c[i] << shift | a[i]);
         }
-    } else {
-        for (std::size_t i = 0; i < n; ++i) present[std::size_t{256} * ctx.data[i] + s[i]] = 1;
+        if (pairs <= 256 && any <= mask)
+            mark_bytes(joined, size, seen);
+        else
+            for (std::size_t i = 0; i < size; ++i) present[std::size_t{256} * c[i] + a[i]] = 1;
     }
+    for (std::size_t k = 0; k < std::min<std::size_t>(pairs, 256); ++k) present[cell(k)] |= seen[k];
+}
+
+void mark(const std::uint8_t* s, std::size_t n, Contexts ctx, int alphabet, int contexts, std::uint8_t* present) {
+    if (!ctx.data) return mark_bytes(s, n, present);
+    if (!ctx.per_step) return mark_pairs(s, n, ctx.data, alphabet, contexts, present);
+#if defined(__x86_64__)
+    if (isa() == Isa::avx512) return detail::mark_present_steps_avx512(s, n, ctx.data, present);
+#endif
+    for (std::size_t i = 0; i < n; i += kLanes) mark_bytes(s + i, std::min(n - i, std::size_t{kLanes}), present + std::size_t{256} * ctx.data[i / kLanes]);
 }
 
 }  // namespace
+
+std::uint8_t largest(const std::uint8_t* values, std::size_t n) {
+    std::uint8_t most = 0;
+    for (std::size_t i = 0; i < n; ++i) most = std::max(most, values[i]);
+    return most;
+}
 
 bool worth_sampling(std::size_t n, int alphabet, int contexts) {
     const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
@@ -80,7 +107,7 @@ bool histogram(const std::uint8_t* symbols, std::size_t n, int alphabet, Context
         std::vector<std::uint8_t> present(seen.size());
         if (sample) {
             for (std::size_t k = 0; k < rows; ++k) present[k] = counters.rows[k] != 0;
-            mark(symbols + begin, end - begin, ctx.at(begin), present.data());
+            mark(symbols + begin, end - begin, ctx.at(begin), alphabet, contexts, present.data());
         }
         const std::lock_guard lock(joined);
         for (std::size_t k = 0; k < rows; ++k) total[k] += counters.rows[k];

@@ -4,9 +4,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <mutex>
 #include <new>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #if defined(__SSE2__)
@@ -56,29 +57,85 @@ bool finite(const float* x, std::size_t n) {
 
 // ---- growing buffers of candidates --------------------------------------------------------------------------------------------
 
-struct Release {
-    void operator()(void* p) const { std::free(p); }
+// Buffers outlive the call: fresh memory costs more in page faults than the selection itself. A few, up to 64 MiB each.
+class Pool {
+  public:
+    struct Buffer {
+        void* data = nullptr;
+        std::size_t bytes = 0;
+    };
+
+    Buffer take() {
+        const std::lock_guard lock(mutex_);
+        if (free_.empty()) return {};
+        const auto most = std::max_element(free_.begin(), free_.end(), [](const Buffer& a, const Buffer& b) { return a.bytes < b.bytes; });
+        const Buffer found = *most;
+        free_.erase(most);
+        return found;
+    }
+
+    void give(Buffer buffer) {
+        if (!buffer.data) return;
+        if (buffer.bytes <= std::size_t{64} << 20) {
+            const std::lock_guard lock(mutex_);
+            if (free_.size() < 16) {
+                free_.push_back(buffer);
+                return;
+            }
+        }
+        std::free(buffer.data);
+    }
+
+    Pool() { free_.reserve(16); }
+    ~Pool() {
+        for (const Buffer& buffer : free_) std::free(buffer.data);
+    }
+
+  private:
+    std::mutex mutex_;
+    std::vector<Buffer> free_;
+};
+
+Pool& pool() {
+    static Pool shared;
+    return shared;
+}
+
+template <class T>
+class Scratch {
+  public:
+    Scratch() = default;
+    Scratch(Scratch&& other) noexcept : buffer_(std::exchange(other.buffer_, {})) {}
+    Scratch& operator=(Scratch&&) = delete;
+    ~Scratch() { pool().give(buffer_); }
+
+    T* get() const { return static_cast<T*>(buffer_.data); }
+    T& operator[](std::size_t i) const { return get()[i]; }
+
+    void reserve(std::size_t wanted) {
+        if (!buffer_.data) buffer_ = pool().take();
+        if (wanted * sizeof(T) <= buffer_.bytes) return;
+        const std::size_t bytes = std::max(wanted * sizeof(T), buffer_.bytes * 2);
+        void* grown = std::realloc(buffer_.data, bytes);
+        if (!grown) throw std::bad_alloc();
+        buffer_ = {grown, bytes};
+    }
+
+  private:
+    Pool::Buffer buffer_;
 };
 
 // Candidates of one contiguous part of the vector. Positions are relative to the part's begin, which is below 2^31 long.
 struct Part {
-    std::size_t begin = 0, end = 0, size = 0, capacity = 0;
+    std::size_t begin = 0, end = 0, size = 0;
     std::size_t equal = 0;  // how many candidates have exactly the threshold's key
     bool gave_up = false;
-    std::unique_ptr<std::int32_t[], Release> indices;
-    std::unique_ptr<float[], Release> values;
+    Scratch<std::int32_t> indices;
+    Scratch<float> values;
 
     void reserve(std::size_t wanted) {
-        if (wanted <= capacity) return;
-        wanted = std::max(wanted, capacity * 2);
-        auto grow = [&](void* p) {
-            void* q = std::realloc(p, wanted * 4);
-            if (!q) throw std::bad_alloc();
-            return q;
-        };
-        indices.reset(static_cast<std::int32_t*>(grow(indices.release())));
-        values.reset(static_cast<float*>(grow(values.release())));
-        capacity = wanted;
+        indices.reserve(wanted);
+        values.reserve(wanted);
     }
 };
 

@@ -53,9 +53,8 @@ def shapes() -> dict[str, tuple[Tensor, int]]:
     """Sets that make each form win."""
     d = 1 << 17
     generator = torch.Generator().manual_seed(1)
-    bursts = (torch.rand(d // 64, generator=generator) < 0.02).repeat_interleave(64) & (
-        torch.rand(d, generator=generator) < 0.9
-    )
+    blocks = (torch.rand(d // 64, generator=generator) < 0.02).repeat_interleave(64)
+    bursts = blocks & (torch.rand(d, generator=generator) < 0.9)
     waves = torch.rand(d, generator=generator) < 0.6 * torch.sin(torch.arange(d) / 3000.0).abs() ** 8
     runs = (torch.rand(d // 8, generator=generator) < 0.3).repeat_interleave(8)
     gaps = torch.where(torch.rand(400, generator=generator) < 0.9, 1, 30000).cumsum(0)
@@ -67,7 +66,7 @@ def shapes() -> dict[str, tuple[Tensor, int]]:
         "bursts": (torch.nonzero(bursts).reshape(-1), d),
         "waves": (torch.nonzero(waves).reshape(-1), d),
         "runs": (torch.nonzero(runs).reshape(-1), d),
-        "huge": (torch.randint(1 << 44, (3000,), generator=generator).sort().values.unique(), 1 << 44),
+        "huge": (torch.tensor(sorted(set(torch.randint(1 << 44, (3000,), generator=generator).tolist()))), 1 << 44),
         "far": (torch.tensor([0, 5, (1 << 40) - 1]), 1 << 40),
         "prefix": (torch.arange(5000), 1 << 30),
     }

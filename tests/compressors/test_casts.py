@@ -39,9 +39,10 @@ ALL: tuple[Compressor[Any], ...] = (
 every = pytest.mark.parametrize("c", ALL, ids=str)
 SIZES = (0, 1, 2, 63, 64, 65, 1000)
 FLOOR = 2.0**-126
+CONTEXT = Context(seed=5)
 
 
-def once(c: Compressor[Any], x: Tensor, ctx: Context = Context(seed=5)) -> Tensor:
+def once(c: Compressor[Any], x: Tensor, ctx: Context = CONTEXT) -> Tensor:
     spec = Spec.flat(x.numel(), x.dtype)
     message, _ = c.encode(x, c.init(spec, x.device), ctx)
     assert int(message.nbytes) <= c.max_nbytes(spec)

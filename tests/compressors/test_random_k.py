@@ -12,6 +12,7 @@ from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec
 from tersegrad.kernels import native
 
+CTX = Context(seed=3)
 VARIANTS = [
     RandomK(fraction=0.1),
     RandomK(k=7),
@@ -21,7 +22,7 @@ VARIANTS = [
 ]
 
 
-def send(compressor: RandomK, x: Tensor, ctx: Context = Context(seed=3)) -> tuple[Message, Tensor]:
+def send(compressor: RandomK, x: Tensor, ctx: Context = CTX) -> tuple[Message, Tensor]:
     spec = Spec.flat(x.numel())
     message, _ = compressor.encode(x, None, ctx)
     assert int(message.nbytes) == compressor.max_nbytes(spec)
@@ -183,4 +184,4 @@ def test_configuration() -> None:
     assert RandomK(fraction=0.07)._count(100) == 7
     for arguments in ({}, {"fraction": 0.1, "k": 3}, {"fraction": 0.0}, {"k": 0}, {"k": 1, "values": "bf16"}):
         with pytest.raises(BadConfiguration):
-            RandomK(**arguments)  # type: ignore[arg-type]
+            RandomK(**arguments)

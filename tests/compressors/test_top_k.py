@@ -1,6 +1,7 @@
 """Top-k: the set, the bytes, the guarantee, awkward input, bad bytes."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -225,13 +226,14 @@ def test_configuration() -> None:
     assert str(TopK(fraction=0.01)) == "top_k(fraction=0.01)"
     assert str(TopK(k=5, exact=False, values="bf16")) == "top_k(k=5, exact=false, values=bf16)"
     assert TopK(k=5).wire_id == 12
-    for arguments in (
+    bad: tuple[dict[str, Any], ...] = (
         {},
         {"fraction": 0.1, "k": 3},
         {"fraction": 0.0},
         {"fraction": 1.5},
         {"k": 0},
         {"k": 1, "values": "int8"},
-    ):
+    )
+    for arguments in bad:
         with pytest.raises(BadConfiguration):
-            TopK(**arguments)  # type: ignore[arg-type]
+            TopK(**arguments)

@@ -1,4 +1,4 @@
-"""The fixed-rate kernels: same bytes on every backend, instruction set and thread count, and the conversions torch agrees with."""
+"""The fixed-rate kernels: same bytes on every backend, instruction set and thread count, and conversions as torch's."""
 
 from __future__ import annotations
 

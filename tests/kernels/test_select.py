@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels import native, reference
+from tersegrad.kernels.native.module import module
 from tersegrad.kernels.reference.select import sample_positions
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native kernels are not built")
@@ -157,7 +158,7 @@ def test_permutation_of_a_huge_range(isa: str) -> None:
     for n in ((1 << 33) + 5, (1 << 40) - 1):
         expected = reference.permuted_indices(keys, 12345, n, 3000)
         assert torch.equal(native.permuted_indices(keys, 12345, n, 3000), expected)
-        assert expected.unique().numel() == 3000
+        assert len(set(expected.tolist())) == 3000
         assert 0 <= int(expected.min()) <= int(expected.max()) < n
 
 
@@ -170,7 +171,6 @@ def test_permutation_with_threads() -> None:
 
 
 def test_wrappers_refuse_what_does_not_fit() -> None:
-    module = native.module
     x, small = torch.ones(100), torch.empty(3, dtype=torch.int32)
     with pytest.raises(ValueError, match="room"):
         module.select_top_k(x, 10, small, torch.empty(10))

@@ -43,6 +43,8 @@ struct Contexts {
     [[gnu::always_inline]] int of(std::size_t symbol) const { return data ? data[per_step ? symbol / kLanes : symbol] : 0; }
 };
 
+std::uint8_t largest(const std::uint8_t* values, std::size_t n);  // 0 if there are none
+
 // ---- histograms: counts[context * alphabet + symbol]. False if a symbol lies outside the alphabet. ----
 bool worth_sampling(std::size_t n, int alphabet, int contexts);
 bool histogram(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, bool sample, std::uint64_t* counts);

@@ -32,12 +32,20 @@ class Timing:
     seconds: float  # of one call
     ratio: float  # memmove's time over this body's time in the same round: 1 is as fast as memmove, 2 is twice as fast
     nbytes: int  # bytes counted for one call
-    rounds: int
+    samples: tuple[float, ...]  # seconds of one call, round by round
+
+    @property
+    def rounds(self) -> int:
+        return len(self.samples)
 
     @property
     def gigabytes(self) -> float:
         """10^9 bytes a second."""
         return self.nbytes / self.seconds / 1e9
+
+    def times_faster_than(self, other: Timing) -> float:
+        """The median over the rounds that both ran in; of the same race only."""
+        return statistics.median(b / max(a, 1e-12) for a, b in zip(self.samples, other.samples))
 
 
 @contextlib.contextmanager
@@ -107,7 +115,7 @@ def race(
             seconds=statistics.median(times),
             ratio=statistics.median(r / max(t, 1e-12) for r, t in zip(reference, times)),
             nbytes=nbytes,
-            rounds=len(times),
+            samples=tuple(times),
         )
         for name, times in samples.items()
     }

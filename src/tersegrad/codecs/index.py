@@ -18,7 +18,9 @@ entropy; the short form pays about 2 bits a set above log2 C(numel, count), whol
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -61,7 +63,7 @@ def encode(indices: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
     """The bytes of strictly increasing int32 or int64 ``indices``, in the first bytes of ``out`` if it is given.
 
     >>> encode(torch.tensor([5]), 1000).tolist(), encode(torch.arange(1000), 1000).tolist()
-    ([1, 72], [0])
+    ([1, 64], [0])
     """
     count = indices.numel()
     if count > numel:
@@ -87,7 +89,7 @@ def encode(indices: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
 def _encode_gaps(indices: Tensor, numel: int, out: Tensor) -> int:
     """The smallest form with a header byte, into ``out``; returns its length."""
     ops, k = kernels.get(indices.device), indices.numel()
-    histogram = ops.gap_histogram(indices, numel)
+    histogram = {c: n for c, n in enumerate(ops.gap_histogram(indices, numel)) if n}
     m = divisor(k, numel)
     bitmap_size = 1 + -(-numel // 8)
     best = 1 + (ops.golomb_size(indices, m) if 8 * k > numel else ops.golomb_encode(indices, m, out[1:]))
@@ -102,9 +104,9 @@ def _encode_gaps(indices: Tensor, numel: int, out: Tensor) -> int:
         best, form = bitmap_size, BITMAP
 
     coded: Tensor | None = None
-    rests = sum(n * max(0, (c + 1) // 2 - 1) for c, n in enumerate(histogram))
-    if k > SHORT and 300 + (_entropy(histogram) + rests) / 8 < 0.99 * best:
-        alphabet = max(c for c, n in enumerate(histogram) if n) + 1
+    rests = sum(n * max(0, (c + 1) // 2 - 1) for c, n in histogram.items())
+    if k > SHORT and 300 + (_entropy(histogram.values()) + rests) / 8 < 0.99 * best:
+        alphabet = max(histogram) + 1
         classes = rans.encode(ops.gap_classes(indices), alphabet)
         size = 2 + classes.numel() + -(-rests // 8)
         if size < best:
@@ -136,19 +138,21 @@ def _encode_gaps(indices: Tensor, numel: int, out: Tensor) -> int:
     return best
 
 
-def _entropy(counts: list[int]) -> float:
+def _entropy(counts: Collection[int]) -> float:
     """Bits that an ideal code spends on all symbols together."""
     total = sum(counts)
     return sum(n * math.log2(total / n) for n in counts if n)
 
 
-def _rice_estimate(histogram: list[int]) -> tuple[int, float]:
+def _rice_estimate(histogram: dict[int, int]) -> tuple[int, float]:
     """A good Rice parameter and its bytes, from the counts of the gaps' classes, each gap taken as the middle of its class."""
-    middles = [0.0] + [(2.5 + (c + 1) % 2) * 2.0 ** ((c + 1) // 2 - 1) - 1 for c in range(1, len(histogram))]
-    total = sum(histogram)
-    present = [(n, g) for n, g in zip(histogram, middles) if n]
-    costs = [total * (1 + s) + sum(n * max(0.0, g / 2**s - 0.5) for n, g in present) for s in range(RICE_MAX)]
-    return costs.index(min(costs)), min(costs) / 8
+    total = sum(histogram.values())
+    reached = itertools.accumulate(histogram.values())
+    median = next(c for c, below in zip(histogram, reached) if 2 * below >= total)
+    middles = [(n, (2.5 + (c + 1) % 2) * 2.0 ** ((c + 1) // 2 - 1) - 1 if c else 0.0) for c, n in histogram.items()]
+    near = range(max(0, median // 2 - 2), min(RICE_MAX, median // 2 + 3))
+    costs = [total * (1 + s) + sum(n * max(0.0, g / 2**s - 0.5) for n, g in middles) for s in near]
+    return near[costs.index(min(costs))], min(costs) / 8
 
 
 def decode(data: Tensor, count: int, numel: int) -> tuple[Tensor, int]:

@@ -11,7 +11,6 @@ import functools
 import torch
 from torch import Tensor
 
-
 CELLS = 4096  # a unit of z
 RANGE = 8  # beyond this |z| the probability counts as zero
 _SCALE = 160

@@ -10,6 +10,9 @@ from tersegrad.compressors.natural_dithering import NaturalDithering
 from tersegrad.compressors.qsgd import QSGD
 from tersegrad.compressors.random_k import RandomK
 from tersegrad.compressors.sign import Sign
+from tersegrad.compressors.sparse_dithering import RandomSparseDithering, SparseDithering
+from tersegrad.compressors.spherical import Spherical
+from tersegrad.compressors.subtractive_dithering import SubtractiveDithering
 from tersegrad.compressors.ternary import Ternary
 from tersegrad.compressors.threshold import Threshold
 from tersegrad.compressors.top_k import TopK
@@ -25,7 +28,11 @@ __all__ = [
     "Natural",
     "NaturalDithering",
     "RandomK",
+    "RandomSparseDithering",
     "Sign",
+    "SparseDithering",
+    "Spherical",
+    "SubtractiveDithering",
     "Ternary",
     "Threshold",
     "TopK",

@@ -1,8 +1,8 @@
 """fp16: IEEE half precision under one power-of-two scale, so that 1e38 and 1e-30 survive.
 
 Maps     every coordinate to the nearest half-precision number times c, ties to even.
-Formula  C(x)_i = c * fp16(x_i / c), c = 2^(e - 14) with 2^e <= max|x| < 2^(e+1) (and c >= 2^-126): the largest coordinate lands in
-         [2^14, 2^15), one step below the top of the range, so that nothing overflows; divisions by c are exact. Products with c
+Formula  C(x)_i = c * fp16(x_i / c), c = 2^(e - 14) with 2^e <= max|x| < 2^(e+1) (and c >= 2^-126): the largest coordinate
+         lands in [2^14, 2^15), one step below the top of the range, so that nothing overflows; divisions by c are exact. Products with c
          that would round up to 2^128 become float32's largest number, which lies nearer to x_i.
 Promise  contractive, surely, with alpha = 2^-22 + (d - 1) 2^-78. Coordinates with |x_i / c| >= 2^-14 have 11 significant bits:
          an error of at most 2^-11 |x_i|. Smaller ones are subnormal: at most 2^-25 c, while max|x| >= 2^14 c, so each adds at

@@ -60,7 +60,7 @@ class Identity(Configuration):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         values = self._values(message, spec)
         out = float_buffer(out, spec.numel, message.data.device)
-        for part, into in zip(values.split(STRETCH), out.split(STRETCH)):
+        for part, into in zip(torch.split(values, STRETCH), torch.split(out, STRETCH)):
             into += part.to(torch.float32) * weight  # product and sum rounded one after the other, as in every other compressor
         return out
 

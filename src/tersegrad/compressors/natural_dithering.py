@@ -3,14 +3,14 @@
 Maps     x_i to sign(x_i) ||x|| times one of 0, 2^(1-s), ..., 1/4, 1/2, 1, without bias; the norm is the L2 norm of the buffer
          or of each bucket, s = ``levels``.
 Formula  with y = |x_i| / ||x|| between neighbouring levels a <= y <= b: b with probability (y - a) / (b - a), else a.
-Promise  unbiased with omega = 1/8 + 2^(1-s) sqrt(d) min(1, 2^(1-s) sqrt(d)), d the coordinates under one norm: between powers of
-         two the variance is at most y^2 / 8, as in natural compression, which adds up to at most 1/8; below t = 2^(1-s) it is
-         y (t - y), whose sum is at most t ||y||_1 <= t sqrt(d) and at most d t^2 / 4. Probabilities have 16 bits, nearest: a bias of
-         at most 2^-17 of the gap between levels, and omega grows by at most 2^-19 + d t^2 2^-17, included.
+Promise  unbiased with omega = 1/8 + 2^(1-s) sqrt(d) min(1, 2^(1-s) sqrt(d)), d the coordinates under one norm: between powers
+         of two the variance is at most y^2 / 8, as in natural compression, which adds up to at most 1/8; below t = 2^(1-s) it is
+         y (t - y), whose sum is at most t ||y||_1 <= t sqrt(d) and at most d t^2 / 4. Probabilities have 16 bits, nearest:
+         a bias of at most 2^-16 of the gap between levels, and omega grows by at most 2^-19 + d t^2 2^-16, included.
 Wire     packed: each norm as float32 (NaN: the buffer held NaN or Inf), then ceil(log2(2 s + 1)) bits a coordinate, LSB-first:
          level << 1 | sign, level 0 is zero and k is 2^(k - s).
-         rans: a mode byte. 0: the norms, then the rANS code of these codes, alphabet 2 s + 2. 1: all zero. 2: not finite. 4: the
-         packed message, where coding would not be shorter.
+         rans: a mode byte. 0: the norms, then the rANS code of these codes, alphabet 2 s + 2. 1: all zero. 2: not finite. 4:
+         the packed message, where coding would not be shorter.
 Source   Horvath et al., "Natural compression for distributed deep learning", 2019 (arXiv 1905.10988), Theorem 7 with p = 2.
 """
 
@@ -35,7 +35,10 @@ CODED, ZERO, NON_FINITE, PACKED = 0, 1, 2, 4
 
 @dataclasses.dataclass(frozen=True)
 class NaturalDithering(Configuration):
-    """Random powers of two of the norm: 5 bits a coordinate for ``levels=8`` packed, about 2 with ``coder="rans"``.
+    """Random powers of two of the norm: 5 bits a coordinate for ``levels=8`` packed, fewer with ``coder="rans"``.
+
+    One norm for a long buffer wastes the levels: on 2^20 Gaussian coordinates ``levels=8`` has error 5.4, but 0.083 with
+    ``bucket=512`` (3.4 bits with rans).
 
     >>> x = torch.tensor([3.0, -4.0, 0.0, 0.0])
     >>> message, _ = NaturalDithering().encode(x, None, Context(seed=1))
@@ -108,7 +111,7 @@ class NaturalDithering(Configuration):
     def guarantee(self, spec: Spec) -> Guarantee:
         d = min(self._bucket(spec.numel), spec.numel)
         reach = 2.0 ** (1 - self.levels) * math.sqrt(d)
-        return Guarantee("unbiased", 1 / 8 + reach * min(1.0, reach) + 2.0**-19 + reach**2 * 2.0**-17)
+        return Guarantee("unbiased", 1 / 8 + reach * min(1.0, reach) + 2.0**-19 + reach**2 * 2.0**-16)
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(64, -(-numel // 64) * 64)

@@ -1,17 +1,17 @@
 """Random-k: k coordinates that both ends draw from the shared seed; indices are never sent.
 
-Formula. S = {p(0), ..., p(k-1)} for a permutation p of [0, d). C(x)_i = (d/k) x_i for i in S, else 0; without the factor d/k where
-``unbiased=False``. p is a Feistel network on ceil(log2 d) bits, walked until it lands below d, then turned by a rotation: integers
-only, the same on every device, keyed by Philox words of (seed, step, buffer) with purpose MASK and the shared sender.
+Formula. S = {p(0), ..., p(k-1)} for a permutation p of [0, d). C(x)_i = (d/k) x_i for i in S, else 0; without the factor where
+``unbiased=False``. p is a Feistel network on ceil(log2 d) bits, walked until it lands below d, then turned by a rotation:
+integers only, the same on every device, keyed by Philox words of (seed, step, buffer), purpose MASK and the shared sender.
 
 Guarantee. The rotation is uniform on [0, d), so each coordinate is in S with probability k/d whatever the network does. Hence
-E C(x) = x, and E ||C(x) - x||^2 = sum_i x_i^2 (d/k - 1): unbiased, omega = d/k - 1. Unscaled, E ||C(x) - x||^2 = (1 - k/d) ||x||^2:
-contractive on average, not surely. (The factor is rounded to float32, and products beyond its range become its largest number.)
+E C(x) = x, and E ||C(x) - x||^2 = sum_i x_i^2 (d/k - 1): unbiased, omega = d/k - 1. Unscaled, the mean of ||C(x) - x||^2 is
+(1 - k/d) ||x||^2: contractive on average, not surely. (The factor is rounded to float32; products beyond float32 saturate.)
 
-Wire (``spec/wire.md``, "random_k"): k values x_p(0), ..., x_p(k-1), unscaled, float32 or bfloat16, little-endian; nothing else. A
-vector with any NaN or Inf is sent as k NaNs, and any NaN or Inf among the values decodes to all NaN.
+Wire (``spec/wire.md``, "random_k"): k values x_p(0), ..., x_p(k-1), unscaled, float32 or bfloat16, little-endian; nothing else.
+A vector with any NaN or Inf is sent as k NaNs, and any NaN or Inf among the values decodes to all NaN.
 
-Citation. J. Konecny et al., "Federated learning: strategies for improving communication efficiency", 2016 (random mask from a seed);
+Citation. J. Konecny et al., "Federated learning: strategies for improving communication efficiency", 2016 (random masks);
 S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with memory", NeurIPS 2018. There every worker draws its own mask; here
 all ranks share one, so that masked values can be summed as they are.
 """

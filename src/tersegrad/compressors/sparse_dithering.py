@@ -41,6 +41,7 @@ Coder = Literal["auto", "rans", "paper"]
 Scale = Literal["chunk", "global"]
 CODERS, SCALES = ("auto", "rans", "paper"), ("chunk", "global")
 NON_FINITE, ZERO, SEGMENTS = 0x7FC00000, 0, 0x80000000  # first word of a message; anything else is the scale of a short one
+UNARY_LIMIT = 16  # mean level from which a unary code cannot be the shortest
 SHORT = 1 << 14  # vectors up to this length also try the sequential codes
 PAPER_LIMIT = 1 << 30  # the arithmetic coder counts below this
 SAMPLE = 1 << 20  # coordinates that a search for the step looks at
@@ -121,7 +122,8 @@ def _short(x: Tensor, norm: float, step: float, coder: Coder, ctx: Context | Non
     dot, energy = float(x.double() @ exact), float(exact @ exact)
     if ctx is None:
         scale = toward_zero(dot / energy)
-    forms: tuple[levels.Form, ...] = ("paper",) if coder == "paper" else ("paper", "adaptive")
+    unary = int(k.abs().sum(dtype=torch.int64)) <= UNARY_LIMIT * k.numel()
+    forms: tuple[levels.Form, ...] = ("paper",) if coder == "paper" else ("paper", "adaptive") if unary else ("adaptive",)
     code = min((levels.encode(k, form) for form in forms), key=Tensor.numel)
     head = torch.tensor(list(struct.pack("<f", scale)), dtype=torch.uint8, device=x.device)
     return Coded(torch.cat([head, code]), norm, norm - 2 * scale * dot + scale * scale * energy)
@@ -163,19 +165,27 @@ def encode_to_size(x: Tensor, budget: int, coder: Coder, out: Tensor | None) -> 
     norm = float(kernels.get(x.device).sum_squares(x))
     if not math.isfinite(norm) or norm == 0 or budget <= 4:
         return encode_at(x, HUGE, 0.0, coder, None)
-    rate = 8 * budget / x.numel()
-    step, best, low, high = math.log2(norm / x.numel()) / 2 + 2 - min(rate, 24.0), None, -126.0, 127.0
+    # Bracket the step by whole octaves, then close in; lengths need not be monotone, so the best that fits is kept.
+    step = math.log2(norm / x.numel()) / 2 + 2 - min(8 * budget / x.numel(), 24.0)
+    best, low, high = None, None, None
     for _ in range(60):
         coded = encode_at(x, toward_zero(2.0**step), 0.0, coder, None)
         got = coded.data.numel()
         if got <= budget:
             best, high = coded, step
-            if got >= budget * 0.9975 or high - low < 1e-3:
-                break
         else:
             low = step
-        guess = step + 8 * (got - budget * 0.999) / x.numel()
-        step = guess if low < guess < high else (low + high) / 2
+        if (high is not None and got <= budget and got >= budget * 0.9975) or step <= -126 or step >= 127:
+            break
+        if low is not None and high is not None:
+            if high - low < 1e-3:
+                break
+            guess = step + 8 * (got - budget * 0.999) / x.numel()
+            step = guess if low < guess < high else (low + high) / 2
+        elif coded.error <= 1e-12 * norm and got <= budget:
+            break  # already exact for all purposes
+        else:
+            step += min(max(8 * (got - budget * 0.999) / x.numel(), -2.0), 2.0) or 0.5
     if best is None:
         return Coded(word(ZERO, out), norm, norm)
     return best if out is None else dataclasses.replace(best, data=_into(out, best.data))

@@ -146,7 +146,9 @@ class Spherical(Configuration):
         payload = message.payload.contiguous()
         if out is None:
             out = torch.empty(spec.numel, dtype=torch.float32, device=payload.device)
-        values = self._decode_vector(payload, spec.numel, ctx) if self.block is None else self._decode_blocks(payload, spec, ctx)
+        values = (
+            self._decode_vector(payload, spec.numel, ctx) if self.block is None else self._decode_blocks(payload, spec, ctx)
+        )
         return out.copy_(values)
 
     # Whole vectors: 31 bits of norm, then the Rice code of T, in one stream

@@ -35,7 +35,12 @@ from tersegrad.core.text import Configuration, require
 
 Coder = Literal["auto", "rans"]
 Scale = Literal["chunk", "global"]
-NON_FINITE, ZERO, SEGMENTS, RAW = 0x7FC00000, 0, 0x80000000, 0xFF800000  # first word; anything else is the step of a short message
+NON_FINITE, ZERO, SEGMENTS, RAW = (
+    0x7FC00000,
+    0,
+    0x80000000,
+    0xFF800000,
+)  # first word; anything else is the step of a short message
 SEGMENT = 1 << 18
 SHORT = 1 << 15  # the longest vectors that also try the sequential codes
 TINY, HUGE = 2.0**-126, float(torch.finfo(torch.float32).max)
@@ -100,7 +105,10 @@ class SubtractiveDithering(Configuration):
             return _word(NON_FINITE, device)
         if not any(squares):
             return _word(ZERO, device)
-        steps = [_normal(SLACK * math.sqrt(12 * self.omega / n * e)) if e else 0.0 for (_, n), e in zip(segments, squares, strict=True)]
+        steps = [
+            _normal(SLACK * math.sqrt(12 * self.omega / n * e)) if e else 0.0
+            for (_, n), e in zip(segments, squares, strict=True)
+        ]
         live = [(s, n, step) for (s, n), step in zip(segments, steps, strict=True) if step]
         q = torch.empty(sum(n for _, n, _ in live), dtype=torch.int32, device=device)
         at = top = 0
@@ -118,7 +126,9 @@ class SubtractiveDithering(Configuration):
             forms.append(self._segmented(q, top, ctx, live, steps))
         best = min(forms, key=Tensor.numel)
         if best.numel() > 5 + 4 * len(steps) + 4 * q.numel():
-            best = torch.cat([_word(SEGMENTS, device), _pack(f"<{len(steps)}fB", *steps, 0, device=device), q.view(torch.uint8)])
+            best = torch.cat(
+                [_word(SEGMENTS, device), _pack(f"<{len(steps)}fB", *steps, 0, device=device), q.view(torch.uint8)]
+            )
         return best
 
     def _segmented(self, q: Tensor, top: int, ctx: Context, live: list[tuple[int, int, float]], steps: list[float]) -> Tensor:

@@ -1,6 +1,6 @@
 """Threshold: the coordinates above tau in magnitude, with their values or as +-tau; everything else becomes zero.
 
-Formula. C(x)_i = x_i (``values="exact"``) or tau sign(x_i) (``values="sign"``) where |x_i| > tau, else 0. tau is rounded to float32.
+Formula. C(x)_i = x_i (``values="exact"``) or tau sign(x_i) (``values="sign"``) where |x_i| > tau, else 0. tau is a float32.
 
 Guarantee. None relative to ||x||: a vector whose coordinates all lie below tau is sent as zero. Absolutely, with exact values,
 ||C(x) - x||^2 <= d tau^2. Under error feedback nothing is lost for good: what stays below tau accumulates until it passes.

@@ -1,10 +1,10 @@
 """Top-k: the k coordinates of largest magnitude, exactly; everything else becomes zero.
 
-Formula. C(x)_i = x_i for i in T, else 0, where T holds the k largest |x_i|; ties go to the lowest index, so T is unique. Zeros are
-never sent: where x has fewer than k other coordinates, the message is shorter.
+Formula. C(x)_i = x_i for i in T, else 0, where T holds the k largest |x_i|; ties go to the lowest index, so T is unique. Zeros
+are never sent: where x has fewer than k other coordinates, the message is shorter.
 
-Guarantee. Contractive, for every x: ||C(x) - x||^2 <= (1 - k/d) ||x||^2, because the k largest of d squares hold at least k/d of
-their sum. With ``values="bf16"`` a sent coordinate errs by at most 2^-8 of itself, which leaves 1 - (k/d)(1 - 2^-16). With
+Guarantee. Contractive, for every x: ||C(x) - x||^2 <= (1 - k/d) ||x||^2, because the k largest of d squares hold at least k/d
+of their sum. With ``values="bf16"`` a sent coordinate errs by at most 2^-8 of itself, which leaves 1 - (k/d)(1 - 2^-16). With
 ``exact=False`` the threshold comes from a sample of about 65,000 coordinates and the number sent varies; it never leaves
 [ceil(k/2), k + ceil(k/4)] (otherwise the exact set is sent), and so only ceil(k/2) is promised.
 
@@ -13,8 +13,9 @@ Wire (``spec/wire.md``, "top_k")::
     byte 0   mode: 0 normal, 1 all zero, 2 non-finite, 3 raw (the float32 vector, when coding would take more bytes)
     mode 0   count (varint), index set (``codecs/index.py``), count values (float32 or bfloat16, little-endian)
 
-Citation. A. F. Aji, K. Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; S. U. Stich, J.-B. Cordonnier,
-M. Jaggi, "Sparsified SGD with memory", NeurIPS 2018. They count indices as 32 bits each; here they take log2 C(d, k) bits.
+Citation. A. F. Aji, K. Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; S. U. Stich,
+J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with memory", NeurIPS 2018. They count indices as 32 bits each; here all of them
+together take about log2 C(d, k) bits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, fl
 from tersegrad.core.text import Configuration, require
 
 NORMAL, ZERO, NON_FINITE, RAW = range(4)
-INFINITY = 0x7F800000  # the bit pattern of Inf; those of |NaN| are larger
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,14 +14,11 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 
-
 RoundingRule = Literal["l2", "max", "nearest"]
 
 
 class BitKernels(Protocol):
     """Bit packing, trits, Elias and Golomb-Rice codes. Sizes are exact and checked by the caller."""
-
-    """Bit packing, trits, Elias and Golomb-Rice codes (``spec/wire.md``, bit streams). Sizes are exact and checked by the caller."""
 
     def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
         """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
@@ -139,7 +136,6 @@ class DitherKernels(Protocol):
 
     def dither_sample(self, x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
         """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest."""
-
         ...
 
 
@@ -152,12 +148,11 @@ class HadamardKernels(Protocol):
 
     def unrotate(self, y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
         """The inverse: ``y`` of the padded size into ``out``, which is returned. ``out`` may be ``y``."""
+        ...
 
 
 class RansKernels(Protocol):
     """Interleaved rANS. Symbols and contexts are uint8 vectors; contexts are given one a symbol or one a step of 64."""
-
-    """Interleaved rANS (``spec``, "rANS"): symbols and contexts are uint8 vectors, ``contexts`` one a symbol or one a step of 64."""
 
     def rans_histogram(
         self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool
@@ -385,5 +380,15 @@ class SharedKernels(Protocol):
         ...
 
 
-class Kernels(BitKernels, CastKernels, DitherKernels, HadamardKernels, RansKernels, RoundingKernels, SelectKernels, SharedKernels, Protocol):
+class Kernels(
+    BitKernels,
+    CastKernels,
+    DitherKernels,
+    HadamardKernels,
+    RansKernels,
+    RoundingKernels,
+    SelectKernels,
+    SharedKernels,
+    Protocol,
+):
     """Everything a backend provides."""

@@ -14,8 +14,8 @@ from tersegrad.report.tables import Column, Table
 
 NUMEL = 1_000_000  # the guarantee may depend on the number of coordinates
 
-# One sensible configuration of every compressor and wrapper; the order is that of the table.
-CONFIGURATIONS: tuple[str, ...] = (
+# One sensible configuration of every compressor and wrapper; the order is that of the tables.
+_SENSIBLE = (
     "identity",
     "bf16",
     "fp16",
@@ -29,6 +29,9 @@ CONFIGURATIONS: tuple[str, ...] = (
     "qsgd(levels=1, coder=rans)",
     "ternary",
     "sign",
+    "sparse_dithering(alpha=0.1)",
+    "random_sparse_dithering(omega=1)",
+    "subtractive_dithering(omega=1)",
     "top_k(fraction=0.01)",
     "random_k(fraction=0.01)",
     "threshold(tau=2.5)",
@@ -38,6 +41,7 @@ CONFIGURATIONS: tuple[str, ...] = (
     "strom(tau=2.5)",
     "mem_sgd(fraction=0.01)",
 )
+CONFIGURATIONS: tuple[str, ...] = tuple(text for text in _SENSIBLE if text.partition("(")[0] in recipes.names())
 
 
 @dataclasses.dataclass(frozen=True)

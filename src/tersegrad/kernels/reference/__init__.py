@@ -8,5 +8,5 @@ from tersegrad.kernels.reference.levels import *
 from tersegrad.kernels.reference.modelled import *
 from tersegrad.kernels.reference.rans import *
 from tersegrad.kernels.reference.rounding import *
-from tersegrad.kernels.reference.shared import *
 from tersegrad.kernels.reference.select import *
+from tersegrad.kernels.reference.shared import *

@@ -103,6 +103,7 @@ def bf16_encode(x: Tensor, out: Tensor) -> None:
 
 
 def bf16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    """The float32 values of bfloat16 numbers."""
     h = data.clone().view(torch.int16).to(torch.int32)
     _emit((h << 16).view(torch.float32), out, weight)
 
@@ -121,6 +122,7 @@ def fp16_encode(x: Tensor, out: Tensor) -> None:
 
 
 def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    """Half-precision numbers times their scale."""
     if out.numel():
         h = data[4:].clone().view(torch.float16).to(torch.float32)
         _emit(torch.copysign((h.abs() * _scale(data)).clamp(max=LARGEST), h), out, weight)
@@ -146,6 +148,7 @@ def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
 
 
 def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None:
+    """e4m3 numbers times their block's scale."""
     blocks = -(-out.numel() // block)
     e = data[:blocks].to(torch.int32)
     scales = torch.where(e == 0, 0x00400000, torch.where(e == 255, 0x7FC00000, e << 23)).to(torch.int32).view(torch.float32)
@@ -169,6 +172,7 @@ def sign_encode(x: Tensor, out: Tensor) -> None:
 
 
 def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    """Plus or minus the scale."""
     if out.numel():
         scale = _scale(data)
         _emit(torch.where(_unpack_bits(data[4:], out.numel()) == 1, -scale, scale), out, weight)
@@ -185,6 +189,7 @@ def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
 
 
 def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
+    """Powers of two."""
     signs = -(-out.numel() // 8)
     e = data[signs:].to(torch.int32)
     size = (e << 23 | (e + 1) >> 8 << 22).view(torch.float32)
@@ -214,6 +219,7 @@ def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
 
 
 def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
+    """Trits less one, times the scale of their bucket."""
     count = out.numel()
     buckets = -(-count // bucket)
     packed = data[4 * buckets :].to(torch.int32)
@@ -244,6 +250,7 @@ def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: in
 
 
 def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
+    """Powers of two of the norm of their bucket."""
     count = out.numel()
     buckets = -(-count // bucket)
     spread = _unpack_bits(data[4 * buckets :], count * width).view(count, width)

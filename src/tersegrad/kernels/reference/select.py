@@ -1,7 +1,7 @@
 """Sparse vectors in plain torch: the definition of what ``native/src/select*.cpp`` computes.
 
-Bit streams are built from whole tensors of bits, least significant bit of each byte first. The arithmetic code, which serves sets
-of a few hundred indices, runs on Python integers.
+Bit streams are built from whole tensors of bits, least significant bit of each byte first. The arithmetic code, which serves
+sets of a few hundred indices, runs on Python integers.
 """
 
 from __future__ import annotations
