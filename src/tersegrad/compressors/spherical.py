@@ -24,6 +24,7 @@ the unbiased version, and normal numbers from a table of integers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import struct
 from typing import ClassVar
@@ -45,6 +46,12 @@ TINY = 2.0**-126  # smaller norms are sent as zero
 LONGEST_UNARY = 127
 FAR = 1 << 40  # no encoder draws so many words
 
+# The same few arguments come again with every message.
+_chance = functools.lru_cache(maxsize=256)(theory.cap_probability)
+_cap_bits = functools.lru_cache(maxsize=256)(theory.neg_log2_cap)
+_rice_parameter = functools.lru_cache(maxsize=256)(theory.spherical_rice_parameter)
+_constant = functools.lru_cache(maxsize=256)(theory.spherical_constant)
+
 
 @dataclasses.dataclass(frozen=True)
 class Spherical(Configuration):
@@ -63,14 +70,14 @@ class Spherical(Configuration):
 
     def _affordable(self, d: int) -> None:
         most = VECTOR_DRAWS if self.block is None else BLOCK_DRAWS
-        bits = theory.neg_log2_cap(self.alpha, max(d, 1))
+        bits = _cap_bits(self.alpha, max(d, 1))
         if bits <= math.log2(most):
             return
-        block = max((m for m in range(1, 65) if theory.neg_log2_cap(self.alpha, m) <= math.log2(BLOCK_DRAWS)), default=1)
+        block = max((m for m in range(1, 65) if _cap_bits(self.alpha, m) <= math.log2(BLOCK_DRAWS)), default=1)
         low, high = self.alpha, 1.0
         while high - low > 1e-3:
             middle = (low + high) / 2
-            low, high = (low, middle) if theory.neg_log2_cap(middle, d) <= math.log2(most) else (middle, high)
+            low, high = (low, middle) if _cap_bits(middle, d) <= math.log2(most) else (middle, high)
         require(
             False,
             f"alpha={self.alpha} in {d} dimensions takes 2^{bits:.1f} draws, more than the 2^{math.log2(most):.0f} allowed: "
@@ -111,14 +118,14 @@ class Spherical(Configuration):
         """Distance of decoded points for unit vectors of d coordinates."""
         radius = math.sqrt(1 - self.alpha)
         # Rounded to float32, which hides how the machine computed it.
-        return float(torch.tensor(radius / theory.spherical_constant(self.alpha, d))) if self.unbiased else radius
+        return float(torch.tensor(radius / _constant(self.alpha, d))) if self.unbiased else radius
 
     def _rice(self, d: int) -> int:
         """Rice parameter for blocks of d coordinates: at the mean threshold, where norms are rounded."""
         if self.block is None or self.unbiased:
-            return int(theory.spherical_rice_parameter(self.alpha, d))
+            return int(_rice_parameter(self.alpha, d))
         eta = math.log(2) / (2 * self.notches)
-        return int(theory.spherical_rice_parameter(1 - (1 - self.alpha) * (1 + eta * eta / 3), d))
+        return int(_rice_parameter(1 - (1 - self.alpha) * (1 + eta * eta / 3), d))
 
     def _search(self, ctx: Context, x: Tensor, norm: Tensor, square: Tensor, width: int) -> Tensor:
         """Words for the rows of x; ``norm`` is what the decoder will know of their norms."""
@@ -126,7 +133,7 @@ class Spherical(Configuration):
         worst = self.alpha
         if self.block is not None and not self.unbiased:
             worst = 1 - (1 - self.alpha) * math.cosh(math.log(2) / (2 * self.notches)) ** 2
-        chance = theory.cap_probability(worst, d)
+        chance = _chance(worst, d)
         size = square.sqrt() if self.unbiased else norm
         return sphere.search(ctx, x, size * math.sqrt(1 - self.alpha), square, self.alpha, chance, width)
 
@@ -289,6 +296,7 @@ def _stored(data: Tensor, d: int) -> Tensor:
     return data.clone().view(torch.float32)
 
 
+@functools.cache
 def _powers(g: int) -> Tensor:
     """2^(j/g) for j = 0 .. g - 1, by square roots and products that every machine rounds alike."""
     table, root = [1.0], 2.0
