@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+import zlib
 
 import pytest
 import torch
@@ -94,20 +96,14 @@ def test_the_unbiased_version_is_unbiased() -> None:
     pattern = gaussian(d, seed=3) * torch.logspace(-1, 1, d)
     x = pattern.repeat(copies)
     c = Spherical(alpha=0.6, block=block, unbiased=True)
-    total, square, errors = torch.zeros(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), []
+    means, errors = [], []
     for seed in range(seeds):
         _, y = once(c, x, Context(seed=seed))
-        off = (y.double() - x.double()).view(copies, d)
-        total += off.sum(0)
-        square += off.square().sum(0)
+        means.append((y.double() - x.double()).view(copies, d).mean(0))
         errors.append(error(y, x))
-    n = copies * seeds
-    size = pattern.double().view(-1, block).norm(dim=1).repeat_interleave(block)
-    log = math.log(2 * d / 1e-6)
-    # Bernstein; a coordinate errs by at most its block's norm times the radius, the norm's rounding, and the coordinate itself.
-    bound = (2 * square / n * log / n).sqrt() + 4 * size * log / (3 * n) + size * 2.0**-16
-    # Copies share a codebook, which costs independence: allow the mean over seeds alone half of the spread.
-    assert bool(((total / n).abs() <= 2 * bound).all())
+    # Copies share a codebook, so only the means of different seeds are independent: 20 coordinates, 5.5 standard errors.
+    spread, mean = torch.std_mean(torch.stack(means), dim=0)
+    assert bool((mean.abs() <= 5.5 * spread / math.sqrt(seeds)).all())
     omega = c.guarantee(Spec.flat(d)).value
     assert sum(errors) / seeds <= omega * 1.01
     assert omega >= theory.spherical_omega(0.6, block)
@@ -125,7 +121,7 @@ def test_unbiased_whole_vectors_have_the_variance_of_theory() -> None:
 
 
 def test_too_many_draws_are_refused_with_advice() -> None:
-    with pytest.raises(BadConfiguration, match=r"block=13 or less, or alpha=0\.2\d+ or more"):
+    with pytest.raises(BadConfiguration, match=r"block=15 or less, or alpha=0\.2\d+ or more"):
         Spherical(alpha=0.2, block=20)
     c = Spherical(alpha=0.2)
     with pytest.raises(BadConfiguration, match="draws"):
@@ -168,18 +164,15 @@ def test_damaged_messages_raise_or_decode() -> None:
             changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
             trials.append(bytes(changed))
         for trial in trials:
-            try:
+            with contextlib.suppress(CorruptMessage):
                 assert c.decode(Message.frombytes(trial), spec, ctx).shape == (d,)
-            except CorruptMessage:
-                pass
     with pytest.raises(CorruptMessage):
         c.decode(Message.frombytes(data[:-1]), spec, ctx)
 
 
 def test_words_are_the_same_on_every_backend() -> None:
     """The table is pinned: a change of one entry would decode old messages differently."""
-    table = normal.quantiles().long()
-    assert int(table.abs().sum()) == 428351424 or int((table * torch.arange(65536)).sum()) != 0
+    assert zlib.crc32(normal.quantiles().numpy().astype("<i4").tobytes()) == 0x176DEAFF
     index = torch.tensor([0, 1, 7, 123_456_789, 1 << 39])
     ctx = Context(seed=99, step=3, buffer=2, sender=1)
     with kernels.force("reference"):

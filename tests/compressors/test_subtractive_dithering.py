@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 
@@ -57,8 +58,8 @@ def test_a_sparse_short_vector_takes_the_adaptive_code() -> None:
     x[17] = 1.0
     c = SubtractiveDithering(omega=4.0)
     message, _ = once(c, x, Context(seed=1))
-    assert message.tobytes()[4] & 1 in (0, 1)
-    assert int(message.nbytes) < 300
+    assert message.tobytes()[4] & 1 == 1
+    assert int(message.nbytes) < 60
 
 
 @pytest.mark.parametrize("name", ["gaussian", "one_hot", "half_steps", "student_t"])
@@ -169,10 +170,8 @@ def test_damaged_messages_raise_or_decode() -> None:
             changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
             trials.append(bytes(changed))
         for trial in trials:
-            try:
+            with contextlib.suppress(CorruptMessage):
                 assert c.decode(Message.frombytes(trial), spec, ctx).shape == (d,)
-            except CorruptMessage:
-                pass
         with pytest.raises(CorruptMessage):
             c.decode(Message.frombytes(data[:3]), spec, ctx)
 
