@@ -40,8 +40,8 @@ SINGLE = (
 OURS = ("SD", "SC", "random SD", "subtractive")  # what the claims of the paper are about
 
 # The distributed curves: (algorithm, text form, iterations by number of workers, largest first wins; divisor of the step)
-STALL = {1: 2500, 20: 1500, 100: 400}
-LONG = {1: 2500, 20: 2000, 100: 1000}
+STALL = {1: 2000, 20: 1000, 100: 300}
+LONG = {1: 2500, 20: 1500, 100: 600}
 FULL = {1: 20000}
 DISTRIBUTED: tuple[tuple[str, Algorithm, str, dict[int, int], float], ...] = (
     ("GD, none", "cgd", "identity", FULL, 1.0),
@@ -49,7 +49,7 @@ DISTRIBUTED: tuple[tuple[str, Algorithm, str, dict[int, int], float], ...] = (
     ("DIANA, random SD", "diana", "random_sparse_dithering(omega=0.25)", FULL, 1.0),
     ("DIANA, subtractive", "diana", "subtractive_dithering(omega=0.25)", FULL, 1.0),
     ("EF, SD", "ef", "sparse_dithering(nu=0.1)", LONG, 1.0),
-    ("EF, SD, step/4", "ef", "sparse_dithering(nu=0.1)", {1: 10000, 5: 0}, 4.0),
+    ("EF, SD, step/4", "ef", "sparse_dithering(nu=0.1)", {1: 8000, 5: 0}, 4.0),
     ("EF21, SD", "ef21", "sparse_dithering(nu=0.1)", FULL, 1.0),
     ("EF21, top_k half", "ef21", "top_k(k={half})", {1: 20000, 5: 0}, 1.0),
 )
@@ -307,7 +307,12 @@ def claims(curves: Sequence[Curve], targets: tuple[float, float]) -> Table:
                          "yes" if done == len(good) else "no"))  # fmt: skip
             rows.append((problem, f"n = {n}: distributed compressed GD and EF do not", f"{stuck} of {len(bad)} stall",
                          "yes" if stuck == len(bad) else "no"))  # fmt: skip
-    columns = (Column("problem", number=False), Column("statement", number=False), Column("found"), Column("holds", number=False))
+    columns = (
+        Column("problem", number=False),
+        Column("statement", number=False),
+        Column("found"),
+        Column("holds", number=False),
+    )
     return Table(columns, tuple(rows), "Statements")
 
 

@@ -13,7 +13,7 @@ import lzma
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +114,9 @@ class Split:
         """Hessians (n, d, d) and linear terms (n, d) of the workers' least-squares losses."""
         p, scale = self.problem, self.workers / len(self.problem.labels)
         grams = np.stack([scale * p.features[r].T @ p.features[r] for r in self._runs])
-        return grams + p.regulariser * np.eye(p.dimension), np.stack([scale * p.features[r].T @ p.labels[r] for r in self._runs])
+        return grams + p.regulariser * np.eye(p.dimension), np.stack(
+            [scale * p.features[r].T @ p.labels[r] for r in self._runs]
+        )
 
     def gradients(self, x: Array) -> Array:
         """The workers' gradients at x, (n, d)."""
@@ -122,9 +124,22 @@ class Split:
         if p.kind == "ridge":
             hessians, linear = self._quadratics
             return np.asarray(hessians @ x - linear)
-        slopes = -p.labels * _sigmoid(-p.labels * (p.features @ x)) * (self.workers / len(p.labels))
-        out = np.stack([slopes[r] @ p.features[r] for r in self._runs])
-        return np.asarray(out + p.regulariser * x)
+        scale = self.workers / len(p.labels)
+        rows = []
+        for matrix, run in zip(self._blocks, self._runs):
+            labels = p.labels[run]
+            rows.append(matrix.T @ (-labels * _sigmoid(-labels * (matrix @ x)) * scale))
+        return np.asarray(np.stack(rows) + p.regulariser * x)
+
+    @cached_property
+    def _blocks(self) -> list[Any]:
+        """The workers' features, as sparse matrices where most entries are zero."""
+        blocks = [self.problem.features[r] for r in self._runs]
+        if np.count_nonzero(self.problem.features) > self.problem.features.size / 4:
+            return blocks
+        from scipy import sparse
+
+        return [sparse.csr_matrix(b) for b in blocks]
 
     @cached_property
     def smoothness(self) -> Array:
