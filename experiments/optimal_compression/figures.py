@@ -13,8 +13,10 @@ from experiments.optimal_compression.rate_error import Measured
 from tersegrad import theory
 from tersegrad.report.figures import require_matplotlib
 
-MARKERS = "osD^v<>Pp*Xhd8H1234+x|_"
+MARKERS = "osD^v<>Pp*Xhd8H"
+LETTERS = {"random_k": "$R$", "ternary": "$3$", "threshold": "$T$", "top_k": "$K$"}  # more families than filled markers
 COLOURS = ("#1f4e79", "#b3541e", "#3a7d44", "#7a3b8f", "#000000", "#a67c00", "#0f8b8d", "#8c1c3a")
+LEFT, RIGHT = 1e-5, 10.0  # errors shown
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 SETTINGS = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "tersegrad", "axes.linewidth": 0.8, "lines.linewidth": 1.2}
 
@@ -48,15 +50,16 @@ def rate_error_plane(measured: Sequence[Measured], stem: Path) -> list[Path]:
         sources = list(dict.fromkeys(m.rate.source for m in measured))
         families = list(dict.fromkeys(m.family for m in measured))
         figure, axes = _new(2, -(-len(sources) // 2), (6.4, 5.2))
-        errors = [10 ** (-6 + 7 * k / 400) for k in range(401)]
+        errors = [LEFT * (RIGHT / LEFT) ** (k / 400) for k in range(401)]
         for axis, source in zip(axes.flat, sources):
             axis.set_xscale("log")
             axis.set_yscale("log", base=2)
-            axis.set_xlim(1e-6, 10)
+            axis.set_xlim(LEFT, RIGHT)
             axis.set_ylim(1 / 32, 40)
             ticks = [2.0**k for k in range(-5, 6)]
             axis.set_yticks(ticks, [f"{t:g}" if t >= 1 else f"1/{round(1 / t)}" for t in ticks])
-            axis.grid(color="#e4e4e4", linewidth=0.6)
+            axis.grid(color="#e4e4e4", linewidth=0.6, zorder=0)
+            axis.set_axisbelow(True)
             inside = [e for e in errors if e < 0.995]
             axis.plot(inside, [theory.gaussian_rate(e) for e in inside], color="black", linewidth=2.2, zorder=1,
                       label="limit: worst case = average case = Gaussian, ½ log2(1/error)")  # fmt: skip
@@ -76,14 +79,20 @@ def rate_error_plane(measured: Sequence[Measured], stem: Path) -> list[Path]:
                 if mine:
                     style = {**_style(index), "linestyle": "none"}
                     unbiased = mine[0].guarantee.kind == "unbiased"
-                    axis.plot([max(r.error, 1e-6) for r in mine], [r.bits_per_coordinate for r in mine], markersize=6, zorder=3,
-                              markerfacecolor="white" if unbiased else style["color"], label=family, **style)  # fmt: skip
+                    style["marker"] = LETTERS.get(family, style["marker"])
+                    axis.plot([min(max(r.error, LEFT), RIGHT) for r in mine], [r.bits_per_coordinate for r in mine], markersize=6.5,
+                              zorder=3, clip_on=False, markerfacecolor="white" if unbiased and family not in LETTERS else style["color"],
+                              label=family, **style)  # fmt: skip
             numel = next(m.rate.numel for m in measured if m.rate.source == source)
             axis.set_title(f"{rate_error.TITLES[source]}, {numel:,} coordinates", loc="left", fontsize=10)
             axis.set_xlabel("relative squared error ||C(x) - x||² / ||x||²")
             axis.set_ylabel("bits per coordinate (whole message)")
         _shared_legend(figure, axes, 3)
-        figure.suptitle("What is sent, and what is lost (open markers: unbiased)", fontsize=12, fontweight="bold")
+        figure.suptitle(
+            "What is sent, and what is lost (open markers: unbiased; errors beyond the axis stand at its ends)",
+            fontsize=12,
+            fontweight="bold",
+        )
         return _save(figure, stem)
 
 
