@@ -55,8 +55,8 @@ def rate_error_plane(measured: Sequence[Measured], stem: Path) -> list[Path]:
             axis.set_xscale("log")
             axis.set_yscale("log", base=2)
             axis.set_xlim(LEFT, RIGHT)
-            axis.set_ylim(1 / 32, 40)
-            ticks = [2.0**k for k in range(-5, 6)]
+            axis.set_ylim(1 / 128, 40)
+            ticks = [2.0**k for k in range(-7, 6)]
             axis.set_yticks(ticks, [f"{t:g}" if t >= 1 else f"1/{round(1 / t)}" for t in ticks])
             axis.grid(color="#e4e4e4", linewidth=0.6, zorder=0)
             axis.set_axisbelow(True)
