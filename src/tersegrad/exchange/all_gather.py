@@ -48,7 +48,9 @@ class AllGatherExchange:
     def init(self, spec: Spec, device: torch.device | str, rank: int, size: int) -> Any:
         return self.compressor.init(spec, device)
 
-    def steps(self, x: Tensor, state: Any, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None) -> Steps[Any]:
+    def steps(
+        self, x: Tensor, state: Any, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+    ) -> Steps[Any]:
         mine = dataclasses.replace(ctx, sender=rank)
         message, state = self.compressor.encode(x, state, mine, stats=stats)
         _, messages = yield from gather_messages(message, self.compressor.max_nbytes(spec), rank, size)

@@ -50,7 +50,9 @@ class Exchange(Protocol[R]):
         """The state of one rank in a group of ``size``."""
         ...
 
-    def steps(self, x: Tensor, state: R, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None) -> Steps[R]:
+    def steps(
+        self, x: Tensor, state: R, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+    ) -> Steps[R]:
         """The mean over ranks (float32, the same bits on every rank) and the next state. ``ctx.sender`` is set to the rank."""
         ...
 

@@ -40,7 +40,8 @@ def run(
     size = len(xs)
     given = stats if stats is not None else [None] * size
     steps: list[Steps[R]] = [
-        exchange.steps(x, state, spec, ctx, rank, size, share) for rank, (x, state, share) in enumerate(zip(xs, states, given, strict=True))
+        exchange.steps(x, state, spec, ctx, rank, size, share)
+        for rank, (x, state, share) in enumerate(zip(xs, states, given, strict=True))
     ]
     sent = [0] * size
     values: list[Tensor | None] = [None] * size
