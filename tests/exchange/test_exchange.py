@@ -15,7 +15,7 @@ from tersegrad.core.protocol import Context, Spec
 from tersegrad.exchange import AllGatherExchange, Exchange, ProcessGroup, TwoShotExchange, start, virtual
 from tests.exchange.pool import Pool, pool
 
-KINDS = {"all_gather": AllGatherExchange, "two_shot": TwoShotExchange}
+KINDS: dict[str, type[Any]] = {"all_gather": AllGatherExchange, "two_shot": TwoShotExchange}
 TEXTS = (
     "identity",
     "bf16",
@@ -33,7 +33,8 @@ def vector(d: int, rank: int, step: int) -> Tensor:
 
 
 def make(kind: str, text: str) -> Exchange[Any]:
-    return KINDS[kind](tersegrad.parse(text))
+    exchange: Exchange[Any] = KINDS[kind](tersegrad.parse(text))
+    return exchange
 
 
 def real_steps(kind: str, text: str, d: int, steps: int) -> list[tuple[bytes, int]]:
