@@ -30,11 +30,11 @@ from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration, TersegradError
 from tersegrad.core.protocol import Compressor, Context
 from tersegrad.core.text import require
-from tersegrad.exchange import AllGather, AllGatherExchange, Exchange, Pending, ProcessGroup, TwoShotExchange, start
+from tersegrad.exchange import AllGather, AllGatherExchange, Exchange, Pending, TwoShotExchange, start
 from tersegrad.exchange.two_shot import TwoShotState
 from tersegrad.integrations import checkpoint
 from tersegrad.integrations.groups import Group, from_layout, make_groups
-from tersegrad.integrations.meter import Meter, watch
+from tersegrad.integrations.meter import Meter, TimedGroup, watch
 from tersegrad.recipes import parse
 from tersegrad.wrappers import ByTensor
 
@@ -111,7 +111,7 @@ class Handle:
         self.step = 0
         self.groups: list[Group] = []
         self._process_group = process_group
-        self._driver: ProcessGroup | None = None
+        self._driver: TimedGroup | None = None
         self._scale: float | None = None
         self._parameters: dict[str, Tensor] = {}
         self._replicas: dict[str, Tensor] = {}
@@ -126,10 +126,10 @@ class Handle:
     # ------------------------------------------------------------------------------------------------ what it is attached to
 
     @property
-    def group(self) -> ProcessGroup:
+    def group(self) -> TimedGroup:
         """The process group as the driver of exchanges."""
         if self._driver is None:
-            self._driver = ProcessGroup(self._process_group)
+            self._driver = TimedGroup(self._process_group)
         return self._driver
 
     @property
@@ -238,6 +238,9 @@ class Handle:
         self._begin()
         scale = self.scaler.get_scale() if self.scaler is not None else self._scale
         self._step_scale = 1.0 if scale is None else float(scale)
+        self._choose()
+
+    def _choose(self) -> None:
         if self.schedule is not None and not self.warming_up:
             chosen = self.schedule(self.step)
             if chosen is not None:
@@ -276,6 +279,7 @@ class Handle:
         buckets, scale = self._buckets, self._step_scale
         ordered = [p for bucket in reversed(buckets) for p in bucket.parameters]
         self._bind({f"parameter{number}": p for number, p in enumerate(ordered)})
+        self._choose()  # a checkpoint that waited for the parameters may have moved the step
         self._buckets, self._step_scale = buckets, scale
         for bucket in buckets:
             self._take(bucket)
@@ -405,7 +409,8 @@ class Handle:
             "bits_per_coordinate/sent": 8 * t.sent / t.coordinates if t.coordinates else 0.0,
             "seconds/encode": t.first.encode + t.second.encode,
             "seconds/decode": t.first.decode + t.second.decode,
-            "seconds/wire": max(0.0, t.seconds - coded),
+            "seconds/wire": self.group.waited,
+            "seconds/other": max(0.0, t.seconds - coded - self.group.waited),
             "dense/parameters": len(dense),
             "dense/coordinates": sum(self._parameters[name].numel() for name in dense),
             "dense/why": "; ".join(sorted({reason.split(", ")[-1] for reason in dense.values()})),

@@ -40,7 +40,7 @@ def make_groups(parameters: Mapping[str, Tensor], group_bytes: int) -> list[Grou
     """
     layout: list[list[str]] = []
     open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
-    for name, parameter in reversed(parameters.items()):
+    for name, parameter in reversed(list(parameters.items())):
         key, size = (parameter.dtype, parameter.device), 4 * parameter.numel()
         names, used = open_groups.get(key, ([], 0))
         if not names or used + size > group_bytes:

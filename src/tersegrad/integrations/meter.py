@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats
+from tersegrad.exchange import ProcessGroup
+from tersegrad.exchange.steps import Collective
 
 
 @dataclasses.dataclass
@@ -82,3 +84,24 @@ class WatchedAccumulator(Watched):
 def watch(compressor: Compressor[Any], meter: Meter) -> Watched:
     """``compressor`` with its coding counted in ``meter``."""
     return (WatchedAccumulator if isinstance(compressor, Accumulator) else Watched)(compressor, meter)
+
+
+class TimedGroup(ProcessGroup):
+    """A process group that adds up the seconds it is waited for: those that did not overlap with anything."""
+
+    waited = 0.0
+
+    def launch(self, request: Collective) -> tuple[Any, Tensor]:
+        work, out = super().launch(request)
+        return _TimedWork(work, self), out
+
+
+@dataclasses.dataclass(frozen=True)
+class _TimedWork:
+    work: Any
+    group: TimedGroup
+
+    def wait(self) -> None:
+        begin = time.perf_counter()
+        self.work.wait()
+        self.group.waited += time.perf_counter() - begin
