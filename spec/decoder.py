@@ -871,7 +871,7 @@ def decode_fp16(form: Form, message: bytes, spec: Spec, context: Context) -> lis
     if spec.d == 0:
         return []
     (c,) = floats(source.take(4))
-    return [math.copysign(limited(f32(abs(h) * c)), h) for h in floats(source.rest, "float16")]
+    return [math.copysign(limited(f32(abs(h) * abs(c))), h) for h in floats(source.rest, "float16")]
 
 
 def e4m3(m: int) -> float:
@@ -1399,7 +1399,7 @@ def valid_count(form: Form) -> bool:
 def valid_dithering(form: Form) -> bool:
     nu, alpha, bits = form["nu"], form["alpha"], form["bits"]
     one = [nu, alpha, bits].count(None) == 2
-    return one and (nu is None or 0 < nu <= 1) and (alpha is None or 0 < alpha < 1) and (bits is None or bits > 0)
+    return one and (nu is None or 0 < nu <= 1) and (alpha is None or 0 < alpha < 1) and (bits is None or 0 < bits < math.inf)
 
 
 NUMBERS = {"fraction": (maybe_real, None), "k": (maybe_whole, None)}
