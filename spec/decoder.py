@@ -1,7 +1,7 @@
 """A decoder of tersegrad frames, written from ``spec/wire.md`` alone: slow, plain, and independent of the package.
 
-It imports nothing but the standard library, and follows the sections of ``wire.md`` in their order, so that the two can be read side by side. Numbers are
-Python floats that hold float32 values; :func:`f32` rounds where the format says that something is rounded.
+It imports nothing but the standard library, and follows the sections of ``wire.md`` in their order, so that the two can be read
+side by side. Numbers are Python floats that hold float32 values; :func:`f32` rounds where the format says that something is rounded.
 
     python -m spec.decoder FILE          what the frame holds, and its first values
     python -m spec.decoder --all FILE    every value, one a line
@@ -401,7 +401,9 @@ def choice(*words: str) -> Callable[[Any], str]:
 def rules(value: Any) -> list[tuple[str, Form]]:
     require(isinstance(value, list), "rules are a map or a list")
     for pair in value:
-        require(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str), "a rule is a pattern and a configuration")
+        require(
+            isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str), "a rule is a pattern and a configuration"
+        )
         require(pair[0].isascii() and pair[0].isprintable(), "a pattern is printable ASCII")
     return [(str(pattern), as_form(inner)) for pattern, inner in value]
 
@@ -1028,7 +1030,7 @@ def elias_levels(source: Bytes, d: int, s: int) -> list[int]:
 
 
 def kept(form: Form, d: int) -> int:
-    """k' of 5.12: repr is the shortest decimal that reads back."""
+    """The number k' of 5.12; repr is the shortest decimal that reads back."""
     k = form["k"] if form["k"] is not None else math.ceil(Fraction(repr(form["fraction"])) * d)
     return min(d, max(1, k))
 
