@@ -11,6 +11,7 @@ side by side. Numbers are Python floats that hold float32 values; :func:`f32` ro
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import itertools
 import math
@@ -187,13 +188,14 @@ def flat(d: int, dtype: str = "float32") -> Spec:
     return Spec((Piece("", (d,), 0, d),), dtype)
 
 
-class Form(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Form:
     """A configuration: a name and a value for each of its parameters."""
 
     name: str
     parameters: dict[str, Any]
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: str) -> Any:
         return self.parameters[key]
 
 

@@ -163,7 +163,7 @@ class Threshold(Configuration):
 
     @property
     def _tau(self) -> float:
-        """tau as a float32."""
+        """Tau as a float32."""
         return float(struct.unpack("<f", struct.pack("<f", self.tau))[0])
 
     @property

@@ -116,7 +116,9 @@ def block_sum_abs(x: Tensor, block: int) -> Tensor:
 
 def block_abs_max(x: Tensor, block: int) -> Tensor:
     """Largest magnitude of every block."""
-    bits = _rows(x, _used(block, x.numel())).view(torch.int32) & 0x7FFFFFFF  # magnitudes order like their bit patterns, NaN last
+    bits = (
+        _rows(x, _used(block, x.numel())).view(torch.int32) & 0x7FFFFFFF
+    )  # magnitudes order like their bit patterns, NaN last
     return bits.amax(dim=1).view(torch.float32) if bits.numel() else x.new_empty(0)
 
 
@@ -223,7 +225,9 @@ def dequantise_blocks(
         scale = (steps.clone().view(torch.int16).to(torch.int32) << 16).view(torch.float32)
     else:
         scale = steps.clone().view(torch.float32)  # the clone is aligned
-    values = (_rows(unpack_codes(codes, out.numel(), width), _used(block, out.numel())).to(torch.float32) * scale[:, None]).view(-1)[: out.numel()]
+    values = (
+        _rows(unpack_codes(codes, out.numel(), width), _used(block, out.numel())).to(torch.float32) * scale[:, None]
+    ).view(-1)[: out.numel()]
     if weight is not None:
         values = out + values * torch.tensor(weight, dtype=torch.float32, device=out.device)
     poisoned = scale.isfinite().all().logical_not()
