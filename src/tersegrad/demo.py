@@ -88,7 +88,7 @@ def digits_gradients(steps: Sequence[int] = STEPS, hidden: int = HIDDEN) -> tupl
     for step in range(1, max(steps) + 1):
         batch = train[torch.randint(len(train), (128,), generator=generator)]
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
         if step in steps:
             kept.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).clone())
         optimizer.step()

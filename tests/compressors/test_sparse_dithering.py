@@ -170,6 +170,6 @@ def test_unbiased_over_three_thousand_seeds() -> None:
 def test_bad_configurations_say_what_to_do() -> None:
     for arguments in ({}, {"nu": 0.1, "alpha": 0.1}, {"nu": 2.0}, {"alpha": 1.0}, {"bits": 0.0}, {"nu": 0.1, "coder": "zip"}):
         with pytest.raises(BadConfiguration):
-            SparseDithering(**arguments)  # type: ignore[arg-type]
+            SparseDithering(**arguments)
     with pytest.raises(BadConfiguration):
         RandomSparseDithering(omega=0.0)
