@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import itertools
 import math
 import re
@@ -467,7 +468,15 @@ def philox(key: int, counter: tuple[int, int, int, int]) -> tuple[int, int, int,
 
 
 SHARED = 0xFFFF  # the sender of what all ranks draw alike
-MASK, ROTATION = 2, 3  # purposes
+DITHER, MASK, ROTATION, CODEBOOK, SIGN = 1, 2, 3, 4, 5  # purposes
+
+
+def draw(context: Context, purpose: int, i: int) -> int:
+    """3.1: the 16-bit draw of coordinate i."""
+    c1 = purpose << 24 | i >> 35
+    word = philox(context.seed, ((i >> 3) % 2**32, c1, context.step, context.buffer << 16 | context.sender))[i % 8 // 2]
+    return word >> 16 if i % 2 else word % 2**16
+
 
 # ---- 4 codecs ---------------------------------------------------------------------------------------------------------------
 
@@ -501,6 +510,23 @@ def gamma(bits: Bits) -> int:
         zeros += 1
         require(zeros <= 62, "a gamma code is too long")
     return 1 << zeros | bits.integer(zeros)
+
+
+def delta(bits: Bits) -> int:
+    n = gamma(bits) - 1
+    require(n + 1 <= 63, "a delta code is too long")
+    return 1 << n | bits.integer(n)
+
+
+def rice(bits: Bits, k: int) -> int:
+    """4.4"""
+    q = 0
+    while q < 32 and not bits.bit():
+        q += 1
+    if q == 32:
+        q = delta(bits) + 31
+        require((q << k) + (1 << k) - 1 < 2**63, "a Rice code is too large")
+    return q << k | bits.integer(k)
 
 
 # 4.5 rANS
@@ -560,8 +586,8 @@ def chunk_lengths(n: int) -> list[int]:
     return [size] * (chunks - 1) + [n - size * (chunks - 1)]
 
 
-def rans(data: bytes, n: int, alphabet: int) -> tuple[list[int], int]:
-    """The symbols of a rANS block at the start of ``data``, and its length."""
+def rans(data: bytes, n: int, alphabet: int, contexts: list[int] | None = None, C: int = 1) -> tuple[list[int], int]:
+    """The symbols of a rANS block at the start of ``data``, and its length. ``contexts``: the table of every symbol."""
     if n == 0 or alphabet == 1:
         return [0] * n, 0
     source = Bytes(data)
@@ -573,11 +599,14 @@ def rans(data: bytes, n: int, alphabet: int) -> tuple[list[int], int]:
         require(max(symbols) < alphabet, "a raw symbol lies outside the alphabet")
         return symbols, source.at
     bits = Bits(source.rest)
-    table = rans_table(bits, alphabet)
+    tables = [rans_table(bits, alphabet) for _ in range(C)]
     source.take(bits.finish())
-    if len(table) == 1:
-        return [*table] * n, source.at
-    slots = [(s, f, slot) for s, f in table.items() for slot in range(f)]  # for each slot: symbol, frequency, slot - start
+    contexts = contexts or [0] * n
+    if all(len(table) == 1 for table in tables):
+        return [next(iter(tables[c])) for c in contexts], source.at
+    # For each table and slot: symbol, frequency, slot - start.
+    slots = [[(s, f, slot) for s, f in table.items() for slot in range(f)] for table in tables]
+    which = iter(contexts)
     lengths = chunk_lengths(n)
     word_counts = struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths)))
     symbols = []
@@ -589,7 +618,7 @@ def rans(data: bytes, n: int, alphabet: int) -> tuple[list[int], int]:
         words = iter(struct.unpack(f"<{count}H", source.take(2 * count)))
         for i in range(m):
             x = states[i % 64]
-            s, f, offset = slots[x % 4096]
+            s, f, offset = slots[next(which)][x % 4096]
             symbols.append(s)
             x = f * (x >> 12) + offset
             if x < 65536:
@@ -852,6 +881,34 @@ def adaptive_levels(bits: Bits, count: int) -> list[int]:
     return levels
 
 
+# 4.8 the normal tail
+
+
+@functools.cache
+def tails() -> list[int]:
+    one = 2**160
+    E = (one // 8192) ** 2 >> 161
+    term = f = one
+    for n in range(1, 11):
+        term = -(term * E >> 160) // n
+        f += term
+    ratio, shrink, value, sums = f, f * f >> 160, one, [0]
+    for _ in range(32768):
+        middle = value * ratio >> 160
+        ratio = ratio * shrink >> 160
+        end = middle * ratio >> 160
+        ratio = ratio * shrink >> 160
+        sums.append(sums[-1] + value + 4 * middle + end)
+        value = end
+    return [((sums[-1] - s << 48) + sums[-1]) // (2 * sums[-1]) for s in sums]
+
+
+def normal_tail(z: float) -> int:
+    """T of 5.18."""
+    j = round(4096 * min(max(z, -8.0), 8.0))
+    return tails()[j] if j >= 0 else 2**48 - tails()[-j]
+
+
 # ---- 5 compressors ----------------------------------------------------------------------------------------------------------
 
 Decoder = Callable[[Form, bytes, Spec, Context], list[float]]
@@ -925,7 +982,7 @@ def decode_sign(form: Form, message: bytes, spec: Spec, context: Context) -> lis
 
 def bucket_of(form: Form, d: int) -> int:
     """Coordinates that share a scale."""
-    return form["bucket"] or max(d, 1)
+    return int(form["bucket"] or max(d, 1))
 
 
 def decode_ternary(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
@@ -986,7 +1043,7 @@ def decode_natural_dithering(form: Form, message: bytes, spec: Spec, context: Co
 
 
 def levels_of_qsgd(form: Form) -> int:
-    return 2 ** (form["bits"] - 1) - 1 if form["levels"] is None else form["levels"]
+    return int(2 ** (form["bits"] - 1) - 1 if form["levels"] is None else form["levels"])
 
 
 def width_of_qsgd(form: Form) -> int:
@@ -1165,15 +1222,282 @@ def segment(data: bytes, n: int) -> list[float]:
     symbols, used = rans(body, n, 2 * window + 1)
     require(used == len(body), "bytes follow the symbols")
     levels = [symbol - window for symbol in symbols]
-    if tail:
-        bits = Bits(source.rest)
-        for i, level in enumerate(levels):
-            if abs(level) == window:
-                v = gamma(bits)
-                require(v <= 2**31, "a level is too large")
-                levels[i] = level + (v - 1 if level > 0 else 1 - v)
-        require(bits.finish() == tail, "bytes follow the escapes")
+    with_escapes(levels, window, source.rest, 2**31)
     return scaled(levels, scale)
+
+
+def dither_size(u: int) -> int:
+    return u - 32768 if u >= 32768 else 32767 - u
+
+
+def undithered(a: int, u: int, step: float) -> float:
+    """5.18: the value of a folded level."""
+    q = a if u >= 32768 else -a
+    return limited(f32(f32((q << 17) - 2 * u + 65535) * 2.0**-17 * step))
+
+
+def decode_subtractive(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.18"""
+    d, source = spec.d, Bytes(message)
+    require(len(message) <= longest(form, spec), "the message is longer than any")
+    (word,) = struct.unpack("<I", source.take(4))
+    if word in (0, 0x7FC00000):
+        source.finish()
+        return fill(NON_FINITE if word else ZERO, d)
+    if word == 0xFF800000:
+        return floats(exactly(source.rest, 4 * d).data)
+    draws = [draw(context, DITHER, i) for i in range(d)]
+    if word == 0x80000000:
+        return subtractive_segments(form, source, draws)
+    step = float_of(word)
+    require(2.0**-126 <= step <= F and 1 <= d <= 1 << 15 and source.left > 0, "not a short message")
+    levels = level_stream(source.rest, d) if source.rest[0] % 2 else modelled_levels(source.rest, draws, form["omega"])
+    return [undithered(a, u, step) for a, u in zip(levels, draws)]
+
+
+def subtractive_lengths(form: Form, d: int) -> list[int]:
+    return chunk_lengths(d) if form["scale"] == "chunk" else [d] if d else []
+
+
+def subtractive_segments(form: Form, source: Bytes, draws: list[int]) -> list[float]:
+    lengths = subtractive_lengths(form, len(draws))
+    steps = floats(source.take(4 * len(lengths)))
+    require(all(step == 0 or 2.0**-126 <= step <= F for step in steps), "a step is not a normal positive number")
+    of_coordinate = [step for step, n in zip(steps, lengths) for _ in range(n)]
+    levels = iter(windowed_levels(source, [u for u, step in zip(draws, of_coordinate) if step]))
+    return [undithered(next(levels), u, step) if step else 0.0 for u, step in zip(draws, of_coordinate)]
+
+
+def windowed_levels(source: Bytes, draws: list[int]) -> list[int]:
+    n, window = len(draws), source.byte()
+    require(window <= 127, "the window is too large")
+    if window == 0:
+        stored = struct.unpack(f"<{n}i", exactly(source.rest, 4 * n).data)
+        return [min(max(a, -(2**30)), 2**30) for a in stored]
+    b, tail = source.byte(), source.varint()
+    require(b <= 4 and tail <= source.left, "a malformed header")
+    body = source.take(source.left - tail)
+    symbols, used = rans(body, n, 2 * window + 1, [dither_size(u) >> (15 - b) for u in draws], 1 << b)
+    require(used == len(body), "bytes follow the symbols")
+    levels = [symbol - window for symbol in symbols]
+    with_escapes(levels, window, source.rest, 2**30)
+    return levels
+
+
+def with_escapes(levels: list[int], window: int, escapes: bytes, most: int) -> None:
+    """Add the escapes, if there are any, to the levels at both ends of the window."""
+    if not escapes:
+        return
+    bits = Bits(escapes)
+    for i, level in enumerate(levels):
+        if abs(level) == window:
+            v = gamma(bits)
+            require(v <= most, "a level is too large")
+            levels[i] = level + (v - 1 if level > 0 else 1 - v)
+    require(bits.finish() == len(escapes), "bytes follow the escapes")
+
+
+def chance(x: int, y: int) -> int:
+    return min(max((x << 16) // y, 16), 65520) if y else 32768
+
+
+def modelled_levels(data: bytes, draws: list[int], omega: float) -> list[int]:
+    sigma = 1 / math.sqrt(12 * omega)
+    r = math.frexp(sigma)[1] - 2 if sigma >= 4 else 0
+    reach = math.floor(4 * sigma / 2**r) + 2
+    bits = Bits(data)
+    bits.bit()
+    coder = Arithmetic(bits)
+
+    def yes(p: int) -> int:
+        return coder.symbol(65536 - p, 65536)
+
+    @functools.cache
+    def above(c: int, k: int) -> int:
+        """A_c(k)"""
+        return normal_tail(((k << r) - 0.5 - (2 * (512 * c + 256) + 1) / 2**17) / sigma)
+
+    def number() -> int:
+        width = 0
+        while yes(32768):
+            width += 1
+            require(width <= 30, "a level is too large")
+        g = 1
+        for _ in range(width):
+            g = 2 * g + yes(32768)
+        return g
+
+    levels = []
+    for u in draws:
+        c = dither_size(u) >> 9
+        if yes(chance(above(c, 1), 2**48)):
+            h = 1
+            while h <= reach and yes(chance(above(c, h + 1), above(c, h))):
+                h += 1
+            if h > reach:
+                h = reach + number()
+        else:
+            k = 0
+            while k < reach and yes(chance(2**48 - above(c, -k), 2**48 - above(c, 1 - k))):
+                k += 1
+            h = -k if k < reach else 1 - reach - number()
+        levels.append((h << r) + sum(yes(32768) << j for j in range(r)))
+        require(abs(levels[-1]) <= 2**30 and bits.at <= 8 * len(data) + 64, "a level is too large, or the levels end early")
+    return levels
+
+
+@functools.cache
+def normal_quantiles() -> list[int]:
+    """5.19: z(v)"""
+    upper, i = [], 0
+    for k in range(32768):
+        while tails()[i + 1] >= 2**47 - (2 * k + 1) * 2**31:
+            i += 1
+        upper.append(2 * i + 1)
+    return [-z for z in reversed(upper)] + upper
+
+
+def point(context: Context, t: int, width: int, n: int, scale: float) -> list[float]:
+    first = t * 8 * ceil_div(width, 8)
+    z = [normal_quantiles()[draw(context, CODEBOOK, first + j)] for j in range(n)]
+    factor = scale / math.sqrt(sum(v * v for v in z))
+    return [limited(f32(factor * v)) for v in z]
+
+
+def cap_series(alpha: float, n: int) -> float:
+    """S(alpha, n)"""
+    a, term, total, i = (n - 1) / 2, 1.0, 0.0, 0
+    while term > total * 2.0**-60:
+        total += term
+        term *= alpha * (a + 0.5 + i) / (a + 1 + i)
+        i += 1
+    return total
+
+
+def log2_cap(alpha: float, n: int) -> float:
+    """log2 P(alpha, n)"""
+    a = (n - 1) / 2
+    gammas = math.lgamma(a + 0.5) - math.lgamma(a + 1) - 0.5 * math.log(math.pi)
+    return (a * math.log(alpha) + 0.5 * math.log1p(-alpha) + gammas + math.log(cap_series(alpha, n))) / math.log(2) - 1
+
+
+def rice_parameter(alpha: float, n: int) -> int:
+    bits = -log2_cap(alpha, n)
+    if bits < 50:
+        bits = -math.log2(-math.log1p(-(2.0**-bits)))  # beyond, ln(1 - P) is -P
+    return max(0, 1 + math.floor(math.log2(-math.log((math.sqrt(5) - 1) / 2)) + bits))
+
+
+def radius(form: Form, n: int) -> float:
+    r = math.sqrt(1 - form["alpha"])
+    return f32(r * cap_series(form["alpha"], n)) if form["unbiased"] else r
+
+
+def notches(form: Form) -> int:
+    """The number g of steps that norms have for a factor of two."""
+    alpha, block = form["alpha"], form["block"]
+    eta = math.sqrt(min(3 / max(block - 1, 1), 0.25) * alpha / (1 - alpha))
+    g = 1
+    while g < 64 and math.log(2) / (2 * g) > eta:
+        g *= 2
+    return min(2 * g, 64) if form["unbiased"] else g
+
+
+def valid_spherical(form: Form) -> bool:
+    alpha, block = form["alpha"], form["block"]
+    if not 0 < alpha < 1 or block is None:
+        return bool(0 < alpha < 1)
+    if not 1 <= block <= 1024 or log2_cap(alpha, block) < -20:
+        return False
+    return bool(form["unbiased"] or (1 - alpha) * math.cosh(math.log(2) / (2 * notches(form))) ** 2 < 1)
+
+
+def decode_spherical(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.19"""
+    return (
+        spherical_vector(form, message, spec.d, context)
+        if form["block"] is None
+        else spherical_blocks(form, message, spec.d, context)
+    )
+
+
+def spherical_vector(form: Form, message: bytes, d: int, context: Context) -> list[float]:
+    source = Bytes(message)
+    require(len(message) <= longest(form, flat(d)), "the message is longer than any")
+    word = struct.unpack("<I", source.take(4))[0] % 2**31
+    if word in (0, 0x7FC00000):
+        source.finish()
+        return fill(NON_FINITE if word else ZERO, d)
+    if word == 0x7F800000:
+        return floats(exactly(source.rest, 4 * d).data)
+    norm = float_of(word)
+    require(2.0**-126 <= norm <= F and d > 0, "not a normal norm")
+    m, bits, quotient = rice_parameter(form["alpha"], d), Bits(message), 0
+    bits.at = 31
+    while not bits.bit():
+        quotient += 1
+        require(quotient <= 127, "the number of the word is too large")
+    t = quotient << m | bits.integer(m)
+    require(bits.finish() == len(message), "bytes follow the code")
+    require(t < 2**40, "the number of the word is too large")
+    return point(context, t, d, d, norm * radius(form, d))
+
+
+def block_norms(source: Bytes, count: int) -> list[int]:
+    kind, number = source.byte(), source.byte()
+    if kind == 1:
+        numbers = [level + number for level in level_stream(source.take(source.varint()), count)]
+    else:
+        require(kind == 0, f"there is no form {kind} of the norms")
+        numbers, used = rans(source.rest, count, number + 1)
+        source.take(used)
+        if number == 255:
+            bits = Bits(source.rest)
+            numbers = [254 + gamma(bits) if b == 255 else b for b in numbers]
+            source.take(bits.finish())
+    require(min(numbers) >= 0, "a norm exceeds the largest")
+    return numbers
+
+
+def spherical_blocks(form: Form, message: bytes, d: int, context: Context) -> list[float]:
+    source, alpha, block, g = Bytes(message), form["alpha"], form["block"], notches(form)
+    mode = source.byte()
+    if mode in (ZERO, NON_FINITE):
+        source.finish()
+        return fill(mode, d)
+    if mode == RAW:
+        return floats(exactly(source.rest, 4 * d).data)
+    require(mode == 0 and d > 0, f"spherical has no mode {mode}")
+    (largest,) = struct.unpack("<h", source.take(2))
+    below = block_norms(source, ceil_div(d, block))
+    exponents = [largest + 1 - b for b in below]
+    require(all(-127 * g <= k <= 140 * g for k in exponents), "a norm is out of range")
+    roots = [math.sqrt(2)]
+    while len(roots) < 6:
+        roots.append(math.sqrt(roots[-1]))
+    eta = math.log(2) / (2 * g)
+    threshold = alpha if form["unbiased"] else 1 - (1 - alpha) * (1 + eta * eta / 3)
+    sizes = [min(block, d - start) for start in range(0, d, block)]
+    words: dict[int, int] = {}
+    for alike in ([i for i, n in enumerate(sizes) if n == block], [i for i, n in enumerate(sizes) if n < block]):
+        bits = Bits(source.rest)
+        for i in alike:
+            if below[i]:
+                words[i] = rice(bits, rice_parameter(threshold, sizes[i]))
+                require(words[i] < 2**40, "the number of a word is too large")
+        source.take(bits.finish())
+    source.finish()
+    values: list[float] = []
+    for i, n in enumerate(sizes):
+        if not below[i]:
+            values += [0.0] * n
+            continue
+        whole, j = divmod(exponents[i], g)
+        norm = 1.0
+        for digit, root in zip(range(g.bit_length() - 2, -1, -1), roots):
+            norm *= root if j >> digit & 1 else 1.0
+        values += point(context, words[i], block, n, math.ldexp(norm, whole) * radius(form, n))
+    return [-v if draw(context, SIGN, i) % 2 else v for i, v in enumerate(values)]
 
 
 def decode_error_feedback(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
@@ -1271,14 +1595,14 @@ def nature(form: Form, spec: Spec) -> float | str:
         return 1 / 8 + 2.0**-19
     if name == "natural_dithering":
         r = 2.0 ** (1 - form["levels"]) * math.sqrt(min(bucket_of(form, d), d))
-        return 1 / 8 + r * min(1.0, r) + 2.0**-19 + r**2 * 2.0**-16
+        return float(1 / 8 + r * min(1.0, r) + 2.0**-19 + r**2 * 2.0**-16)
     if name == "qsgd":
         n, s = min(form["bucket"], d), levels_of_qsgd(form)
         if form["norm"] == "max":
             o = (math.sqrt(1 + (n - 1) / s**2) - 1) / 2
         else:
             o = math.sqrt(n) / s - 1 if n >= 4 * s**2 else n / (4 * s**2)
-        return o * (1 + 2.0**-20) + n / s**2 * 2.0**-16
+        return float(o * (1 + 2.0**-20) + n / s**2 * 2.0**-16)
     if name == "top_k":
         sure = kept(form, d) if form["exact"] else ceil_div(kept(form, d), 2)
         return EXACT if sure == d and form["values"] == "float32" else OTHER
@@ -1286,8 +1610,12 @@ def nature(form: Form, spec: Spec) -> float | str:
         if form["unbiased"]:
             return 1 / (kept(form, d) / d) - 1
         return EXACT if kept(form, d) == d and form["values"] == "float32" else OTHER
-    if name == "random_sparse_dithering":
+    if name in ("random_sparse_dithering", "subtractive_dithering"):
         return float(form["omega"])
+    if name == "spherical" and form["unbiased"]:
+        spread = math.sinh(math.log(2) / (2 * notches(form))) ** 2 if form["block"] else 0.0
+        n = min(d, form["block"] or d)
+        return float(max(1.0, (1 - form["alpha"]) * cap_series(form["alpha"], n) ** 2) * (1 + spread) - 1)
     if name == "error_feedback":
         return EXACT if nature(form["inner"], spec._replace(dtype="float32")) in (EXACT, 0.0) else OTHER
     if name == "rotated":
@@ -1354,9 +1682,13 @@ def longest(form: Form, spec: Spec) -> int:
         return 1 + varint_length(d) + longest_index_set(d // 2, d) + ceil_div(d, 8)
     if name in ("sparse_dithering", "random_sparse_dithering"):
         if form.parameters.get("bits") is not None:
-            return max(4, math.floor(form["bits"] * d / 8))
+            return int(max(4, math.floor(form["bits"] * d / 8)))
         segments = len(chunk_lengths(d))
         return 4 + 4 * d + segments + (4 * segments if segments > 1 else 0)
+    if name == "subtractive_dithering":
+        return 5 + 4 * len(subtractive_lengths(form, d)) + 4 * d
+    if name == "spherical":
+        return max(32, 4 + 4 * d) if form["block"] is None else max(1 + 4 * d, 32 + 18 * ceil_div(d, form["block"]))
     if name == "error_feedback":
         return longest(form["inner"], spec._replace(dtype="float32"))
     if name == "rotated":
@@ -1462,6 +1794,18 @@ COMPRESSORS: dict[str, Compressor] = {
     ),
     "random_sparse_dithering": Compressor(
         17, decode_dithered, {"omega": (real, MISSING), **DITHERING}, lambda form: 0 < form["omega"] < math.inf
+    ),
+    "subtractive_dithering": Compressor(
+        18,
+        decode_subtractive,
+        {"omega": (real, MISSING), "coder": (choice("auto", "rans"), "auto"), "scale": (choice("chunk", "global"), "chunk")},
+        lambda form: 1e-12 <= form["omega"] <= 1e6,
+    ),
+    "spherical": Compressor(
+        19,
+        decode_spherical,
+        {"alpha": (real, MISSING), "block": (maybe_whole, None), "unbiased": (flag, False)},
+        valid_spherical,
     ),
     "error_feedback": Compressor(
         64,

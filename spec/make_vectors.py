@@ -147,6 +147,21 @@ PLAN: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("sparse_dithering(nu=0.2, coder=rans, scale=global)", (("normal", 700),)),
     ("random_sparse_dithering(omega=0.25)", (*EVERY, ("normal", 700))),
     ("random_sparse_dithering(omega=0.1, coder=rans)", (("outlier", 700),)),
+    ("subtractive_dithering(omega=0.25)", (*EVERY, ("normal", 700), ("sparse", 700))),
+    ("subtractive_dithering(omega=0.001)", LARGER),
+    ("subtractive_dithering(omega=1e-12)", (("normal", 9), ("outlier", 65))),
+    ("subtractive_dithering(omega=0.1, coder=rans)", (("normal", 65), ("normal", 3000), ("zero", 65))),
+    ("subtractive_dithering(omega=0.01, coder=rans, scale=global)", (("outlier", 2500),)),
+    (
+        "spherical(alpha=0.5)",
+        (("normal", 0), ("normal", 1), ("normal", 9), ("zero", 9), ("nonfinite", 9), ("huge", 9), ("denormal", 9)),
+    ),
+    ("spherical(alpha=0.7, unbiased=true)", (("normal", 12),)),
+    ("spherical(alpha=0.5, block=8)", (*EVERY, ("normal", 700), ("sparse", 700))),
+    ("spherical(alpha=0.6, block=5, unbiased=true)", (("normal", 65), ("normal", 2), ("zero", 65), ("nonfinite", 65))),
+    ("spherical(alpha=0.05, block=3)", SMALL),
+    ("error_feedback(spherical(alpha=0.6, block=4, unbiased=true))", SMALL),
+    ("error_feedback(subtractive_dithering(omega=2))", SMALL),
     ("error_feedback(top_k(fraction=0.1))", (("normal", 0), *LARGER, ("nonfinite", 65), ("half", 65))),
     ("error_feedback(qsgd, residual=bfloat16)", LARGER),
     ("error_feedback(qsgd(norm=max))", SMALL),
@@ -165,6 +180,8 @@ PLAN: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("by_tensor(int8, small=identity, below=70)", (("normal", 0), ("normal", 65), ("normal", 700), ("bfloat", 65))),
     ("metered(qsgd(coder=rans))", (*EVERY,)),
 )
+
+SHORT_ONLY = ("spherical(alpha=0.5)", "spherical(alpha=0.7, unbiased=true)")  # longer vectors take too many draws
 
 PIECES = (
     Piece((6, 10), 0, 60, "layer.weight"),
@@ -222,6 +239,13 @@ def accepted() -> Iterator[Accept]:
     yield Accept(
         "sparse_dithering.two-segments", encoded("sparse_dithering(nu=0.5, coder=rans)", sparse(big, 11, 900), context(901))
     )
+    two = encoded("subtractive_dithering(omega=300, coder=rans)", sparse(big, 12, 900), context(902))
+    yield Accept("subtractive_dithering.two-segments", two)
+    half = torch.cat([torch.zeros(1 << 18), sparse(big - (1 << 18), 13, 900)])
+    empty = encoded("subtractive_dithering(omega=300, coder=rans)", half, context(903))
+    yield Accept("subtractive_dithering.first-segment-zero", empty)
+    far = torch.cat([numbers(64, 14), numbers(8, 15) * 2.0**-50, torch.zeros(8), numbers(8, 16) * 2.0**70])
+    yield Accept("spherical.norms-far-apart", encoded("spherical(alpha=0.5, block=8)", far, context(904)))
     yield from index_sets()
     yield from by_hand()
 
@@ -308,6 +332,22 @@ def by_hand() -> Iterator[Accept]:
     yield Accept("sparse_dithering.no-coordinates", framed(SD, struct.pack("<f", 1.5) + b"\0", 0, ctx))
     yield Accept("threshold.largest-tau", framed("threshold(tau=3e38, values=sign)", b"\0\3\0\2", 3, ctx))
     yield Accept("fp16.negative-scale", framed("fp16", struct.pack("<f3H", -2.0, 0x3C00, 0xBC00, 0x7C00), 3, ctx))
+    sphere = "spherical(alpha=0.5, block=2)"  # two words for three coordinates
+    norms = b"\0" + struct.pack("<h", 1) + b"\0\1"
+    yield Accept("spherical.rans-norms", framed(sphere, norms + raw_bits((1, 1)) + bits("00 1 00") + bits("1"), 3, ctx))
+    yield Accept("spherical.zero-blocks", framed(sphere, b"\0" + struct.pack("<h", 1) + b"\0\0", 3, ctx))
+    far = b"\0" + struct.pack("<h", 130) + b"\0\xff\1" + bytes([255, 2]) + bits("010") + bits("1 0") + bits("1")
+    yield Accept("spherical.escaped-norm", framed(sphere, far, 3, ctx))
+    yield Accept("spherical.bit-31-ignored", framed("spherical(alpha=0.5)", struct.pack("<I", 0x80000000), 3, ctx))
+    stored = struct.pack("<I", 0x7F800000) + struct.pack("<3f", 1.0, -2.0, math.inf)
+    yield Accept("spherical.stored", framed("spherical(alpha=0.5)", stored, 3, ctx))
+    yield Accept(
+        "subtractive_dithering.stored", framed(SUBTRACTIVE, struct.pack("<I3f", 0xFF800000, 1.0, -2.0, math.nan), 3, ctx)
+    )
+    int32 = segments(struct.pack("<fB3i", 0.5, 0, 7, -(2**31), 2**31 - 1))
+    yield Accept("subtractive_dithering.int32-levels", framed(SUBTRACTIVE, int32, 3, ctx))
+    classes = segments(struct.pack("<fBBB", 0.5, 1, 4, 1) + raw_levels((2, 1, 0)) + bits("00100 1"))
+    yield Accept("subtractive_dithering.escapes", framed(SUBTRACTIVE, classes, 3, ctx))
     yield Accept("text.strom", framed("strom(0.5)", b"\0\3\0\2", 3, ctx))
     yield Accept("text.ef_sign", framed("ef_sign", struct.pack("<f", 1.5) + b"\2", 3, ctx))
     yield Accept("text.mem_sgd", framed("mem_sgd(fraction=1)", b"\1", 3, ctx))
@@ -318,6 +358,7 @@ def by_hand() -> Iterator[Accept]:
 # ---- refused frames ---------------------------------------------------------------------------------------------------------
 
 SD = "sparse_dithering(nu=0.1)"
+SUBTRACTIVE = "subtractive_dithering(omega=0.25)"
 
 
 def bits(text: str) -> bytes:
@@ -337,6 +378,11 @@ def raw_levels(symbols: tuple[int, ...]) -> bytes:
     return b"\1" + bits("".join(("00", "10", "01", "11")[s] for s in symbols))
 
 
+def raw_bits(symbols: tuple[int, ...]) -> bytes:
+    """A raw rANS block of symbols 0 and 1."""
+    return b"\1" + bits("".join(map(str, symbols)))
+
+
 def segment(scale: float, window: int, block: bytes, escapes: bytes = b"") -> bytes:
     return struct.pack("<BfB", 2, scale, window) + varint.write(len(escapes)) + block + escapes
 
@@ -347,10 +393,10 @@ def segments(data: bytes) -> bytes:
 
 def general() -> Iterator[Reject]:
     """For every configuration: a message that is cut, empty or followed by a byte, and modes that do not exist."""
-    loose = ("sparse_dithering", "random_sparse_dithering")  # level streams have no end of their own
+    loose = ("sparse_dithering", "random_sparse_dithering", "subtractive_dithering")  # level streams have no end of their own
     forms = [(text, None) for text, _ in PLAN] + [(text, PIECES) for text in BY_TENSOR]
     for number, (text, pieces) in enumerate(forms):
-        d = 65 if pieces is None else sum(p.numel for p in pieces)
+        d = (12 if text in SHORT_ONLY else 65) if pieces is None else sum(p.numel for p in pieces)
         ctx = context(1000 + number)
         whole = encoded(text, numbers(d, 1), ctx, pieces)
         opened = frame.unpack(whole)
@@ -421,6 +467,8 @@ def headers() -> Iterator[Reject]:
         "sign-of-zero": (b"threshold(tau=0, values=sign)", 14),
         "too-large-a-number": (b"int8(block=9223372036854775808)", 5),
         "infinite": (b"random_sparse_dithering(omega=inf)", 17),
+        "too-many-draws": (b"spherical(alpha=0.1, block=64)", 19),
+        "finer-than-norms": (b"spherical(alpha=1e-6, block=2)", 19),
         "wraps-nothing": (b"metered", 67),
         "wraps-a-string": (b'metered("bf16")', 67),
         "nested-17-deep": (b"metered(" * 17 + b"bf16" + b")" * 17, 67),
@@ -471,6 +519,7 @@ def particular() -> Iterator[Reject]:
     yield make("threshold.raw-signs", SIGNS, b"\3" + 9 * value, 9, "values=sign has no raw mode")
     yield make("threshold.sign-padding", SIGNS, bytes([0, 1]) + short_set(2, 9) + b"\2", 9, "padding after the signs")
     yield from bad_dithering(make)
+    yield from bad_shared(make)
     yield make("rotated.last-byte", "rotated(sign)", struct.pack("<f", 1.0) + b"\0\2", 3, "the last byte is 2")
     tensor = "by_tensor(bf16)"
     yield make("by_tensor.too-long", tensor, varint.write(7) + bytes(6), 3, "a length beyond the end of the message")
@@ -606,6 +655,81 @@ def bad_dithering(make: Make) -> Iterator[Reject]:
     yield make("sparse_dithering.table", SD, segments(table), 400_000, "segments that do not add up to the message")
     yield make("sparse_dithering.table-cut", SD, segments(b"\1\0\0\0"), 400_000, "a table of segments that is cut")
     yield make("random_sparse_dithering.kind-3", "random_sparse_dithering(omega=1)", segments(b"\3"), 3, "no segment of kind 3")
+
+
+def bad_shared(make: Make) -> Iterator[Reject]:
+    """Subtractive dithering and spherical compression."""
+    one = struct.pack("<f", 1.0)
+    subtractive = {
+        "zero-longer": (bytes(5), "a byte follows a zero message"),
+        "stored-cut": (struct.pack("<I2f", 0xFF800000, 1.0, 2.0), "a coordinate is missing"),
+        "negative-step": (struct.pack("<f", -1.0) + b"\1", "a negative step"),
+        "denormal-step": (struct.pack("<I", 1) + b"\1", "a subnormal step"),
+        "no-levels": (one, "the levels are missing"),
+        "too-long": (one + b"\1" + bytes(18), "longer than any message"),
+        "level-too-large": (one + bits("0" + "1" * 127), "a level of more than 31 bits"),
+        "steps-cut": (segments(b""), "the step is missing"),
+        "segment-step": (segments(struct.pack("<fB3i", -1.0, 0, 1, 2, 3)), "a negative step"),
+        "segment-step-nan": (segments(struct.pack("<fB3i", math.nan, 0, 1, 2, 3)), "a step that is NaN"),
+        "no-window": (segments(one), "the window is missing"),
+        "int32-cut": (segments(struct.pack("<fB2i", 1.0, 0, 1, 2)), "a level is missing"),
+        "window-128": (segments(struct.pack("<fBBB", 1.0, 128, 0, 0) + raw_levels((1, 1, 1))), "a window of 128"),
+        "class-bits-5": (segments(struct.pack("<fBBB", 1.0, 1, 5, 0) + raw_levels((1, 1, 1))), "five class bits"),
+        "escapes-beyond": (segments(struct.pack("<fBBB", 1.0, 1, 0, 9) + raw_levels((1, 1, 1))), "escapes beyond the message"),
+        "escapes-missing": (
+            segments(struct.pack("<fBBB", 1.0, 1, 0, 1) + raw_levels((2, 2, 2)) + b"\1"),
+            "two escapes are missing",
+        ),
+        "symbols-longer": (
+            segments(struct.pack("<fBBB", 1.0, 1, 0, 0) + raw_levels((1, 1, 1)) + b"\0"),
+            "a byte follows the symbols",
+        ),
+    }
+    for name, (message, reason) in subtractive.items():
+        yield make(f"subtractive_dithering.{name}", SUBTRACTIVE, message, 3, reason)
+    yield make("subtractive_dithering.empty-short", SUBTRACTIVE, one + b"\1", 0, "a short message without coordinates")
+    vector = {
+        "cut": (b"\0\0\0", "fewer than four bytes"),
+        "zero-longer": (bytes(5), "a byte follows a zero message"),
+        "denormal-norm": (struct.pack("<I", 0x80000001), "a subnormal norm"),
+        "nan-norm": (struct.pack("<I", 0xFFC00001), "a NaN that is not 0x7fc00000"),
+        "stored-cut": (struct.pack("<I2f", 0x7F800000, 1.0, 2.0), "a coordinate is missing"),
+        "no-one": (struct.pack("<I", 0x3F800000) + bytes(2), "the code does not end"),
+        "too-far": (struct.pack("<I", 0x3F800000) + bytes(16) + b"\2", "a quotient of 130"),
+        "longer": (struct.pack("<I", 0xBF800000) + bytes(3), "bytes follow the code"),
+    }
+    for name, (message, reason) in vector.items():
+        yield make(f"spherical-vector.{name}", "spherical(alpha=0.5)", message, 3, reason)
+    huge = (0x3F800000 | 1 << 31 | (1 << 41) << 32).to_bytes((32 + 505 + 7) // 8, "little")
+    yield make("spherical-vector.out-of-reach", "spherical(alpha=0.5)", huge, 1000, "a word of number 2^41")
+    yield make(
+        "spherical-vector.no-coordinates",
+        "spherical(alpha=0.5)",
+        struct.pack("<I", 0xBF800000),
+        0,
+        "a norm without coordinates",
+    )
+    text, top = "spherical(alpha=0.5, block=2)", b"\0" + struct.pack("<h", 1)
+    tail = bits("00 1 00") + bits("1")
+    blocks = {
+        "mode-4": (b"\4" + bytes(12), "there is no mode 4"),
+        "stored-cut": (b"\3" + bytes(11), "a coordinate is missing"),
+        "norms-form": (top + b"\2\1" + raw_bits((1, 1)) + tail, "there is no form 2 of the norms"),
+        "norms-cut": (top + b"\1\1\5\1", "the norms are cut"),
+        "norm-above": (top + b"\1\0" + b"\1" + bits("0 00 0 0 1"), "a negative distance from the largest norm"),
+        "norm-too-large": (b"\0" + struct.pack("<h", 32767) + b"\0\1" + raw_bits((1, 1)) + tail, "a norm above 2^140"),
+        "norm-too-small": (b"\0" + struct.pack("<h", -32768) + b"\0\1" + raw_bits((1, 1)) + tail, "a norm below 2^-127"),
+        "words-cut": (top + b"\0\1" + raw_bits((1, 1)) + bits("00 1 00"), "the last word is missing"),
+        "words-longer": (top + b"\0\1" + raw_bits((1, 1)) + tail + b"\0", "a byte follows the words"),
+        "words-padding": (top + b"\0\1" + raw_bits((1, 1)) + bits("00 1 00") + b"\x81", "padding after the words"),
+        "out-of-reach": (
+            top + b"\0\1" + raw_bits((1, 0)) + bits("0" * 32 + "00000 1 10110" + "0" * 60),
+            "a word of number 2^43",
+        ),
+    }
+    for name, (message, reason) in blocks.items():
+        yield make(f"spherical.{name}", text, message, 3, reason)
+    yield make("spherical.no-coordinates", text, top + b"\0\0", 0, "norms without coordinates")
 
 
 def refused() -> Iterator[Reject]:
