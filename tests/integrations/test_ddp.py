@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -283,6 +286,26 @@ def job_pair(count: int) -> tuple[bytes, bytes, bytes]:
     return results[0], results[1], results[2]
 
 
+def job_until(folder: str, last: int, killed: tuple[int, int] | None) -> bytes:
+    """Train to step ``last`` from the newest complete checkpoint; rank and step of ``killed`` die in mid-step."""
+    rank = dist.get_rank()
+    model = wrap(net())
+    handle = ddp.attach(model, FEEDBACK, "two_shot", seed=2, **SMALL)
+    done = [n for n in range(last, 0, -1) if all(os.path.exists(f"{folder}/{n}-{r}.pt") for r in range(SIZE))]
+    if done:
+        saved = torch.load(f"{folder}/{done[0]}-{rank}.pt", weights_only=True)
+        model.module.load_state_dict(saved["model"])
+        handle.load_state_dict(saved["exchange"])
+    assert handle.step == (done[0] if done else 0)
+    dist.barrier()
+    for step in range(handle.step, last):
+        if killed == (rank, step):
+            handle._finish = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        steps(model, step, step + 1)
+        torch.save({"model": model.module.state_dict(), "exchange": handle.state_dict()}, f"{folder}/{step + 1}-{rank}.pt")
+    return flat(model)
+
+
 # ---------------------------------------------------------------------------------------------------------------------- tests
 
 SITUATIONS = (
@@ -403,6 +426,29 @@ def test_a_plain_pair_trains_like_attach(workers: Pool) -> None:
     assert len(set(results)) == 1
     attached, pair, bound = results[0]
     assert attached == pair == bound
+
+
+def test_a_killed_rank_fails_the_others_and_training_resumes_bit_identical(workers: Pool, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    with pool(SIZE) as victims:
+        answers: list[Any] = []
+        for connection in victims._connections:
+            connection.send((job_until, (str(broken), 6, (1, 3))))
+        for connection in victims._connections:
+            assert connection.poll(60), "a rank hangs"
+            try:
+                answers.append(connection.recv())
+            except (EOFError, ConnectionResetError):
+                answers.append(None)
+        for process in victims._processes:
+            process.kill()
+    assert answers[1] is None
+    assert answers[0][0] is answers[2][0] is False
+    assert (broken / "3-0.pt").exists()
+    assert not (broken / "4-0.pt").exists()
+    assert workers.run(job_until, str(whole), 6, None) == workers.run(job_until, str(broken), 6, None)
 
 
 @pytest.fixture
