@@ -506,3 +506,36 @@ def test_report_is_flat_and_says_what_is_dense() -> None:
     assert "shared.weight" not in handle.dense()
     assert isinstance(report["state/bytes"], int)
     assert report["state/bytes"] > 0
+    handle.reset_report()
+    assert handle.report()["bytes/sent"] == handle.report()["steps"] == 0
+    steps(model, 2, 3)
+    assert handle.report()["steps"] == 1
+    assert handle.report()["bits_per_coordinate"] != 0
+
+
+@pytest.mark.usefixtures("single")
+def test_a_scale_given_by_hand_is_taken_out_before_compression() -> None:
+    plain, scaled = wrap(net()), wrap(net())
+    handles = [ddp.attach(m, FEEDBACK, **SMALL) for m in (plain, scaled)]
+    handles[1].set_scale(256.0)
+    loss_of(plain, 0, 0).backward()
+    (loss_of(scaled, 0, 0) * 256).backward()
+    for p, q in zip(plain.parameters(), scaled.parameters()):
+        if p.grad is not None and q.grad is not None:
+            assert torch.equal(p.grad * 256, q.grad)
+    assert str(handles[0].state_dict()) == str(handles[1].state_dict())
+    with pytest.raises(BadConfiguration, match="positive"):
+        handles[1].set_scale(0.0)
+
+
+@pytest.mark.usefixtures("single")
+def test_a_step_that_fails_leaves_states_and_step_as_they_were() -> None:
+    model = wrap(net())
+    handle = ddp.attach(model, FEEDBACK, **SMALL)
+    steps(model, 0, 2)
+    before = str(handle.state_dict())
+    start, handle._start = handle._start, None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError):
+        steps(model, 2, 3)
+    assert str(handle.state_dict()) == before
+    handle._start = start  # type: ignore[method-assign]

@@ -391,7 +391,7 @@ class Handle:
         return {name: f"{numel} elements, fewer than dense_below={self.dense_below}" for name, numel in small.items()}
 
     def report(self) -> dict[str, float | str]:
-        """Counters since the start, as a flat dict that a logger takes. Sizes are those of bytes that travelled."""
+        """Counters since the start (or :meth:`reset_report`) as a flat dict; sizes are those of bytes that travelled."""
         t, size = self._totals, self.group.size
         message = t.first.nbytes / t.steps if t.steps else 0.0  # of this rank, for the whole model
         estimates = {"all_gather": (size - 1) * message, "two_shot": 2 * (size - 1) / size * message}
@@ -424,6 +424,13 @@ class Handle:
         if t.power:
             out["relative_error"] = t.error / t.power
         return out
+
+    def reset_report(self) -> None:
+        """Count from zero again, between two steps."""
+        require(not self._buckets, "the counters can only be reset between two steps")
+        self._totals = _Totals()
+        self.group.waited = 0.0
+        self._make_exchanges()  # their clocks write into the new counters
 
     # ----------------------------------------------------------------------------------------------------------------- state
 
