@@ -471,11 +471,17 @@ SHARED = 0xFFFF  # the sender of what all ranks draw alike
 DITHER, MASK, ROTATION, CODEBOOK, SIGN = 1, 2, 3, 4, 5  # purposes
 
 
+@functools.lru_cache(maxsize=16)
+def eight_draws(context: Context, purpose: int, block: int) -> list[int]:
+    """3.1: the draws of coordinates 8 block .. 8 block + 7."""
+    c1 = purpose << 24 | block >> 32
+    words = philox(context.seed, (block % 2**32, c1, context.step, context.buffer << 16 | context.sender))
+    return [half for word in words for half in (word % 2**16, word >> 16)]
+
+
 def draw(context: Context, purpose: int, i: int) -> int:
-    """3.1: the 16-bit draw of coordinate i."""
-    c1 = purpose << 24 | i >> 35
-    word = philox(context.seed, ((i >> 3) % 2**32, c1, context.step, context.buffer << 16 | context.sender))[i % 8 // 2]
-    return word >> 16 if i % 2 else word % 2**16
+    """The draw of coordinate i."""
+    return eight_draws(context, purpose, i >> 3)[i % 8]
 
 
 # ---- 4 codecs ---------------------------------------------------------------------------------------------------------------

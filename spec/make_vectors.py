@@ -239,8 +239,6 @@ def accepted() -> Iterator[Accept]:
     yield Accept(
         "sparse_dithering.two-segments", encoded("sparse_dithering(nu=0.5, coder=rans)", sparse(big, 11, 900), context(901))
     )
-    two = encoded("subtractive_dithering(omega=300, coder=rans)", sparse(big, 12, 900), context(902))
-    yield Accept("subtractive_dithering.two-segments", two)
     half = torch.cat([torch.zeros(1 << 18), sparse(big - (1 << 18), 13, 900)])
     empty = encoded("subtractive_dithering(omega=300, coder=rans)", half, context(903))
     yield Accept("subtractive_dithering.first-segment-zero", empty)
@@ -759,10 +757,10 @@ def listed_pieces(pieces: tuple[Piece, ...]) -> list[dict[str, Any]]:
     return [{"name": p.name, "shape": list(p.shape), "start": p.start, "stop": p.stop} for p in pieces]
 
 
-def accept_entry(vector: Accept) -> dict[str, Any]:
+def accept_entry(vector: Accept, check: bool) -> dict[str, Any]:
     opened = frame.unpack(vector.data)
     decoded = from_package(vector.data, vector.pieces)
-    if from_spec(vector.data, vector.pieces) != decoded:
+    if check and from_spec(vector.data, vector.pieces) != decoded:
         raise AssertionError(f"the package and the specification decode {vector.name} differently")
     entry: dict[str, Any] = {
         "file": f"accept/{vector.name}.frame",
@@ -775,8 +773,8 @@ def accept_entry(vector: Accept) -> dict[str, Any]:
     return entry if vector.pieces is None else {**entry, "pieces": listed_pieces(vector.pieces)}
 
 
-def reject_entry(vector: Reject) -> dict[str, Any]:
-    for decode, refusal in ((from_package, CorruptMessage), (from_spec, ValueError)):
+def reject_entry(vector: Reject, check: bool) -> dict[str, Any]:
+    for decode, refusal in ((from_package, CorruptMessage), (from_spec, ValueError)) if check else ():
         try:
             decode(vector.data, vector.pieces)
         except refusal:
@@ -786,15 +784,15 @@ def reject_entry(vector: Reject) -> dict[str, Any]:
     return entry if vector.pieces is None else {**entry, "pieces": listed_pieces(vector.pieces)}
 
 
-def files() -> dict[str, bytes]:
-    """Every file of ``spec/vectors`` by its path there."""
+def files(check: bool = True) -> dict[str, bytes]:
+    """Every file of ``spec/vectors`` by its path there; ``check``: the package and the specification must agree on each."""
     made: dict[str, bytes] = {}
     index: dict[str, list[dict[str, Any]]] = {"accept": [], "reject": []}
     for accept in accepted():
-        index["accept"].append(accept_entry(accept))
+        index["accept"].append(accept_entry(accept, check))
         made[index["accept"][-1]["file"]] = accept.data
     for reject in refused():
-        index["reject"].append(reject_entry(reject))
+        index["reject"].append(reject_entry(reject, check))
         made[index["reject"][-1]["file"]] = reject.data
     if len(made) != sum(map(len, index.values())):
         raise AssertionError("two vectors have one name")

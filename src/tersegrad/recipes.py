@@ -155,11 +155,13 @@ class _Parser:
 
     def whole(self) -> Compressor[Any]:
         token = self.peek()
-        if token.kind != "name" or token.text in _CONSTANTS:
+        if token.kind != "name":
             raise self.fail("a text form starts with the name of a compressor", token.at)
         made = self.compressor(self.value(0))
         if self.peek().kind != "end":
             raise self.fail("the text form should end here", self.peek().at)
+        if token.text in _CONSTANTS:
+            raise self.fail("a text form starts with the name of a compressor", token.at)
         return made
 
     def compressor(self, value: Any) -> Compressor[Any]:

@@ -92,7 +92,7 @@ def test_the_independent_decoder_refuses_every_rejected_vector() -> None:
 
 
 def test_the_committed_vectors_are_those_that_are_generated() -> None:
-    made = make_vectors.files()
+    made = make_vectors.files(check=False)  # the tests above do that
     committed = {str(p.relative_to(VECTORS).as_posix()): p.read_bytes() for p in VECTORS.rglob("*") if p.is_file()}
     assert sorted(made) == sorted(committed), "run: make vectors"
     assert [name for name in made if made[name] != committed[name]] == [], "run: make vectors"
