@@ -16,7 +16,7 @@
 namespace tersegrad::dither {
 namespace detail {
 const Implementation portable = {norm_plain,  quick_plain, exact_plain, random_plain, above_plain,
-                                 shift_plain, ends_plain,  scale_plain, nullptr};
+                                 shift_plain, ends_plain,  scale_plain, copy_plain,   nullptr};
 }
 namespace {
 
@@ -25,7 +25,7 @@ constexpr std::uint32_t kNotFinite = 0x7fc00000u, kAllZero = 0, kSegments = 0x80
 constexpr std::size_t kShort = std::size_t{1} << 14;  // up to here the sequential codes are tried too,
 constexpr std::size_t kTiny = 300;                    // and rANS, with its tables and lanes, is not below that many bytes
 constexpr std::uint64_t kUnaryLimit = 16;             // mean level from which a unary code cannot be the shortest
-constexpr std::size_t kStreamFrom = 4u << 20;         // outputs of that many floats leave the caches anyway: write around them
+constexpr std::size_t kStreamFrom = 4u << 20;         // vectors of that many floats leave the caches anyway: write around them
 
 const detail::Implementation& ops() {
 #if defined(__x86_64__)
@@ -224,18 +224,33 @@ bool at_ends(const std::uint8_t* symbols, std::size_t n, int window, Body&& body
     return true;
 }
 
-// Uninitialised, so that short vectors pay nothing for it.
+// Memory that a thread keeps, below two megabytes in all: fresh pages would cost more than messages of some thousand coordinates.
 struct Bytes {
-    explicit Bytes(std::size_t n) : size(n), data(new std::uint8_t[n]) {}
-    std::size_t size;
+    void fit(std::size_t n) {
+        if (size >= n) return;
+        data.reset(new std::uint8_t[n]);  // not initialised
+        size = n;
+    }
+    std::size_t size = 0;
     std::unique_ptr<std::uint8_t[]> data;
+};
+struct Workspace {
+    Bytes levels, words, head;
+    static Workspace& of_thread() {
+        thread_local Workspace kept;
+        return kept;
+    }
 };
 
 // Codes segments one after the other; each stays in here until its place in the message is known.
 class SegmentEncoder {
 public:
     SegmentEncoder(const Options& options, std::size_t longest)
-        : options_(options), levels_(longest + 64), words_(2 * longest + rans::kSlack), head_(16 + 4 * kMostScales + 4096) {}
+        : options_(options), levels_(Workspace::of_thread().levels), words_(Workspace::of_thread().words), head_(Workspace::of_thread().head) {
+        levels_.fit(longest + 64);
+        words_.fit(2 * longest + rans::kSlack);
+        head_.fit(16 + 4 * kMostScales + 4096);
+    }
 
     // False: not finite. `next`: the coordinates that will be coded after these.
     bool encode(const float* x, std::size_t n, std::uint64_t start, rans::Ahead next) {
@@ -289,13 +304,14 @@ public:
     }
 
     std::size_t bytes() const { return head_.data[0] == raw ? raw_bytes(n_) : head_size_ + words_size_ + tail_.size(); }
-    void write(std::uint8_t* out) const {
+    void write(std::uint8_t* out, bool stream) const {
         std::memcpy(out, head_.data.get(), head_size_);
         if (head_.data[0] == raw) {
             std::memcpy(out + 1, x_, 4 * n_);
             return;
         }
-        if (words_size_) std::memcpy(out + head_size_, words_at_, words_size_);
+        if (stream) ops().copy(out + head_size_, words_at_, words_size_);
+        else if (words_size_) std::memcpy(out + head_size_, words_at_, words_size_);
         if (!tail_.empty()) std::memcpy(out + head_size_ + words_size_, tail_.data(), tail_.size());
     }
 
@@ -354,7 +370,7 @@ private:
     }
 
     Options options_;
-    Bytes levels_, words_, head_;
+    Bytes &levels_, &words_, &head_;
     std::size_t head_size_ = 0, words_size_ = 0, n_ = 0, fetched_ = 0;
     const std::uint8_t* words_at_ = nullptr;
     const float* x_ = nullptr;
@@ -389,7 +405,7 @@ Outcome encode_segments(const float* x, std::size_t n, const Options& o, std::ui
             if (!good) continue;
             const auto length = static_cast<std::uint32_t>(encoder.bytes());
             if (count > 1) std::memcpy(out + 4 * s, &length, 4);
-            encoder.write(out + at);
+            encoder.write(out + at, n >= kStreamFrom);
         }
     });
     if (!finite) return {0, std::numeric_limits<double>::infinity(), 0};
@@ -494,8 +510,9 @@ private:
     };
 
     std::uint8_t* buffer(int which) {
-        if (!buffers_[which]) buffers_[which].reset(new std::uint8_t[longest_ + 64]);
-        return buffers_[which].get();
+        Bytes& bytes = which ? Workspace::of_thread().words : Workspace::of_thread().levels;
+        bytes.fit(longest_ + 64);
+        return bytes.data.get();
     }
 
     // Whether the segment suits the fused decoder; then the parts are made.
@@ -565,7 +582,6 @@ private:
     }
 
     std::size_t longest_;
-    std::unique_ptr<std::uint8_t[]> buffers_[2];
     std::uint8_t rest_[rans::kLanes];
     std::vector<std::uint32_t> places_;
     std::vector<std::int64_t> escapes_;
@@ -671,7 +687,7 @@ bool decode_any(const std::uint8_t* data, std::size_t size, std::size_t n, float
     if (word == kNotFinite || word == kAllZero) {
         if (size != 4) return false;
         if (word == kNotFinite) std::fill(out, out + n, std::numeric_limits<float>::quiet_NaN());
-        else if (!add) std::memset(out, 0, 4 * n);
+        else if (!add) std::fill(out, out + n, 0.0f);
         return true;
     }
     float scale;

@@ -46,8 +46,7 @@ void quick_avx512(const float* x, std::size_t n, float inverse, const char* ahea
     __m512i energy = _mm512_setzero_si512(), top = _mm512_setzero_si512();
     std::size_t i = 0;
     for (; i + 64 <= n; i += 64) {
-        fetch(ahead + 2 * i);
-        fetch(ahead + 2 * i + 64);
+        fetch(ahead + i);
         __m512i k[4];
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
@@ -179,6 +178,14 @@ void scale_avx512(const std::uint8_t* symbols, std::size_t n, int window, float 
     scale_plain(symbols + i, n - i, window, step, add, weight, out + i);
 }
 
+void copy_avx512(std::uint8_t* out, const std::uint8_t* in, std::size_t n) {
+    std::size_t i = std::min(n, (0 - reinterpret_cast<std::uintptr_t>(out)) % 64);
+    std::memcpy(out, in, i);
+    for (; i + 64 <= n; i += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(out + i), _mm512_loadu_si512(in + i));
+    std::memcpy(out + i, in + i, n - i);
+    _mm_sfence();
+}
+
 // ---- words to floats, in registers ----
 
 enum class To { store, stream, add };
@@ -214,7 +221,7 @@ struct Route {  // one segment, as far as registers reach
 };
 
 template <int L, bool Wide, To T>
-inline void one_step(Route& r, const rans::detail::Tables& t, const Values<Wide>& values, __m512i order, __m512 weight) {
+[[gnu::always_inline]] inline void one_step(Route& r, const rans::detail::Tables& t, const Values<Wide>& values, __m512i order, __m512 weight) {
     using namespace rans::detail;
     const __m512i a = take<L, false>(r.lane.a, t, coarse_symbol(r.lane.a, t));
     const __m512i b = take<L, false>(r.lane.b, t, coarse_symbol(r.lane.b, t));
@@ -330,6 +337,6 @@ bool decode_avx512(Track& x, Track* y, bool add, float weight, bool stream) {
 }  // namespace
 
 const Implementation avx512 = {norm_avx512,  quick_avx512, exact_avx512, random_avx512, above_avx512,
-                               shift_avx512, ends_avx512,  scale_avx512, decode_avx512};
+                               shift_avx512, ends_avx512,  scale_avx512, copy_avx512,   decode_avx512};
 
 }  // namespace tersegrad::dither::detail

@@ -110,5 +110,7 @@ inline std::int8_t saturated(std::int32_t k) { return static_cast<std::int8_t>(s
         for (std::size_t i = 0; i < n; ++i) out[i] = limited(static_cast<float>(static_cast<int>(symbols[i]) - window) * step);
 }
 
+[[maybe_unused]] void copy_plain(std::uint8_t* out, const std::uint8_t* in, std::size_t n) { std::memcpy(out, in, n); }
+
 }  // namespace
 }  // namespace tersegrad::dither::detail

@@ -83,10 +83,11 @@ struct Implementation {
     void (*shift)(std::int8_t* k, std::size_t n, int window);              // k -> clamp(k, -window, window) + window
     std::size_t (*ends)(const std::uint8_t* symbols, std::size_t n, std::uint8_t last, std::uint16_t* at);  // where 0 and `last` are
     void (*scale)(const std::uint8_t* symbols, std::size_t n, int window, float step, bool add, float weight, float* out);
+    void (*copy)(std::uint8_t* out, const std::uint8_t* in, std::size_t n);  // to memory that is not needed soon
     // Decodes one or two segments at once, all their whole steps; nullptr where there is nothing better than symbols first.
     bool (*decode)(Track&, Track*, bool add, float weight, bool stream);
 };
-inline constexpr std::size_t kNormAhead = 1, kRoundAhead = 2, kExactAhead = 3;  // lines that they fetch for every 64 coordinates
+inline constexpr std::size_t kNormAhead = 1, kRoundAhead = 1, kExactAhead = 3;  // lines that they fetch for every 64 coordinates
 
 extern const Implementation portable;
 #if defined(__x86_64__)

@@ -185,6 +185,8 @@ void decode_two_avx512(const DecodeModel&, Cursor&, Cursor&);
 // Marks present[s] for every s in symbols; fast if the caller has marked most already.
 void mark_present_avx2(const std::uint8_t*, std::size_t, std::uint8_t*);
 void mark_present_avx512(const std::uint8_t*, std::size_t, std::uint8_t*);
+// Adds to counts of up to 32 symbols, and to those of larger ones that occur; returns how many symbols it went through.
+std::size_t count_avx512(const std::uint8_t*, std::size_t, int alphabet, std::uint64_t* counts);
 // The same with one context a step: present[context * 256 + s].
 void mark_present_steps_avx512(const std::uint8_t*, std::size_t, const std::uint8_t* contexts, std::uint8_t* present);
 
