@@ -1,6 +1,6 @@
-// The loops of every instruction set, written once on 16-lane vectors of the compiler's vector extension. Included by casts.cpp,
-// casts_avx2.cpp and casts_avx512.cpp, which are built with different flags: everything here is local to the including file, so
-// that no inline function compiled for one machine ends up running on another.
+// The loops of every instruction set, written once on vectors of sixteen lanes. Included by casts.cpp, casts_avx2.cpp and
+// casts_avx512.cpp, which are built with different flags: everything here is local to the including file, so that no inline
+// function compiled for one machine ends up running on another.
 #pragma once
 #include <cfloat>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wpsabi"                // vectors wider than the machine's pass between inlined functions only
+#pragma GCC diagnostic ignored "-Wpsabi"                // vectors pass between inlined functions only
 #pragma GCC diagnostic ignored "-Wuninitialized"        // false alarms inside the compiler's own intrinsics
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -26,82 +26,149 @@ using u8 = std::uint8_t;
 using u16 = std::uint16_t;
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
+using i32 = std::int32_t;
 
-typedef u32 V __attribute__((vector_size(64)));
-typedef std::int32_t I __attribute__((vector_size(64)));
-typedef float F __attribute__((vector_size(64)));
+#if defined(__AVX512F__)
+constexpr int native = 64;
+#elif defined(__AVX2__)
+constexpr int native = 32;
+#else
+constexpr int native = 16;
+#endif
+constexpr int parts = 64 / native, lanes = native / 4;
+
+typedef u32 PartV __attribute__((vector_size(native)));
+typedef i32 PartI __attribute__((vector_size(native)));
+typedef float PartF __attribute__((vector_size(native)));
+typedef u64 PartPairs __attribute__((vector_size(native)));
+typedef double PartD __attribute__((vector_size(native)));
+typedef float HalfF __attribute__((vector_size(native / 2)));
 typedef u16 H __attribute__((vector_size(32)));
 typedef u8 B __attribute__((vector_size(16)));
-typedef float F8 __attribute__((vector_size(32)));
-typedef double D8 __attribute__((vector_size(64)));
+
+// Sixteen lanes as vectors of the machine's own width. (The compiler would take wider vectors apart by itself, but through
+// memory, and comparisons lane by lane.)
+template <class P>
+struct Wide {
+    using Lane = std::remove_reference_t<decltype(P{}[0])>;
+    P part[parts];
+};
+using V = Wide<PartV>;
+using I = Wide<PartI>;
+using F = Wide<PartF>;
+
+#define LANEWISE(op)                                                               \
+    template <class P>                                                             \
+    LOCAL_INLINE Wide<P> operator op(Wide<P> a, const Wide<P>& b) {                \
+        for (int k = 0; k < parts; ++k) a.part[k] = a.part[k] op b.part[k];        \
+        return a;                                                                  \
+    }                                                                              \
+    template <class P>                                                             \
+    LOCAL_INLINE Wide<P> operator op(Wide<P> a, typename Wide<P>::Lane b) {        \
+        for (int k = 0; k < parts; ++k) a.part[k] = a.part[k] op b;                \
+        return a;                                                                  \
+    }
+LANEWISE(+)
+LANEWISE(-)
+LANEWISE(*)
+LANEWISE(&)
+LANEWISE(|)
+LANEWISE(^)
+#undef LANEWISE
+template <class P>
+LOCAL_INLINE Wide<P> operator<<(Wide<P> a, int by) {
+    for (int k = 0; k < parts; ++k) a.part[k] = a.part[k] << by;
+    return a;
+}
+template <class P>
+LOCAL_INLINE Wide<P> operator>>(Wide<P> a, int by) {
+    for (int k = 0; k < parts; ++k) a.part[k] = a.part[k] >> by;
+    return a;
+}
 
 constexpr size_t ahead = 2048;  // floats; prefetching 8 KB ahead hides most of the latency of one core's reads
-constexpr u32 magnitude = 0x7fffffff, infinity = 0x7f800000;
+constexpr u32 magnitude = 0x7fffffff, infinity = 0x7f800000, top = 0x80000000;
 
 template <class T>
 LOCAL_INLINE T load(const void* p) {
     T v;
-    std::memcpy(&v, p, sizeof v);
+    if constexpr (sizeof(T) == 64) {
+        for (int k = 0; k < parts; ++k) std::memcpy(&v.part[k], static_cast<const char*>(p) + k * native, native);
+    } else {
+        std::memcpy(&v, p, sizeof v);
+    }
     return v;
 }
 template <class T>
-LOCAL_INLINE T load(const void* p, size_t bytes) {
-    T v{};
-    std::memcpy(&v, p, bytes);
-    return v;
+LOCAL_INLINE T load(const void* p, size_t bytes) {  // zeros behind them
+    u8 padded[sizeof(T)] = {};
+    std::memcpy(padded, p, bytes);
+    return load<T>(padded);
 }
 template <class T>
 LOCAL_INLINE void store(void* p, const T& v) {
-    std::memcpy(p, &v, sizeof v);
-}
-LOCAL_INLINE V bits(F v) { return (V)v; }
-LOCAL_INLINE F real(V v) { return (F)v; }
-LOCAL_INLINE F all(float v) { return F{} + v; }
-
-// yes where a < b, else no. Compilers take comparisons of vectors wider than the machine's apart lane by lane, so these are cut
-// into the machine's own width by hand; all other operations they cut themselves.
-template <class T>
-LOCAL_INLINE V where_less(const T& a, const T& b, const V& yes, const V& no) {
-#if defined(__AVX512F__)
-    return (V)(a < b ? (I)yes : (I)no);
-#else
-#if defined(__AVX2__)
-    constexpr size_t native = 32;
-#else
-    constexpr size_t native = 16;
-#endif
-    typedef std::int32_t NI __attribute__((vector_size(native)));
-    typedef float NF __attribute__((vector_size(native)));
-    using N = std::conditional_t<std::is_same_v<T, F>, NF, NI>;
-    V out;
-    for (size_t at = 0; at < 64; at += native) {
-        const auto part = [at](const auto& v, auto like) {
-            std::memcpy(&like, reinterpret_cast<const char*>(&v) + at, native);
-            return like;
-        };
-        const NI less = (NI)(part(a, N{}) < part(b, N{}));
-        const NI result = (less & part(yes, NI{})) | (~less & part(no, NI{}));
-        std::memcpy(reinterpret_cast<char*>(&out) + at, &result, native);
+    if constexpr (sizeof(T) == 64) {
+        for (int k = 0; k < parts; ++k) std::memcpy(static_cast<char*>(p) + k * native, &v.part[k], native);
+    } else {
+        std::memcpy(p, &v, sizeof v);
     }
+}
+template <class To, class P>
+LOCAL_INLINE To same_bits(const Wide<P>& v) {
+    To out;
+    for (int k = 0; k < parts; ++k) out.part[k] = (std::remove_reference_t<decltype(out.part[0])>)v.part[k];
     return out;
-#endif
 }
-LOCAL_INLINE V where_less(const V& a, const V& b, const V& yes, const V& no) { return where_less((I)a, (I)b, yes, no); }  // below 2^31
-LOCAL_INLINE V each_lane(u32 v) { return V{} + v; }
-LOCAL_INLINE V larger(V a, V b) { return where_less(a, b, b, a); }
-LOCAL_INLINE V smaller(V a, V b) { return where_less(a, b, a, b); }
-LOCAL_INLINE F smaller(F a, F b) {
-#if defined(__AVX512F__)
-    return (F)_mm512_min_ps((__m512)a, (__m512)b);
-#else
-    return real(where_less(a, b, bits(a), bits(b)));
-#endif
+LOCAL_INLINE V bits(const F& v) { return same_bits<V>(v); }
+LOCAL_INLINE V bits(const I& v) { return same_bits<V>(v); }
+LOCAL_INLINE F real(const V& v) { return same_bits<F>(v); }
+LOCAL_INLINE I whole(const V& v) { return same_bits<I>(v); }
+LOCAL_INLINE F to_float(const I& v) {
+    F out;
+    for (int k = 0; k < parts; ++k) out.part[k] = __builtin_convertvector(v.part[k], PartF);
+    return out;
 }
-LOCAL_INLINE F larger(F a, F b) {
+LOCAL_INLINE I to_int(const F& v) {
+    I out;
+    for (int k = 0; k < parts; ++k) out.part[k] = __builtin_convertvector(v.part[k], PartI);
+    return out;
+}
+LOCAL_INLINE V zero() {
+    V out;
+    for (int k = 0; k < parts; ++k) out.part[k] = PartV{};
+    return out;
+}
+LOCAL_INLINE V all(u32 v) { return zero() + v; }
+LOCAL_INLINE F all(float v) { return real(zero()) + v; }
+LOCAL_INLINE V swap_neighbours(V v) {
+    for (int k = 0; k < parts; ++k) v.part[k] = (PartV)((PartPairs)v.part[k] << 32 | (PartPairs)v.part[k] >> 32);
+    return v;
+}
+
+// yes where a < b, else no.
+template <class P>
+LOCAL_INLINE V where_less(const Wide<P>& a, const Wide<P>& b, const V& yes, const V& no) {
+    V out;
+    for (int k = 0; k < parts; ++k) out.part[k] = (PartV)(a.part[k] < b.part[k] ? (PartI)yes.part[k] : (PartI)no.part[k]);
+    return out;
+}
+LOCAL_INLINE V where_less(const V& a, const V& b, const V& yes, const V& no) {  // both below 2^31
+    return where_less(whole(a), whole(b), yes, no);
+}
+LOCAL_INLINE V larger(const V& a, const V& b) { return where_less(a, b, b, a); }
+LOCAL_INLINE V smaller(const V& a, const V& b) { return where_less(a, b, a, b); }
+LOCAL_INLINE F larger(const F& a, const F& b) {
 #if defined(__AVX512F__)
-    return (F)_mm512_max_ps((__m512)a, (__m512)b);
+    return {(PartF)_mm512_max_ps((__m512)a.part[0], (__m512)b.part[0])};
 #else
     return real(where_less(b, a, bits(a), bits(b)));
+#endif
+}
+LOCAL_INLINE F smaller(const F& a, const F& b) {
+#if defined(__AVX512F__)
+    return {(PartF)_mm512_min_ps((__m512)a.part[0], (__m512)b.part[0])};
+#else
+    return real(where_less(a, b, bits(a), bits(b)));
 #endif
 }
 LOCAL_INLINE float power(int e) {  // 2^e, -126 <= e <= 127
@@ -110,92 +177,100 @@ LOCAL_INLINE float power(int e) {  // 2^e, -126 <= e <= 127
     std::memcpy(&f, &b, 4);
     return f;
 }
+LOCAL_INLINE u32 reduce_max(const V& v) {  // all below 2^31
+#if defined(__AVX512F__)
+    return static_cast<u32>(_mm512_reduce_max_epi32((__m512i)v.part[0]));
+#else
+    PartI most = (PartI)v.part[0];
+    for (int k = 1; k < parts; ++k) most = (PartI)v.part[k] > most ? (PartI)v.part[k] : most;
+    i32 result = 0;
+    for (int k = 0; k < lanes; ++k) result = most[k] > result ? most[k] : result;
+    return static_cast<u32>(result);
+#endif
+}
 
 // Between widths of integers; what is narrowed fits.
 LOCAL_INLINE V widen(const B& v) {
-#if defined(__AVX512F__)
-    return (V)_mm512_cvtepu8_epi32((__m128i)v);
-#elif defined(__AVX2__)
     V out;
-    store(&out, _mm256_cvtepu8_epi32((__m128i)v));
-    store(reinterpret_cast<char*>(&out) + 32, _mm256_cvtepu8_epi32(_mm_unpackhi_epi64((__m128i)v, (__m128i)v)));
-    return out;
+#if defined(__AVX512F__)
+    out.part[0] = (PartV)_mm512_cvtepu8_epi32((__m128i)v);
+#elif defined(__AVX2__)
+    out.part[0] = (PartV)_mm256_cvtepu8_epi32((__m128i)v);
+    out.part[1] = (PartV)_mm256_cvtepu8_epi32(_mm_unpackhi_epi64((__m128i)v, (__m128i)v));
 #else
-    return __builtin_convertvector(v, V);
+    for (int k = 0; k < 16; ++k) out.part[k / lanes][k % lanes] = v[k];
 #endif
+    return out;
 }
 LOCAL_INLINE V widen(const H& v) {
-#if defined(__AVX512F__)
-    return (V)_mm512_cvtepu16_epi32((__m256i)v);
-#elif defined(__AVX2__)
     V out;
-    store(&out, _mm256_cvtepu16_epi32(_mm256_castsi256_si128((__m256i)v)));
-    store(reinterpret_cast<char*>(&out) + 32, _mm256_cvtepu16_epi32(_mm256_extracti128_si256((__m256i)v, 1)));
-    return out;
+#if defined(__AVX512F__)
+    out.part[0] = (PartV)_mm512_cvtepu16_epi32((__m256i)v);
+#elif defined(__AVX2__)
+    out.part[0] = (PartV)_mm256_cvtepu16_epi32(_mm256_castsi256_si128((__m256i)v));
+    out.part[1] = (PartV)_mm256_cvtepu16_epi32(_mm256_extracti128_si256((__m256i)v, 1));
 #else
-    return __builtin_convertvector(v, V);
+    for (int k = 0; k < 16; ++k) out.part[k / lanes][k % lanes] = v[k];
 #endif
+    return out;
 }
 LOCAL_INLINE H halves(const V& v) {
 #if defined(__AVX512F__)
-    return (H)_mm512_cvtepi32_epi16((__m512i)v);
+    return (H)_mm512_cvtepi32_epi16((__m512i)v.part[0]);
 #elif defined(__AVX2__)
-    const __m256i low = load<__m256i>(&v), high = load<__m256i>(reinterpret_cast<const char*>(&v) + 32);
-    return (H)_mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
+    return (H)_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)v.part[0], (__m256i)v.part[1]), 0xD8);
 #else
-    return __builtin_convertvector(v, H);
+    H out;
+    for (int k = 0; k < 16; ++k) out[k] = static_cast<u16>(v.part[k / lanes][k % lanes]);
+    return out;
 #endif
 }
 LOCAL_INLINE B quarters(const V& v) {
 #if defined(__AVX512F__)
-    return (B)_mm512_cvtepi32_epi8((__m512i)v);
+    return (B)_mm512_cvtepi32_epi8((__m512i)v.part[0]);
 #elif defined(__AVX2__)
     const __m256i h = (__m256i)halves(v);
     return (B)_mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 #else
-    return __builtin_convertvector(v, B);
+    B out;
+    for (int k = 0; k < 16; ++k) out[k] = static_cast<u8>(v.part[k / lanes][k % lanes]);
+    return out;
 #endif
-}
-LOCAL_INLINE u32 reduce_max(V v) {
-    u32 most = 0;
-    for (int k = 0; k < 16; ++k) most = v[k] > most ? v[k] : most;
-    return most;
 }
 
 // The top bits of the sixteen lanes, lane 0 lowest.
-LOCAL_INLINE u16 top_bits(V v) {
+LOCAL_INLINE u16 top_bits(const V& v) {
 #if defined(__AVX512DQ__)
-    return _mm512_movepi32_mask((__m512i)v);
+    return _mm512_movepi32_mask((__m512i)v.part[0]);
 #elif defined(__AVX2__)
-    const __m256 low = load<__m256>(&v), high = load<__m256>(reinterpret_cast<const char*>(&v) + 32);
-    return static_cast<u16>(_mm256_movemask_ps(low) | _mm256_movemask_ps(high) << 8);
+    return static_cast<u16>(_mm256_movemask_ps((__m256)v.part[0]) | _mm256_movemask_ps((__m256)v.part[1]) << 8);
 #else
     u32 m = 0;
-    for (int k = 0; k < 16; ++k) m |= (v[k] >> 31) << k;
+#if defined(__SSE2__)
+    for (int k = 0; k < parts; ++k) m |= static_cast<u32>(_mm_movemask_ps((__m128)v.part[k])) << (k * lanes);
+#else
+    for (int k = 0; k < 16; ++k) m |= (v.part[k / lanes][k % lanes] >> 31) << k;
+#endif
     return static_cast<u16>(m);
 #endif
 }
 // Lane k is bit k of m, moved to the top.
 LOCAL_INLINE V to_top_bits(u16 m) {
-#if defined(__AVX512DQ__)
-    return (V)_mm512_maskz_set1_epi32(m, static_cast<int>(0x80000000u));
-#elif defined(__AVX2__)
-    const __m256i place = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24), top = _mm256_set1_epi32(static_cast<int>(0x80000000u));
     V out;
-    store(&out, _mm256_and_si256(_mm256_sllv_epi32(_mm256_set1_epi32(m), place), top));
-    store(reinterpret_cast<char*>(&out) + 32, _mm256_and_si256(_mm256_sllv_epi32(_mm256_set1_epi32(m >> 8), place), top));
-    return out;
+#if defined(__AVX512DQ__)
+    out.part[0] = (PartV)_mm512_maskz_set1_epi32(m, static_cast<int>(top));
 #else
-    const V place = {1u << 31, 1u << 30, 1u << 29, 1u << 28, 1u << 27, 1u << 26, 1u << 25, 1u << 24,
-                     1u << 23, 1u << 22, 1u << 21, 1u << 20, 1u << 19, 1u << 18, 1u << 17, 1u << 16};
-    return (V{} + m) * place & 0x80000000u;
+    PartV place;
+    for (int k = 0; k < lanes; ++k) place[k] = 31u - static_cast<u32>(k);
+    for (int k = 0; k < parts; ++k) out.part[k] = (PartV{} + static_cast<u32>(m >> (k * lanes))) << place & top;
 #endif
+    return out;
 }
-LOCAL_INLINE u16 negative(F v) {
+LOCAL_INLINE u16 negative(const F& v) {
 #if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_cmp_ps_mask((__m512)v.part[0], _mm512_setzero_ps(), _CMP_LT_OQ);
 #else
-    return top_bits(where_less(v, F{}, each_lane(0x80000000u), V{}));
+    return top_bits(where_less(v, all(0.0f), all(top), zero()));
 #endif
 }
 
@@ -207,10 +282,10 @@ LOCAL_INLINE void emit(float* out, const F& v, const F& weight) {
         store(out, load<F>(out) + weight * v);
     } else if constexpr (how == Emit::stream) {
 #if defined(__AVX512F__)
-        _mm512_stream_ps(out, (__m512)v);
+        _mm512_stream_ps(out, (__m512)v.part[0]);
 #elif defined(__AVX2__)
-        _mm256_stream_ps(out, load<__m256>(&v));
-        _mm256_stream_ps(out + 8, load<__m256>(reinterpret_cast<const char*>(&v) + 32));
+        _mm256_stream_ps(out, (__m256)v.part[0]);
+        _mm256_stream_ps(out + 8, (__m256)v.part[1]);
 #else
         store(out, v);
 #endif
@@ -220,8 +295,9 @@ LOCAL_INLINE void emit(float* out, const F& v, const F& weight) {
 }
 template <Emit how>
 LOCAL_INLINE void emit(float* out, const F& v, const F& weight, size_t n) {  // the first n lanes only
-    const F result = how == Emit::add ? load<F>(out, 4 * n) + weight * v : v;
-    std::memcpy(out, &result, 4 * n);
+    float result[16];
+    store(result, how == Emit::add ? load<F>(out, 4 * n) + weight * v : v);
+    std::memcpy(out, result, 4 * n);
 }
 // Calls body(i, n) for every group of sixteen coordinates, n of them real, and emits what it returns.
 template <Emit how, class Body>
@@ -240,22 +316,14 @@ LOCAL_INLINE void each(size_t n, Out out, Body&& body) {
 
 // ---- Philox-4x32-10: one block serves eight coordinates, sixteen bits each ----
 
-struct Keys {
-    u32 even[10], odd[10];
-    explicit Keys(u64 seed) {
-        u32 a = static_cast<u32>(seed), b = static_cast<u32>(seed >> 32);
-        for (int r = 0; r < 10; ++r, a += 0x9E3779B9u, b += 0xBB67AE85u) even[r] = a, odd[r] = b;
-    }
-};
-
 // The draws of coordinates 64 t .. 64 t + 63, purpose 0 (rounding), in order; `block` = 8 t.
 // Four words of a block are held in the low halves of 64-bit lanes; what stands in the high halves never matters.
-LOCAL_INLINE void draw(const Keys& keys, const Source& source, u64 block, u16* out) {
+LOCAL_INLINE void draw(const Draws& keys, u64 block, u16* out) {
 #if defined(__AVX512F__)
     const __m512i counter = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block)), _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0));
     const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-    __m512i c0 = counter, c1 = _mm512_srli_epi64(counter, 32), c2 = _mm512_set1_epi64(source.step),
-            c3 = _mm512_set1_epi64(source.origin);
+    __m512i c0 = counter, c1 = _mm512_srli_epi64(counter, 32), c2 = _mm512_set1_epi64(keys.step),
+            c3 = _mm512_set1_epi64(keys.origin);
 #pragma GCC unroll 10
     for (int r = 0; r < 10; ++r) {
         const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
@@ -273,8 +341,8 @@ LOCAL_INLINE void draw(const Keys& keys, const Source& source, u64 block, u16* o
     const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
     for (int half = 0; half < 2; ++half, block += 4, out += 32) {
         const __m256i counter = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(block)), _mm256_set_epi64x(3, 1, 2, 0));
-        __m256i c0 = counter, c1 = _mm256_srli_epi64(counter, 32), c2 = _mm256_set1_epi64x(source.step),
-                c3 = _mm256_set1_epi64x(source.origin);
+        __m256i c0 = counter, c1 = _mm256_srli_epi64(counter, 32), c2 = _mm256_set1_epi64x(keys.step),
+                c3 = _mm256_set1_epi64x(keys.origin);
 #pragma GCC unroll 10
         for (int r = 0; r < 10; ++r) {
             const __m256i p0 = _mm256_mul_epu32(c0, m0), p1 = _mm256_mul_epu32(c2, m1);
@@ -290,7 +358,7 @@ LOCAL_INLINE void draw(const Keys& keys, const Source& source, u64 block, u16* o
     }
 #else
     for (int k = 0; k < 8; ++k, ++block, out += 8) {
-        u32 c0 = static_cast<u32>(block), c1 = static_cast<u32>(block >> 32), c2 = source.step, c3 = source.origin;
+        u32 c0 = static_cast<u32>(block), c1 = static_cast<u32>(block >> 32), c2 = keys.step, c3 = keys.origin;
         for (int r = 0; r < 10; ++r) {
             const u64 p0 = u64{0xD2511F53} * c0, p1 = u64{0xCD9E8D57} * c2;
             c0 = static_cast<u32>(p1 >> 32) ^ c1 ^ keys.even[r];
@@ -305,19 +373,18 @@ LOCAL_INLINE void draw(const Keys& keys, const Source& source, u64 block, u16* o
 }
 // Calls body(i, x, draws, n) for every 64 coordinates; the last group is padded with zeros and has n < 64 real ones.
 template <class Body>
-LOCAL_INLINE void each_drawn(const float* x, size_t n, u64 first, const Source& source, Body&& body) {
-    const Keys keys(source.seed);
+LOCAL_INLINE void each_drawn(const float* x, size_t n, u64 first, const Draws& keys, Body&& body) {
     alignas(64) u16 draws[64];
     size_t i = 0;
     for (; i + 64 <= n; i += 64) {
         for (int k = 0; k < 64; k += 16) __builtin_prefetch(x + i + ahead + k);
-        draw(keys, source, (first + i) >> 3, draws);
+        draw(keys, (first + i) >> 3, draws);
         body(i, x + i, draws, size_t{64});
     }
     if (i < n) {
         alignas(64) float rest[64] = {};
         std::memcpy(rest, x + i, 4 * (n - i));
-        draw(keys, source, (first + i) >> 3, draws);
+        draw(keys, (first + i) >> 3, draws);
         body(i, rest, draws, n - i);
     }
 }
@@ -325,7 +392,7 @@ LOCAL_INLINE void each_drawn(const float* x, size_t n, u64 first, const Source& 
 // ---- magnitudes ----
 
 u32 largest(const float* x, size_t n) {
-    V most[4] = {};
+    V most[4] = {zero(), zero(), zero(), zero()};
     size_t i = 0;
     for (; i + 64 <= n; i += 64)
         for (int k = 0; k < 4; ++k) {
@@ -338,23 +405,20 @@ u32 largest(const float* x, size_t n) {
 
 // Thirty-two running sums a chunk, coordinate j joining sum j % 32; then the upper half is added onto the lower until one is left.
 struct Lanes {
-    D8 sum[4] = {};
-    LOCAL_INLINE D8 term(F8 v, bool square) {
-        const D8 d = __builtin_convertvector(v, D8);
-        return square ? d * d : d;
-    }
+    static constexpr int width = native / 8;
+    PartD sum[32 / width] = {};
     __attribute__((always_inline)) void join(const float* x, bool square) {
-        for (int k = 0; k < 4; ++k) {
-            typedef u32 V8 __attribute__((vector_size(32)));
-            sum[k] += term((F8)((V8)load<F8>(x + 8 * k) & magnitude), square);
+        for (int k = 0; k < 32 / width; ++k) {
+            const PartD d = __builtin_convertvector(load<HalfF>(x + width * k), PartD);
+            sum[k] += square ? d * d : d < 0 ? -d : d;
         }
     }
     double total() {
-        for (int k = 0; k < 2; ++k) sum[k] += sum[k + 2];
-        sum[0] += sum[1];
-        double s[8];
-        std::memcpy(s, &sum[0], sizeof s);
-        for (int h = 4; h; h /= 2)
+        for (int h = 16 / width; h; h /= 2)
+            for (int k = 0; k < h; ++k) sum[k] += sum[k + h];
+        double s[width];
+        std::memcpy(s, sum, sizeof s);
+        for (int h = width / 2; h; h /= 2)
             for (int k = 0; k < h; ++k) s[k] += s[k + h];
         return s[0];
     }
@@ -363,19 +427,19 @@ struct Lanes {
 void sums(const float* x, size_t n, double* chunks) {
     for (size_t begin = 0; begin < n; begin += chunk) {
         const size_t end = begin + chunk < n ? begin + chunk : n;
-        Lanes lanes;
+        Lanes sum;
         size_t i = begin;
         for (; i + 32 <= end; i += 32) {
             __builtin_prefetch(x + i + ahead);
             __builtin_prefetch(x + i + ahead + 16);
-            lanes.join(x + i, true);
+            sum.join(x + i, true);
         }
         if (i < end) {
             float rest[32] = {};
             std::memcpy(rest, x + i, 4 * (end - i));
-            lanes.join(rest, true);
+            sum.join(rest, true);
         }
-        *chunks++ = lanes.total();
+        *chunks++ = sum.total();
     }
 }
 
@@ -386,9 +450,9 @@ LOCAL_INLINE F signed_product(F size, F scale, V sign) { return real(bits(smalle
 
 LOCAL_INLINE H bf16(V x) {
     const V a = x & magnitude;
-    const V nearest = smaller((a + 0x7fff + (a >> 16 & 1)) >> 16, each_lane(0x7f7f));             // finite values stay finite
-    const V special = a >> 16 | where_less(each_lane(infinity), a, each_lane(0x40), V{});  // NaN stays NaN
-    return halves(where_less(a, each_lane(infinity), nearest, special) | (x >> 16 & 0x8000));
+    const V nearest = smaller((a + 0x7fff + (a >> 16 & 1)) >> 16, all(0x7f7fu));             // finite values stay finite
+    const V special = a >> 16 | where_less(all(infinity), a, all(0x40u), zero());  // NaN stays NaN
+    return halves(where_less(a, all(infinity), nearest, special) | (x >> 16 & 0x8000));
 }
 
 void bf16_encode(const float* x, size_t n, bool stream, u8* out) {
@@ -452,9 +516,9 @@ void fp16_decode(const u8* data, size_t n, float scale, Out out) {
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
         const H h = k == 16 ? load<H>(data + 2 * i) : load<H>(data + 2 * i, 2 * k);
         const V b = widen(h), m = b & 0x7fff;
-        const V normal = (m << 13) + where_less(m, each_lane(0x7c00), each_lane(112u << 23), each_lane(224u << 23));
-        const V subnormal = bits(__builtin_convertvector((I)m, F) * 0x1p-24f);
-        return signed_product(real(where_less(m, each_lane(0x400), subnormal, normal)), s, (b & 0x8000) << 16);
+        const V normal = (m << 13) + where_less(m, all(0x7c00u), all(112u << 23), all(224u << 23));
+        const V subnormal = bits(to_float(whole(m)) * 0x1p-24f);
+        return signed_product(real(where_less(m, all(0x400u), subnormal, normal)), s, (b & 0x8000) << 16);
     });
 }
 
@@ -474,10 +538,10 @@ LOCAL_INLINE B fp8(F x, F factor) {
 }
 
 u32 fp8_encode(const float* x, size_t n, size_t block, u8* scales, u8* out) {
-    V over = {};
+    V over = zero();
     for (size_t begin = 0; begin < n; begin += block) {
         const size_t end = begin + block < n ? begin + block : n;
-        V most = {};
+        V most = zero();
         size_t i = begin;
         for (; i + 16 <= end; i += 16) {
             __builtin_prefetch(x + i + ahead);
@@ -485,11 +549,7 @@ u32 fp8_encode(const float* x, size_t n, size_t block, u8* scales, u8* out) {
         }
         if (i < end) most = larger(most, load<V>(x + i, 4 * (end - i)) & magnitude);
         over = larger(over, most);
-#if defined(__AVX512F__)
-        const u8 e = shared_exponent(static_cast<u32>(_mm512_reduce_max_epi32((__m512i)most)));
-#else
         const u8 e = shared_exponent(reduce_max(most));
-#endif
         scales[begin / block] = e;
         const F factor = all(power(127 - e));
         for (i = begin; i + 16 <= end; i += 16) store(out + i, fp8(load<F>(x + i), factor));
@@ -513,9 +573,9 @@ void fp8_decode(const u8* scales, const u8* data, size_t n, size_t block, Out ou
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
         const V b = widen(k == 16 ? load<B>(data + i) : load<B>(data + i, k)), m = b & 0x7f;
         const V normal = (m << 20) + (120u << 23);
-        const V subnormal = bits(__builtin_convertvector((I)m, F) * 0x1p-9f);
-        const V nan = where_less(each_lane(0x7e), m, each_lane(0x7fc00000u), V{});
-        const F size = real(where_less(m, each_lane(8), subnormal, normal) | nan);
+        const V subnormal = bits(to_float(whole(m)) * 0x1p-9f);
+        const V nan = where_less(all(0x7eu), m, all(0x7fc00000u), zero());
+        const F size = real(where_less(m, all(8u), subnormal, normal) | nan);
         return signed_product(size, all(e8m0(scales[i >> shift])), (b & 0x80) << 24);
     });
 }
@@ -525,23 +585,23 @@ void fp8_decode(const u8* scales, const u8* data, size_t n, size_t block, Out ou
 void sign_encode(const float* x, size_t n, double* chunks, u8* out) {
     for (size_t begin = 0; begin < n; begin += chunk) {
         const size_t end = begin + chunk < n ? begin + chunk : n;
-        Lanes lanes;
+        Lanes sum;
         size_t i = begin;
         for (; i + 32 <= end; i += 32) {
             __builtin_prefetch(x + i + ahead);
             __builtin_prefetch(x + i + ahead + 16);
-            lanes.join(x + i, false);
+            sum.join(x + i, false);
             const u32 m = negative(load<F>(x + i)) | static_cast<u32>(negative(load<F>(x + i + 16))) << 16;
             store(out + i / 8, m);
         }
         if (i < end) {
             float rest[32] = {};
             std::memcpy(rest, x + i, 4 * (end - i));
-            lanes.join(rest, false);
+            sum.join(rest, false);
             const u32 m = negative(load<F>(rest)) | static_cast<u32>(negative(load<F>(rest + 16))) << 16;
             std::memcpy(out + i / 8, &m, (end - i + 7) / 8);
         }
-        *chunks++ = lanes.total();
+        *chunks++ = sum.total();
     }
 }
 
@@ -554,9 +614,9 @@ void sign_decode(const u8* data, size_t n, float scale, Out out) {
 
 // ---- natural compression ----
 
-u32 natural_encode(const float* x, size_t n, u64 first, const Source& source, u8* signs, u8* exponents) {
-    V over = {};
-    each_drawn(x, n, first, source, [&](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
+u32 natural_encode(const float* x, size_t n, u64 first, const Draws& draws_of, u8* signs, u8* exponents) {
+    V over = zero();
+    each_drawn(x, n, first, draws_of, [&](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
         u16 m[4];
         u8 rest[64];
         u8* const to = k == 64 ? exponents + i : rest;
@@ -566,7 +626,7 @@ u32 natural_encode(const float* x, size_t n, u64 first, const Source& source, u8
             m[j] = top_bits(b);
             // carries into the exponent with probability (the fraction, rounded to 16 bits)
             const V up = (a + 64 + (widen(load<H>(draws + 16 * j)) << 7)) >> 23;
-            store(to + 16 * j, quarters(smaller(up, each_lane(254))));
+            store(to + 16 * j, quarters(smaller(up, all(254u))));
         }
         std::memcpy(signs + i / 8, m, (k + 7) / 8);
         if (k < 64) std::memcpy(exponents + i, rest, k);
@@ -584,33 +644,36 @@ void natural_decode(const u8* signs, const u8* exponents, size_t n, Out out) {
 
 // ---- ternary ----
 
-void ternary_codes(const float* x, size_t n, u64 first, float inverse, const Source& source, u8* codes) {
+void ternary_codes(const float* x, size_t n, u64 first, float inverse, const Draws& draws_of, u8* codes) {
     const F inv = all(inverse);
-    each_drawn(x, n, first, source, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
+    each_drawn(x, n, first, draws_of, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
         u8 rest[64];
         u8* const to = k == 64 ? codes + i : rest;
         for (int j = 0; j < 4; ++j) {
             const V b = load<V>(p + 16 * j);
             // a coordinate's own 16 bits, then those of its neighbour: uniform to 32 bits, at the price of one draw
             const V h = widen(load<H>(draws + 16 * j));
-            const V u = h << 16 | __builtin_shufflevector(h, h, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+            const V u = h << 16 | swap_neighbours(h);
             const F share = smaller(real(b & magnitude) * inv, all(1.0f));
-            const V chance = (V)__builtin_convertvector(share * 0x1p30f, I);
-            store(to + 16 * j, quarters(where_less(u >> 2, chance, (V)((I)b >> 31 | 1), V{}) + 1));
+            const V chance = bits(to_int(share * 0x1p30f));
+            store(to + 16 * j, quarters(where_less(u >> 2, chance, bits(whole(b) >> 31 | 1), zero()) + 1));
         }
         if (k < 64) std::memcpy(codes + i, rest, k);
     });
 }
 
 void ternary_values(const u8* codes, size_t n, float scale, Out out) {
-    const float zero = 0.0f * scale;
-    const F value = {-scale, zero, scale};
+#if defined(__AVX512F__)
+    const __m512 value = _mm512_castps128_ps512(_mm_setr_ps(-scale, 0.0f * scale, scale, 0.0f));
+#else
+    const F s = all(scale);
+#endif
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
         const V c = widen(k == 16 ? load<B>(codes + i) : load<B>(codes + i, k));
 #if defined(__AVX512F__)
-        return (F)_mm512_permutexvar_ps((__m512i)c, (__m512)value);
+        return F{(PartF)_mm512_permutexvar_ps((__m512i)c.part[0], value)};
 #else
-        return __builtin_convertvector((I)c - 1, F) * value[2];
+        return to_float(whole(c) - 1) * s;
 #endif
     });
 }
@@ -687,10 +750,10 @@ size_t trits_unpack(const u8* data, size_t n, u8* codes, u32& largest_byte) {
 
 // ---- natural dithering ----
 
-void dithering_codes(const float* x, size_t n, u64 first, float inverse, int levels, const Source& source, u8* codes) {
+void dithering_codes(const float* x, size_t n, u64 first, float inverse, int levels, const Draws& draws_of, u8* codes) {
     const F inv = all(inverse), least = all(power(1 - levels));
     const u32 base = 64u - (static_cast<u32>(128 - levels) << 23);  // half a unit of the draw, and the exponent of level 0
-    each_drawn(x, n, first, source, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
+    each_drawn(x, n, first, draws_of, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
         u8 rest[64];
         u8* const to = k == 64 ? codes + i : rest;
         for (int j = 0; j < 4; ++j) {
@@ -699,7 +762,7 @@ void dithering_codes(const float* x, size_t n, u64 first, float inverse, int lev
             // 2 y where levels are powers of two, y + least where they are 0 and least: the fraction is the chance to go up
             const F z = y + larger(y, least);
             const V level = (bits(z) + (widen(load<H>(draws + 16 * j)) << 7) + base) >> 23;
-            store(to + 16 * j, quarters(level << 1 | where_less(V{}, level, b >> 31, V{})));
+            store(to + 16 * j, quarters(level << 1 | where_less(zero(), level, b >> 31, zero())));
         }
         if (k < 64) std::memcpy(codes + i, rest, k);
     });
@@ -710,7 +773,7 @@ void dithering_values(const u8* codes, size_t n, float scale, int levels, Out ou
     const u32 lift = static_cast<u32>(127 - levels);
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
         const V c = widen(k == 16 ? load<B>(codes + i) : load<B>(codes + i, k)), level = c >> 1;
-        return real(where_less(V{}, level, (level + lift) << 23, V{}) | c << 31) * s;
+        return real(where_less(zero(), level, (level + lift) << 23, zero()) | c << 31) * s;
     });
 }
 

@@ -441,7 +441,7 @@ bool parse(const std::uint8_t* data, std::size_t size, std::size_t n, Parsed& p)
     if (!used || size - 2 - used < scales || size - 2 - used - scales < p.tail_size) return false;
     std::memcpy(p.scales, data + 2 + used, scales);
     for (std::size_t b = 0; 4 * b < scales; ++b)
-        if (!(p.scales[b] >= 0 && p.scales[b] <= FLT_MAX)) return false;
+        if (!std::isfinite(p.scales[b])) return false;
     p.body = data + 2 + used + scales;
     p.body_size = size - 2 - used - scales - p.tail_size;
     p.tail = p.body + p.body_size;

@@ -23,7 +23,7 @@ struct Avx2 {
         const __m256i step = _mm256_set1_epi64x(stream.step), salt = _mm256_set1_epi64x(stream.salt);
         __m256i index = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(block)), _mm256_setr_epi64x(0, 2, 1, 3));
         for (std::size_t g = 0; g < 2 * groups; ++g, out += 32, next += 128) {
-            for (unsigned line = 0; line < 2; ++line) _mm_prefetch(reinterpret_cast<const char*>(next + 4 * kAhead + 64 * line), _MM_HINT_T0);
+            for (unsigned line = 0; line < 2; ++line) _mm_prefetch(reinterpret_cast<const char*>(next + 64 * line), _MM_HINT_T0);
             __m256i c0 = index, c1 = _mm256_or_si256(_mm256_srli_epi64(index, 32), high), c2 = step, c3 = salt;
 #pragma GCC unroll 10
             for (int r = 0; r < 10; ++r) {
@@ -41,7 +41,7 @@ struct Avx2 {
         }
     }
 
-    template <Sum S, unsigned>
+    template <Sum S, bool Fetch>
     static double sum(const float* x, std::size_t n) {
         alignas(32) float tail[32] = {};
         __m256d s[8] = {};
@@ -51,7 +51,7 @@ struct Avx2 {
             if (n - i < 32) {
                 std::memcpy(tail, row, 4 * (n - i));
                 row = tail;
-            } else {
+            } else if (Fetch) {
                 ahead(row);
                 ahead(row + 16);
             }
@@ -67,13 +67,13 @@ struct Avx2 {
         return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
     }
 
-    template <unsigned>
+    template <bool Fetch>
     static std::uint32_t abs_max(const float* x, std::size_t n) {
         const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
         __m256i a = _mm256_setzero_si256(), b = a;
         std::size_t i = 0;
         for (; i + 16 <= n; i += 16) {
-            ahead(x + i);
+            if (Fetch) ahead(x + i);
             a = _mm256_max_epu32(a, _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), magnitude));
             b = _mm256_max_epu32(b, _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i + 8)), magnitude));
         }
@@ -157,17 +157,32 @@ struct Avx2 {
         }
     }
 
-    // Eight codes, sign-extended into 32-bit lanes, from `bytes` bytes.
+    // W bytes as an integer, by loads that overlap: copying three bytes through memory would stall.
     template <int W>
-    static __m256i unpack(const std::uint8_t* codes, std::size_t bytes) {
+    static std::uint64_t load(const std::uint8_t* p) {
+        std::uint16_t low2;
+        std::uint32_t low4, high4;
+        std::uint64_t all;
+        std::memcpy(&low2, p, 2);
+        if constexpr (W == 2) return low2;
+        if constexpr (W == 3) return low2 | static_cast<std::uint64_t>(p[2]) << 16;
+        if constexpr (W >= 4) std::memcpy(&low4, p, 4);
+        if constexpr (W == 4) return low4;
+        if constexpr (W >= 5 && W <= 7) {
+            std::memcpy(&high4, p + W - 4, 4);
+            return low4 | static_cast<std::uint64_t>(high4) << (8 * W - 32);
+        }
+        if constexpr (W == 8) std::memcpy(&all, p, 8);
+        return all;
+    }
+
+    // Eight codes, sign-extended into 32-bit lanes.
+    template <int W>
+    static __m256i unpack(std::uint64_t word) {
         if constexpr (W == 4) {
-            std::int32_t word = 0;
-            std::memcpy(&word, codes, bytes);
-            const __m256i top = _mm256_sllv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
-            return _mm256_srai_epi32(top, 28);
+            const __m256i all = _mm256_set1_epi32(static_cast<std::int32_t>(word));
+            return _mm256_srai_epi32(_mm256_sllv_epi32(all, _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0)), 28);
         } else {
-            std::uint64_t word = 0;
-            std::memcpy(&word, codes, bytes);
             if constexpr (W != 8) word = _pdep_u64(word, (ones * ((1u << W) - 1)) << (8 - W));
             const __m256i wide = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<long long>(word)));
             return W == 8 ? wide : _mm256_srai_epi32(wide, 8 - W);
@@ -179,7 +194,7 @@ struct Avx2 {
         const __m256 step = _mm256_set1_ps(scale), weight = _mm256_set1_ps(factor);
         std::size_t i = 0;
         for (; i + 8 <= n; i += 8, codes += W) {
-            const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(unpack<W>(codes, W)), step);
+            const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(unpack<W>(load<W>(codes))), step);
             if (I == Into::add)
                 _mm256_storeu_ps(out + i, _mm256_add_ps(_mm256_loadu_ps(out + i), _mm256_mul_ps(value, weight)));
             else if (I == Into::stream)
@@ -189,8 +204,9 @@ struct Avx2 {
         }
         if (i < n) {
             alignas(32) float rest[8];
-            const __m256i k = unpack<W>(codes, ((n - i) * W + 7) / 8);
-            _mm256_store_ps(rest, _mm256_mul_ps(_mm256_cvtepi32_ps(k), step));
+            std::uint64_t word = 0;
+            std::memcpy(&word, codes, ((n - i) * W + 7) / 8);
+            _mm256_store_ps(rest, _mm256_mul_ps(_mm256_cvtepi32_ps(unpack<W>(word)), step));
             for (std::size_t j = 0; i + j < n; ++j) out[i + j] = I == Into::add ? out[i + j] + rest[j] * factor : rest[j];
         }
     }

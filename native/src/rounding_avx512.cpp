@@ -14,12 +14,9 @@ namespace {
 inline __mmask16 first16(std::size_t n) { return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << n) - 1u); }
 inline __mmask64 first64(std::size_t n) { return n >= 64 ? ~0ull : (1ull << n) - 1ull; }
 
-// Fetches those of the four cache lines at x + kAhead whose bits are set. Every loop over the same coordinates fetches its share,
-// so that the memory is never idle.
-template <unsigned Lines>
+// Fetches the four cache lines of 64 coordinates.
 inline void fetch(std::uintptr_t x) {
-    for (unsigned line = 0; line < 4; ++line)
-        if (Lines >> line & 1u) _mm_prefetch(reinterpret_cast<const char*>(x + 4 * kAhead + 64 * line), _MM_HINT_T0);
+    for (unsigned line = 0; line < 4; ++line) _mm_prefetch(reinterpret_cast<const char*>(x + 64 * line), _MM_HINT_T0);
 }
 
 // Eight blocks at a time. Only the lowest counter word varies, so that half of the first two rounds is done once.
@@ -71,6 +68,7 @@ struct Philox {
 };
 
 struct Avx512 {
+    using Drawer = Philox;
     static constexpr bool kFused = true;
 
     static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next) {
@@ -90,7 +88,7 @@ struct Avx512 {
             __m512i index = philox.counters(block);
             const std::size_t run = left / 8 < groups ? left / 8 : groups;
             for (std::size_t g = 0; g < run; ++g, out += 64, next += 256) {
-                fetch<kDrawLines>(next);
+                fetch(next);
                 philox(index, out);
                 index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
             }
@@ -106,12 +104,12 @@ struct Avx512 {
         return S == Sum::squares ? _mm512_fmadd_pd(d, d, sum) : _mm512_add_pd(sum, _mm512_abs_pd(d));
     }
 
-    template <Sum S, unsigned Lines>
+    template <Sum S, bool Fetch>
     static double sum(const float* x, std::size_t n) {
         __m512d s0 = _mm512_setzero_pd(), s1 = s0, s2 = s0, s3 = s0;
         std::size_t i = 0;
         for (; i + 32 <= n; i += 32) {
-            if (i % 64 == 0) fetch<Lines>(address(x + i));
+            if (Fetch && i % 64 == 0) fetch(address(x + i) + 4 * kAhead);
             s0 = term<S>(_mm256_loadu_ps(x + i), s0);
             s1 = term<S>(_mm256_loadu_ps(x + i + 8), s1);
             s2 = term<S>(_mm256_loadu_ps(x + i + 16), s2);
@@ -125,19 +123,23 @@ struct Avx512 {
             s2 = term<S>(_mm512_castps512_ps256(hi), s2);
             s3 = term<S>(_mm512_extractf32x8_ps(hi, 1), s3);
         }
+        return folded(s0, s1, s2, s3);
+    }
+
+    static double folded(__m512d s0, __m512d s1, __m512d s2, __m512d s3) {
         const __m512d eight = _mm512_add_pd(_mm512_add_pd(s0, s2), _mm512_add_pd(s1, s3));
         const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
         const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
         return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
     }
 
-    template <unsigned Lines>
+    template <bool Fetch>
     static std::uint32_t abs_max(const float* x, std::size_t n) {
         const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
         __m512i a = _mm512_setzero_si512(), b = a;
         std::size_t i = 0;
         for (; i + 32 <= n; i += 32) {
-            if (i % 64 == 0) fetch<Lines>(address(x + i));
+            if (Fetch && i % 64 == 0) fetch(address(x + i) + 4 * kAhead);
             a = _mm512_max_epu32(a, _mm512_and_si512(_mm512_loadu_si512(x + i), magnitude));
             b = _mm512_max_epu32(b, _mm512_and_si512(_mm512_loadu_si512(x + i + 16), magnitude));
         }
@@ -159,7 +161,6 @@ struct Avx512 {
         const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         std::size_t i = 0;
         for (; i + 64 <= n; i += 64) {
-            fetch<Dithered ? kRoundLines : kAllLines & ~kScanLines>(address(x + i));
             __m512i k[4];
             for (int q = 0; q < 4; ++q) {
                 const __m256i u = Dithered ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(draws + i + 16 * q)) : __m256i{};
@@ -168,7 +169,12 @@ struct Avx512 {
             const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(k[0], k[1]), _mm512_packs_epi32(k[2], k[3]));
             _mm512_storeu_si512(out + i, _mm512_permutexvar_epi32(order, bytes));
         }
-        for (; i < n; i += 16) {
+        for (; i + 16 <= n; i += 16) {
+            const __m256i u = Dithered ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(draws + i)) : __m256i{};
+            const __m512i k = levels<Dithered>(_mm512_loadu_ps(x + i), v, most, u);
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm512_cvtepi32_epi8(k));
+        }
+        if (i < n) {
             const __mmask16 m = first16(n - i);
             const __m256i u = Dithered ? _mm256_maskz_loadu_epi16(m, draws + i) : __m256i{};
             _mm512_mask_cvtepi32_storeu_epi8(out + i, m, levels<Dithered>(_mm512_maskz_loadu_ps(m, x + i), v, most, u));
@@ -207,11 +213,11 @@ struct Avx512 {
         }
     }
 
-    // Draws, levels and codes of n coordinates (a multiple of 64) in one loop; no carry into the upper counter word among them.
-    template <int W>
-    static void fused(const float* x, std::size_t n, float inverse, float bound, const Stream& stream, std::uint64_t block,
-                      std::uint8_t* out) {
-        const Philox philox(stream, block);
+    // Draws, levels and codes of n coordinates (a multiple of 64), and the statistic of n later ones, in one loop: the arithmetic
+    // of both and the memory work side by side. No carry into the upper counter word among them.
+    template <int W, bool L2>
+    static double fused(const float* x, std::size_t n, float inverse, float bound, const Philox& philox, std::uint64_t block,
+                        std::uint8_t* out, const float* later) {
         const __m512 v = _mm512_set1_ps(inverse), most = _mm512_set1_ps(bound);
         const __m512i low = _mm512_set1_epi8(static_cast<char>((1 << W) - 1));
         const __m512i m1 = _mm512_set1_epi16((1 << W % 8) - 1), m2 = _mm512_set1_epi32((1 << 2 * W % 16) - 1);
@@ -224,9 +230,23 @@ struct Avx512 {
             from[j] = static_cast<std::uint8_t>(lane < 16 ? 4 * (lane % 4 * 4 + lane / 4) + j % (W / 2) : 63);
         }
         const __m512i gather = W % 2 ? permutation<W, false>() : _mm512_load_si512(from);
+        const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+        __m512d s0 = _mm512_setzero_pd(), s1 = s0, s2 = s0, s3 = s0;
+        __m512i top = _mm512_setzero_si512();
         __m512i index = philox.counters(block);
         for (std::size_t i = 0; i < n; i += 64, out += 8 * W) {
-            fetch<kDrawLines | kRoundLines>(address(x + i));
+            fetch(address(later + i) + 4 * kAhead);
+            if constexpr (L2) {
+                for (int row = 0; row < 64; row += 32) {
+                    s0 = term<Sum::squares>(_mm256_loadu_ps(later + i + row), s0);
+                    s1 = term<Sum::squares>(_mm256_loadu_ps(later + i + row + 8), s1);
+                    s2 = term<Sum::squares>(_mm256_loadu_ps(later + i + row + 16), s2);
+                    s3 = term<Sum::squares>(_mm256_loadu_ps(later + i + row + 24), s3);
+                }
+            } else {
+                for (int q = 0; q < 64; q += 16)
+                    top = _mm512_max_epu32(top, _mm512_and_si512(_mm512_loadu_si512(later + i + q), magnitude));
+            }
             alignas(64) std::uint16_t u[64];
             philox(index, u);
             index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
@@ -249,6 +269,7 @@ struct Avx512 {
             else
                 _mm512_mask_storeu_epi8(out, first64(8 * W), b);
         }
+        return L2 ? folded(s0, s1, s2, s3) : static_cast<double>(float_of(_mm512_reduce_max_epu32(top)));
     }
 
     template <Into I>

@@ -13,11 +13,8 @@ namespace tersegrad::rounding {
 constexpr std::size_t kChunk = 2048;     // coordinates rounded at a time: input, draws and levels stay in the first-level cache
 constexpr std::size_t kSumChunk = 4096;  // coordinates of one lane-wise sum
 constexpr std::size_t kBlock = 65536;    // longer blocks are cut among threads
-constexpr std::size_t kAhead = 2048;     // coordinates of prefetch: the hardware's own stops at page borders
+constexpr std::size_t kAhead = 1536;     // coordinates that loops fetch ahead: the hardware's own fetching stops at page borders
 constexpr std::size_t kSlack = 64;       // draws are written in groups of 64
-
-// The cache lines of 64 coordinates that each loop over them fetches for later.
-constexpr unsigned kAllLines = 15, kScanLines = 1, kDrawLines = 6, kRoundLines = 8;
 
 enum class Sum { squares, magnitudes };
 enum class Into { store, stream, add };
@@ -41,7 +38,7 @@ struct Expansion {  // one call of dequantise
 };
 
 struct Ops {
-    // 64 draws a group; for the coordinates at address `next`, some of whose successors are fetched meanwhile.
+    // 64 draws a group; meanwhile the memory at address `next` is fetched, because drawing leaves it idle.
     void (*draws)(const Stream&, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next);
     double (*sum_squares)(const float*, std::size_t n);                                       // n <= kSumChunk
     double (*sum_abs)(const float*, std::size_t n);                                           // n <= kSumChunk
@@ -148,25 +145,6 @@ struct Driver {
         }
     }
 
-    using Fused = void (*)(const float*, std::size_t, float, float, const Stream&, std::uint64_t, std::uint8_t*);
-
-    // Draws, levels and codes in one loop, where the instruction set has it and blocks are whole groups of 64.
-    static Fused fuser(const Quantiser& q) {
-        if constexpr (V::kFused) {
-            if (q.rule == Rule::nearest || q.block % 64 != 0) return nullptr;
-            switch (q.width) {
-                case 2: return &V::template fused<2>;
-                case 3: return &V::template fused<3>;
-                case 4: return &V::template fused<4>;
-                case 5: return &V::template fused<5>;
-                case 6: return &V::template fused<6>;
-                case 7: return &V::template fused<7>;
-                default: return &V::template fused<8>;
-            }
-        }
-        return nullptr;
-    }
-
     // Levels of coordinates [0, n) of x, all in one block.
     static void levels_of(const float* x, std::size_t n, float step, float inverse, const Quantiser& q, const std::uint16_t* draws,
                           std::int8_t* out) {
@@ -193,20 +171,21 @@ struct Driver {
         const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
         for (std::size_t at = begin; at < end; at += kChunk) {
             const std::size_t n = end - at < kChunk ? end - at : kChunk;
-            if (job.q.rule != Rule::nearest) V::draws(job.stream, at / 8, groups(n), draws, address(job.x + at));
+            if (job.q.rule != Rule::nearest) V::draws(job.stream, at / 8, groups(n), draws, address(job.x + at) + 4 * kAhead);
             levels_of(job.x + at, n, step, inverse, job.q, draws, levels);
             pack(levels, n, job.codes + at / 8 * static_cast<std::size_t>(job.q.width));
         }
     }
 
     static double statistic(const float* x, std::size_t n, Rule rule) {
-        if (rule != Rule::l2) return static_cast<double>(float_of(V::template abs_max<kScanLines>(x, n)));
-        if (n <= kSumChunk) return V::template sum<Sum::squares, kScanLines>(x, n);
+        if (rule == Rule::nearest) return static_cast<double>(float_of(V::template abs_max<true>(x, n)));
+        if (rule == Rule::max) return static_cast<double>(float_of(V::template abs_max<false>(x, n)));  // the draws fetch
+        if (n <= kSumChunk) return V::template sum<Sum::squares, false>(x, n);
         double sums[kBlock / kSumChunk];
         const std::size_t count = block_count(n, kSumChunk);
         for (std::size_t c = 0; c < count; ++c) {
             const std::size_t rest = n - c * kSumChunk;
-            sums[c] = V::template sum<Sum::squares, kScanLines>(x + c * kSumChunk, rest < kSumChunk ? rest : kSumChunk);
+            sums[c] = V::template sum<Sum::squares, false>(x + c * kSumChunk, rest < kSumChunk ? rest : kSumChunk);
         }
         return fold(sums, count);
     }
@@ -223,52 +202,72 @@ struct Driver {
             }
             return;
         }
+        if constexpr (V::kFused) first = fuse(job, rule, first, last);
         alignas(64) std::uint16_t draws[kChunk + kSlack];
         alignas(64) std::int8_t levels[kChunk + kSlack];
-        alignas(64) float steps[2][kChunk / 8], inverses[2][kChunk / 8];
+        alignas(64) double statistics[kChunk / 8];
+        alignas(64) float steps[kChunk / 8], inverses[kChunk / 8];
         const Pack pack = packer(job.q.width);
-        const Fused fused = fuser(job.q);
         const std::size_t together = kChunk / block;  // blocks at a time
-        // The steps of a group of blocks are found one group ahead, which hides the latency of their square roots and divisions.
-        const auto prepare = [&](std::size_t b, float* step, float* inverse) {
-            alignas(64) double statistics[kChunk / 8];
-            const std::size_t count = last - b < together ? last - b : together;
-            for (std::size_t k = 0; k < count; ++k) {
-                const std::size_t begin = (b + k) * block;
-                statistics[k] = statistic(job.x + begin, job.n - begin < block ? job.n - begin : block, job.q.rule);
-            }
-            for (std::size_t k = 0; k < count; ++k) {
-                step[k] = rule(statistics[k]);
-                inverse[k] = 1.0f / step[k];
-            }
-            write_steps(step, count, job.q.format, job.steps + b * bytes);
-        };
-        if (first < last) prepare(first, steps[0], inverses[0]);
-        for (std::size_t b = first, turn = 0; b < last; b += together, turn ^= 1) {
+        for (std::size_t b = first; b < last; b += together) {
             const std::size_t count = last - b < together ? last - b : together;
             const std::size_t begin = b * block, end = job.n - begin < count * block ? job.n : begin + count * block;
-            const std::size_t n = end - begin;
             const float* x = job.x + begin;
-            if (b + together < last) prepare(b + together, steps[turn ^ 1], inverses[turn ^ 1]);
-            const float *step = steps[turn], *inverse = inverses[turn];
-            std::uint8_t* codes = job.codes + begin / 8 * static_cast<std::size_t>(job.q.width);
-            if (fused && n == count * block && begin >> 35 == (end - 1) >> 35) {
-                bool ordinary = true;
-                for (std::size_t k = 0; k < count; ++k) ordinary &= step[k] >= 0x1p-100f;
-                if (ordinary) {
-                    const float most = static_cast<float>(job.q.levels) * 65536.0f;
-                    for (std::size_t k = 0; k < count; ++k)
-                        fused(x + k * block, block, inverse[k] * 65536.0f, most, job.stream, begin / 8 + k * block / 8,
-                              codes + k * block / 8 * static_cast<std::size_t>(job.q.width));
-                    continue;
-                }
-            }
-            if (job.q.rule != Rule::nearest) V::draws(job.stream, begin / 8, groups(n), draws, address(x));
+            const std::size_t n = end - begin;
             for (std::size_t k = 0; k < count; ++k)
-                levels_of(x + k * block, n - k * block < block ? n - k * block : block, step[k], inverse[k], job.q, draws + k * block,
-                          levels + k * block);
-            pack(levels, n, codes);
+                statistics[k] = statistic(x + k * block, n - k * block < block ? n - k * block : block, job.q.rule);
+            for (std::size_t k = 0; k < count; ++k) {
+                steps[k] = rule(statistics[k]);
+                inverses[k] = 1.0f / steps[k];
+            }
+            write_steps(steps, count, job.q.format, job.steps + b * bytes);
+            if (job.q.rule != Rule::nearest) V::draws(job.stream, begin / 8, groups(n), draws, address(x) + 4 * kAhead);
+            for (std::size_t k = 0; k < count; ++k)
+                levels_of(x + k * block, n - k * block < block ? n - k * block : block, steps[k], inverses[k], job.q,
+                          draws + k * block, levels + k * block);
+            pack(levels, n, job.codes + begin / 8 * static_cast<std::size_t>(job.q.width));
         }
+    }
+
+    // Rounds blocks one by one, each in the same loop that finds the statistic of the block two further on. Returns the first
+    // block that is left to the general way: all of them unless they are whole groups of 64, and the last if it is short.
+    static std::size_t fuse(const Job& job, const StepRule& rule, std::size_t first, std::size_t last) {
+        switch (job.q.width) {
+            case 2: return fuse_width<2>(job, rule, first, last);
+            case 3: return fuse_width<3>(job, rule, first, last);
+            case 4: return fuse_width<4>(job, rule, first, last);
+            case 5: return fuse_width<5>(job, rule, first, last);
+            case 6: return fuse_width<6>(job, rule, first, last);
+            case 7: return fuse_width<7>(job, rule, first, last);
+            default: return fuse_width<8>(job, rule, first, last);
+        }
+    }
+
+    template <int W>
+    static std::size_t fuse_width(const Job& job, const StepRule& rule, std::size_t first, std::size_t last) {
+        const std::size_t block = job.q.block;
+        while (last > first && last * block > job.n) --last;
+        if (first == last || job.q.rule == Rule::nearest || block % 64 != 0) return first;
+        if (first * block >> 35 != (last * block - 1) >> 35) return first;  // a carry into the upper counter word
+        const auto loop = job.q.rule == Rule::l2 ? &V::template fused<W, true> : &V::template fused<W, false>;
+        const float most = static_cast<float>(job.q.levels) * 65536.0f;
+        const typename V::Drawer drawer(job.stream, first * block / 8);
+        float step = rule(statistic(job.x + first * block, block, job.q.rule));
+        double next = last - first > 1 ? statistic(job.x + (first + 1) * block, block, job.q.rule) : 0.0;
+        for (std::size_t b = first; b < last; ++b) {
+            const float* x = job.x + b * block;
+            const float* later = last - b > 2 ? x + 2 * block : x;
+            const float next_step = rule(next);
+            write_steps(&step, 1, job.q.format, job.steps + b * step_bytes(job.q.format));
+            if (step >= 0x1p-100f) {
+                next = loop(x, block, 1.0f / step * 65536.0f, most, drawer, b * block / 8, job.codes + b * block / 8 * W, later);
+            } else {
+                round(job, step, b * block, (b + 1) * block);
+                next = statistic(later, block, job.q.rule);
+            }
+            step = next_step;
+        }
+        return last;
     }
 
     template <int W, Into I>
@@ -302,8 +301,8 @@ struct Driver {
     }
 
     static constexpr Ops table() {
-        return {&V::draws, &V::template sum<Sum::squares, kAllLines>, &V::template sum<Sum::magnitudes, kAllLines>,
-                &V::template abs_max<kAllLines>, &quantise, &round, &dequantise};
+        return {&V::draws, &V::template sum<Sum::squares, true>, &V::template sum<Sum::magnitudes, true>,
+                &V::template abs_max<true>, &quantise, &round, &dequantise};
     }
 };
 

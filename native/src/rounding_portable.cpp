@@ -17,7 +17,7 @@ struct Portable {
         }
     }
 
-    template <Sum S, unsigned>
+    template <Sum S, bool>
     static double sum(const float* x, std::size_t n) {
         double lanes[32] = {};
         for (std::size_t i = 0; i < n; ++i) {
@@ -27,7 +27,7 @@ struct Portable {
         return fold(lanes, 32);
     }
 
-    template <unsigned>
+    template <bool>
     static std::uint32_t abs_max(const float* x, std::size_t n) {
         std::uint32_t most = 0;
         for (std::size_t i = 0; i < n; ++i) {

@@ -62,7 +62,7 @@ def test_every_registered_name_has_a_case() -> None:
 def test_text_form_and_repr_round_trip(text: str) -> None:
     c = tersegrad.parse(text)
     assert tersegrad.parse(str(c)) == c
-    assert eval(repr(c), vars(tersegrad).copy()) == c
+    assert eval(repr(c), {name: getattr(tersegrad, name) for name in dir(tersegrad)}) == c
     assert hash(c) == hash(tersegrad.parse(str(c)))
 
 

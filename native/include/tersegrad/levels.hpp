@@ -47,6 +47,7 @@ class BitSource {
         for (int k = 0; k < width; ++k) value |= static_cast<std::uint64_t>(get()) << k;
         return value;
     }
+    std::size_t position() const { return next_; }
 
   private:
     const std::uint8_t* bytes_;

@@ -11,6 +11,8 @@ from tersegrad.compressors.qsgd import QSGD
 from tersegrad.compressors.random_k import RandomK
 from tersegrad.compressors.sign import Sign
 from tersegrad.compressors.sparse_dithering import RandomSparseDithering, SparseDithering
+from tersegrad.compressors.spherical import Spherical
+from tersegrad.compressors.subtractive_dithering import SubtractiveDithering
 from tersegrad.compressors.ternary import Ternary
 from tersegrad.compressors.threshold import Threshold
 from tersegrad.compressors.top_k import TopK
@@ -29,6 +31,8 @@ __all__ = [
     "RandomSparseDithering",
     "Sign",
     "SparseDithering",
+    "Spherical",
+    "SubtractiveDithering",
     "Ternary",
     "Threshold",
     "TopK",

@@ -189,7 +189,10 @@ class SparseDithering(_Dithering):
         require(len(given) == 1, f"sparse_dithering takes exactly one of nu, alpha and bits, got {given or 'none'}")
         require(self.nu is None or 0 < self.nu <= 1, f"nu must lie in (0, 1], got {self.nu}: for larger errors use alpha=")
         require(self.alpha is None or 0 < self.alpha < 1, f"alpha must lie in (0, 1), got {self.alpha}")
-        require(self.bits is None or self.bits > 0, f"bits is a budget a coordinate and must be positive, got {self.bits}")
+        require(
+            self.bits is None or 0 < self.bits < math.inf,
+            f"bits is a budget a coordinate and must be positive, got {self.bits}",
+        )
         require(self.coder in CODERS, f"coder is one of {', '.join(CODERS)}, got {self.coder!r}")
         require(self.scale in SCALES, f"scale is one of {', '.join(SCALES)}, got {self.scale!r}")
 

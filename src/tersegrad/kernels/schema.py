@@ -341,5 +341,52 @@ class SelectKernels(Protocol):
         ...
 
 
-class Kernels(BitKernels, CastKernels, DitherKernels, HadamardKernels, RansKernels, RoundingKernels, SelectKernels, Protocol):
+class SharedKernels(Protocol):
+    """Draws that both ends share (``spec/wire.md``, "Subtractive dithering" and "Spherical compression")."""
+
+    def subtractive_quantise(self, x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> int:
+        """Folded levels (int32) of coordinates start, start + 1, ...; the largest magnitude, or -1: not finite or beyond 2^30."""
+        ...
+
+    def subtractive_bins(self, ctx: Context, start: int, out: Tensor) -> None:
+        """The bin 0..15 of the dither's magnitude, uint8."""
+        ...
+
+    def subtractive_restore(
+        self, levels: Tensor, step: float, ctx: Context, start: int, out: Tensor, weight: float | None
+    ) -> None:
+        """``out = value``, or ``out += weight * value``."""
+        ...
+
+    def random_rows(self, ctx: Context, purpose: int, rows: Tensor, width: int) -> Tensor:
+        """Draws r * stride .. r * stride + width for each of the int64 ``rows``, stride = width rounded up to 8; int32."""
+        ...
+
+    def sphere_first(self, book: Tensor, units: Tensor, least: Tensor, start: Tensor) -> Tensor:
+        """For each row of ``units`` (n, d) the first column of ``book`` (d, words), from ``start`` on, with at least this product.
+
+        int64, -1 for none. Products may be rounded in any order: callers leave a margin.
+        """
+        ...
+
+    def modelled_encode(self, levels: Tensor, classes: Tensor, table: Tensor, shift: int) -> Tensor:
+        """int32 levels as one stream, with chances of a one in 2^16 by class (uint8) and decision, (classes, 1 + 2 reach) int32."""
+        ...
+
+    def modelled_decode(self, data: Tensor, classes: Tensor, table: Tensor, shift: int) -> Tensor:
+        """The reverse; ``CorruptMessage`` where the stream ends early or a level exceeds 2^30."""
+        ...
+
+
+class Kernels(
+    BitKernels,
+    CastKernels,
+    DitherKernels,
+    HadamardKernels,
+    RansKernels,
+    RoundingKernels,
+    SelectKernels,
+    SharedKernels,
+    Protocol,
+):
     """Everything a backend provides."""

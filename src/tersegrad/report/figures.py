@@ -163,8 +163,8 @@ def _label(axis: Any, panel: Panel, box: tuple[float, float, float, float]) -> N
             axis.plot([sx, ex], [sy, ey], color="#999999", linewidth=0.6, zorder=3)
         px, py = transform.inverted().transform((cx, cy))
         # A pale box, not a stroke around the letters: strokes would turn the SVG's text into curves.
-        pale = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.8}
-        axis.text(px, py, name, fontsize=7.5, ha="center", va="center", zorder=5, bbox=pale)
+        pale = {"facecolor": "white", "alpha": 0.6, "linewidth": 0, "pad": 0.3}
+        axis.text(px, py, name, fontsize=7.5, ha="center", va="center", zorder=3.5, bbox=pale)
 
 
 def _spread(low: float, high: float, count: int) -> list[float]:

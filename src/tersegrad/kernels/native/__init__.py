@@ -14,10 +14,12 @@ from tersegrad.kernels.native.casts import *
 from tersegrad.kernels.native.dither import *
 from tersegrad.kernels.native.hadamard import *
 from tersegrad.kernels.native.levels import *
+from tersegrad.kernels.native.modelled import *
 from tersegrad.kernels.native.module import module
 from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
 from tersegrad.kernels.native.select import *
+from tersegrad.kernels.native.shared import *
 
 ISAS = ("portable", "avx2", "avx512")
 

@@ -312,7 +312,7 @@ def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
     if (used > 1 and byte == 0) or not 1 <= window <= 127 or body + tail > len(raw):
         raise CorruptMessage("a malformed segment header")
     scales = torch.tensor(struct.unpack_from(f"<{count}f", raw, 2 + used), dtype=torch.float32, device=device)
-    if not bool(((scales >= 0) & (scales <= HUGE)).all()):
+    if not bool(scales.isfinite().all()):
         raise CorruptMessage("a malformed scale")
     data = torch.tensor(list(raw[body : len(raw) - tail]), dtype=torch.uint8, device=device)
     symbols = torch.empty(n, dtype=torch.uint8, device=device)

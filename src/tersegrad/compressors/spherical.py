@@ -1,0 +1,356 @@
+"""Spherical Compression: send the number of the first random point on a sphere that lies close enough.
+
+Maps x to ||x|| sqrt(1 - alpha) w_T, where w_0, w_1, ... are random directions that both ends can generate and T is the first t with
+||x|| sqrt(1 - alpha) w_t within squared distance alpha ||x||^2 of x.
+
+- ``unbiased=False``: strictly contractive, alpha. The encoder checks the error of the float32 values that will be decoded, so the
+  bound is sure. A direction is accepted with probability P(alpha, d), so T is geometric whatever x is, and the expected length is
+  below -log2 P + 1.57 bits, within 1.57 bits of the least possible.
+- ``unbiased=True``: the same points divided by c = E<w_T, x/||x||> sqrt(1 - alpha), unbiased because the accepted cap is symmetric
+  about x; omega = (1 - alpha)/c^2 - 1 <= alpha/(1 - alpha).
+- ``block=m`` cuts the vector into blocks of m coordinates, each with its own norm and T: errors add, so the guarantee stands. A norm n
+  is sent as 2^(k/g); with the deviation e = |ln(sent/n)| a direction passes from the cosine sqrt(1 - alpha) cosh(e) on instead of
+  sqrt(1 - alpha), which keeps the bound. Unbiased norms are rounded stochastically; their variance is part of omega.
+
+The search takes 1/P(alpha, d), about alpha^(-d/2), draws: whole vectors of some 16 coordinates, blocks of 4 to 16. Words are drawn
+anew for every message and sender, so that errors of different workers are independent and average out.
+
+Wire: ``spec/wire.md``, "Spherical compression".
+
+Albasyoni, Safaryan, Condat, Richtarik: Optimal Gradient Compression (arXiv 2010.03246). We differ in the blocks with coded norms,
+the unbiased version, and normal numbers from a table of integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import struct
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels, theory
+from tersegrad.codecs import elias, levels, rans, rice, sphere, varint
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.philox import Purpose
+from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, flat_float32
+from tersegrad.core.text import Configuration, require
+
+NORMAL, ZERO, NON_FINITE, RAW = range(4)  # first byte of a message in blocks
+NAN_BITS, INF_BITS = 0x7FC00000, 0x7F800000  # norms of whole vectors that say: not finite, stored as they are
+VECTOR_DRAWS, BLOCK_DRAWS = 2.0**24, 2.0**20  # most expected draws
+TINY = 2.0**-126  # smaller norms are sent as zero
+LONGEST_UNARY = 127
+FAR = 1 << 40  # no encoder draws so many words
+
+# The same few arguments come again with every message.
+_chance = functools.lru_cache(maxsize=256)(theory.cap_probability)
+_cap_bits = functools.lru_cache(maxsize=256)(theory.neg_log2_cap)
+_rice_parameter = functools.lru_cache(maxsize=256)(theory.spherical_rice_parameter)
+_constant = functools.lru_cache(maxsize=256)(theory.spherical_constant)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spherical(Configuration):
+    """Spherical Compression of whole short vectors or by blocks."""
+
+    name: ClassVar[str] = "spherical"
+    alpha: float
+    block: int | None = None
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha < 1, f"alpha must lie in (0, 1), got {self.alpha}")
+        require(self.block is None or 1 <= self.block <= 1024, f"block must lie in 1..1024, got {self.block}")
+        if self.block is not None:
+            self._affordable(self.block)
+            coarse = not self.unbiased and self._worst() <= 0
+            require(not coarse, f"alpha={self.alpha} is finer than the norms of blocks: use 4e-5 or more, or block=none")
+
+    def _affordable(self, d: int) -> None:
+        most = VECTOR_DRAWS if self.block is None else BLOCK_DRAWS
+        bits = _cap_bits(self.alpha, max(d, 1))
+        if bits <= math.log2(most):
+            return
+        block = max((m for m in range(1, 65) if _cap_bits(self.alpha, m) <= math.log2(BLOCK_DRAWS)), default=1)
+        low, high = self.alpha, 1.0
+        while high - low > 1e-3:
+            middle = (low + high) / 2
+            low, high = (low, middle) if _cap_bits(middle, d) <= math.log2(most) else (middle, high)
+        require(
+            False,
+            f"alpha={self.alpha} in {d} dimensions takes 2^{bits:.1f} draws, more than the 2^{math.log2(most):.0f} allowed: "
+            f"use block={block} or less, or alpha={math.ceil(high * 1000) / 1000} or more",
+        )
+
+    @property
+    def wire_id(self) -> int:
+        return 19
+
+    def init(self, spec: Spec, device: torch.device | str) -> None:
+        if self.block is None:
+            self._affordable(spec.numel)
+
+    def max_nbytes(self, spec: Spec) -> int:
+        d = spec.numel
+        return max(32, 4 + 4 * d) if self.block is None else max(1 + 4 * d, 32 + 18 * -(-d // self.block))
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        if not self.unbiased:
+            return Guarantee("contractive", self.alpha, sure=True)
+        # The last block may be shorter; fewer dimensions have the smaller variance.
+        d = max(min(spec.numel, self.block or spec.numel), 1)
+        omega = 1 + theory.spherical_omega(self.alpha, d)
+        spread = 0.0 if self.block is None else math.sinh(math.log(2) / (2 * self.notches)) ** 2
+        return Guarantee("unbiased", omega * (1 + spread) - 1)
+
+    @property
+    def notches(self) -> int:
+        """Norms a factor of two apart have this many steps between them: a power of two that balances norms and directions."""
+        eta = math.sqrt(min(3 / max(self.block - 1, 1) if self.block else 0.25, 0.25) * self.alpha / (1 - self.alpha))
+        g = 1
+        while g < 64 and math.log(2) / (2 * g) > eta:
+            g *= 2
+        return min(2 * g, 64) if self.unbiased else g
+
+    def _radius(self, d: int) -> float:
+        """Distance of decoded points for unit vectors of d coordinates."""
+        radius = math.sqrt(1 - self.alpha)
+        # Rounded to float32, which hides how the machine computed it.
+        return float(torch.tensor(radius / _constant(self.alpha, d))) if self.unbiased else radius
+
+    def _rice(self, d: int) -> int:
+        """Rice parameter for blocks of d coordinates: at the mean threshold, where norms are rounded."""
+        if self.block is None or self.unbiased:
+            return int(_rice_parameter(self.alpha, d))
+        eta = math.log(2) / (2 * self.notches)
+        return int(_rice_parameter(1 - (1 - self.alpha) * (1 + eta * eta / 3), d))
+
+    def _worst(self) -> float:
+        """What is left of alpha for the direction where a block's norm is rounded by half a notch."""
+        return 1 - (1 - self.alpha) * math.cosh(math.log(2) / (2 * self.notches)) ** 2
+
+    def _search(self, ctx: Context, x: Tensor, norm: Tensor, square: Tensor, width: int) -> Tensor:
+        """Words for the rows of x; ``norm`` is what the decoder will know of their norms."""
+        d = x.shape[1]
+        chance = _chance(self.alpha if self.block is None or self.unbiased else self._worst(), d)
+        size = square.sqrt() if self.unbiased else norm
+        return sphere.search(ctx, x, size * math.sqrt(1 - self.alpha), square, self.alpha, chance, width)
+
+    def encode(
+        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+    ) -> tuple[Message, None]:
+        flat = flat_float32(x)
+        if self.block is None:
+            self._affordable(flat.numel())
+        data = self._encode_vector(flat, ctx) if self.block is None else self._encode_blocks(flat, self.block, ctx)
+        if out is None:
+            return Message(data, data.numel()), None
+        out[: data.numel()] = data
+        return Message(out, data.numel()), None
+
+    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
+        payload = message.payload.contiguous()
+        if out is None:
+            out = torch.empty(spec.numel, dtype=torch.float32, device=payload.device)
+        values = (
+            self._decode_vector(payload, spec.numel, ctx) if self.block is None else self._decode_blocks(payload, spec, ctx)
+        )
+        return out.copy_(values)
+
+    # Whole vectors: 31 bits of norm, then the Rice code of T, in one stream
+
+    def _encode_vector(self, x: Tensor, ctx: Context) -> Tensor:
+        d, square = x.numel(), kernels.get(x.device).sum_squares(x).cpu()
+        norm = square.sqrt().to(torch.float32)
+        if not math.isfinite(float(square)):
+            return _bytes(NAN_BITS, 31, x.device)
+        if float(norm) < TINY:
+            return _bytes(0, 31, x.device)
+        if not math.isinf(float(norm)):
+            norms = norm.double().view(1).to(x.device)
+            t = int(self._search(ctx, x.view(1, d), norms, square.view(1).to(x.device), d))
+            m = self._rice(d)
+            if 0 <= t >> m <= LONGEST_UNARY:
+                stream = int(norm.view(torch.int32)) | 1 << 31 + (t >> m) | (t & (1 << m) - 1) << 32 + (t >> m)
+                return _bytes(stream, 32 + (t >> m) + m, x.device)
+        return torch.cat([_bytes(INF_BITS, 31, x.device), x.view(torch.uint8)])
+
+    def _decode_vector(self, payload: Tensor, d: int, ctx: Context) -> Tensor:
+        if not 4 <= payload.numel() <= max(32, 4 + 4 * d):
+            raise CorruptMessage(f"{payload.numel()} bytes are no spherical message of {d} coordinates")
+        device = payload.device
+        head = int.from_bytes(bytes(payload[:4].tolist()), "little") & 0x7FFFFFFF
+        if head == INF_BITS:
+            return _stored(payload[4:], d)
+        if head in (0, NAN_BITS):
+            if payload.numel() != 4:
+                raise CorruptMessage("bytes after the end of the message")
+            return torch.full((d,), math.nan if head else 0.0, device=device)
+        norm = struct.unpack("<f", struct.pack("<I", head))[0]
+        if not TINY <= norm < math.inf or d == 0:
+            raise CorruptMessage(f"a norm of {norm}")
+        code = int.from_bytes(bytes(payload.tolist()), "little") >> 31
+        quotient, m = (code & -code).bit_length() - 1, self._rice(d)
+        if not 0 <= quotient <= LONGEST_UNARY or (32 + quotient + m + 7) // 8 != payload.numel() or code >> quotient + 1 + m:
+            raise CorruptMessage("not a Rice code of this length")
+        number = quotient << m | code >> quotient + 1
+        if number >= FAR:
+            raise CorruptMessage("a codeword is out of reach")
+        t = torch.tensor([number], device=device)
+        scale = torch.tensor([norm * self._radius(d)], dtype=torch.float64, device=device)
+        return sphere.points(sphere.words(ctx, t, d, d), scale)[0]
+
+    # Blocks: mode, largest norm, the other norms relative to it, and the Rice codes
+
+    def _groups(self, d: int, block: int) -> list[tuple[int, int, int]]:
+        """(first block, blocks, coordinates a block) of the full blocks and of the shorter last one."""
+        full, rest = divmod(d, block)
+        return [(0, full, block)] * (full > 0) + [(full, 1, rest)] * (rest > 0)
+
+    def _signs(self, ctx: Context, d: int, device: torch.device) -> Tensor:
+        """Shared signs: blocks that are alike search in different directions."""
+        return 1 - 2 * (kernels.get(device).random_u16(ctx, Purpose.SIGN, 0, d, device) & 1)
+
+    def _encode_blocks(self, x: Tensor, block: int, ctx: Context) -> Tensor:
+        d, device = x.numel(), x.device
+        square = kernels.get(device).block_sum_squares(x, block)
+        norm = square.sqrt()
+        if not bool(torch.isfinite(square).all()):
+            return _mode(NON_FINITE, device)
+        alive = norm >= TINY
+        if not bool(alive.any()):
+            return _mode(ZERO, device)
+        k = self._nearest_norm(norm, ctx)
+        top = int(k[alive].max())
+        parts = [_mode(NORMAL, device), _raw(struct.pack("<h", top), device), _write_norms((top + 1 - k).where(alive, 0))]
+        sent = _power(k, self.notches)
+        flipped = x * self._signs(ctx, d, device)
+        raw = torch.cat([_mode(RAW, device), x.view(torch.uint8)])
+        for first, count, size in self._groups(d, block):
+            pick = first + alive[first : first + count].nonzero()[:, 0]
+            rows = flipped[first * block : first * block + count * size].view(count, size)[pick - first]
+            t = self._search(ctx, rows, sent[pick], square[pick], block)
+            if bool((t < 0).any()):
+                return raw
+            parts.append(rice.encode(t, self._rice(size)))
+        data = torch.cat(parts)
+        # Unbiased messages must not be chosen by their length, which depends on the draws.
+        return raw if raw.numel() < data.numel() and not self.unbiased else data
+
+    def _nearest_norm(self, norm: Tensor, ctx: Context) -> Tensor:
+        g = self.notches
+        mantissa, exponent = torch.frexp(norm)
+        if not self.unbiased:
+            borders = _powers(2 * g)[1::2].contiguous().to(norm.device)
+            return g * (exponent.long() - 1) + torch.searchsorted(borders, 2 * mantissa, right=True)
+        below = g * (exponent.long() - 1) + torch.searchsorted(_powers(g).to(norm.device), 2 * mantissa, right=True) - 1
+        low, high = _power(below, g), _power(below + 1, g)
+        draws = kernels.get(norm.device).random_u16(ctx, Purpose.ROUNDING, 0, norm.numel(), norm.device)
+        part = torch.round((norm - low) / (high - low) * 65536.0).where(norm >= TINY, 0)
+        return below + (part.long() + draws >> 16)
+
+    def _decode_blocks(self, payload: Tensor, spec: Spec, ctx: Context) -> Tensor:
+        d, device, block = spec.numel, payload.device, self.block or 1
+        mode = int(payload[0]) if payload.numel() else -1
+        if mode == RAW:
+            return _stored(payload[1:], d)
+        if mode in (ZERO, NON_FINITE) and payload.numel() == 1:
+            return torch.full((d,), math.nan if mode == NON_FINITE else 0.0, device=device)
+        if mode != NORMAL or payload.numel() < 5 or d == 0:
+            raise CorruptMessage("not a spherical message in blocks")
+        top = struct.unpack("<h", bytes(payload[1:3].tolist()))[0]
+        below, at = _read_norms(payload, 3, -(-d // block))
+        k = top + 1 - below
+        if not -127 * self.notches <= int(k.min()) or int(k.max()) > 140 * self.notches:
+            raise CorruptMessage("a norm lies outside the range of float32")
+        norm, alive = _power(k, self.notches), below > 0
+        values = torch.zeros(d, dtype=torch.float32, device=device)
+        for first, count, size in self._groups(d, block):
+            pick = first + alive[first : first + count].nonzero()[:, 0]
+            t, used = rice.decode(payload[at:], pick.numel(), self._rice(size))
+            at += used
+            if pick.numel() and int(t.max()) >= FAR:
+                raise CorruptMessage("a codeword is out of reach")
+            words = sphere.words(ctx, t, block, size)
+            values[first * block : first * block + count * size].view(count, size)[pick - first] = sphere.points(
+                words, norm[pick] * self._radius(size)
+            )
+        if at != payload.numel():
+            raise CorruptMessage("bytes after the end of the message")
+        return values * self._signs(ctx, d, device)
+
+
+def _bytes(stream: int, bits: int, device: torch.device) -> Tensor:
+    return _raw(stream.to_bytes((bits + 7) // 8, "little"), device)
+
+
+def _raw(data: bytes, device: torch.device) -> Tensor:
+    return torch.tensor(list(data), dtype=torch.uint8, device=device)
+
+
+def _mode(mode: int, device: torch.device) -> Tensor:
+    return torch.full((1,), mode, dtype=torch.uint8, device=device)
+
+
+def _stored(data: Tensor, d: int) -> Tensor:
+    if data.numel() != 4 * d:
+        raise CorruptMessage(f"{d} coordinates take {4 * d} bytes, got {data.numel()}")
+    return data.clone().view(torch.float32)
+
+
+@functools.cache
+def _powers(g: int) -> Tensor:
+    """2^(j/g) for j = 0 .. g - 1, by square roots and products that every machine rounds alike."""
+    table, root = [1.0], 2.0
+    while len(table) < g:
+        root = math.sqrt(root)
+        table = [v for p in table for v in (p, p * root)]
+    return torch.tensor(table, dtype=torch.float64)
+
+
+def _power(k: Tensor, g: int) -> Tensor:
+    """2^(k/g), float64."""
+    return torch.ldexp(_powers(g).to(k.device)[k % g], k.div(g, rounding_mode="floor"))
+
+
+def _write_norms(below: Tensor) -> Tensor:
+    """Distances below the largest norm plus one, 0 for zero blocks: form byte, then rANS with escapes or an adaptive code."""
+    device, high = below.device, min(int(below.max()), 255)
+    symbols = below.clamp(max=255).to(torch.uint8)
+    parts = [_raw(bytes([0, high]), device), rans.encode(symbols, high + 1)]
+    if high == 255:
+        parts.append(elias.encode(below[below >= 255] - 254))
+    best = torch.cat(parts)
+    if below.numel() <= 1 << 14:
+        centre = min(int(below.median()), 255)
+        code = levels.encode((below - centre).to(torch.int32), "adaptive")
+        other = torch.cat([_raw(bytes([1, centre]) + varint.write(code.numel()), device), code])
+        best = other if other.numel() < best.numel() else best
+    return best
+
+
+def _read_norms(data: Tensor, at: int, count: int) -> tuple[Tensor, int]:
+    form, number = int(data[at]), int(data[at + 1])
+    if form == 1:
+        length, at = varint.read(data, at + 2)
+        if length > data.numel() - at:
+            raise CorruptMessage("the norms are cut short")
+        below = levels.decode(data[at : at + length].contiguous(), count).long() + number
+        at += length
+    elif form == 0:
+        symbols, used = rans.decode(data[at + 2 :].contiguous(), count, number + 1)
+        at, below = at + 2 + used, symbols.long()
+        if number == 255:
+            far = (below == 255).nonzero()[:, 0]
+            more, used = elias.decode(data[at:], far.numel())
+            at += used
+            below[far] += more.clamp(max=FAR) - 1
+    else:
+        raise CorruptMessage(f"unknown form {form} of the norms")
+    if bool((below < 0).any()):
+        raise CorruptMessage("a norm exceeds the largest one")
+    return below, at
