@@ -825,11 +825,12 @@ class Arithmetic:
 class Adaptive:
     """A context of the adaptive form."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: int) -> None:
         self.n0 = self.n = 0
+        self.prior = prior
 
     def symbol(self, coder: Arithmetic) -> int:
-        one = coder.symbol(2 * self.n0 + 1, 2 * self.n + 2)
+        one = coder.symbol(self.n0 + 1, self.n + self.prior)
         self.n, self.n0 = self.n + 1, self.n0 + 1 - one
         if self.n == 1 << 20:
             self.n, self.n0 = (self.n + 1) // 2, (self.n0 + 1) // 2
@@ -849,10 +850,9 @@ def enumerated_levels(bits: Bits, count: int) -> list[int]:
         size = 1
         while bits.bit_or_zero():
             size += 1
-        require(not bits.overrun and size < 2**31, "the levels end early")
+        require(size < 2**31, "a level is too large")
         sizes.append(size)
     filled = iter([-size if bits.bit_or_zero() else size for size in sizes])
-    require(not bits.overrun, "the signs end early")
     coder, levels = Arithmetic(bits), []
     for i in range(count):
         if coder.symbol(zeros, count - i):
@@ -864,7 +864,7 @@ def enumerated_levels(bits: Bits, count: int) -> list[int]:
 
 
 def adaptive_levels(bits: Bits, count: int) -> list[int]:
-    coder, zero, more, levels = Arithmetic(bits), Adaptive(), [Adaptive() for _ in range(14)], []
+    coder, zero, more, levels = Arithmetic(bits), Adaptive(3), [Adaptive(2) for _ in range(14)], []
     for _ in range(count):
         if not zero.symbol(coder):
             levels.append(0)
@@ -1221,15 +1221,15 @@ def segment(data: bytes, n: int) -> list[float]:
     if kind == 1:
         return floats(exactly(source.rest, 4 * n).data)
     require(kind == 2, f"there is no segment of kind {kind}")
-    (scale,) = floats(source.take(4))
     window, tail = source.byte(), source.varint(most_bytes=5)
-    require(math.isfinite(scale) and 1 <= window <= 127 and tail <= source.left, "a malformed segment")
+    scales = floats(source.take(4 * ceil_div(n, 65536)))
+    require(all(map(math.isfinite, scales)) and 1 <= window <= 127 and tail <= source.left, "a malformed segment")
     body = source.take(source.left - tail)
     symbols, used = rans(body, n, 2 * window + 1)
     require(used == len(body), "bytes follow the symbols")
     levels = [symbol - window for symbol in symbols]
     with_escapes(levels, window, source.rest, 2**31)
-    return scaled(levels, scale)
+    return [limited(f32(f32(k) * scales[i // 65536])) for i, k in enumerate(levels)]
 
 
 def dither_size(u: int) -> int:

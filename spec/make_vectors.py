@@ -239,6 +239,9 @@ def accepted() -> Iterator[Accept]:
     yield Accept(
         "sparse_dithering.two-segments", encoded("sparse_dithering(nu=0.5, coder=rans)", sparse(big, 11, 900), context(901))
     )
+    uneven = sparse(big, 17, 900)
+    uneven[: 1 << 16] *= 2.0**-20
+    yield Accept("sparse_dithering.scales-far-apart", encoded("sparse_dithering(nu=0.5, coder=rans)", uneven, context(905)))
     half = torch.cat([torch.zeros(1 << 18), sparse(big - (1 << 18), 13, 900)])
     empty = encoded("subtractive_dithering(omega=300, coder=rans)", half, context(903))
     yield Accept("subtractive_dithering.first-segment-zero", empty)
@@ -327,6 +330,9 @@ def by_hand() -> Iterator[Accept]:
     clamped = segments(segment(3e38, 1, raw_levels((2, 1, 0)), bits("00100 1")))
     yield Accept("sparse_dithering.clamped", framed(SD, clamped, 3, ctx))
     yield Accept("sparse_dithering.bytes-after-levels", framed(SD, struct.pack("<f", 1.5) + bits("0 11") + b"\xff", 3, ctx))
+    yield Accept("sparse_dithering.short-levels", framed(SD, struct.pack("<f", 1.5) + bits("0 00 11111"), 3, ctx))
+    yield Accept("sparse_dithering.short-signs", framed(SD, struct.pack("<f", 1.5) + bits("0 00 10 10 0"), 3, ctx))
+    yield Accept("sparse_dithering.no-stream", framed(SD, struct.pack("<f", 1.5), 5, ctx))
     yield Accept("sparse_dithering.no-coordinates", framed(SD, struct.pack("<f", 1.5) + b"\0", 0, ctx))
     yield Accept("threshold.largest-tau", framed("threshold(tau=3e38, values=sign)", b"\0\3\0\2", 3, ctx))
     yield Accept("fp16.negative-scale", framed("fp16", struct.pack("<f3H", -2.0, 0x3C00, 0xBC00, 0x7C00), 3, ctx))
@@ -382,7 +388,7 @@ def raw_bits(symbols: tuple[int, ...]) -> bytes:
 
 
 def segment(scale: float, window: int, block: bytes, escapes: bytes = b"") -> bytes:
-    return struct.pack("<BfB", 2, scale, window) + varint.write(len(escapes)) + block + escapes
+    return struct.pack("<BB", 2, window) + varint.write(len(escapes)) + struct.pack("<f", scale) + block + escapes
 
 
 def segments(data: bytes) -> bytes:
@@ -624,30 +630,27 @@ def bad_dithering(make: Make) -> Iterator[Reject]:
         "negative-scale": (struct.pack("<f", -1.0) + bits("0 11"), "a negative scale"),
         "infinite-scale": (struct.pack("<f", math.inf) + bits("0 11"), "an infinite scale"),
         "another-nan": (struct.pack("<I", 0x7FC00001) + bits("0 11"), "a NaN that is not 0x7fc00000"),
-        "levels-cut": (scale + bits("0 00 11111"), "the levels end early"),
-        "signs-cut": (scale + bits("0 00 10 10 0"), "the signs end early"),
         "level-too-large": (scale + bits("1" * 128), "a level of more than 31 bits"),
         "no-segment": (segments(b""), "the segment is missing"),
         "kind-3": (segments(b"\3"), "there is no segment of kind 3"),
         "zero-segment-longer": (segments(b"\0\0"), "bytes follow a zero segment"),
         "raw-segment-cut": (segments(b"\1" + bytes(11)), "a raw segment that is cut"),
         "segment-scale": (segments(segment(math.inf, 1, raw_levels((1, 0, 2)))), "an infinite scale"),
-        "window-0": (segments(struct.pack("<BfBB", 2, 1.0, 0, 0)), "a window of 0"),
-        "window-128": (segments(struct.pack("<BfBB", 2, 1.0, 128, 0) + b"\0" * 4), "a window of 128"),
-        "escapes-beyond": (segments(struct.pack("<BfBB", 2, 1.0, 1, 9) + raw_levels((1, 0, 2))), "escapes beyond the message"),
+        "window-0": (segments(struct.pack("<BBBf", 2, 0, 0, 1.0)), "a window of 0"),
+        "window-128": (segments(struct.pack("<BBBf", 2, 128, 0, 1.0) + b"\0" * 4), "a window of 128"),
+        "escapes-beyond": (segments(struct.pack("<BBBf", 2, 1, 9, 1.0) + raw_levels((1, 0, 2))), "escapes beyond the message"),
         "escapes-missing": (segments(segment(1.0, 1, raw_levels((2, 2, 2)), b"\1")), "two escapes are missing"),
         "escapes-longer": (segments(segment(1.0, 1, raw_levels((1, 1, 2)), b"\1\0")), "a byte follows the escapes"),
         "escapes-padding": (segments(segment(1.0, 1, raw_levels((1, 1, 2)), b"\3")), "padding after the escapes"),
         "escape-too-large": (segments(segment(1.0, 1, raw_levels((1, 1, 2)), bits("0" * 31 + "1" * 32))), "a level above 2^31"),
         "length-longer": (
-            segments(struct.pack("<BfB", 2, 1.0, 1) + b"\x80\0" + raw_levels((1, 1, 1))),
+            segments(struct.pack("<BB2sf", 2, 1, b"\x80\0", 1.0) + raw_levels((1, 1, 1))),
             "a varint longer than necessary",
         ),
         "symbols-longer": (segments(segment(1.0, 1, raw_levels((1, 1, 1)) + b"\0")), "a byte follows the symbols"),
     }
     for name, (message, reason) in words.items():
         yield make(f"sparse_dithering.{name}", SD, message, 3, reason)
-    yield make("sparse_dithering.no-stream", SD, scale, 0, "the stream has not even a form")
     yield make("sparse_dithering.too-many-zeros", SD, scale + bits("0 101"), 4, "5 zeros among 4 levels")
     table = struct.pack("<2I", 1, 2) + b"\0\0"
     yield make("sparse_dithering.table", SD, segments(table), 400_000, "segments that do not add up to the message")
