@@ -81,10 +81,6 @@ class Bits:
         self.at += 1
         return self.data[byte] >> shift & 1 if byte < len(self.data) else 0
 
-    @property
-    def overrun(self) -> bool:
-        return self.at > 8 * len(self.data)
-
     def integer(self, width: int) -> int:
         return sum(self.bit() << j for j in range(width))
 

@@ -35,7 +35,9 @@ def settings() -> Iterator[tuple[str, int]]:
             yield isa, threads
 
 
-def encode(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, *, backend: object = native) -> tuple[bytes, float, float]:
+def encode(
+    x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, *, backend: object = native
+) -> tuple[bytes, float, float]:
     out = torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
     nbytes, norm, error = backend.dither_encode(x, nu, step, coder, ctx, out)  # type: ignore[attr-defined]
     return out[:nbytes].numpy().tobytes(), norm, error

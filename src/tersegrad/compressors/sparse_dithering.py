@@ -40,7 +40,7 @@ Coder = Literal["auto", "rans", "paper"]
 Scale = Literal["chunk", "global"]
 CODERS, SCALES = ("auto", "rans", "paper"), ("chunk", "global")
 ZERO = bytes(4)  # the message of a vector of zeros
-SAMPLE, COARSE = 1 << 21, 1 << 18  # coordinates that a search for the step looks at, in the end and at first
+COARSE, SAMPLE = 1 << 16, 1 << 21  # coordinates that a search for the step looks at: often, and once
 SLACK = 0.006  # a search may end this much (relative) below the target error: half a hundredth of a bit
 TINY, HUGE = 2.0**-126, torch.finfo(torch.float32).max
 
@@ -90,7 +90,9 @@ def largest_step(error: Callable[[float], float], start: float, aim: float, slac
             share = (low[1] - tight / 2) / (low[1] - high[1])
             at = low[0] + (high[0] - low[0]) * (min(max(share, 0.05), 0.95) if trial % 4 < 3 else 0.5)
         else:  # small steps err like their squares; larger ones by less
-            at = min(max(at - min(max(ratio - tight / 2, -8.0), 8.0) / 2, (low[0] + at) / 2 if ratio > 0 else at), (at + high[0]) / 2)
+            at = min(
+                max(at - min(max(ratio - tight / 2, -8.0), 8.0) / 2, (low[0] + at) / 2 if ratio > 0 else at), (at + high[0]) / 2
+            )
     return low[0]
 
 
@@ -110,17 +112,20 @@ def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None) -
     norm = run.dither_sample(x, HUGE, coarse)[2] or float(run.sum_squares(x))
     if not 0 < norm < math.inf:
         return encode_at(x, TINY, 0.0, coder, out)
-    aim = alpha * (1 - SLACK / 2) if fine > 1 else alpha
-    low = math.log2(math.sqrt(12 * aim * norm / min(d, d // coarse + 1))) if d else 0.0
-    if coarse > fine:
-        low = largest_step(sampled(coarse), low, aim, SLACK)
-    low = largest_step(sampled(fine), low, aim, SLACK if fine == 1 else SLACK / 2)
+    aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0))
+    error = sampled(coarse)
+    low = largest_step(error, math.log2(math.sqrt(12 * aim * norm / (d // coarse + 1))), aim, SLACK)
+    slope = 2.0
+    if coarse > 1:  # one look at many, and the slope that the few have told
+        rise = math.log2(max(error(2.0 ** (low + 0.125)), 1e-300) / max(error(2.0 ** (low - 0.125)), 1e-300))
+        slope = min(max(4 * rise, 0.25), 4.0)
+        low += math.log2(aim / max(sampled(fine)(2.0**low), 1e-300)) / slope
     # The sample may mislead: verify on everything, and correct by the local slope of error against step.
     for _ in range(40):
         coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out)
         if not coded.error > alpha * coded.norm:
             return coded
-        low += math.log2(aim * coded.norm / coded.error) / 2 - 1e-3
+        low += math.log2(aim * coded.norm / coded.error) / slope - 1e-3
     return encode_at(x, None, alpha, coder, out)
 
 

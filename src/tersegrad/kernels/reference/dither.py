@@ -213,11 +213,7 @@ def _short(x: Tensor, norm: float, nu: float, step: float, coder: int, ctx: Cont
     dot, energy = _exact_sums(x, k)
     scale = step if ctx is not None else usable_step(dot / energy)
     codes = [] if coder == PAPER else [levels_encode(k.to(torch.int32), True)]
-    if (
-        coder == PAPER
-        or total <= UNARY_LIMIT * n
-        and (n < 256 or _paper_bits(n, zeros, total) < 8.0 * codes[0].numel() + 16)
-    ):
+    if coder == PAPER or (total <= UNARY_LIMIT * n and (n < 256 or _paper_bits(n, zeros, total) < 8.0 * codes[0].numel() + 16)):
         codes.append(levels_encode(k.to(torch.int32), False))
     code = min(codes, key=Tensor.numel)
     if code.numel() > 4 * n:
