@@ -33,13 +33,13 @@ struct Tables {
 
 constexpr __mmask64 kOddBytes = 0xaaaaaaaaaaaaaaaa;
 
-inline __m512i entry(__m512i index, __m512i low, __m512i high) {
+[[gnu::always_inline]] inline __m512i entry(__m512i index, __m512i low, __m512i high) {
     return _mm512_mask_permutexvar_epi8(_mm512_permutexvar_epi8(index, low), kOddBytes, index, high);
 }
 
 // Finds the symbol (in both bytes) and takes it out of the state; what remains may be below 2^16.
 template <int L, bool Full>
-inline __m512i take(Half& x, const Tables& t, __m512i symbol) {
+[[gnu::always_inline]] inline __m512i take(Half& x, const Tables& t, __m512i symbol) {
     const __m512i slot = _mm512_and_si512(x.low, _mm512_set1_epi16(0x0fff));
 #pragma GCC unroll 6
     for (int k = L - 1; k >= 0; --k) {
@@ -66,14 +66,14 @@ inline __m512i take(Half& x, const Tables& t, __m512i symbol) {
     return symbol;
 }
 
-inline void refill(Half& x, const std::uint8_t*& words) {
+[[gnu::always_inline]] inline void refill(Half& x, const std::uint8_t*& words) {
     const __mmask32 empty = _mm512_testn_epi16_mask(x.high, x.high);
     x.high = _mm512_mask_mov_epi16(x.high, empty, x.low);
     x.low = _mm512_mask_expand_epi16(x.low, empty, _mm512_loadu_si512(words));
     words += 2 * std::popcount(static_cast<std::uint32_t>(empty));
 }
 
-inline __m512i coarse_symbol(const Half& x, const Tables& t) {
+[[gnu::always_inline]] inline __m512i coarse_symbol(const Half& x, const Tables& t) {
     const __m512i both = _mm512_ternarylogic_epi64(_mm512_set1_epi16(0x00ff), _mm512_srli_epi16(x.low, 6), _mm512_slli_epi16(x.low, 2), 0xca);
     return _mm512_permutexvar_epi8(both, t.coarse);
 }
