@@ -60,6 +60,14 @@ class Run:
     predicted: float | None  # the plateau to first order in gamma, from the noise measured at the optimum
     points: tuple[Point, ...]
 
+    @property
+    def settled(self) -> bool:
+        """Whether the distance no longer falls: its geometric mean is not sqrt(2) times less in the last quarter than before."""
+        logs = [math.log2(max(p.distance, 1e-300)) for p in self.points]
+        quarter = max(1, len(logs) // 4)
+        third, last = logs[-2 * quarter : -quarter], logs[-quarter:]
+        return len(third) == len(last) and sum(last) / quarter > sum(third) / quarter - 0.5
+
 
 def step_size(algorithm: Algorithm, split: Split, channel: Channel) -> float:
     """The theoretical step size."""
@@ -204,7 +212,7 @@ def run(
     )
 
 
-def _thin(points: list[Point], most: int = 160) -> tuple[Point, ...]:
+def _thin(points: list[Point], most: int = 100) -> tuple[Point, ...]:
     """At most about ``most`` points, evenly spaced, the last one kept: enough for a figure."""
     stride = max(1, -(-len(points) // most))
     kept = points[::stride]

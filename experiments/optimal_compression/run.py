@@ -6,6 +6,7 @@ Writes JSON, Markdown and figures, with the date, the machine and the seed. Ever
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import datetime
 import enum
 import json
@@ -92,9 +93,7 @@ class Writer:
         for table in tables:
             self.console.print(table.title, style="bold")
             self.console.print(table.rich())
-            parts += [f"## {table.title}", table.markdown()]
-            if table.note:
-                parts.append(table.note.replace("\n", " "))
+            parts += [f"## {table.title}", dataclasses.replace(table, title="").markdown()]
         parts.append(f"{self.head['date']}, seed {self.head['seed']}, {self.head['machine']}{', quick' if self.quick else ''}")
         (self.out / f"{name}.md").write_text("\n\n".join(parts) + "\n")
 
