@@ -109,6 +109,7 @@ def test_forms(text: str, want: Any) -> None:
         ("sign\u00e9", "unexpected character", 4),
         ("", "starts with the name of a compressor", 0),
         ("3", "starts with the name of a compressor", 0),
+        ("true", "starts with the name", 0),
         ("true(sign)", "should end here", 4),
         ("rotated(sign, block=99999999999999999999)", "whole numbers lie between", 20),
         ("toy_lottery(p=1e999)", "too large", 14),

@@ -99,9 +99,9 @@ class Writer:
 
 
 def _rounded(value: Any) -> Any:
-    """Seven significant digits are enough, and keep the files small."""
+    """Five significant digits are enough, and keep the files small."""
     if isinstance(value, float):
-        return float(f"{value:.7g}")
+        return float(f"{value:.5g}")
     if isinstance(value, dict):
         return {k: _rounded(v) for k, v in value.items()}
     return [_rounded(v) for v in value] if isinstance(value, list) else value

@@ -18,12 +18,13 @@ using Draws = std::tuple<bool, std::uint64_t, std::uint32_t, std::uint32_t, std:
 
 Stream stream_of(const Draws& d) { return {std::get<1>(d), std::get<2>(d), std::get<3>(d), std::get<4>(d)}; }
 
-std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, bool gain, Draws draws, Array<std::uint8_t> out) {
+std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, Draws draws, Array<std::uint8_t> out) {
     if (out.size() < dither::max_bytes(x.size())) throw std::invalid_argument("the output buffer is too small");
     if (nu <= 0 && !(step >= 0x1p-126f)) throw std::invalid_argument("the step must be a positive normal float32");
+    if (coder < 0 || coder > 2) throw std::invalid_argument("no such coder");
     nb::gil_scoped_release release;
     const Stream stream = stream_of(draws);
-    const dither::Options options{nu, step, gain, std::get<0>(draws) ? &stream : nullptr};
+    const dither::Options options{nu, step, static_cast<dither::Coder>(coder), std::get<0>(draws) ? &stream : nullptr};
     const auto outcome = dither::encode(x.data(), x.size(), options, out.data());
     return {outcome.bytes, outcome.norm, outcome.error};
 }
@@ -45,21 +46,12 @@ std::tuple<double, double, double> sample(Array<const float> x, float step, std:
     return {m.dot, m.energy, m.norm};
 }
 
-void levels(Array<const float> x, float step, Draws draws, Array<std::int32_t> out) {
-    if (out.size() != x.size()) throw std::invalid_argument("sizes differ");
-    nb::gil_scoped_release release;
-    const Stream stream = stream_of(draws);
-    for (std::size_t i = 0; i < x.size(); ++i)
-        out.data()[i] = dither::level(x.data()[i], 1.0f / step, std::get<0>(draws) ? &stream : nullptr, i);
-}
-
 bind::Registrar registrar([](nb::module_& m) {
     m.def("dither_max_bytes", &dither::max_bytes);
     m.def("dither_encode", &encode);
     m.def("dither_decode", &decode);
     m.def("dither_decode_add", &decode_add);
     m.def("dither_sample", &sample);
-    m.def("dither_levels", &levels);
 });
 
 }  // namespace

@@ -189,7 +189,7 @@ void fp16_decode(const u8* data, size_t n, Sink sink) {
     if (n == 0) return;
     const Table& t = table();
     const Output out(sink, n);
-    const float scale = get_float(data);
+    const float scale = std::fabs(get_float(data));  // signs are the numbers' own
     in_parts(n, 64, [&](size_t b, size_t e) { t.fp16_decode(data + 4 + 2 * b, e - b, scale, out.from(b)); });
 }
 

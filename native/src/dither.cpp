@@ -1,22 +1,31 @@
 #include "tersegrad/dither.hpp"
 
 #include <atomic>
+#include <bit>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "dither_loops.hpp"
 #include "tersegrad/bits.hpp"
-#include "tersegrad/rans.hpp"
+#include "tersegrad/levels.hpp"
+#include "tersegrad/rounding.hpp"
 #include "tersegrad/runtime.hpp"
 
 namespace tersegrad::dither {
 namespace detail {
-const Implementation portable = {norm_plain, quantise_plain, shift_plain, scale_plain, scale_add_plain};
+const Implementation portable = {norm_plain,  quick_plain, exact_plain, random_plain, above_plain,
+                                 shift_plain, ends_plain,  scale_plain, copy_plain,   nullptr};
 }
 namespace {
 
-constexpr std::size_t sum_chunk = 4096;
 enum Kind : std::uint8_t { zero = 0, raw = 1, coded = 2 };
+constexpr std::uint32_t kNotFinite = 0x7fc00000u, kAllZero = 0, kSegments = 0x80000000u;  // first words; others are scales
+constexpr std::size_t kShort = std::size_t{1} << 14;  // up to here the sequential codes are tried too,
+constexpr std::size_t kTiny = 300;                    // and rANS, with its tables and lanes, is not below that many bytes
+constexpr std::uint64_t kUnaryLimit = 16;             // mean level from which a unary code cannot be the shortest
+constexpr std::size_t kStreamFrom = 4u << 20;         // vectors of that many floats leave the caches anyway: write around them
 
 const detail::Implementation& ops() {
 #if defined(__x86_64__)
@@ -37,6 +46,135 @@ double fold(double* a, std::size_t count) {
     return count ? a[0] : 0.0;
 }
 
+float usable_step(double step) {  // toward zero, inside the normal range
+    if (step >= FLT_MAX) return FLT_MAX;
+    if (step < 0x1p-126) return 0x1p-126f;
+    float f = static_cast<float>(step);
+    if (static_cast<double>(f) > step) f = std::nextafterf(f, 0.0f);
+    return f;
+}
+
+float step_for(double nu, std::size_t n, double norm) { return usable_step(2 * std::sqrt(nu / static_cast<double>(n) * norm)); }
+
+// The level of one coordinate in full.
+std::int32_t level(float x, float inverse, const Stream* draws, std::uint64_t index) {
+    if (!draws) return detail::round_one(x, inverse, false, 0);
+    const std::uint32_t word = philox_block(*draws, index >> 3).w[index % 8 / 2];
+    return detail::round_one(x, inverse, true, index & 1 ? word >> 16 : word & 0xffff);
+}
+
+// ---- rounding a block of at most 2^16 coordinates (or a short vector) ----
+
+struct Ahead {  // walks through memory that will be needed soon
+    const char* at;
+    const char* next(std::size_t coordinates, std::size_t lines) {
+        const char* here = at;
+        at += coordinates * lines;
+        return here;
+    }
+};
+
+double block_norm(const float* x, std::size_t n, Ahead& ahead) {
+    double sums[kScaleBlock / kSumChunk];
+    std::size_t chunks = 0;
+    for (std::size_t i = 0; i < n; i += kSumChunk) {
+        double lanes[32] = {};
+        ops().norm(x + i, std::min(kSumChunk, n - i), ahead.next(kSumChunk, detail::kNormAhead), lanes);
+        sums[chunks++] = fold(lanes, 32);
+    }
+    return fold(sums, chunks);
+}
+
+Moments round_exact(const float* x, std::size_t n, float inverse, Ahead& ahead, std::int8_t* k) {
+    double dots[kScaleBlock / kSumChunk], energies[kScaleBlock / kSumChunk], norms[kScaleBlock / kSumChunk];
+    std::size_t chunks = 0;
+    Moments m;
+    for (std::size_t i = 0; i < n; i += kSumChunk) {
+        double lanes[96] = {};
+        ops().exact(x + i, std::min(kSumChunk, n - i), inverse, ahead.next(kSumChunk, detail::kExactAhead), k + i, lanes, m.top);
+        dots[chunks] = fold(lanes, 32);
+        energies[chunks] = fold(lanes + 32, 32);
+        norms[chunks++] = fold(lanes + 64, 32);
+    }
+    m.dot = fold(dots, chunks);
+    m.energy = fold(energies, chunks);
+    m.norm = fold(norms, chunks);
+    return m;
+}
+
+// As above with <x, k> to about seven digits, unless a level exceeds 126. The norm is known already.
+Moments round_quick(const float* x, std::size_t n, float step, double norm, Ahead& ahead, std::int8_t* k) {
+    double dots[kScaleBlock / kSumChunk];
+    std::size_t chunks = 0;
+    std::int64_t energy = 0;
+    std::uint32_t top = 0;
+    const float inverse = 1.0f / step;
+    for (std::size_t i = 0; i < n; i += kSumChunk) {
+        detail::Quick sums;
+        ops().quick(x + i, std::min(kSumChunk, n - i), inverse, ahead.next(kSumChunk, detail::kRoundAhead), k + i, sums);
+        double lanes[64];
+        std::copy_n(sums.dot, 64, lanes);
+        dots[chunks++] = fold(lanes, 64);
+        energy += sums.energy;
+        top = std::max(top, sums.top);
+    }
+    if (top >= 127) {
+        Ahead nowhere{reinterpret_cast<const char*>(x)};
+        return round_exact(x, n, inverse, nowhere, k);
+    }
+    return {static_cast<double>(step) * fold(dots, chunks), static_cast<double>(energy), norm, top};
+}
+
+std::uint32_t round_random(const float* x, std::size_t n, float inverse, const Stream& draws, std::uint64_t start, Ahead& ahead,
+                           std::int8_t* k) {
+    std::uint16_t random[kSumChunk];
+    std::uint32_t top = 0;
+    for (std::size_t i = 0; i < n; i += kSumChunk) {
+        const std::size_t length = std::min(kSumChunk, n - i);
+        random_u16(draws, start + i, length, random);
+        ops().random(x + i, length, inverse, random, ahead.next(kSumChunk, detail::kRoundAhead), k + i, top);
+    }
+    if (top >= 127)  // saturated: look at those levels again
+        for (std::size_t i = 0; i < n; ++i)
+            if (detail::magnitude(k[i]) >= 127) top = std::max(top, detail::magnitude(level(x[i], inverse, &draws, start + i)));
+    return top;
+}
+
+struct Block {
+    float inverse = 0, scale = 0;
+    double norm = 0, error = 0;
+    std::uint32_t top = 0;
+};
+
+Block round_block(const float* x, std::size_t n, std::uint64_t start, const Options& o, Ahead& ahead, std::int8_t* k) {
+    Block b;
+    float step = o.step;
+    if (o.nu > 0 || o.draws) {
+        b.norm = block_norm(x, n, ahead);
+        if (!std::isfinite(b.norm)) return b;
+        if (b.norm == 0) {
+            std::memset(k, 0, n);
+            return b;
+        }
+        if (o.nu > 0) step = step_for(o.nu, n, b.norm);
+    }
+    b.inverse = 1.0f / step;
+    if (o.draws) {
+        b.top = round_random(x, n, b.inverse, *o.draws, start, ahead, k);
+        if (b.top) b.scale = step;
+        return b;
+    }
+    const Moments m = o.nu > 0 ? round_quick(x, n, step, b.norm, ahead, k) : round_exact(x, n, b.inverse, ahead, k);
+    b.norm = m.norm;
+    b.top = m.top;
+    if (m.top && m.top < kTooLarge) b.scale = usable_step(m.dot / m.energy);
+    const double g = b.scale;
+    b.error = m.norm - 2 * g * m.dot + g * g * m.energy;
+    return b;
+}
+
+// ---- segments ----
+
 struct Segments {
     std::size_t n;
     std::size_t count() const { return rans::chunk_count(n); }
@@ -45,18 +183,8 @@ struct Segments {
     std::size_t table_bytes() const { return count() > 1 ? 4 * count() : 0; }
 };
 
-std::size_t segment_bound(std::size_t n) { return 1 + 4 * n; }
-
-double segment_norm(const float* x, std::size_t n) {
-    double sums[rans::kLongestChunk / sum_chunk + 1];
-    std::size_t chunks = 0;
-    for (std::size_t i = 0; i < n; i += sum_chunk) {
-        double lanes[32] = {};
-        ops().norm(x + i, std::min(sum_chunk, n - i), lanes);
-        sums[chunks++] = fold(lanes, 32);
-    }
-    return fold(sums, chunks);
-}
+std::size_t scale_count(std::size_t n) { return (n + kScaleBlock - 1) / kScaleBlock; }
+std::size_t raw_bytes(std::size_t n) { return 1 + 4 * n; }
 
 std::size_t write_varint(std::uint8_t* out, std::size_t value) {
     std::size_t n = 0;
@@ -76,252 +204,529 @@ std::size_t read_varint(const std::uint8_t* data, std::size_t size, std::size_t&
 }
 
 // The largest level that gets a symbol of its own: all levels if few are large, else the tail is escaped.
-int choose_window(const Moments& m, std::size_t n) {
-    if (m.top <= 15) return static_cast<int>(std::max<std::uint32_t>(m.top, 1));
-    if (m.above15 <= n / 512) return 15;
-    if (m.top <= 31) return static_cast<int>(m.top);
-    if (m.above31 <= n / 512) return 31;
-    return static_cast<int>(std::min<std::uint32_t>(m.top, 127));
+int choose_window(const std::int8_t* k, std::size_t n, std::uint32_t top) {
+    if (top <= 15) return static_cast<int>(top);
+    if (ops().above(k, n, 15) <= n / 512) return 15;
+    if (top <= 31) return static_cast<int>(top);
+    if (ops().above(k, n, 31) <= n / 512) return 31;
+    return static_cast<int>(std::min<std::uint32_t>(top, 127));
 }
 
-// Calls body(i) for every symbol at either end of the window.
+// Calls body(i) for every symbol at either end of the window, in order, while it returns true.
 template <class Body>
-bool at_ends(const std::uint8_t* symbols, std::size_t n, std::uint8_t last, Body&& body) {
-    for (std::size_t i = 0; i < n; i += 64) {
-        const std::size_t stop = std::min(n, i + 64);
-        bool any = false;
-        for (std::size_t j = i; j < stop; ++j) any |= (symbols[j] == 0) | (symbols[j] == last);
-        if (any)
-            for (std::size_t j = i; j < stop; ++j)
-                if (symbols[j] == 0 || symbols[j] == last)
-                    if (!body(j)) return false;
+bool at_ends(const std::uint8_t* symbols, std::size_t n, int window, Body&& body) {
+    std::uint16_t at[kSumChunk + 1];
+    for (std::size_t i = 0; i < n; i += kSumChunk) {
+        const std::size_t count = ops().ends(symbols + i, std::min(kSumChunk, n - i), static_cast<std::uint8_t>(2 * window), at);
+        for (std::size_t j = 0; j < count; ++j)
+            if (!body(i + at[j])) return false;
     }
     return true;
 }
 
-struct Scratch {
-    std::unique_ptr<std::int8_t[]> levels{new std::int8_t[rans::kLongestChunk + 64]};
-    std::vector<std::uint8_t> message = std::vector<std::uint8_t>(rans::max_message(rans::kLongestChunk, 256) + 64);
-    std::vector<std::int64_t> escapes;
-    std::vector<std::uint8_t> tail;
+// Memory that a thread keeps, below two megabytes in all: fresh pages would cost more than messages of some thousand coordinates.
+struct Bytes {
+    void fit(std::size_t n) {
+        if (size >= n) return;
+        data.reset(new std::uint8_t[n]);  // not initialised
+        size = n;
+    }
+    std::size_t size = 0;
+    std::unique_ptr<std::uint8_t[]> data;
+};
+struct Workspace {
+    Bytes levels, words, head;
+    static Workspace& of_thread() {
+        thread_local Workspace kept;
+        return kept;
+    }
 };
 
-struct SegmentResult {
-    std::size_t bytes = 0;
-    double norm = 0, error = 0;
-};
+// Codes segments one after the other; each stays in here until its place in the message is known.
+class SegmentEncoder {
+public:
+    SegmentEncoder(const Options& options, std::size_t longest)
+        : options_(options), levels_(Workspace::of_thread().levels), words_(Workspace::of_thread().words), head_(Workspace::of_thread().head) {
+        levels_.fit(longest + 64);
+        words_.fit(2 * longest + rans::kSlack);
+        head_.fit(16 + 4 * kMostScales + 4096);
+    }
 
-float usable_step(double step) {  // toward zero, inside the normal range
-    if (step >= FLT_MAX) return FLT_MAX;
-    if (step < 0x1p-126) return 0x1p-126f;
-    float f = static_cast<float>(step);
-    if (static_cast<double>(f) > step) f = std::nextafterf(f, 0.0f);
-    return f;
-}
-
-SegmentResult store_raw(const float* x, std::size_t n, double norm, std::uint8_t* out) {
-    out[0] = raw;
-    std::memcpy(out + 1, x, 4 * n);
-    return {segment_bound(n), norm, 0.0};
-}
-
-SegmentResult encode_segment(const float* x, std::size_t n, std::uint64_t start, const Options& o, Scratch& scratch, std::uint8_t* out) {
-    float step = o.step;
-    if (o.nu > 0) {
-        const double norm = segment_norm(x, n);
-        if (!std::isfinite(norm)) return {0, norm, 0};
-        if (norm > 0) step = usable_step(2 * std::sqrt(o.nu / static_cast<double>(n) * norm));
-        else {
-            out[0] = zero;
-            return {1, 0, 0};
+    // False: not finite. `next`: the coordinates that will be coded after these.
+    bool encode(const float* x, std::size_t n, std::uint64_t start, rans::Ahead next) {
+        x_ = x, n_ = n;
+        norm = error = 0;
+        head_size_ = words_size_ = 0;
+        tail_.clear();
+        auto* k = reinterpret_cast<std::int8_t*>(levels_.data.get());
+        Block blocks[kMostScales];
+        double norms[kMostScales], errors[kMostScales];
+        const std::size_t scales = scale_count(n);
+        std::uint32_t top = 0;
+        Ahead ahead{reinterpret_cast<const char*>(x) + fetched_};
+        for (std::size_t b = 0; b < scales; ++b) {
+            const std::size_t at = b * kScaleBlock;
+            blocks[b] = round_block(x + at, std::min(kScaleBlock, n - at), start + at, options_, ahead, k + at);
+            if (!std::isfinite(blocks[b].norm)) {
+                norm = blocks[b].norm;
+                return false;
+            }
+            norms[b] = blocks[b].norm;
+            errors[b] = blocks[b].error;
+            top = std::max(top, blocks[b].top);
         }
+        norm = fold(norms, scales);
+        error = fold(errors, scales);
+        if (top == 0) {
+            put(zero);
+            return true;
+        }
+        if (top >= kTooLarge) {
+            put(raw);
+            error = 0;
+            return true;
+        }
+        const int window = choose_window(k, n, top);
+        ops().shift(k, n, window);
+        if (top > static_cast<std::uint32_t>(window)) escape(blocks, start, window);
+        put(coded);
+        put(static_cast<std::uint8_t>(window));
+        head_size_ += write_varint(head_.data.get() + head_size_, tail_.size());
+        for (std::size_t b = 0; b < scales; ++b) put(&blocks[b].scale, 4);
+        code_symbols(2 * window + 1, next);
+        if (bytes() > raw_bytes(n)) {
+            head_size_ = words_size_ = 0;
+            tail_.clear();
+            put(raw);
+            error = 0;
+        }
+        return true;
     }
-    const float inverse = 1.0f / step;
-    Moments m;
-    quantise(x, n, inverse, o.draws, start, scratch.levels.get(), m);
-    if (!std::isfinite(m.norm)) return {0, m.norm, 0};
-    if (m.top == 0) {
-        out[0] = zero;
-        return {1, m.norm, m.norm};
-    }
-    if (m.top >= 0x7fffffffu) return store_raw(x, n, m.norm, out);
-    if (o.gain) step = usable_step(m.dot / m.energy);
-    const int window = choose_window(m, n);
-    ops().shift(scratch.levels.get(), n, window);
-    const auto* symbols = reinterpret_cast<const std::uint8_t*>(scratch.levels.get());
 
-    scratch.tail.clear();
-    if (m.top > static_cast<std::uint32_t>(window)) {
-        scratch.escapes.clear();
-        at_ends(symbols, n, static_cast<std::uint8_t>(2 * window), [&](std::size_t i) {
-            const std::int64_t k = level(x[i], inverse, o.draws, start + i);
-            scratch.escapes.push_back((k < 0 ? -k : k) - window + 1);
+    std::size_t bytes() const { return head_.data[0] == raw ? raw_bytes(n_) : head_size_ + words_size_ + tail_.size(); }
+    void write(std::uint8_t* out, bool stream) const {
+        std::memcpy(out, head_.data.get(), head_size_);
+        if (head_.data[0] == raw) {
+            std::memcpy(out + 1, x_, 4 * n_);
+            return;
+        }
+        if (stream) ops().copy(out + head_size_, words_at_, words_size_);
+        else if (words_size_) std::memcpy(out + head_size_, words_at_, words_size_);
+        if (!tail_.empty()) std::memcpy(out + head_size_ + words_size_, tail_.data(), tail_.size());
+    }
+
+    double norm = 0, error = 0;
+
+private:
+    void put(std::uint8_t byte) { head_.data[head_size_++] = byte; }
+    void put(const void* data, std::size_t size) {
+        if (size) std::memcpy(head_.data.get() + head_size_, data, size);
+        head_size_ += size;
+    }
+
+    void escape(const Block* blocks, std::uint64_t start, int window) {
+        escapes_.clear();
+        at_ends(levels_.data.get(), n_, window, [&](std::size_t i) {
+            const std::int32_t k = level(x_[i], blocks[i / kScaleBlock].inverse, options_.draws, start + i);
+            escapes_.push_back(static_cast<std::int64_t>(detail::magnitude(k)) - window + 1);
             return true;
         });
-        const auto bits = bits::elias_bits(scratch.escapes.data(), scratch.escapes.size(), bits::Elias::gamma);
-        scratch.tail.resize(static_cast<std::size_t>(bits + 7) / 8);
-        bits::elias_encode(scratch.escapes.data(), scratch.escapes.size(), bits::Elias::gamma, scratch.tail.data(), scratch.tail.size());
+        const auto bits = bits::elias_bits(escapes_.data(), escapes_.size(), bits::Elias::gamma);
+        tail_.resize(static_cast<std::size_t>(bits + 7) / 8);
+        bits::elias_encode(escapes_.data(), escapes_.size(), bits::Elias::gamma, tail_.data(), tail_.size());
     }
-    const std::size_t body = rans::encode_message(symbols, n, 2 * window + 1, {}, 1, true, scratch.message.data());
-    std::uint8_t head[16] = {coded};
-    std::memcpy(head + 1, &step, 4);
-    head[5] = static_cast<std::uint8_t>(window);
-    const std::size_t head_bytes = 6 + write_varint(head + 6, scratch.tail.size());
-    const std::size_t total = head_bytes + body + scratch.tail.size();
-    if (total > segment_bound(n)) return store_raw(x, n, m.norm, out);
-    std::memcpy(out, head, head_bytes);
-    std::memcpy(out + head_bytes, scratch.message.data(), body);
-    if (!scratch.tail.empty()) std::memcpy(out + head_bytes + body, scratch.tail.data(), scratch.tail.size());
-    const double g = step;
-    return {total, m.norm, m.norm - 2 * g * m.dot + g * g * m.energy};
+
+    // The bytes of rans::encode_message for one chunk, without its copies.
+    void code_symbols(int alphabet, rans::Ahead next) {
+        const std::uint8_t* symbols = levels_.data.get();
+        std::uint64_t counts[256];
+        std::uint16_t frequencies[256];
+        rans::histogram(symbols, n_, alphabet, {}, 1, rans::worth_sampling(n_, alphabet, 1), counts);
+        const std::vector<std::uint8_t> tables = rans::write_tables(counts, alphabet, 1);
+        rans::read_tables(tables.data(), tables.size(), alphabet, 1, frequencies);
+        const std::size_t most = rans::max_message(n_, alphabet), lanes = rans::lanes_of(n_), before = head_size_;
+        const bool informative = std::any_of(frequencies, frequencies + alphabet, [](auto f) { return f && f < rans::kTotal; });
+        if (!informative || 1 + tables.size() >= most) return code_rarely(alphabet, most);
+        const rans::EncodeModel model(frequencies, alphabet, 1);
+        std::uint32_t states[rans::kLanes];
+        std::uint8_t* const end = words_.data.get() + words_.size;
+        words_at_ = rans::encode_chunk(model, symbols, n_, {}, end, states, next);
+        fetched_ = std::min<std::size_t>(128 * (n_ / rans::kLanes), static_cast<std::size_t>(static_cast<const char*>(next.end) - static_cast<const char*>(next.begin)));
+        words_size_ = static_cast<std::size_t>(end - words_at_);
+        if (1 + tables.size() + 4 + 4 * lanes + words_size_ >= most) return code_rarely(alphabet, most);
+        const auto count = static_cast<std::uint32_t>(words_size_ / 2);
+        head_size_ = before;
+        put(0);
+        put(tables.data(), tables.size());
+        put(&count, 4);
+        put(states, 4 * lanes);
+    }
+
+    void code_rarely(int alphabet, std::size_t most) {
+        std::vector<std::uint8_t> message(most);
+        message.resize(rans::encode_message(levels_.data.get(), n_, alphabet, {}, 1, true, message.data()));
+        tail_.insert(tail_.begin(), message.begin(), message.end());
+        words_size_ = 0;
+    }
+
+    Options options_;
+    Bytes &levels_, &words_, &head_;
+    std::size_t head_size_ = 0, words_size_ = 0, n_ = 0, fetched_ = 0;
+    const std::uint8_t* words_at_ = nullptr;
+    const float* x_ = nullptr;
+    std::vector<std::int64_t> escapes_;
+    std::vector<std::uint8_t> tail_;
+};
+
+// Segments are taken in order by whichever thread is free and copied out once those before them have their sizes.
+Outcome encode_segments(const float* x, std::size_t n, const Options& o, std::uint8_t* out) {
+    const Segments segments{n};
+    const std::size_t count = segments.count();
+    std::vector<double> norms(count), errors(count);
+    std::atomic<std::size_t> next{0}, ready{0};  // ready: segments whose place is known
+    std::atomic<bool> finite{true};
+    std::size_t offset = segments.table_bytes();  // written by the thread that owns segment `ready`
+    const auto workers = static_cast<std::size_t>(plan_threads(count, 1));
+    parallel_for(workers, 1, 1, [&](std::size_t, std::size_t) {
+        SegmentEncoder encoder(o, std::min(n, rans::kLongestChunk));
+        for (std::size_t s; (s = next.fetch_add(1)) < count;) {
+            const std::size_t later = std::min(count - 1, s + workers);
+            const float* soon = x + segments.start(later);
+            const rans::Ahead ahead{soon, later > s ? soon + segments.length(later) : soon};
+            const bool good = finite.load(std::memory_order_relaxed) && encoder.encode(x + segments.start(s), segments.length(s), segments.start(s), ahead);
+            if (!good) finite = false;
+            for (std::size_t seen; (seen = ready.load(std::memory_order_acquire)) != s;) ready.wait(seen);
+            const std::size_t at = offset;
+            if (good) offset += encoder.bytes();
+            ready.store(s + 1, std::memory_order_release);
+            ready.notify_all();
+            norms[s] = encoder.norm;
+            errors[s] = encoder.error;
+            if (!good) continue;
+            const auto length = static_cast<std::uint32_t>(encoder.bytes());
+            if (count > 1) std::memcpy(out + 4 * s, &length, 4);
+            encoder.write(out + at, n >= kStreamFrom);
+        }
+    });
+    if (!finite) return {0, std::numeric_limits<double>::infinity(), 0};
+    return {offset, fold(norms.data(), count), fold(errors.data(), count)};
 }
 
-template <class Put>
-bool decode_segment(const std::uint8_t* data, std::size_t size, std::size_t n, Scratch& scratch, float* out, float weight, bool add, Put&& put) {
-    if (size < 1) return false;
-    if (data[0] == zero) {
-        if (size != 1) return false;
-        if (!add) std::fill(out, out + n, 0.0f);
+// ---- decoding ----
+
+struct Into {
+    float* out;
+    std::size_t n;
+    float weight;
+    bool add;
+    Into part(std::size_t begin, std::size_t length) const { return {out + begin, length, weight, add}; }
+    void put(std::size_t i, float v) const {
+        if (add) out[i] += weight * v;
+        else out[i] = v;
+    }
+};
+
+// A coded segment, taken apart.
+struct Parsed {
+    float scales[kMostScales];
+    int window = 0;
+    const std::uint8_t *body = nullptr, *tail = nullptr;  // the rANS message, and the escapes behind it
+    std::size_t body_size = 0, tail_size = 0;
+};
+
+bool parse(const std::uint8_t* data, std::size_t size, std::size_t n, Parsed& p) {
+    if (size < 3 || data[1] < 1 || data[1] > 127) return false;
+    p.window = data[1];
+    const std::size_t used = read_varint(data + 2, size - 2, p.tail_size), scales = 4 * scale_count(n);
+    if (!used || size - 2 - used < scales || size - 2 - used - scales < p.tail_size) return false;
+    std::memcpy(p.scales, data + 2 + used, scales);
+    for (std::size_t b = 0; 4 * b < scales; ++b)
+        if (!std::isfinite(p.scales[b])) return false;
+    p.body = data + 2 + used + scales;
+    p.body_size = size - 2 - used - scales - p.tail_size;
+    p.tail = p.body + p.body_size;
+    return true;
+}
+
+class SegmentDecoder {
+public:
+    explicit SegmentDecoder(std::size_t longest) : longest_(longest) {}
+
+    bool decode(const std::uint8_t* data, std::size_t size, const Into& to, bool stream) {
+        if (size < 1) return false;
+        if (data[0] == zero) {
+            if (size != 1) return false;
+            if (!to.add) std::memset(to.out, 0, 4 * to.n);
+            return true;
+        }
+        if (data[0] == raw) {
+            if (size != raw_bytes(to.n)) return false;
+            if (!to.add) std::memcpy(to.out, data + 1, 4 * to.n);
+            else
+                for (std::size_t i = 0; i < to.n; ++i) {
+                    float v;
+                    std::memcpy(&v, data + 1 + 4 * i, 4);
+                    to.out[i] += to.weight * v;
+                }
+            return true;
+        }
+        Parsed p;
+        if (data[0] != coded || !parse(data, size, to.n, p)) return false;
+        Fast fast;
+        if (open(p, to, 0, fast)) return fast.good && ops().decode(*fast.track, nullptr, to.add, to.weight, stream) && close(p, to, fast);
+        std::uint8_t* symbols = buffer(0);
+        if (rans::decode_message(p.body, p.body_size, to.n, 2 * p.window + 1, {}, 1, symbols) != p.body_size) return false;
+        if (p.tail_size && to.add) keep(p, to, symbols);
+        for (std::size_t b = 0; b < scale_count(to.n); ++b) {
+            const std::size_t at = b * kScaleBlock;
+            ops().scale(symbols + at, std::min(kScaleBlock, to.n - at), p.window, p.scales[b], to.add, to.weight, to.out + at);
+        }
+        return unescape(p, to, symbols, true);
+    }
+
+    // Two at once where both are coded plainly: each hides the other's latency.
+    bool decode_two(const std::uint8_t* first, std::size_t first_size, const Into& to_first, const std::uint8_t* second,
+                    std::size_t second_size, const Into& to_second, bool stream) {
+        if (ops().decode && first_size && second_size && first[0] == coded && second[0] == coded) {
+            Parsed a, b;
+            if (!parse(first, first_size, to_first.n, a) || !parse(second, second_size, to_second.n, b)) return false;
+            Fast x, y;
+            const bool apart = to_first.add && a.tail_size + b.tail_size && std::max(a.window, b.window) > 15;
+            if (!apart && open(a, to_first, 0, x) && open(b, to_second, 1, y))
+                return x.good && y.good && ops().decode(*x.track, &*y.track, to_first.add, to_first.weight, stream) && close(a, to_first, x) &&
+                       close(b, to_second, y);
+        }
+        return decode(first, first_size, to_first, stream) && decode(second, second_size, to_second, stream);
+    }
+
+private:
+    // What a fused decoder needs. `good` false: the bytes are malformed.
+    struct Fast {
+        std::optional<rans::DecodeModel> model;
+        std::optional<rans::detail::Chunk> chunk;
+        std::optional<detail::Track> track;
+        std::uint8_t* symbols = nullptr;
+        bool good = true;
+    };
+
+    std::uint8_t* buffer(int which) {
+        Bytes& bytes = which ? Workspace::of_thread().words : Workspace::of_thread().levels;
+        bytes.fit(longest_ + 64);
+        return bytes.data.get();
+    }
+
+    // Whether the segment suits the fused decoder; then the parts are made.
+    bool open(const Parsed& p, const Into& to, int which, Fast& f) {
+        const int alphabet = 2 * p.window + 1;
+        if (!ops().decode || alphabet > 63 || to.n < rans::kLanes || p.body_size < 1 || p.body[0] != 0) return false;
+        if (to.add && p.tail_size && alphabet > 32) return false;
+        std::uint16_t frequencies[64];
+        const std::size_t tables = rans::read_tables(p.body + 1, p.body_size - 1, alphabet, 1, frequencies);
+        if (tables == rans::kBad) return f.good = false, true;
+        if (std::any_of(frequencies, frequencies + alphabet, [](auto v) { return v == rans::kTotal; })) return false;
+        const std::size_t head = 1 + tables + 4 + 4 * rans::kLanes;
+        if (p.body_size < head) return f.good = false, true;
+        std::uint32_t count;
+        std::memcpy(&count, p.body + 1 + tables, 4);
+        if (count > to.n || p.body_size - head != 2 * std::size_t{count}) return f.good = false, true;
+        const rans::DecodeJob job{p.body + 1 + tables + 4, p.body + head, count, rest_, to.n, {}};
+        if (!rans::detail::valid_states(job)) return f.good = false, true;
+        f.model.emplace(frequencies, alphabet, 1, false);
+        f.chunk.emplace(job);
+        f.symbols = p.tail_size ? buffer(which) : nullptr;
+        f.track.emplace(detail::Track{&*f.chunk, &*f.model, {}, p.window, to.n / rans::kLanes, to.out, f.symbols});
+        std::copy_n(p.scales, kMostScales, f.track->scales);
         return true;
     }
-    if (data[0] == raw) {
-        if (size != segment_bound(n)) return false;
-        for (std::size_t i = 0; i < n; ++i) {
-            float v;
-            std::memcpy(&v, data + 1 + 4 * i, 4);
-            put(i, v);
+
+    // The coordinates after the last whole step, the final check, the escapes.
+    bool close(const Parsed& p, const Into& to, Fast& f) {
+        const std::size_t done = to.n / rans::kLanes * rans::kLanes;
+        auto& cursor = f.chunk->cursor;
+        cursor.step = cursor.steps = 0;
+        cursor.symbols = rest_;
+        if (!f.chunk->finish(*f.model)) return false;
+        if (f.symbols) std::memcpy(f.symbols + done, rest_, to.n - done);
+        if (done < to.n)
+            for (std::size_t i = done; i < to.n; ++i) {
+                const int k = static_cast<int>(rest_[i - done]) - p.window;
+                if (to.add && p.tail_size && (k == p.window || k == -p.window)) continue;  // as in the whole steps
+                to.put(i, detail::limited(static_cast<float>(k) * p.scales[i / kScaleBlock]));
+            }
+        return unescape(p, to, f.symbols, false);
+    }
+
+    // Adding rounds, so what lies where the escapes belong is set aside.
+    void keep(const Parsed& p, const Into& to, const std::uint8_t* symbols) {
+        kept_.clear();
+        at_ends(symbols, to.n, p.window, [&](std::size_t i) { return kept_.push_back(to.out[i]), true; });
+    }
+
+    // Puts the escaped levels where the symbols at the ends of the window are. Adding, these places must be as they were before:
+    // untouched by the fused decoder, else restored from `kept_`.
+    bool unescape(const Parsed& p, const Into& to, const std::uint8_t* symbols, bool restore) {
+        if (!p.tail_size) return true;
+        places_.clear();
+        at_ends(symbols, to.n, p.window, [&](std::size_t i) { return places_.push_back(static_cast<std::uint32_t>(i)), true; });
+        escapes_.resize(places_.size());
+        const auto read = bits::elias_decode(p.tail, p.tail_size, places_.size(), bits::Elias::gamma, escapes_.data());
+        if (read != static_cast<std::int64_t>(p.tail_size)) return false;
+        for (std::size_t j = 0; j < places_.size(); ++j) {
+            const std::size_t i = places_[j];
+            const std::int64_t size = p.window + escapes_[j] - 1;
+            if (escapes_[j] > 0x80000000) return false;
+            if (restore && to.add) to.out[i] = kept_[j];
+            to.put(i, detail::limited(static_cast<float>(symbols[i] ? size : -size) * p.scales[i / kScaleBlock]));
         }
         return true;
     }
-    if (data[0] != coded || size < 7) return false;
-    float step;
-    std::memcpy(&step, data + 1, 4);
-    const int window = data[5];
-    if (window < 1 || window > 127 || !std::isfinite(step)) return false;
-    std::size_t tail;
-    const std::size_t used = read_varint(data + 6, size - 6, tail);
-    if (!used || tail > size - 6 - used) return false;
-    const std::uint8_t* body = data + 6 + used;
-    const std::size_t body_size = size - 6 - used - tail;
-    auto* symbols = reinterpret_cast<std::uint8_t*>(scratch.levels.get());
-    if (rans::decode_message(body, body_size, n, 2 * window + 1, {}, 1, symbols) != body_size) return false;
-    if (add) ops().scale_add(symbols, n, window, step, weight, out);
-    else ops().scale(symbols, n, window, step, out);
-    if (!tail) return true;
-    std::size_t count = 0;
-    const auto last = static_cast<std::uint8_t>(2 * window);
-    at_ends(symbols, n, last, [&](std::size_t) { return ++count, true; });
-    scratch.escapes.resize(count);
-    if (bits::elias_decode(body + body_size, tail, count, bits::Elias::gamma, scratch.escapes.data()) != static_cast<std::int64_t>(tail)) return false;
-    std::size_t next = 0;
-    return at_ends(symbols, n, last, [&](std::size_t i) {
-        const std::int64_t more = scratch.escapes[next++] - 1;
-        if (more > 0x7fffffff) return false;
-        if (!more) return true;
-        const auto k = static_cast<float>(symbols[i] ? window + more : -(window + more));
-        const float edge = detail::limited(static_cast<float>(static_cast<int>(symbols[i]) - window) * step);
-        const float full = detail::limited(k * step);
-        if (add) out[i] += weight * (full - edge);
-        else out[i] = full;
-        return true;
-    });
-}
 
-template <bool add>
-bool decode_any(const std::uint8_t* data, std::size_t size, std::size_t n, float weight, float* out) {
-    const Segments segments{n};
+    std::size_t longest_;
+    std::uint8_t rest_[rans::kLanes];
+    std::vector<std::uint32_t> places_;
+    std::vector<std::int64_t> escapes_;
+    std::vector<float> kept_;
+};
+
+bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to) {
+    const Segments segments{to.n};
     const std::size_t count = segments.count();
     if (size < segments.table_bytes()) return false;
     std::vector<std::size_t> offset(count + 1);
     offset[0] = segments.table_bytes();
     for (std::size_t s = 0; s < count; ++s) {
-        std::uint32_t length = static_cast<std::uint32_t>(size);
-        if (count > 1) std::memcpy(&length, data + 4 * s, 4);
-        if (length > size - offset[s]) return false;
+        std::size_t length = size - offset[s];
+        if (count > 1) {
+            std::uint32_t sent;
+            std::memcpy(&sent, data + 4 * s, 4);
+            if (sent > length) return false;
+            length = sent;
+        }
         offset[s + 1] = offset[s] + length;
     }
     if (offset[count] != size) return false;
+    const bool stream = !to.add && to.n >= kStreamFrom;
     std::atomic<bool> good{true};
-    parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
-        Scratch scratch;
-        for (std::size_t s = first; s < last && good; ++s) {
-            float* target = out + segments.start(s);
-            const auto put = [&](std::size_t i, float v) {
-                if constexpr (add) target[i] += weight * v;
-                else target[i] = v;
-            };
-            if (!decode_segment(data + offset[s], offset[s + 1] - offset[s], segments.length(s), scratch, target, weight, add, put)) good = false;
+    parallel_for(count, 2, 1, [&](std::size_t first, std::size_t last) {
+        SegmentDecoder decoder(std::min(to.n, rans::kLongestChunk));
+        const auto at = [&](std::size_t s) { return to.part(segments.start(s), segments.length(s)); };
+        for (std::size_t s = first; s < last && good; s += 2) {
+            const std::size_t length = offset[s + 1] - offset[s];
+            const bool fine = s + 1 < last ? decoder.decode_two(data + offset[s], length, at(s), data + offset[s + 1],
+                                                                offset[s + 2] - offset[s + 1], at(s + 1), stream)
+                                           : decoder.decode(data + offset[s], length, at(s), stream);
+            if (!fine) good = false;
         }
     });
     return good;
 }
 
-}  // namespace
+// ---- short vectors: one scale and a sequential code ----
 
-void quantise(const float* x, std::size_t n, float inverse, const Stream* draws, std::uint64_t start, std::int8_t* k, Moments& m) {
-    double dots[rans::kLongestChunk / sum_chunk + 1], norms[rans::kLongestChunk / sum_chunk + 1];
-    std::uint16_t random[sum_chunk + 64];
-    std::size_t chunks = 0;
-    for (std::size_t i = 0; i < n; i += sum_chunk) {
-        const std::size_t length = std::min(sum_chunk, n - i);
-        if (draws) random_u16(*draws, start + i, length, random);
-        double lanes[96] = {};
-        ops().quantise(x + i, length, inverse, draws ? random : nullptr, k + i, lanes, m);
-        m.energy += fold(lanes + 32, 32);
-        dots[chunks] = fold(lanes, 32);
-        norms[chunks++] = fold(lanes + 64, 32);
+std::size_t write_word(std::uint32_t word, std::uint8_t* out) {
+    std::memcpy(out, &word, 4);
+    return 4;
+}
+
+// Bits of the published code, but for the rounding of its enumeration.
+double paper_bits(std::size_t n, std::size_t zeros, std::uint64_t sum) {
+    const auto d = static_cast<double>(n), z = static_cast<double>(zeros);
+    const double places = (std::lgamma(d + 1) - std::lgamma(z + 1) - std::lgamma(d - z + 1)) / std::log(2.0);
+    return 1 + static_cast<double>(std::bit_width(n) + sum + (n - zeros)) + places;
+}
+
+Outcome encode_short(const float* x, std::size_t n, double norm, const Options& o, std::uint8_t* out) {
+    const float step = o.nu > 0 ? step_for(o.nu, n, norm) : o.step;
+    const float inverse = 1.0f / step;
+    std::vector<std::int32_t> k(n);
+    std::vector<double> dots, energies;
+    std::size_t zeros = 0;
+    std::uint64_t sum = 0;
+    std::uint32_t top = 0;
+    for (std::size_t i = 0; i < n; i += kSumChunk) {
+        double dot[32] = {}, energy[32] = {};
+        for (std::size_t j = i; j < std::min(n, i + kSumChunk); ++j) {
+            k[j] = level(x[j], inverse, o.draws, j);
+            const std::uint32_t size = detail::magnitude(k[j]);
+            zeros += size == 0;
+            sum += size;
+            top = std::max(top, size);
+            dot[j % 32] += static_cast<double>(x[j]) * k[j];
+            energy[j % 32] += static_cast<double>(k[j]) * k[j];
+        }
+        dots.push_back(fold(dot, 32));
+        energies.push_back(fold(energy, 32));
     }
-    m.dot = fold(dots, chunks);
-    m.norm = fold(norms, chunks);
+    if (top == 0) return {write_word(kAllZero, out), norm, norm};
+    const double dot = fold(dots.data(), dots.size()), energy = fold(energies.data(), energies.size());
+    if (top >= kTooLarge || (o.coder == Coder::paper && sum > kUnaryLimit * 64 * n)) return {0, norm, 0};
+    const float scale = o.draws ? step : usable_step(dot / energy);
+    const double g = scale;
+    const Outcome outcome{0, norm, norm - 2 * g * dot + g * g * energy};
+    std::vector<std::uint8_t> best;
+    const auto consider = [&](LevelForm form) {
+        auto code = levels_encode(k.data(), n, form);
+        if (best.empty() || code.size() < best.size()) best = std::move(code);
+    };
+    if (o.coder != Coder::paper) consider(LevelForm::adaptive);
+    if (o.coder == Coder::paper || (sum <= kUnaryLimit * n && (n < 256 || paper_bits(n, zeros, sum) < 8.0 * static_cast<double>(best.size()) + 16)))
+        consider(LevelForm::paper);
+    if (best.size() > 4 * n) return {0, norm, 0};
+    std::memcpy(out, &scale, 4);
+    if (!best.empty()) std::memcpy(out + 4, best.data(), best.size());
+    return {4 + best.size(), outcome.norm, outcome.error};
 }
 
-std::int32_t level(float x, float inverse, const Stream* draws, std::uint64_t index) {
-    std::uint16_t draw = 0;
-    if (draws) random_u16(*draws, index, 1, &draw);
-    return detail::round_one(x, inverse, draws != nullptr, draw);
+template <bool add>
+bool decode_any(const std::uint8_t* data, std::size_t size, std::size_t n, float weight, float* out) {
+    if (size < 4) return false;
+    std::uint32_t word;
+    std::memcpy(&word, data, 4);
+    const Into to{out, n, weight, add};
+    if (word == kSegments) return decode_segments(data + 4, size - 4, to);
+    if (word == kNotFinite || word == kAllZero) {
+        if (size != 4) return false;
+        if (word == kNotFinite) std::fill(out, out + n, std::numeric_limits<float>::quiet_NaN());
+        else if (!add) std::fill(out, out + n, 0.0f);
+        return true;
+    }
+    float scale;
+    std::memcpy(&scale, &word, 4);
+    if (!(scale > 0 && scale <= FLT_MAX)) return false;
+    std::vector<std::int32_t> k(n);
+    if (!levels_decode(data + 4, size - 4, k.data(), n)) return false;
+    for (std::size_t i = 0; i < n; ++i) to.put(i, detail::limited(static_cast<float>(k[i]) * scale));
+    return true;
 }
+
+}  // namespace
 
 std::size_t max_bytes(std::size_t n) {
     const Segments segments{n};
-    return segments.table_bytes() + segments.count() + 4 * n;
+    return 4 + segments.table_bytes() + segments.count() + 4 * n;
 }
 
 Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* out) {
-    const Segments segments{n};
-    const std::size_t count = segments.count();
-    std::vector<SegmentResult> results(count);
-    const bool alone = plan_threads(count, 1) == 1;
-    // One thread writes where the bytes belong; several write at the farthest place each segment could need, and close the gaps.
-    std::vector<std::size_t> place(count + 1);
-    place[0] = segments.table_bytes();
-    for (std::size_t s = 0; s < count; ++s) place[s + 1] = place[s] + segment_bound(segments.length(s));
-    std::size_t end = place[0];
-    std::atomic<bool> finite{true};
-    parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
-        Scratch scratch;
-        for (std::size_t s = first; s < last && finite; ++s) {
-            std::uint8_t* target = out + (alone ? end : place[s]);
-            results[s] = encode_segment(x + segments.start(s), segments.length(s), segments.start(s), o, scratch, target);
-            if (!results[s].bytes) finite = false;
-            if (alone) end += results[s].bytes;
-        }
-    });
-    Outcome outcome;
-    if (!finite) return outcome;
-    std::vector<double> norms(count), errors(count);
-    end = place[0];
-    for (std::size_t s = 0; s < count; ++s) {
-        if (!alone) std::memmove(out + end, out + place[s], results[s].bytes);
-        const auto length = static_cast<std::uint32_t>(results[s].bytes);
-        if (count > 1) std::memcpy(out + 4 * s, &length, 4);
-        end += results[s].bytes;
-        norms[s] = results[s].norm;
-        errors[s] = results[s].error;
+    Outcome best;
+    if (o.coder == Coder::paper || (o.coder == Coder::automatic && n <= kShort)) {
+        const double norm = sum_squares(x, n);
+        if (!std::isfinite(norm)) return {write_word(kNotFinite, out), norm, 0};
+        if (norm == 0) return {write_word(kAllZero, out), 0, 0};
+        best = encode_short(x, n, norm, o, out);
+        if (best.bytes && (o.coder == Coder::paper || best.bytes < kTiny)) return best;
     }
-    outcome.bytes = end;
-    outcome.norm = fold(norms.data(), count);
-    outcome.error = fold(errors.data(), count);
-    return outcome;
+    if (best.bytes) {  // both; the longer one is dropped
+        std::vector<std::uint8_t> other(max_bytes(n));
+        const Outcome segments = encode_segments(x, n, o, other.data() + 4);
+        if (best.bytes <= 4 + segments.bytes) return best;
+        write_word(kSegments, other.data());
+        std::memcpy(out, other.data(), 4 + segments.bytes);
+        return {4 + segments.bytes, segments.norm, segments.error};
+    }
+    const Outcome segments = encode_segments(x, n, o, out + 4);
+    if (!std::isfinite(segments.norm)) return {write_word(kNotFinite, out), segments.norm, 0};
+    write_word(kSegments, out);
+    return {4 + segments.bytes, segments.norm, segments.error};
 }
 
 bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, float* out) { return decode_any<false>(data, size, n, 1.0f, out); }
@@ -331,16 +736,17 @@ bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float
 
 Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride) {
     Moments m;
-    std::vector<double> dots, norms;
-    std::int8_t k[sum_chunk];
-    for (std::size_t i = 0; i < n; i += sum_chunk * stride) {
+    std::vector<double> dots, energies, norms;
+    std::int8_t k[kSumChunk];
+    for (std::size_t i = 0; i < n; i += kSumChunk * stride) {
         double lanes[96] = {};
-        ops().quantise(x + i, std::min(sum_chunk, n - i), inverse, nullptr, k, lanes, m);
-        m.energy += fold(lanes + 32, 32);
+        ops().exact(x + i, std::min(kSumChunk, n - i), inverse, reinterpret_cast<const char*>(x + i + kSumChunk * stride), k, lanes, m.top);
         dots.push_back(fold(lanes, 32));
+        energies.push_back(fold(lanes + 32, 32));
         norms.push_back(fold(lanes + 64, 32));
     }
     m.dot = fold(dots.data(), dots.size());
+    m.energy = fold(energies.data(), energies.size());
     m.norm = fold(norms.data(), norms.size());
     return m;
 }

@@ -21,11 +21,12 @@ std::uint32_t magnitude(std::int32_t level) {
 
 int width_of(std::size_t count) { return static_cast<int>(std::bit_width(count)); }
 
-// One adaptive binary context: probability of 0 is (2 n0 + 1) / (2 n + 2).
+// One adaptive binary context: probability of 0 is (n0 + 1) / (n + Prior).
+template <std::uint32_t Prior>
 struct Adaptive {
     std::uint32_t n0 = 0, n = 0;
-    std::uint32_t zeros() const { return 2 * n0 + 1; }
-    std::uint32_t total() const { return 2 * n + 2; }
+    std::uint32_t zeros() const { return n0 + 1; }
+    std::uint32_t total() const { return n + Prior; }
     void update(bool bit) {
         n0 += !bit;
         if (++n >= count_limit) n = (n + 1) / 2, n0 = (n0 + 1) / 2;
@@ -33,7 +34,8 @@ struct Adaptive {
 };
 
 struct Model {
-    Adaptive zero, more[unary_bins];
+    Adaptive<3> zero;  // zeros are the rarer case before anything is known
+    Adaptive<2> more[unary_bins];
 };
 
 }  // namespace
@@ -57,9 +59,9 @@ void ArithmeticEncoder::put(bool bit, std::uint32_t zeros, std::uint32_t total) 
     }
 }
 
+// Readers see zeros beyond the end: a one, whose zeros need not be written, lies in every interval that zeros alone do not.
 void ArithmeticEncoder::finish() {
-    ++pending_;
-    emit(low_ >= quarter);
+    if (low_ > 0 || pending_) emit(true);
 }
 
 ArithmeticDecoder::ArithmeticDecoder(BitSource& source) : source_(source) {
@@ -115,12 +117,10 @@ static bool paper_decode(BitSource& source, std::int32_t* levels, std::size_t co
             if (k == std::numeric_limits<std::int32_t>::max()) return false;
             ++k;
         }
-        if (source.exhausted()) return false;
         waiting[i] = k;
     }
     for (std::size_t i = 0; i < filled; ++i)
         if (source.get()) waiting[i] = -waiting[i];
-    if (source.exhausted()) return false;
     ArithmeticDecoder coder(source);
     std::uint32_t left = static_cast<std::uint32_t>(zeros);
     for (std::size_t i = 0, next = 0; i < count; ++i) {
@@ -143,7 +143,7 @@ static void adaptive_encode(BitSink& sink, const std::int32_t* levels, std::size
         const std::uint32_t k = magnitude(levels[i]);
         for (std::uint32_t j = 1; j <= unary_bins; ++j) {
             const bool more = k > j;
-            Adaptive& context = model.more[j - 1];
+            auto& context = model.more[j - 1];
             coder.put(more, context.zeros(), context.total());
             context.update(more);
             if (!more) break;
@@ -171,7 +171,7 @@ static bool adaptive_decode(BitSource& source, std::int32_t* levels, std::size_t
         const bool negative = coder.get(1, 2);
         std::uint32_t k = 1;
         for (std::uint32_t j = 1; j <= unary_bins; ++j) {
-            Adaptive& context = model.more[j - 1];
+            auto& context = model.more[j - 1];
             const bool more = coder.get(context.zeros(), context.total());
             context.update(more);
             if (!more) break;
@@ -196,6 +196,8 @@ std::vector<std::uint8_t> levels_encode(const std::int32_t* levels, std::size_t 
     BitSink sink(bytes);
     sink.put(form == LevelForm::adaptive);
     form == LevelForm::adaptive ? adaptive_encode(sink, levels, count) : paper_encode(sink, levels, count);
+    sink.finish();
+    while (!bytes.empty() && bytes.back() == 0) bytes.pop_back();
     return bytes;
 }
 

@@ -72,6 +72,7 @@ std::vector<std::uint8_t> encode(const std::int32_t* levels, const std::uint8_t*
     Writer decide{coder};
     for (std::size_t i = 0; i < n; ++i) walk(decide, table.row(classes[i]), table.reach(), table.shift, levels[i]);
     coder.finish();
+    sink.finish();
     return bytes;
 }
 

@@ -104,60 +104,6 @@ void decode_steps(const DecodeModel& model, detail::Cursor& c) {
     decode_steps_portable(model, c);
 }
 
-// A chunk being decoded. Near the end of its words it moves to a padded copy of them, so that the fast steps never look beyond.
-class Chunk {
-public:
-    Chunk(const DecodeJob& job) : job_(job) {
-        const std::size_t lanes = lanes_of(job.n);
-        for (std::size_t k = 0; k < kLanes; ++k) cursor.states[k] = k < lanes ? load32(job.states + 4 * k) : kFirst;
-        cursor.words = job.words;
-        cursor.symbols = job.symbols;
-        cursor.step = 0;
-        cursor.steps = job.n / kLanes;
-        cursor.contexts = job.contexts;
-        end_ = job.words + 2 * job.word_count;
-        if (2 * job.word_count >= detail::kReach)
-            cursor.limit = end_ - detail::kReach;
-        else
-            pad();
-    }
-
-    bool finish(const DecodeModel& model) {
-        while (cursor.step < cursor.steps) {
-            decode_steps(model, cursor);
-            if (cursor.step == cursor.steps) break;
-            if (padded_) return false;  // beyond the end
-            pad();
-        }
-        if (cursor.words > end_) return false;
-        if (!decode_step(model, cursor, static_cast<int>(job_.n % kLanes), end_)) return false;
-        return cursor.words == end_ && std::all_of(cursor.states, cursor.states + kLanes, [](auto x) { return x == kFirst; });
-    }
-
-    detail::Cursor cursor;
-
-private:
-    void pad() {
-        const auto left = static_cast<std::size_t>(end_ - cursor.words);
-        std::memset(tail_, 0, sizeof tail_);
-        if (left) std::memcpy(tail_, cursor.words, left);
-        cursor.words = tail_;
-        cursor.limit = end_ = tail_ + left;
-        padded_ = true;
-    }
-
-    DecodeJob job_;
-    const std::uint8_t* end_;
-    bool padded_ = false;
-    std::uint8_t tail_[3 * detail::kReach];
-};
-
-bool valid_states(const DecodeJob& job) {
-    for (std::size_t k = 0; k < lanes_of(job.n); ++k)
-        if (load32(job.states + 4 * k) < kFirst) return false;
-    return true;
-}
-
 // ---- raw: ceil(log2 alphabet) bits a symbol, least significant first ----
 
 void pack_raw(const std::uint8_t* symbols, std::size_t n, int bits, std::uint8_t* out) {
@@ -192,6 +138,52 @@ std::size_t raw_bytes(std::size_t n, int alphabet) {
 }
 
 }  // namespace
+
+namespace detail {
+
+bool valid_states(const DecodeJob& job) {
+    for (std::size_t k = 0; k < lanes_of(job.n); ++k)
+        if (load32(job.states + 4 * k) < kFirst) return false;
+    return true;
+}
+
+Chunk::Chunk(const DecodeJob& job) : job_(job) {
+    const std::size_t lanes = lanes_of(job.n);
+    for (std::size_t k = 0; k < kLanes; ++k) cursor.states[k] = k < lanes ? load32(job.states + 4 * k) : kFirst;
+    cursor.words = job.words;
+    cursor.symbols = job.symbols;
+    cursor.step = 0;
+    cursor.steps = job.n / kLanes;
+    cursor.contexts = job.contexts;
+    end_ = job.words + 2 * job.word_count;
+    if (2 * job.word_count >= kReach)
+        cursor.limit = end_ - kReach;
+    else
+        extend();
+}
+
+bool Chunk::extend() {
+    if (padded_) return false;
+    const auto left = static_cast<std::size_t>(end_ - cursor.words);
+    std::memset(tail_, 0, sizeof tail_);
+    if (left) std::memcpy(tail_, cursor.words, left);
+    cursor.words = tail_;
+    cursor.limit = end_ = tail_ + left;
+    padded_ = true;
+    return true;
+}
+
+bool Chunk::finish(const DecodeModel& model) {
+    while (cursor.step < cursor.steps) {
+        decode_steps(model, cursor);
+        if (cursor.step < cursor.steps && !extend()) return false;
+    }
+    if (cursor.words > end_) return false;
+    if (!decode_step(model, cursor, static_cast<int>(job_.n % kLanes), end_)) return false;
+    return cursor.words == end_ && std::all_of(cursor.states, cursor.states + kLanes, [](auto x) { return x == kFirst; });
+}
+
+}  // namespace detail
 
 EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int contexts_)
     : alphabet(alphabet_), contexts(contexts_), shift(flat_shift(alphabet_, contexts_)), tables(static_cast<std::size_t>(contexts_)), flat{} {
@@ -277,26 +269,26 @@ DecodeModel::DecodeModel(const std::uint16_t* frequencies, int alphabet_, int co
 }
 
 std::uint8_t* encode_chunk(const EncodeModel& model, const std::uint8_t* symbols, std::size_t n, Contexts ctx, std::uint8_t* end,
-                           std::uint32_t states[kLanes]) {
+                           std::uint32_t states[kLanes], Ahead ahead) {
     std::fill_n(states, kLanes, kFirst);
     const std::size_t steps = n / kLanes;
     std::uint8_t* p = encode_step(model, symbols + steps * kLanes, static_cast<int>(n % kLanes), ctx.at(steps * kLanes), end, states);
 #if defined(__x86_64__)
-    if (isa() == Isa::avx512) return detail::encode_steps_avx512(model, symbols, steps, ctx, p, states);
+    if (isa() == Isa::avx512) return detail::encode_steps_avx512(model, symbols, steps, ctx, p, states, ahead);
     if (isa() == Isa::avx2) return detail::encode_steps_avx2(model, symbols, steps, ctx, p, states);
 #endif
     return encode_steps_portable(model, symbols, steps, ctx, p, states);
 }
 
 bool decode_chunk(const DecodeModel& model, const DecodeJob& job) {
-    if (!valid_states(job)) return false;
-    Chunk chunk(job);
+    if (!detail::valid_states(job)) return false;
+    detail::Chunk chunk(job);
     return chunk.finish(model);
 }
 
 bool decode_two_chunks(const DecodeModel& model, const DecodeJob& first, const DecodeJob& second) {
-    if (!valid_states(first) || !valid_states(second)) return false;
-    Chunk a(first), b(second);
+    if (!detail::valid_states(first) || !detail::valid_states(second)) return false;
+    detail::Chunk a(first), b(second);
 #if defined(__x86_64__)
     if (!model.slots_needed) detail::decode_two_avx512(model, a.cursor, b.cursor);
 #endif

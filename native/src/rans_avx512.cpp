@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstring>
 
+#include "rans_decoder_avx512.hpp"
 #include "tersegrad/rans.hpp"
 
 namespace tersegrad::rans::detail {
@@ -85,7 +86,7 @@ enum class Choice { one, step, symbol };
 
 template <int G, Choice C>
 std::uint8_t* encode_registers(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, const std::uint8_t* ctx,
-                               std::uint8_t* p, std::uint32_t* states) {
+                               std::uint8_t* p, std::uint32_t* states, Ahead ahead) {
     static const Spread spread;
     const __m512i index[4] = {spread.index[0], spread.index[1], spread.index[2], spread.index[3]};
     Lookup<G> lookup;
@@ -101,6 +102,12 @@ std::uint8_t* encode_registers(const EncodeModel& model, const std::uint8_t* sym
         if constexpr (C == Choice::step) lookup.load(model.tables[ctx[t]]);
         if constexpr (C == Choice::symbol) s = _mm512_or_si512(s, _mm512_sll_epi16(_mm512_loadu_si512(ctx + t * kLanes), shift));
         _mm_prefetch(reinterpret_cast<const char*>(symbols + t * kLanes) - 4096, _MM_HINT_T0);
+        if constexpr (C == Choice::one) {  // fetching memory for the caller costs nothing here: the loop is bound by execution
+            const char* line = static_cast<const char*>(ahead.begin);
+            _mm_prefetch(line, _MM_HINT_T1);
+            _mm_prefetch(line + 64, _MM_HINT_T1);
+            ahead.begin = line + 128 < static_cast<const char*>(ahead.end) ? line + 128 : line;
+        }
         __mmask16 emits[4];
         __m512i low[4];
 #pragma GCC unroll 4
@@ -162,116 +169,13 @@ std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols
 
 template <Choice C>
 std::uint8_t* encode_by_size(int entries, const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, const std::uint8_t* ctx,
-                             std::uint8_t* p, std::uint32_t* states) {
-    if (entries <= 16) return encode_registers<1, C>(model, symbols, steps, ctx, p, states);
-    if (entries <= 32) return encode_registers<2, C>(model, symbols, steps, ctx, p, states);
-    return encode_registers<4, C>(model, symbols, steps, ctx, p, states);
+                             std::uint8_t* p, std::uint32_t* states, Ahead ahead) {
+    if (entries <= 16) return encode_registers<1, C>(model, symbols, steps, ctx, p, states, ahead);
+    if (entries <= 32) return encode_registers<2, C>(model, symbols, steps, ctx, p, states, ahead);
+    return encode_registers<4, C>(model, symbols, steps, ctx, p, states, ahead);
 }
 
-// ---- decoder: 64 states in two planes (low and high words) of two halves ----
-// A symbol number sits in both bytes of its word, so that one masked permute each fetches the low and the high byte of an entry.
-struct Half {
-    __m512i low, high;
-};
-
-struct Tables {
-    __m512i coarse, start_low, start_high, scaled_low, scaled_high;
-    void load(const Images& image) {
-        coarse = _mm512_load_si512(image.coarse);
-        start_low = _mm512_load_si512(image.start_low);
-        start_high = _mm512_load_si512(image.start_high);
-        scaled_low = _mm512_load_si512(image.scaled_low);
-        scaled_high = _mm512_load_si512(image.scaled_high);
-    }
-};
-
-constexpr __mmask64 kOddBytes = 0xaaaaaaaaaaaaaaaa;
-
-inline __m512i entry(__m512i index, __m512i low, __m512i high) {
-    return _mm512_mask_permutexvar_epi8(_mm512_permutexvar_epi8(index, low), kOddBytes, index, high);
-}
-
-// Finds the symbol (in both bytes) and takes it out of the state; what remains may be below 2^16.
-template <int L, bool Full>
-inline __m512i take(Half& x, const Tables& t, __m512i symbol) {
-    const __m512i slot = _mm512_and_si512(x.low, _mm512_set1_epi16(0x0fff));
-#pragma GCC unroll 6
-    for (int k = L - 1; k >= 0; --k) {
-        const __m512i probe = _mm512_add_epi8(symbol, _mm512_set1_epi8(static_cast<char>(1 << k)));
-        const __mmask32 reached = _mm512_cmple_epu16_mask(entry(probe, t.start_low, t.start_high), slot);
-        symbol = _mm512_mask_mov_epi16(symbol, reached, probe);
-    }
-    const __m512i scaled = entry(symbol, t.scaled_low, t.scaled_high);  // 16 f
-    const __m512i start = entry(symbol, t.start_low, t.start_high);
-    const __m512i top = _mm512_andnot_si512(_mm512_set1_epi16(0x0fff), x.low);
-    // f * (X >> 12) = 16f * high + f * (low >> 12); the second part plus slot - start fits 16 bits.
-    const __m512i rest = _mm512_add_epi16(_mm512_mulhi_epu16(scaled, top), _mm512_sub_epi16(slot, start));
-    const __m512i low = _mm512_add_epi16(_mm512_mullo_epi16(scaled, x.high), rest);
-    const __m512i high = _mm512_mulhi_epu16(scaled, x.high);
-    const __mmask32 carry = _mm512_cmplt_epu16_mask(low, rest);
-    if constexpr (Full) {
-        const __mmask32 moves = _mm512_test_epi16_mask(scaled, scaled);
-        x.high = _mm512_mask_mov_epi16(x.high, moves, _mm512_mask_sub_epi16(high, carry, high, _mm512_set1_epi16(-1)));
-        x.low = _mm512_mask_mov_epi16(x.low, moves, low);
-    } else {
-        x.high = _mm512_mask_sub_epi16(high, carry, high, _mm512_set1_epi16(-1));
-        x.low = low;
-    }
-    return symbol;
-}
-
-inline void refill(Half& x, const std::uint8_t*& words) {
-    const __mmask32 empty = _mm512_testn_epi16_mask(x.high, x.high);
-    x.high = _mm512_mask_mov_epi16(x.high, empty, x.low);
-    x.low = _mm512_mask_expand_epi16(x.low, empty, _mm512_loadu_si512(words));
-    words += 2 * std::popcount(static_cast<std::uint32_t>(empty));
-}
-
-inline __m512i coarse_symbol(const Half& x, const Tables& t) {
-    const __m512i both = _mm512_ternarylogic_epi64(_mm512_set1_epi16(0x00ff), _mm512_srli_epi16(x.low, 6), _mm512_slli_epi16(x.low, 2), 0xca);
-    return _mm512_permutexvar_epi8(both, t.coarse);
-}
-
-inline void store_symbols(std::uint8_t* out, __m512i a, __m512i b, __m512i order) {
-    // Both bytes of a word are the symbol: take the even bytes of a and of b.
-    _mm512_storeu_si512(out, _mm512_permutex2var_epi8(a, order, b));
-}
-
-struct Lane {  // one chunk in registers
-    Half a, b;
-    const std::uint8_t *words, *limit;
-    std::uint8_t* symbols;
-    const std::uint8_t* contexts;
-    std::size_t step, steps;
-
-    explicit Lane(const Cursor& c)
-        : words(c.words), limit(c.limit), symbols(c.symbols + c.step * kLanes), step(c.step), steps(c.steps) {
-        contexts = c.contexts.at(c.step * kLanes).data;
-        split(c.states, a);
-        split(c.states + 32, b);
-    }
-    void back(Cursor& c) const {
-        join(a, c.states);
-        join(b, c.states + 32);
-        c.words = words;
-        c.step = step;
-    }
-    bool ready() const { return step < steps && words <= limit; }
-
-    static void split(const std::uint32_t* states, Half& h) {
-        alignas(64) std::uint16_t low[32], high[32];
-        for (int k = 0; k < 32; ++k) low[k] = static_cast<std::uint16_t>(states[k]), high[k] = static_cast<std::uint16_t>(states[k] >> 16);
-        h.low = _mm512_load_si512(low);
-        h.high = _mm512_load_si512(high);
-    }
-    static void join(const Half& h, std::uint32_t* states) {
-        alignas(64) std::uint16_t low[32], high[32];
-        _mm512_store_si512(low, h.low);
-        _mm512_store_si512(high, h.high);
-        for (int k = 0; k < 32; ++k) states[k] = static_cast<std::uint32_t>(high[k]) << 16 | low[k];
-    }
-};
-
+// ---- decoder ----
 template <int L, bool Full, Choice C>
 inline void one_step(Lane& c, const Tables& common, const Images* images, __m512i order, __m128i shift) {
     Tables t;
@@ -300,12 +204,6 @@ inline void one_step(Lane& c, const Tables& common, const Images* images, __m512
     c.symbols += kLanes;
     if constexpr (C != Choice::one) c.contexts += C == Choice::step ? 1 : kLanes;
     ++c.step;
-}
-
-inline __m512i even_bytes() {
-    alignas(64) std::uint8_t bytes[64];
-    for (int k = 0; k < 64; ++k) bytes[k] = static_cast<std::uint8_t>(k < 32 ? 2 * k : 64 + 2 * (k - 32));
-    return _mm512_load_si512(bytes);
 }
 
 template <int L, bool Full, Choice C>
@@ -398,15 +296,42 @@ struct Missing {
     }
 };
 
+// Counts the symbols first .. first + 7 in registers, one byte a lane and symbol; at most 255 * 64 symbols.
+inline void count_eight(const std::uint8_t* s, std::size_t steps, int first, std::uint64_t* counts) {
+    __m512i sum[8];
+    for (__m512i& v : sum) v = _mm512_setzero_si512();
+    const __m512i one = _mm512_set1_epi8(1);
+    for (std::size_t t = 0; t < steps; ++t) {
+        const __m512i v = _mm512_sub_epi8(_mm512_loadu_si512(s + 64 * t), _mm512_set1_epi8(static_cast<char>(first)));
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; ++k) sum[k] = _mm512_mask_add_epi8(sum[k], _mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8(static_cast<char>(k))), sum[k], one);
+    }
+    for (int k = 0; k < 8; ++k)
+        counts[first + k] += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(_mm512_sad_epu8(sum[k], _mm512_setzero_si512())));
+}
+
 }  // namespace
 
+std::size_t count_avx512(const std::uint8_t* s, std::size_t n, int alphabet, std::uint64_t* counts) {
+    std::size_t i = 0;
+    while (i + 64 <= n) {
+        const std::size_t steps = std::min<std::size_t>((n - i) / 64, 64);
+        __m512i any = _mm512_setzero_si512();
+        for (std::size_t t = 0; t < steps; ++t) any = _mm512_or_si512(any, _mm512_loadu_si512(s + i + 64 * t));
+        if (_mm512_test_epi8_mask(any, _mm512_set1_epi8(static_cast<char>(0xe0)))) break;  // for the caller to find
+        for (int first = 0; first < alphabet; first += 8) count_eight(s + i, steps, first, counts);
+        i += 64 * steps;
+    }
+    return i;
+}
+
 std::uint8_t* encode_steps_avx512(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
-                                  std::uint32_t* states) {
+                                  std::uint32_t* states, Ahead ahead) {
     const bool one = !ctx.data || model.contexts == 1;
     if (model.alphabet <= 64) {
-        if (one) return encode_by_size<Choice::one>(model.alphabet, model, symbols, steps, ctx.data, p, states);
-        if (ctx.per_step) return encode_by_size<Choice::step>(model.alphabet, model, symbols, steps, ctx.data, p, states);
-        if (model.shift >= 0) return encode_by_size<Choice::symbol>(model.contexts << model.shift, model, symbols, steps, ctx.data, p, states);
+        if (one) return encode_by_size<Choice::one>(model.alphabet, model, symbols, steps, ctx.data, p, states, ahead);
+        if (ctx.per_step) return encode_by_size<Choice::step>(model.alphabet, model, symbols, steps, ctx.data, p, states, ahead);
+        if (model.shift >= 0) return encode_by_size<Choice::symbol>(model.contexts << model.shift, model, symbols, steps, ctx.data, p, states, ahead);
     }
     return encode_large(model, symbols, steps, ctx, p, states);
 }

@@ -14,13 +14,17 @@ constexpr std::size_t kGrain = std::size_t{1} << 18;
 
 // Rows of 256 counters, one a context; without contexts four rows, so that equal neighbours do not wait for each other.
 struct Counters {
-    explicit Counters(int contexts, bool plain) : rows(static_cast<std::size_t>(plain ? 4 : contexts) * 256) {}
+    Counters(int contexts, bool plain, int alphabet_) : rows(static_cast<std::size_t>(plain ? 4 : contexts) * 256), alphabet(alphabet_) {}
     std::vector<std::uint64_t> rows;
+    int alphabet;
 
     void add(const std::uint8_t* s, std::size_t n, Contexts ctx) {
         std::uint64_t* r = rows.data();
         if (!ctx.data) {
             std::size_t i = 0;
+#if defined(__x86_64__)
+            if (alphabet <= 32 && isa() == Isa::avx512) i = detail::count_avx512(s, n, alphabet, r);
+#endif
             for (; i + 8 <= n; i += 8) {
                 std::uint64_t v;
                 std::memcpy(&v, s + i, 8);
@@ -98,7 +102,7 @@ bool histogram(const std::uint8_t* symbols, std::size_t n, int alphabet, Context
     std::vector<std::uint8_t> seen(sample ? rows : 0);
     std::mutex joined;
     parallel_for(n, kBlock * kStride, kGrain, [&](std::size_t begin, std::size_t end) {
-        Counters counters(contexts, ctx.data == nullptr);
+        Counters counters(contexts, ctx.data == nullptr, alphabet);
         for (std::size_t i = begin; i < end; i += kBlock * kStride)  // begin is a multiple of it: the first of its blocks is sampled
             counters.add(symbols + i, std::min(end - i, sample ? kBlock : kBlock * kStride), ctx.at(i));
         if (!ctx.data)

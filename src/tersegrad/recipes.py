@@ -90,6 +90,8 @@ def parse(text: str, *, extra: Iterable[type[Configuration]] = ()) -> Compressor
     return _Parser(text, known).whole()
 
 
+_CONSTANTS: Mapping[str, Any] = types.MappingProxyType({"true": True, "false": False, "none": None, "inf": math.inf})
+
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
     | (?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|-inf\b)
@@ -158,6 +160,8 @@ class _Parser:
         made = self.compressor(self.value(0))
         if self.peek().kind != "end":
             raise self.fail("the text form should end here", self.peek().at)
+        if token.text in _CONSTANTS:
+            raise self.fail("a text form starts with the name of a compressor", token.at)
         return made
 
     def compressor(self, value: Any) -> Compressor[Any]:
@@ -180,8 +184,8 @@ class _Parser:
         if token.kind == "string":
             return re.sub(r"\\(.)", r"\1", token.text[1:-1])
         if token.kind == "name":
-            if token.text in ("true", "false", "none", "inf"):
-                return {"true": True, "false": False, "none": None, "inf": math.inf}[token.text]
+            if token.text in _CONSTANTS:
+                return _CONSTANTS[token.text]
             return self.call(token, depth) if self.peek().text == "(" else _Bare(token.text, token.at)
         if token.text == "[":
             found: list[Any] = []

@@ -1,63 +1,94 @@
-// Sparse Dithering, fused: scale, round, entropy-code one segment at a time while it is in the cache; and back.
+// Sparse Dithering: scale, round and entropy-code a vector while it is in the cache; and back. Wire format: spec, "Sparse Dithering".
 //
-// A vector is cut where rANS cuts it: segments of 2^18 coordinates, the last from half to one and a half of that. Each segment
-// is self-contained (spec, "Level segments"), so that segments can be coded in parallel and in one pass over memory.
+// A long vector is cut where rANS cuts it: segments of 2^18 coordinates, the last from half to one and a half of that. Each is
+// self-contained, so that segments can be coded in parallel and in one pass over memory. Within a segment every block of 2^16
+// coordinates has a scale of its own: a block is measured, then rounded while it lies in the second-level cache.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "tersegrad/philox.hpp"
+#include "tersegrad/rans.hpp"
 
 namespace tersegrad::dither {
 
-// What rounding one segment to multiples of a step tells.
-struct Moments {
-    double dot = 0;        // <x, k>
-    double energy = 0;     // ||k||^2, an exact integer
-    double norm = 0;       // ||x||^2
-    std::uint32_t top = 0; // largest |k|
-    std::size_t above15 = 0, above31 = 0;  // how many |k| exceed 15 and 31
-};
+inline constexpr std::size_t kScaleBlock = std::size_t{1} << 16;
+inline constexpr std::size_t kSumChunk = 4096;        // sums run over chunks of that many coordinates, which are then folded
+inline constexpr std::uint32_t kTooLarge = 1u << 26;  // levels from here on are not coded: below it float64 holds their squares
+inline constexpr std::size_t kMostScales = rans::kLongestChunk / kScaleBlock;
 
-// k = rint(x * inverse), or with draws: |k| = floor(|x| * inverse + draw / 2^16). k is saturated to int8; Moments are not.
-// Sums run as in rounding.hpp: chunks of 4096 coordinates, 32 float64 lanes, folded.
-void quantise(const float* x, std::size_t n, float inverse, const Stream* draws, std::uint64_t start, std::int8_t* k, Moments&);
-// The full value of one level that int8 could not hold.
-std::int32_t level(float x, float inverse, const Stream* draws, std::uint64_t index);
+enum class Coder : int { automatic = 0, rans = 1, paper = 2 };
 
 struct Options {
-    double nu = 0;          // > 0: each segment's step is 2 sqrt(nu / n) ||x||; else `step` serves all segments
+    double nu = 0;  // > 0: every block's step is 2 sqrt(nu / n) ||x|| of the block; else `step` serves all of them
     float step = 0;
-    bool gain = true;       // send the least-squares scale instead of the step
-    const Stream* draws = nullptr;  // stochastic rounding
+    Coder coder = Coder::automatic;
+    const Stream* draws = nullptr;  // stochastic rounding, and steps are sent; else least-squares scales are
 };
 
 struct Outcome {
-    std::size_t bytes = 0;  // 0: the vector is not finite, nothing was written
-    double norm = 0;        // ||x||^2
-    double error = 0;       // ||x - decoded||^2, exact up to float64 rounding, if `gain`
+    std::size_t bytes = 0;
+    double norm = 0;   // ||x||^2; not finite where x is not
+    double error = 0;  // ||x - decoded||^2: with `step` exact up to float64 rounding, with `nu` to seven digits of ||x||^2
 };
 
+// Whole messages. `out` holds max_bytes(n).
 std::size_t max_bytes(std::size_t n);
 Outcome encode(const float* x, std::size_t n, const Options&, std::uint8_t* out);
 // out = decoded, or out += weight * decoded. False: malformed bytes.
 bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, float* out);
 bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float weight, float* out);
 
-// Moments of a strided sample at a given step, for the search of a target: whole blocks of 4096, one in `stride`.
+// What rounding to multiples of a step tells.
+struct Moments {
+    double dot = 0;         // <x, k>
+    double energy = 0;      // ||k||^2
+    double norm = 0;        // ||x||^2
+    std::uint32_t top = 0;  // largest |k|, saturated
+};
+// Of a strided sample, for the search of a target: whole blocks of 4096, one in `stride`.
 Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride);
 
 namespace detail {
-using Quantise = void (*)(const float*, std::size_t, float, const std::uint16_t*, std::int8_t*, double*, Moments&);
-using Scale = void (*)(const std::uint8_t*, std::size_t, int, float, float*);
-using ScaleAdd = void (*)(const std::uint8_t*, std::size_t, int, float, float, float*);
-struct Implementation {
-    void (*norm)(const float*, std::size_t, double* lanes);  // at most 4096 coordinates; 32 lanes, added to
-    Quantise quantise;  // at most 4096 coordinates; lanes: 3 * 32 doubles (dot, energy, norm), added to
-    void (*shift)(std::int8_t*, std::size_t, int);  // k -> clamp(k, -K, K) + K
-    Scale scale;        // out = (symbol - K) * step
-    ScaleAdd scale_add;
+
+// What quick rounding of at most 4096 coordinates adds up. Coordinate i adds fl(y k), y = fl(x * inverse), to lane i % 64.
+struct Quick {
+    float dot[64] = {};
+    std::int64_t energy = 0;
+    std::uint32_t top = 0;  // 127: some level may be larger, and nothing but the levels is meant
 };
+
+// One segment on its way from words to floats.
+struct Track {
+    rans::detail::Chunk* chunk;
+    rans::DecodeModel* model;
+    float scales[kMostScales];
+    int window;
+    std::size_t steps;     // of 64 coordinates
+    float* out;
+    std::uint8_t* symbols; // wanted for the escapes, else nullptr; adding then leaves their places alone
+};
+
+// Loops over at most 4096 coordinates, except where no sums are kept. `ahead`: memory to fetch meanwhile.
+struct Implementation {
+    void (*norm)(const float* x, std::size_t n, const char* ahead, double* lanes);  // 32 lanes, added to
+    // k = rint(x * inverse), saturated to +-127
+    void (*quick)(const float* x, std::size_t n, float inverse, const char* ahead, std::int8_t* k, Quick&);
+    // the same with sums in float64: 3 * 32 lanes (dot, energy, norm), added to
+    void (*exact)(const float* x, std::size_t n, float inverse, const char* ahead, std::int8_t* k, double* lanes, std::uint32_t& top);
+    // |k| = floor(|x| * inverse + draw / 2^16), saturated likewise
+    void (*random)(const float* x, std::size_t n, float inverse, const std::uint16_t* draws, const char* ahead, std::int8_t* k,
+                   std::uint32_t& top);
+    std::size_t (*above)(const std::int8_t* k, std::size_t n, int limit);  // how many |k| > limit
+    void (*shift)(std::int8_t* k, std::size_t n, int window);              // k -> clamp(k, -window, window) + window
+    std::size_t (*ends)(const std::uint8_t* symbols, std::size_t n, std::uint8_t last, std::uint16_t* at);  // where 0 and `last` are
+    void (*scale)(const std::uint8_t* symbols, std::size_t n, int window, float step, bool add, float weight, float* out);
+    void (*copy)(std::uint8_t* out, const std::uint8_t* in, std::size_t n);  // to memory that is not needed soon
+    // Decodes one or two segments at once, all their whole steps; nullptr where there is nothing better than symbols first.
+    bool (*decode)(Track&, Track*, bool add, float weight, bool stream);
+};
+inline constexpr std::size_t kNormAhead = 1, kRoundAhead = 1, kExactAhead = 3;  // lines that they fetch for every 64 coordinates
+
 extern const Implementation portable;
 #if defined(__x86_64__)
 extern const Implementation avx2, avx512;

@@ -1,5 +1,5 @@
 // Sequential codes for small integer levels: the published Sparse Dithering code and an adaptive arithmetic code.
-// Both are bit streams, least significant bit of a byte first; readers see zeros beyond the end of the data.
+// Both are bit streams, least significant bit of a byte first; readers see zeros beyond the end, and zero bytes there are dropped.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,26 +7,34 @@
 
 namespace tersegrad {
 
-// Appends single bits to a byte vector.
+// Appends bits to a byte vector.
 class BitSink {
   public:
     explicit BitSink(std::vector<std::uint8_t>& bytes) : bytes_(bytes) {}
     void put(bool bit) {
-        if ((count_ & 7) == 0) bytes_.push_back(0);
-        if (bit) bytes_.back() |= static_cast<std::uint8_t>(1u << (count_ & 7));
-        ++count_;
+        held_ |= static_cast<std::uint64_t>(bit) << fill_;
+        if (++fill_ == 64) flush();
     }
     void put(std::uint64_t value, int width) {
         for (int k = 0; k < width; ++k) put((value >> k) & 1);
     }
-    std::size_t count() const { return count_; }
+    void finish() {  // the last byte is padded with zeros
+        fill_ = (fill_ + 7) & ~7u;
+        flush();
+    }
 
   private:
+    void flush() {
+        for (unsigned k = 0; k < fill_; k += 8) bytes_.push_back(static_cast<std::uint8_t>(held_ >> k));
+        held_ = 0;
+        fill_ = 0;
+    }
     std::vector<std::uint8_t>& bytes_;
-    std::size_t count_ = 0;
+    std::uint64_t held_ = 0;
+    unsigned fill_ = 0;
 };
 
-// Reads single bits; beyond the end it returns zeros, and `overrun` tells how many.
+// Reads bits; zeros beyond the end.
 class BitSource {
   public:
     BitSource(const std::uint8_t* bytes, std::size_t size) : bytes_(bytes), bits_(size * 8) {}
@@ -39,7 +47,6 @@ class BitSource {
         for (int k = 0; k < width; ++k) value |= static_cast<std::uint64_t>(get()) << k;
         return value;
     }
-    bool exhausted() const { return next_ > bits_; }
     std::size_t position() const { return next_; }
 
   private:
@@ -74,7 +81,7 @@ class ArithmeticDecoder {
 
 // Levels as one bit stream. Bit 0 is the form:
 // 0, the published code: count of zeros, unary magnitudes, signs, enumerated zero positions (arithmetic-coded, within 2 bits);
-// 1, adaptive: zero flag, sign and unary magnitude bits, arithmetic-coded with Krichevsky-Trofimov estimates, no tables.
+// 1, adaptive: zero flag, sign and unary magnitude bits, arithmetic-coded with counts so far, no tables.
 enum class LevelForm : int { paper = 0, adaptive = 1 };
 std::vector<std::uint8_t> levels_encode(const std::int32_t* levels, std::size_t count, LevelForm form);
 bool levels_decode(const std::uint8_t* data, std::size_t size, std::int32_t* levels, std::size_t count);

@@ -88,9 +88,14 @@ struct DecodeModel {
     std::vector<Images> images;        // one a context, or one flat for contexts per symbol
 };
 
+// Memory that the caller will need soon, to be fetched into the second-level cache meanwhile. A hint, at most 2 lines a step.
+struct Ahead {
+    const void *begin = nullptr, *end = nullptr;
+};
+
 // Codes n symbols; the words end at `end` and the first is returned. Needs 2n bytes of room below `end`, plus 64.
 std::uint8_t* encode_chunk(const EncodeModel&, const std::uint8_t* symbols, std::size_t n, Contexts, std::uint8_t* end,
-                           std::uint32_t states[kLanes]);
+                           std::uint32_t states[kLanes], Ahead ahead = {});
 inline constexpr std::size_t kSlack = 64;
 
 struct DecodeJob {
@@ -128,6 +133,26 @@ struct Cursor {  // a decoder in flight
 };
 inline constexpr std::size_t kReach = 2 * (kLanes + 32);  // bytes that a step may touch beyond its first word
 
+bool valid_states(const DecodeJob&);
+
+// A chunk being decoded. Near the end of its words it moves to a padded copy of them, so that the fast steps never look beyond.
+class Chunk {
+public:
+    explicit Chunk(const DecodeJob& job);
+    Chunk(const Chunk&) = delete;
+    bool extend();  // to be called when fast steps stop at the limit; false if the words are used up
+    // Decodes the steps that are left and the symbols after them; false if the words do not lead every lane back to 2^16.
+    bool finish(const DecodeModel& model);
+
+    Cursor cursor;
+
+private:
+    DecodeJob job_;
+    const std::uint8_t* end_;
+    bool padded_ = false;
+    std::uint8_t tail_[3 * kReach];
+};
+
 // Table entries of one step by plain loads, for alphabets beyond the registers: a hardware gather takes twice as long.
 // Done some steps ahead of their use, so that the stores have landed.
 [[gnu::always_inline]] inline void look_up(const EncodeModel& model, const std::uint8_t* symbols, Contexts ctx, std::uint32_t* entries) {
@@ -153,13 +178,15 @@ inline constexpr std::size_t kAhead = 8;  // steps
 
 
 std::uint8_t* encode_steps_avx2(const EncodeModel&, const std::uint8_t*, std::size_t, Contexts, std::uint8_t*, std::uint32_t*);
-std::uint8_t* encode_steps_avx512(const EncodeModel&, const std::uint8_t*, std::size_t, Contexts, std::uint8_t*, std::uint32_t*);
+std::uint8_t* encode_steps_avx512(const EncodeModel&, const std::uint8_t*, std::size_t, Contexts, std::uint8_t*, std::uint32_t*, Ahead);
 void decode_steps_avx2(const DecodeModel&, Cursor&);
 void decode_steps_avx512(const DecodeModel&, Cursor&);
 void decode_two_avx512(const DecodeModel&, Cursor&, Cursor&);
 // Marks present[s] for every s in symbols; fast if the caller has marked most already.
 void mark_present_avx2(const std::uint8_t*, std::size_t, std::uint8_t*);
 void mark_present_avx512(const std::uint8_t*, std::size_t, std::uint8_t*);
+// Adds to counts of up to 32 symbols, and to those of larger ones that occur; returns how many symbols it went through.
+std::size_t count_avx512(const std::uint8_t*, std::size_t, int alphabet, std::uint64_t* counts);
 // The same with one context a step: present[context * 256 + s].
 void mark_present_steps_avx512(const std::uint8_t*, std::size_t, const std::uint8_t* contexts, std::uint8_t* present);
 

@@ -67,6 +67,8 @@ class Spherical(Configuration):
         require(self.block is None or 1 <= self.block <= 1024, f"block must lie in 1..1024, got {self.block}")
         if self.block is not None:
             self._affordable(self.block)
+            coarse = not self.unbiased and self._worst() <= 0
+            require(not coarse, f"alpha={self.alpha} is finer than the norms of blocks: use 4e-5 or more, or block=none")
 
     def _affordable(self, d: int) -> None:
         most = VECTOR_DRAWS if self.block is None else BLOCK_DRAWS
@@ -127,13 +129,14 @@ class Spherical(Configuration):
         eta = math.log(2) / (2 * self.notches)
         return int(_rice_parameter(1 - (1 - self.alpha) * (1 + eta * eta / 3), d))
 
+    def _worst(self) -> float:
+        """What is left of alpha for the direction where a block's norm is rounded by half a notch."""
+        return 1 - (1 - self.alpha) * math.cosh(math.log(2) / (2 * self.notches)) ** 2
+
     def _search(self, ctx: Context, x: Tensor, norm: Tensor, square: Tensor, width: int) -> Tensor:
         """Words for the rows of x; ``norm`` is what the decoder will know of their norms."""
         d = x.shape[1]
-        worst = self.alpha
-        if self.block is not None and not self.unbiased:
-            worst = 1 - (1 - self.alpha) * math.cosh(math.log(2) / (2 * self.notches)) ** 2
-        chance = _chance(worst, d)
+        chance = _chance(self.alpha if self.block is None or self.unbiased else self._worst(), d)
         size = square.sqrt() if self.unbiased else norm
         return sphere.search(ctx, x, size * math.sqrt(1 - self.alpha), square, self.alpha, chance, width)
 
@@ -194,7 +197,10 @@ class Spherical(Configuration):
         quotient, m = (code & -code).bit_length() - 1, self._rice(d)
         if not 0 <= quotient <= LONGEST_UNARY or (32 + quotient + m + 7) // 8 != payload.numel() or code >> quotient + 1 + m:
             raise CorruptMessage("not a Rice code of this length")
-        t = torch.tensor([quotient << m | code >> quotient + 1], device=device)
+        number = quotient << m | code >> quotient + 1
+        if number >= FAR:
+            raise CorruptMessage("a codeword is out of reach")
+        t = torch.tensor([number], device=device)
         scale = torch.tensor([norm * self._radius(d)], dtype=torch.float64, device=device)
         return sphere.points(sphere.words(ctx, t, d, d), scale)[0]
 

@@ -55,7 +55,7 @@ class Threshold(Configuration):
         largest = torch.finfo(torch.float32).max
         require(0 <= self.tau <= largest, f"threshold: tau lies in [0, {largest:.4g}], got {self.tau}")
         require(self.values in ("exact", "sign"), f'threshold: values is "exact" or "sign", got {self.values!r}')
-        require(self.values == "exact" or self._key > 0, "threshold: +-tau needs a tau that float32 can tell from 0")
+        require(self.values == "exact" or self._tau > 0, "threshold: +-tau needs a tau that float32 can tell from 0")
 
     @property
     def wire_id(self) -> int:
@@ -146,8 +146,8 @@ class Threshold(Configuration):
             raise CorruptMessage(f"{count} values take {self._values_nbytes(count)} bytes, the message has {rest.numel()}")
         if self.values == "exact":
             return mode, indices, rest.clone().view(torch.float32)
-        tau = struct.unpack("<f", struct.pack("<f", self.tau))[0]
-        return mode, indices, bitpack.unpack(rest, 1, count).to(torch.float32).mul_(-2 * tau).add_(tau)
+        signs = bitpack.unpack(rest, 1, count).to(torch.float32).mul_(-2.0).add_(1.0)
+        return mode, indices, signs.mul_(self._tau)
 
     def max_nbytes(self, spec: Spec) -> int:
         d = spec.numel
@@ -162,6 +162,11 @@ class Threshold(Configuration):
         return 4 * count if self.values == "exact" else -(-count // 8)
 
     @property
+    def _tau(self) -> float:
+        """Tau as a float32."""
+        return float(struct.unpack("<f", struct.pack("<f", self.tau))[0])
+
+    @property
     def _key(self) -> int:
         """The bit pattern of tau; magnitudes compare as such integers."""
-        return int(struct.unpack("<I", struct.pack("<f", self.tau))[0])
+        return int(struct.unpack("<I", struct.pack("<f", abs(self.tau)))[0])

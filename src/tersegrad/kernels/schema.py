@@ -114,24 +114,22 @@ class DitherKernels(Protocol):
         ...
 
     def dither_max_bytes(self, numel: int) -> int:
-        """No segments of ``numel`` coordinates take more bytes."""
-        ...
-
-    def dither_levels(self, x: Tensor, step: float, ctx: Context | None) -> Tensor:
-        """X rounded to multiples of step, as int32: to nearest, or stochastically with the draws of ``ctx``."""
+        """No message for ``numel`` coordinates is longer."""
         ...
 
     def dither_encode(
-        self, x: Tensor, nu: float, step: float, gain: bool, ctx: Context | None, out: Tensor
+        self, x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor
     ) -> tuple[int, float, float]:
-        """Write x as segments into ``out``: length in bytes (0: not finite), ||x||^2, squared error.
+        """Write a message for x into ``out``: length in bytes, ||x||^2 (not finite where x is not), squared error.
 
-        With ``nu`` > 0 every segment takes the step 2 sqrt(nu/n) ||x||, else all take ``step``; ``gain`` sends least-squares scales.
+        With ``nu`` > 0 every block takes the step 2 sqrt(nu/n) ||x||, else all take ``step``. Levels are rounded to nearest and
+        least-squares scales are sent; with ``ctx`` they are rounded stochastically and steps are sent. ``coder``: 0 the shortest,
+        1 rANS, 2 the published code. The error is exact only with ``step`` and without ``ctx``.
         """
         ...
 
     def dither_decode(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor:
-        """``out = decoded``, or ``out += weight * decoded``."""
+        """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message."""
         ...
 
     def dither_sample(self, x: Tensor, step: float, stride: int) -> tuple[float, float, float]:

@@ -32,6 +32,7 @@ _SENSIBLE = (
     "sparse_dithering(alpha=0.1)",
     "random_sparse_dithering(omega=1)",
     "subtractive_dithering(omega=1)",
+    "spherical(alpha=0.5, block=4)",
     "top_k(fraction=0.01)",
     "random_k(fraction=0.01)",
     "threshold(tau=2.5)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
@@ -10,34 +9,27 @@ from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import module
 
-__all__ = ["dither_decode", "dither_encode", "dither_levels", "dither_max_bytes", "dither_sample"]
+__all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
 
-
-def _draws(ctx: Context | None) -> tuple[bool, int, int, int, int]:
-    if ctx is None:
-        return False, 0, 0, 0, 0
-    return True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
+NEAREST = (False, 0, 0, 0, 0)
 
 
 def dither_max_bytes(numel: int) -> int:
     return int(module.dither_max_bytes(numel))
 
 
-def dither_levels(x: Tensor, step: float, ctx: Context | None) -> Tensor:
-    out = torch.empty(x.numel(), dtype=torch.int32)
-    module.dither_levels(x, step, _draws(ctx), out)
-    return out
-
-
-def dither_encode(x: Tensor, nu: float, step: float, gain: bool, ctx: Context | None, out: Tensor) -> tuple[int, float, float]:
-    nbytes, norm, error = module.dither_encode(x, nu, step, gain, _draws(ctx), out)
+def dither_encode(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor) -> tuple[int, float, float]:
+    draws = NEAREST
+    if ctx is not None:
+        draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
+    nbytes, norm, error = module.dither_encode(x, nu, step, coder, draws, out)
     return int(nbytes), float(norm), float(error)
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     good = module.dither_decode(data, out) if weight is None else module.dither_decode_add(data, out, weight)
     if not good:
-        raise CorruptMessage("not segments of dithered levels for this vector")
+        raise CorruptMessage("not a dithered message for this vector")
     return out
 
 

@@ -125,7 +125,7 @@ def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """Half-precision numbers times their scale."""
     if out.numel():
         h = data[4:].clone().view(torch.float16).to(torch.float32)
-        _emit(torch.copysign((h.abs() * _scale(data)).clamp(max=LARGEST), h), out, weight)
+        _emit(torch.copysign((h.abs() * _scale(data).abs()).clamp(max=LARGEST), h), out, weight)
 
 
 def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
@@ -202,6 +202,7 @@ def _inverses(scales: Tensor, count: int, bucket: int) -> Tensor:
 
 def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
     """The largest magnitude of each bucket, then trits (1 + sign where a draw falls below |x| / largest, else 1), five a byte."""
+    bucket = min(bucket, max(x.numel(), 1))  # a configuration from outside must not size the padding
     buckets, count = -(-x.numel() // bucket), x.numel()
     if not _finite(x):
         _put(out, _constant(math.nan, x, buckets), _zeros(-(-count // 5), x))
@@ -221,6 +222,7 @@ def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
 def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
     """Trits less one, times the scale of their bucket."""
     count = out.numel()
+    bucket = min(bucket, max(count, 1))
     buckets = -(-count // bucket)
     packed = data[4 * buckets :].to(torch.int32)
     weights = torch.tensor([1, 3, 9, 27, 81], device=out.device)
@@ -233,6 +235,7 @@ def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None 
 
 def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
     """The L2 norm of each bucket, then ``level << 1 | sign`` in ``width`` bits; level k > 0 is 2^(k - levels) of the norm."""
+    bucket = min(bucket, max(x.numel(), 1))  # a configuration from outside must not size the padding
     buckets, count = -(-x.numel() // bucket), x.numel()
     if not _finite(x):
         _put(out, _constant(math.nan, x, buckets), _zeros(-(-count * width // 8), x))
@@ -252,6 +255,7 @@ def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: in
 def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
     """Powers of two of the norm of their bucket."""
     count = out.numel()
+    bucket = min(bucket, max(count, 1))
     buckets = -(-count // bucket)
     spread = _unpack_bits(data[4 * buckets :], count * width).view(count, width)
     codes = (spread << torch.arange(width, dtype=torch.int32, device=data.device)).sum(1).to(torch.int32)

@@ -1,15 +1,17 @@
-"""Sparse Dithering in plain torch: the definition of its segments.
+"""Sparse Dithering in plain torch: the definition of its messages (``spec/wire.md``, "Sparse Dithering").
 
-A segment is one rANS chunk: 2^18 coordinates, the last from half to one and a half of that. Layout (``spec/wire.md``, "Dithered
-levels"): kind (0 zero, 1 raw float32, 2 coded), then for coded ones the scale, the window K, the length of the escapes (varint),
-the rANS message of the symbols clamp(k, -K, K) + K, and the escapes: Elias gamma of |k| - K + 1 wherever a symbol lies at either
-end of the window, if any level lies beyond it.
+The first word of a message is a scale, followed by the levels of a short vector as one bit stream, or says what else follows.
+Long vectors are cut into segments where rANS cuts its chunks: 2^18 coordinates, the last from half to one and a half of that. A
+segment is a kind (0 zero, 1 raw float32, 2 coded), then for coded ones the window K, the length of the escapes (varint), one scale
+for every block of 2^16 coordinates, the rANS message of the symbols clamp(k, -K, K) + K, and the escapes: Elias gamma of
+|k| - K + 1 wherever a symbol lies at either end of the window, if any level lies beyond it.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,21 +20,30 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.reference.bits import elias_decode, elias_encode
+from tersegrad.kernels.reference.levels import levels_decode, levels_encode
 from tersegrad.kernels.reference.rans import chunk_lengths, rans_decode, rans_encode
-from tersegrad.kernels.reference.rounding import CHUNK, ordered_sum, random_u16
+from tersegrad.kernels.reference.rounding import CHUNK, ordered_sum, random_u16, sum_squares
 
-__all__ = ["dither_decode", "dither_encode", "dither_levels", "dither_max_bytes", "dither_sample"]
+__all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
 
-ZERO, RAW, CODED = 0, 1, 2
+AUTO, RANS, PAPER = 0, 1, 2  # coders
+NON_FINITE, ALL_ZERO, SEGMENTS = 0x7FC00000, 0, 0x80000000  # first words; others are scales
+ZERO, RAW, CODED = 0, 1, 2  # kinds of segments
+SCALE_BLOCK = 1 << 16
+SHORT, TINY_MESSAGE = 1 << 14, 300  # up to SHORT coordinates sequential codes are tried, and below that many bytes nothing else
+UNARY_LIMIT = 16  # mean level from which a unary code cannot be the shortest
+TOO_LARGE = 1 << 26  # levels from here on are not coded
+QUICK_LIMIT = 127  # blocks with such a level take their sums in float64
+QUICK_LANES = 64
 TINY, HUGE = 2.0**-126, float(torch.finfo(torch.float32).max)
-LEVEL_LIMIT = 0x7FFFFFFF  # levels from here on are not coded
+LEVEL_LIMIT = 0x7FFFFFFF
 GAMMA = 0
 
 
 def dither_max_bytes(numel: int) -> int:
-    """No vector of ``numel`` coordinates takes more."""
+    """No message for ``numel`` coordinates is longer."""
     segments = len(chunk_lengths(numel))
-    return (4 * segments if segments > 1 else 0) + segments + 4 * numel
+    return 4 + (4 * segments if segments > 1 else 0) + segments + 4 * numel
 
 
 def usable_step(step: float) -> float:
@@ -42,30 +53,62 @@ def usable_step(step: float) -> float:
     return float(torch.nextafter(rounded, torch.zeros(())) if float(rounded) > step else rounded)
 
 
+def _step_for(nu: float, n: int, norm: float) -> float:
+    return usable_step(2 * math.sqrt(nu / n * norm))
+
+
+def _inverse(x: Tensor, step: float) -> Tensor:
+    return 1.0 / torch.tensor(step, dtype=torch.float32, device=x.device)
+
+
 def _levels(x: Tensor, step: float, ctx: Context | None, start: int) -> Tensor:
-    """Integer levels as int64; those beyond int32 come out as 2^31 - 1."""
-    inverse = 1.0 / torch.tensor(step, dtype=torch.float32, device=x.device)
-    size = x.abs() * inverse
+    """Integer levels as int64; those that are too large come out as ``TOO_LARGE``."""
+    y = x * _inverse(x, step)
+    size = y.abs()
     if ctx is None:
-        k = torch.round(x * inverse)
+        k = torch.round(y)
     else:
         whole = torch.floor(size)
         part = torch.round((size - whole) * 65536.0).to(torch.int64)
         up = part + random_u16(ctx, Purpose.ROUNDING, start, x.numel(), x.device) >> 16
-        k = (whole + up).where(whole < 2**23, whole.double() + up) * torch.where(torch.signbit(x), -1, 1)
-    held = size < 2147483520.0
-    return k.where(held, 0).to(torch.int64).where(held, LEVEL_LIMIT)
+        k = (whole.double() + up) * torch.where(torch.signbit(x), -1, 1)
+    held = size < TOO_LARGE
+    return k.where(held, 0).to(torch.int64).where(held, TOO_LARGE)
 
 
-def dither_levels(x: Tensor, step: float, ctx: Context | None) -> Tensor:
-    """Levels of a short vector as int32; ``ctx`` asks for stochastic rounding."""
-    return _levels(x, step, ctx, 0).to(torch.int32)
+def _exact_sums(x: Tensor, k: Tensor) -> tuple[float, float]:
+    """<x, k> and ||k||^2 in float64."""
+    return float(ordered_sum(x.double() * k, lambda v: v)), float(ordered_sum(k, lambda v: v * v))
+
+
+def _quick_dot(x: Tensor, k: Tensor, step: float) -> float:
+    """<x, k> from float32 products of x / step and k, added up in 64 float32 lanes for every 4096 coordinates."""
+    products = (x * _inverse(x, step)) * k.to(torch.float32)
+    chunks = -(-x.numel() // CHUNK)
+    rows = torch.nn.functional.pad(products, (0, chunks * CHUNK - x.numel())).view(chunks, -1, QUICK_LANES)
+    lanes = torch.zeros(chunks, QUICK_LANES, dtype=torch.float32, device=x.device)
+    for i in range(rows.shape[1]):
+        lanes += rows[:, i]
+    sums = lanes.double()
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
+    return step * _fold(sums[:, 0].tolist())
+
+
+def _fold(values: Sequence[float]) -> float:
+    """Add the second half to the first until one is left, as if padded with zeros to a power of two."""
+    values = list(values)
+    while len(values) > 1:
+        half = 1 << (len(values) - 1).bit_length() - 1
+        values = [a + b for a, b in zip(values[:half], values[half:] + [0.0] * half)]
+    return values[0] if values else 0.0
 
 
 def _window(size: Tensor) -> int:
     n, top = size.numel(), int(size.max())
     if top <= 15:
-        return max(top, 1)
+        return top
     if int((size > 15).sum()) <= n // 512:
         return 15
     if top <= 31:
@@ -84,27 +127,46 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _segment(x: Tensor, start: int, nu: float, step: float, gain: bool, ctx: Context | None) -> tuple[bytes, float, float]:
-    """The bytes of one segment, its squared norm and its squared error; no bytes where it is not finite."""
-    norm = float(ordered_sum(x, lambda v: v * v))
+def _block(x: Tensor, start: int, nu: float, step: float, ctx: Context | None) -> tuple[Tensor, float, float, float]:
+    """Levels, scale, squared norm and squared error of one block."""
+    norm = float(sum_squares(x))
     if not math.isfinite(norm):
-        return b"", norm, 0.0
+        return x, 0.0, norm, 0.0
+    if norm == 0 and (nu > 0 or ctx is not None):
+        return torch.zeros_like(x, dtype=torch.int64), 0.0, 0.0, 0.0
     if nu > 0:
-        if norm == 0:
-            return bytes([ZERO]), 0.0, 0.0
-        step = usable_step(2 * math.sqrt(nu / x.numel() * norm))
+        step = _step_for(nu, x.numel(), norm)
     k = _levels(x, step, ctx, start)
+    top = int(k.abs().max())
+    if ctx is not None:
+        return k, step if top else 0.0, norm, 0.0
+    if nu > 0 and top < QUICK_LIMIT:
+        dot, energy = _quick_dot(x, k, step), float(k.square().sum())
+    else:
+        dot, energy = _exact_sums(x, k)
+    scale = usable_step(dot / energy) if 0 < top < TOO_LARGE else 0.0
+    return k, scale, norm, norm - 2 * scale * dot + scale * scale * energy
+
+
+def _segment(x: Tensor, start: int, nu: float, step: float, ctx: Context | None) -> tuple[bytes, float, float]:
+    """The bytes of one segment, its squared norm and its squared error; no bytes where it is not finite."""
+    parts, scales, norms, errors = [], [], [], []
+    for at in range(0, x.numel(), SCALE_BLOCK):
+        k, scale, norm, error = _block(x[at : at + SCALE_BLOCK], start + at, nu, step, ctx)
+        if not math.isfinite(norm):
+            return b"", norm, 0.0
+        parts.append(k)
+        scales.append(scale)
+        norms.append(norm)
+        errors.append(error)
+    k, norm, error = torch.cat(parts), _fold(norms), _fold(errors)
     size = k.abs()
     top = int(size.max())
     if top == 0:
-        return bytes([ZERO]), norm, norm
+        return bytes([ZERO]), norm, error
     raw = bytes([RAW]) + x.cpu().numpy().tobytes()
-    if top >= LEVEL_LIMIT:
+    if top >= TOO_LARGE:
         return raw, norm, 0.0
-    dot = float(ordered_sum(x.double() * k, lambda v: v))
-    energy = float((k.double() * k).sum())
-    if gain:
-        step = usable_step(dot / energy)
     window = _window(size)
     symbols = (k.clamp(-window, window) + window).to(torch.uint8)
     tail = b""
@@ -112,42 +174,101 @@ def _segment(x: Tensor, start: int, nu: float, step: float, gain: bool, ctx: Con
         tail = bytes(elias_encode((size - window + 1)[size >= window].contiguous(), GAMMA).cpu().numpy().tobytes())
     body = torch.empty(x.numel() + 16, dtype=torch.uint8, device=x.device)
     length = rans_encode(symbols, 2 * window + 1, None, 1, True, body)
-    data = struct.pack("<BfB", CODED, step, window) + _varint(len(tail)) + body[:length].cpu().numpy().tobytes() + tail
-    if len(data) > len(raw):
-        return raw, norm, 0.0
-    return data, norm, norm - 2 * step * dot + step * step * energy
+    head = bytes([CODED, window]) + _varint(len(tail)) + struct.pack(f"<{len(scales)}f", *scales)
+    data = head + body[:length].cpu().numpy().tobytes() + tail
+    return (data, norm, error) if len(data) <= len(raw) else (raw, norm, 0.0)
 
 
-def _fold(values: list[float]) -> float:
-    """Add the second half to the first until one is left, as if padded with zeros to a power of two."""
-    while len(values) > 1:
-        half = 1 << (len(values) - 1).bit_length() - 1
-        values = [a + b for a, b in zip(values[:half], values[half:] + [0.0] * half)]
-    return values[0] if values else 0.0
-
-
-def dither_encode(x: Tensor, nu: float, step: float, gain: bool, ctx: Context | None, out: Tensor) -> tuple[int, float, float]:
-    """Write the segments into ``out``: length (0: not finite), ||x||^2 and the squared error."""
-    lengths = chunk_lengths(x.numel())
+def _segments(x: Tensor, nu: float, step: float, ctx: Context | None) -> tuple[bytes, float, float]:
     parts, norms, errors, at = [], [], [], 0
-    for length in lengths:
-        data, norm, error = _segment(x[at : at + length], at, nu, step, gain, ctx)
+    for length in chunk_lengths(x.numel()):
+        data, norm, error = _segment(x[at : at + length], at, nu, step, ctx)
         if not data:
-            return 0, norm, 0.0
+            return struct.pack("<I", NON_FINITE), math.inf, 0.0
         parts.append(data)
         norms.append(norm)
         errors.append(error)
         at += length
     table = b"".join(struct.pack("<I", len(p)) for p in parts) if len(parts) > 1 else b""
-    message = table + b"".join(parts)
-    out[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else out[:0]
-    return len(message), _fold(norms), _fold(errors)
+    return struct.pack("<I", SEGMENTS) + table + b"".join(parts), _fold(norms), _fold(errors)
+
+
+def _paper_bits(n: int, zeros: int, total: int) -> float:
+    """Bits of the published code, but for the rounding of its enumeration."""
+    places = (math.lgamma(n + 1.0) - math.lgamma(zeros + 1.0) - math.lgamma(n - zeros + 1.0)) / math.log(2)
+    return 1 + n.bit_length() + total + (n - zeros) + places
+
+
+def _short(x: Tensor, norm: float, nu: float, step: float, coder: int, ctx: Context | None) -> tuple[bytes, float, float]:
+    """One scale and the shortest of the allowed sequential codes; no bytes where they are not worth it."""
+    n = x.numel()
+    if nu > 0:
+        step = _step_for(nu, n, norm)
+    k = _levels(x, step, ctx, 0)
+    top, total, zeros = int(k.abs().max()), int(k.abs().sum()), int((k == 0).sum())
+    if top == 0:
+        return struct.pack("<I", ALL_ZERO), norm, norm
+    if top >= TOO_LARGE or (coder == PAPER and total > 64 * UNARY_LIMIT * n):
+        return b"", norm, 0.0
+    dot, energy = _exact_sums(x, k)
+    scale = step if ctx is not None else usable_step(dot / energy)
+    codes = [] if coder == PAPER else [levels_encode(k.to(torch.int32), True)]
+    if coder == PAPER or (total <= UNARY_LIMIT * n and (n < 256 or _paper_bits(n, zeros, total) < 8.0 * codes[0].numel() + 16)):
+        codes.append(levels_encode(k.to(torch.int32), False))
+    code = min(codes, key=Tensor.numel)
+    if code.numel() > 4 * n:
+        return b"", norm, 0.0
+    data = struct.pack("<f", scale) + bytes(code.cpu().numpy().tobytes())
+    return data, norm, norm - 2 * scale * dot + scale * scale * energy
+
+
+def _message(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None) -> tuple[bytes, float, float]:
+    best = b"", 0.0, 0.0
+    if coder == PAPER or (coder == AUTO and x.numel() <= SHORT):
+        norm = float(sum_squares(x))
+        if not math.isfinite(norm):
+            return struct.pack("<I", NON_FINITE), norm, 0.0
+        if norm == 0:
+            return struct.pack("<I", ALL_ZERO), 0.0, 0.0
+        best = _short(x, norm, nu, step, coder, ctx)
+        if best[0] and (coder == PAPER or len(best[0]) < TINY_MESSAGE):
+            return best
+    other = _segments(x, nu, step, ctx)
+    return best if best[0] and len(best[0]) <= len(other[0]) else other
+
+
+def dither_encode(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor) -> tuple[int, float, float]:
+    """Write a message into ``out``: length, ||x||^2 and the squared error."""
+    data, norm, error = _message(x, nu, step, coder, ctx)
+    out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(out.device)
+    return len(data), norm, error
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     """``out = decoded``, or ``out += weight * decoded``."""
-    lengths = chunk_lengths(out.numel())
     raw = bytes(data.cpu().numpy().tobytes())
+    if len(raw) < 4:
+        raise CorruptMessage(f"a dithered message has at least 4 bytes, got {len(raw)}")
+    head = struct.unpack_from("<I", raw)[0]
+    if head == SEGMENTS:
+        return _decode_segments(raw[4:], out, weight)
+    if head in (NON_FINITE, ALL_ZERO):
+        if len(raw) != 4:
+            raise CorruptMessage("bytes after the end of the message")
+        return out.fill_(math.nan) if head == NON_FINITE else out.zero_() if weight is None else out
+    scale = struct.unpack_from("<f", raw)[0]
+    if not 0 < scale <= HUGE:
+        raise CorruptMessage(f"a scale of {scale}")
+    k = levels_decode(data[4:], out.numel())
+    return _put(out, (k.to(torch.float32) * scale).clamp_(-HUGE, HUGE).to(out.device), weight)
+
+
+def _put(out: Tensor, values: Tensor, weight: float | None) -> Tensor:
+    return out.copy_(values) if weight is None else out.add_(torch.tensor(weight, dtype=torch.float32) * values)
+
+
+def _decode_segments(raw: bytes, out: Tensor, weight: float | None) -> Tensor:
+    lengths = chunk_lengths(out.numel())
     at = 4 * len(lengths) if len(lengths) > 1 else 0
     if len(raw) < at:
         raise CorruptMessage("the segment table is cut short")
@@ -167,32 +288,31 @@ def _decode_segment(raw: bytes, out: Tensor, weight: float | None) -> None:
         values = torch.zeros(n, device=out.device)
     elif raw[:1] == bytes([RAW]) and len(raw) == 1 + 4 * n:
         values = torch.frombuffer(bytearray(raw[1:]), dtype=torch.float32).to(out.device)
-    elif raw[:1] == bytes([CODED]) and len(raw) >= 7:
+    elif raw[:1] == bytes([CODED]):
         values = _decode_levels(raw, n, out.device)
     else:
         raise CorruptMessage("not a segment of dithered levels")
-    if weight is None:
-        out.copy_(values)
-    else:
-        out.add_(torch.tensor(weight, dtype=torch.float32) * values)
+    _put(out, values, weight)
 
 
 def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
-    _, step, window = struct.unpack_from("<BfB", raw)
-    tail, used = 0, 0
-    while True:
-        if used == 5 or 6 + used >= len(raw):
+    tail, used, byte = 0, 0, 128
+    while byte >= 128:
+        if used == 5 or 2 + used >= len(raw):
             raise CorruptMessage("a malformed length")
-        byte = raw[6 + used]
+        byte = raw[2 + used]
         tail |= (byte & 127) << 7 * used
         used += 1
-        if byte < 128:
-            break
-    if (used > 1 and byte == 0) or not 1 <= window <= 127 or not math.isfinite(step) or tail > len(raw) - 6 - used:
+    window, count = raw[1], -(-n // SCALE_BLOCK)
+    body = 2 + used + 4 * count
+    if (used > 1 and byte == 0) or not 1 <= window <= 127 or body + tail > len(raw):
         raise CorruptMessage("a malformed segment header")
-    body = torch.tensor(list(raw[6 + used : len(raw) - tail]), dtype=torch.uint8, device=device)
+    scales = torch.tensor(struct.unpack_from(f"<{count}f", raw, 2 + used), dtype=torch.float32, device=device)
+    if not bool(scales.isfinite().all()):
+        raise CorruptMessage("a malformed scale")
+    data = torch.tensor(list(raw[body : len(raw) - tail]), dtype=torch.uint8, device=device)
     symbols = torch.empty(n, dtype=torch.uint8, device=device)
-    if rans_decode(body, 2 * window + 1, None, 1, symbols) != body.numel():
+    if rans_decode(data, 2 * window + 1, None, 1, symbols) != data.numel():
         raise CorruptMessage("bytes after the symbols")
     k = symbols.to(torch.int64) - window
     if tail:
@@ -203,7 +323,7 @@ def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
         if bool((more > LEVEL_LIMIT + 1).any()):
             raise CorruptMessage("a level is too large")
         k[ends] += torch.sign(k[ends]) * (more - 1)
-    values: Tensor = k.to(torch.float32) * step
+    values: Tensor = k.to(torch.float32) * scales.repeat_interleave(SCALE_BLOCK)[:n]
     return values.clamp_(-HUGE, HUGE)
 
 
@@ -211,6 +331,5 @@ def dither_sample(x: Tensor, step: float, stride: int) -> tuple[float, float, fl
     """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest."""
     blocks = [x[i : i + CHUNK] for i in range(0, x.numel(), CHUNK * stride)]
     part = torch.cat(blocks) if blocks else x
-    k = _levels(part, step, None, 0)
-    dot = float(ordered_sum(part.double() * k, lambda v: v))
-    return dot, float((k.double() * k).sum()), float(ordered_sum(part, lambda v: v * v))
+    dot, energy = _exact_sums(part, _levels(part, step, None, 0))
+    return dot, energy, float(sum_squares(part))

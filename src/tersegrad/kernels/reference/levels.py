@@ -1,7 +1,7 @@
 """Sequential level codes in plain Python: the definition that the C++ version reproduces bit for bit.
 
 Bit 0 of the stream is the form: 0 the published Sparse Dithering code, 1 the adaptive one. Bits fill bytes from the least
-significant end; a reader sees zeros beyond the end of the data.
+significant end; a reader sees zeros beyond the end of the data, and zero bytes there are dropped.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ class BitReader:
         k = self.next
         self.next += 1
         return self.data[k >> 3] >> (k & 7) & 1 if k < self.size else 0
-
-    @property
-    def exhausted(self) -> bool:
-        return self.next > self.size
 
 
 class ArithmeticEncoder:
@@ -68,8 +64,9 @@ class ArithmeticEncoder:
             self.low, self.high = self.low << 1, self.high << 1 | 1
 
     def finish(self) -> None:
-        self.pending += 1
-        self.emit(int(self.low >= QUARTER))
+        # Readers see zeros beyond the end: a one lies in every interval that zeros alone do not.
+        if self.low > 0 or self.pending:
+            self.emit(1)
 
 
 class ArithmeticDecoder:
@@ -105,14 +102,15 @@ class ArithmeticDecoder:
 
 
 class Adaptive:
-    """A Krichevsky-Trofimov estimate: probability of 0 is (2 n0 + 1) / (2 n + 2)."""
+    """Probability of 0 from the symbols so far: (n0 + 1) / (n + prior)."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: int) -> None:
         self.n0 = self.n = 0
+        self.prior = prior
 
     @property
     def odds(self) -> tuple[int, int]:
-        return 2 * self.n0 + 1, 2 * self.n + 2
+        return self.n0 + 1, self.n + self.prior
 
     def update(self, bit: int) -> None:
         self.n0 += 1 - bit
@@ -128,7 +126,8 @@ def levels_encode(levels: Tensor, adaptive: bool) -> Tensor:
     (_adaptive_encode if adaptive else _paper_encode)(bits, values)
     bits += [0] * (-len(bits) % 8)
     weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128])
-    return (torch.tensor(bits).view(-1, 8) * weights).sum(1).to(torch.uint8).to(levels.device)
+    data = (torch.tensor(bits).view(-1, 8) * weights).sum(1).to(torch.uint8)
+    return data[: int(data.nonzero().max()) + 1 if bool(data.any()) else 0].to(levels.device)
 
 
 def levels_decode(data: Tensor, count: int) -> Tensor:
@@ -163,12 +162,8 @@ def _paper_decode(reader: BitReader, count: int) -> list[int]:
         k = 1
         while reader.get():
             k += 1
-        if reader.exhausted:
-            raise CorruptMessage("the levels end early")
         filled.append(k)
     filled = [-k if reader.get() else k for k in filled]
-    if reader.exhausted:
-        raise CorruptMessage("the signs end early")
     coder, waiting = ArithmeticDecoder(reader), iter(filled)
     values = []
     for i in range(count):
@@ -178,7 +173,7 @@ def _paper_decode(reader: BitReader, count: int) -> list[int]:
 
 
 def _adaptive_encode(bits: list[int], values: list[int]) -> None:
-    coder, zero, more = ArithmeticEncoder(bits), Adaptive(), [Adaptive() for _ in range(UNARY_BINS)]
+    coder, zero, more = ArithmeticEncoder(bits), Adaptive(3), [Adaptive(2) for _ in range(UNARY_BINS)]
     for v in values:
         coder.put(int(v != 0), *zero.odds)
         zero.update(int(v != 0))
@@ -203,7 +198,7 @@ def _adaptive_encode(bits: list[int], values: list[int]) -> None:
 def _adaptive_decode(reader: BitReader, count: int) -> list[int]:
     if not count:
         return []
-    coder, zero, more = ArithmeticDecoder(reader), Adaptive(), [Adaptive() for _ in range(UNARY_BINS)]
+    coder, zero, more = ArithmeticDecoder(reader), Adaptive(3), [Adaptive(2) for _ in range(UNARY_BINS)]
     values = []
     for _ in range(count):
         filled = coder.get(*zero.odds)

@@ -81,7 +81,13 @@ def _rows(x: Tensor, block: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, blocks * block - x.numel())).view(blocks, block)
 
 
+def _used(block: int, numel: int) -> int:
+    """``block``, but no longer than the vector: what is padded must not be sized by a configuration from outside."""
+    return min(block, max(numel, 1))
+
+
 def _block_sum(x: Tensor, block: int, term: Callable[[Tensor], Tensor]) -> Tensor:
+    block = _used(block, x.numel())
     chunk = min(block, CHUNK)
     rows = _rows(x, block)  # (blocks, block)
     chunks = -(-block // chunk)
@@ -110,7 +116,9 @@ def block_sum_abs(x: Tensor, block: int) -> Tensor:
 
 def block_abs_max(x: Tensor, block: int) -> Tensor:
     """Largest magnitude of every block."""
-    bits = _rows(x, block).view(torch.int32) & 0x7FFFFFFF  # magnitudes order like their bit patterns, NaN last
+    bits = (
+        _rows(x, _used(block, x.numel())).view(torch.int32) & 0x7FFFFFFF
+    )  # magnitudes order like their bit patterns, NaN last
     return bits.amax(dim=1).view(torch.float32) if bits.numel() else x.new_empty(0)
 
 
@@ -157,7 +165,7 @@ def round_levels(x: Tensor, steps: Tensor, ctx: Context, rule: RoundingRule, blo
     """int8 levels of ``x`` for given steps."""
     live = steps > 0
     inverse = torch.where(live, steps, torch.ones_like(steps)).to(torch.float64).reciprocal().to(torch.float32)
-    y = torch.where(live[:, None], _rows(x, block) * inverse[:, None], 0.0).view(-1)[: x.numel()]
+    y = torch.where(live[:, None], _rows(x, _used(block, x.numel())) * inverse[:, None], 0.0).view(-1)[: x.numel()]
     if rule == "nearest":
         return y.round().clamp(-levels, levels).to(torch.int8)
     fixed = (y * 65536.0).clamp(-65536.0 * levels, 65536.0 * levels).round().to(torch.int32)
@@ -217,7 +225,9 @@ def dequantise_blocks(
         scale = (steps.clone().view(torch.int16).to(torch.int32) << 16).view(torch.float32)
     else:
         scale = steps.clone().view(torch.float32)  # the clone is aligned
-    values = (_rows(unpack_codes(codes, out.numel(), width), block).to(torch.float32) * scale[:, None]).view(-1)[: out.numel()]
+    values = (
+        _rows(unpack_codes(codes, out.numel(), width), _used(block, out.numel())).to(torch.float32) * scale[:, None]
+    ).view(-1)[: out.numel()]
     if weight is not None:
         values = out + values * torch.tensor(weight, dtype=torch.float32, device=out.device)
     poisoned = scale.isfinite().all().logical_not()

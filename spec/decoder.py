@@ -1,0 +1,1858 @@
+"""A decoder of tersegrad frames, written from ``spec/wire.md`` alone: slow, plain, and independent of the package.
+
+It imports nothing but the standard library, and follows the sections of ``wire.md`` in their order, so that the two can be read
+side by side. Numbers are Python floats that hold float32 values; :func:`f32` rounds where the format says that something is rounded.
+
+    python -m spec.decoder FILE          what the frame holds, and its first values
+    python -m spec.decoder --all FILE    every value, one a line
+
+:func:`decode_frame` raises ValueError for bytes that a decoder must refuse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+import itertools
+import math
+import re
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+# ---- 1 conventions ----------------------------------------------------------------------------------------------------------
+
+F = (2 - 2.0**-23) * 2.0**127  # the largest finite float32
+NAN = math.nan
+
+
+def reject(why: str) -> ValueError:
+    return ValueError(why)
+
+
+def require(condition: bool, why: str) -> None:
+    if not condition:
+        raise reject(why)
+
+
+def f32(x: float) -> float:
+    """The nearest float32. A product of two float32 numbers is exact in float64, so rounding it here rounds once; a sum rounds to
+    float64 first, which is precise enough never to change the second rounding.
+    """
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", x))[0])
+    except OverflowError:
+        return math.copysign(math.inf, x)
+
+
+def float_of(bits: int) -> float:
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+def limited(x: float) -> float:
+    """Kept within the finite float32 numbers; NaN stays NaN."""
+    return x if math.isnan(x) else min(max(x, -F), F)
+
+
+def floats(data: bytes, kind: str = "float32") -> list[float]:
+    """All numbers of a byte string: float32, float16 or bfloat16."""
+    if kind == "bfloat16":
+        return [float_of(h << 16) for (h,) in struct.iter_unpack("<H", data)]
+    return [float(v) for (v,) in struct.iter_unpack("<f" if kind == "float32" else "<e", data)]
+
+
+class Bits:
+    """A bit stream: the lowest bit of each byte first."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def bit(self) -> int:
+        require(self.at < 8 * len(self.data), "a bit stream ends early")
+        return self.bit_or_zero()
+
+    def bit_or_zero(self) -> int:
+        """The next bit; zero beyond the end."""
+        byte, shift = divmod(self.at, 8)
+        self.at += 1
+        return self.data[byte] >> shift & 1 if byte < len(self.data) else 0
+
+    def integer(self, width: int) -> int:
+        return sum(self.bit() << j for j in range(width))
+
+    def finish(self) -> int:
+        """Reject padding that is not zero; the number of bytes that were used."""
+        while self.at % 8:
+            require(self.bit() == 0, "padding is not zero")
+        return self.at // 8
+
+
+class Bytes:
+    """The bytes of a message, read from front to back."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    @property
+    def rest(self) -> bytes:
+        return self.data[self.at :]
+
+    def take(self, count: int) -> bytes:
+        require(count <= self.left, f"{count} bytes are needed, {self.left} are left")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def varint(self, most_bytes: int = 10) -> int:
+        value = 0
+        for j in range(most_bytes):
+            byte = self.byte()
+            value |= (byte & 127) << 7 * j
+            if byte < 128:
+                require(byte > 0 or j == 0, "a varint is longer than necessary")
+                require(value < 1 << 64, "a varint does not fit into 64 bits")
+                return value
+        raise reject("a varint has too many bytes")
+
+    def finish(self) -> None:
+        require(self.left == 0, f"{self.left} bytes follow the end of the message")
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def exactly(data: bytes, length: int) -> Bytes:
+    """A message of fixed length."""
+    require(len(data) == length, f"the message has {len(data)} bytes instead of {length}")
+    return Bytes(data)
+
+
+ZERO, NON_FINITE, RAW, PACKED = 1, 2, 3, 4  # modes; 0 is normal
+
+
+def fill(mode: int, d: int) -> list[float]:
+    return [0.0 if mode == ZERO else NAN] * d
+
+
+# ---- 2 frames ---------------------------------------------------------------------------------------------------------------
+
+
+class Context(NamedTuple):
+    """Public facts of a message, from which randomness is drawn."""
+
+    seed: int
+    step: int
+    buffer: int
+    sender: int
+
+    def child(self, k: int) -> Context:
+        w0, w1, _, _ = philox(self.seed, (k % 2**32, 255 << 24, k >> 32, 0))
+        return self._replace(seed=w1 << 32 | w0)
+
+
+class Piece(NamedTuple):
+    """A range of a flattened tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Spec(NamedTuple):
+    """What both ends know of a buffer."""
+
+    pieces: tuple[Piece, ...]
+    dtype: str = "float32"
+
+    @property
+    def d(self) -> int:
+        return sum(p.stop - p.start for p in self.pieces)
+
+
+def flat(d: int, dtype: str = "float32") -> Spec:
+    return Spec((Piece("", (d,), 0, d),), dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A configuration: a name and a value for each of its parameters."""
+
+    name: str
+    parameters: dict[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.parameters[key]
+
+
+class Frame(NamedTuple):
+    """An opened frame."""
+
+    wire_id: int
+    form: Form
+    text: str
+    context: Context
+    d: int
+    dtype: str
+    message: bytes
+
+
+HEADER = struct.Struct("<4sBBHQIHHQQB")
+
+
+def open_frame(data: bytes, max_d: int = 1 << 22) -> Frame:
+    require(len(data) >= HEADER.size + 4, "a frame has at least 45 bytes")
+    magic, version, dtype, wire_id, seed, step, buffer, sender, d, n, t = HEADER.unpack_from(data)
+    require(magic == b"TGRD", "not a frame")
+    require(version == 1, f"version {version} is unknown")
+    require(len(data) == HEADER.size + t + n + 4, "the frame's length is not what its header says")
+    require(zlib.crc32(data[:-4]) == struct.unpack("<I", data[-4:])[0], "the checksum is wrong")
+    require(dtype < 3, f"dtype {dtype} is unknown")
+    require(d <= max_d, f"{d} coordinates are more than this reader holds")
+    text = data[HEADER.size : HEADER.size + t]
+    require(text.isascii(), "the text form is not ASCII")
+    form = parse(text.decode("ascii"))
+    require(COMPRESSORS[form.name].wire_id == wire_id, f"wire id {wire_id} is not that of {form.name}")
+    message = data[HEADER.size + t : -4]
+    kind = ("float32", "float16", "bfloat16")[dtype]
+    return Frame(wire_id, form, text.decode("ascii"), Context(seed, step, buffer, sender), d, kind, message)
+
+
+def decode_frame(data: bytes, pieces: list[Piece] | None = None, max_d: int = 1 << 22) -> list[float]:
+    """The float32 values of a frame. ``pieces``: what the buffer consists of, where that matters (by_tensor)."""
+    frame = open_frame(data, max_d)
+    spec = flat(frame.d, frame.dtype) if pieces is None else Spec(tuple(pieces), frame.dtype)
+    require(spec.d == frame.d, "the pieces have another number of coordinates than the frame")
+    return decode(frame.form, frame.message, spec, frame.context)
+
+
+def decode(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    values = COMPRESSORS[form.name].decode(form, message, spec, context)
+    assert len(values) == spec.d
+    return values
+
+
+# 2.1 text forms
+
+TOKEN = re.compile(
+    r"""\s+
+    | (?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|-inf\b)
+    | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
+    | (?P<string>"(?:[^"\\]|\\["'\\])*"|'(?:[^'\\]|\\["'\\])*')
+    | (?P<mark>[()\[\]{},=:])""",
+    re.VERBOSE | re.ASCII,
+)
+
+
+class Bare(str):
+    """A name without arguments: a configuration or a string, as the parameter wants it."""
+
+
+class Parser:
+    """Recursive descent over the tokens of a text form."""
+
+    def __init__(self, text: str) -> None:
+        self.tokens: list[tuple[str, str]] = []
+        at = 0
+        while at < len(text):
+            match = TOKEN.match(text, at)
+            if match is None:
+                raise reject(f"unexpected character in the text form: {text[at]!r}")
+            if match.lastgroup:
+                self.tokens.append((match.lastgroup, match.group()))
+            at = match.end()
+        self.tokens.append(("end", ""))
+
+    def peek(self, ahead: int = 0) -> tuple[str, str]:
+        return self.tokens[min(ahead, len(self.tokens) - 1)]
+
+    def take(self, mark: str | None = None) -> tuple[str, str]:
+        require(mark is None or self.peek() == ("mark", mark), f"expected {mark} in the text form")
+        require(self.peek()[0] != "end", "the text form ends early")
+        return self.tokens.pop(0)
+
+    def items(self, close: str) -> Iterator[None]:
+        """Once for each of the comma-separated items before ``close``."""
+        while self.peek() != ("mark", close):
+            yield
+            if self.peek() != ("mark", close):
+                self.take(",")
+        self.take(close)
+
+    def value(self, depth: int) -> Any:
+        require(depth <= 16, "the text form nests too deep")
+        kind, text = self.take()
+        if kind == "number":
+            return number(text)
+        if kind == "string":
+            return unquoted(text)
+        if kind == "name":
+            if text in CONSTANTS:
+                return CONSTANTS[text]
+            return self.call(text, depth) if self.peek() == ("mark", "(") else Bare(text)
+        if text == "[":
+            return [self.value(depth + 1) for _ in self.items("]")]
+        if text == "{":
+            return [[self.key(), self.value(depth + 1)] for _ in self.items("}")]
+        raise reject(f"expected a value in the text form, found {text}")
+
+    def key(self) -> str:
+        kind, text = self.take()
+        require(kind == "string", "keys of a map are strings")
+        self.take(":")
+        return unquoted(text)
+
+    def call(self, name: str, depth: int) -> Form:
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        self.take("(")
+        for _ in self.items(")"):
+            if self.peek()[0] == "name" and self.peek(1) == ("mark", "="):
+                key = self.take()[1]
+                self.take("=")
+                require(key not in named, f"{key} is given twice")
+                named[key] = self.value(depth + 1)
+            else:
+                require(not named, "positional arguments come first")
+                positional.append(self.value(depth + 1))
+        return configuration(name, positional, named)
+
+
+CONSTANTS = {"true": True, "false": False, "none": None, "inf": math.inf}
+
+
+def number(text: str) -> int | float:
+    if re.fullmatch(r"[-+]?\d+", text):
+        require(len(text) <= 20 and abs(int(text)) < 1 << 63, "a whole number is too large")
+        return int(text)
+    value = float(text)
+    require(not math.isinf(value) or text == "-inf", "a number is too large")
+    return value
+
+
+def unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1])
+
+
+def parse(text: str) -> Form:
+    parser = Parser(text)
+    form = parser.value(0)
+    require(parser.peek()[0] == "end", "the text form should end")
+    return as_form(form)
+
+
+# 2.2 configurations: what each kind of parameter accepts
+
+
+def as_form(value: Any) -> Form:
+    if isinstance(value, Bare):
+        return configuration(value, [], {})
+    require(isinstance(value, Form), "a configuration is missing")
+    return value  # type: ignore[no-any-return]
+
+
+def maybe_form(value: Any) -> Form | None:
+    return None if value is None else as_form(value)
+
+
+def whole(value: Any) -> int:
+    require(type(value) is int, f"expected a whole number, got {value!r}")
+    return int(value)
+
+
+def maybe_whole(value: Any) -> int | None:
+    return None if value is None else whole(value)
+
+
+def real(value: Any) -> int | float:
+    require(type(value) in (int, float), f"expected a number, got {value!r}")
+    return value  # type: ignore[no-any-return]
+
+
+def maybe_real(value: Any) -> int | float | None:
+    return None if value is None else real(value)
+
+
+def flag(value: Any) -> bool:
+    require(type(value) is bool, f"expected true or false, got {value!r}")
+    return bool(value)
+
+
+def choice(*words: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        require(isinstance(value, str) and value in words, f"expected one of {words}, got {value!r}")
+        return str(value)
+
+    return check
+
+
+def rules(value: Any) -> list[tuple[str, Form]]:
+    require(isinstance(value, list), "rules are a map or a list")
+    for pair in value:
+        require(
+            isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str), "a rule is a pattern and a configuration"
+        )
+        require(pair[0].isascii() and pair[0].isprintable(), "a pattern is printable ASCII")
+    return [(str(pattern), as_form(inner)) for pattern, inner in value]
+
+
+MISSING = object()
+
+
+def configuration(name: str, positional: list[Any], named: dict[str, Any]) -> Form:
+    if name in ABBREVIATIONS:
+        return abbreviation(name, positional, named)
+    require(name in COMPRESSORS, f"no compressor is called {name!r}")
+    kinds = COMPRESSORS[name].parameters
+    given = bound(name, list(kinds), positional, named)
+    values = {}
+    for key, (kind, default) in kinds.items():
+        value = given.get(key, default)
+        require(value is not MISSING, f"{name} needs {key}")
+        values[key] = kind(value) if key in given else value
+    form = Form(name, values)
+    require(COMPRESSORS[name].valid(form), f"invalid parameters of {name}")
+    return form
+
+
+def bound(name: str, order: list[str], positional: list[Any], named: dict[str, Any]) -> dict[str, Any]:
+    require(len(positional) <= len(order), f"too many parameters of {name}")
+    given = dict(zip(order, positional))
+    for key, value in named.items():
+        require(key in order and key not in given, f"{name} has no parameter {key}, or has it twice")
+        given[key] = value
+    return given
+
+
+ABBREVIATIONS = {"strom": "tau", "ef_sign": None, "mem_sgd": "fraction"}
+
+
+def abbreviation(name: str, positional: list[Any], named: dict[str, Any]) -> Form:
+    key = ABBREVIATIONS[name]
+    given = bound(name, [key] if key else [], positional, named)
+    require(key is None or key in given, f"{name} needs {key}")
+    if name == "ef_sign":
+        return configuration("error_feedback", [configuration("sign", [], {})], {})
+    if name == "mem_sgd":
+        return configuration("error_feedback", [configuration("top_k", [], {"fraction": real(given["fraction"])})], {})
+    inner = configuration("threshold", [], {"tau": given["tau"], "values": "sign"})
+    return configuration("error_feedback", [inner], {"force": True})
+
+
+# ---- 3 randomness -----------------------------------------------------------------------------------------------------------
+
+
+def philox(key: int, counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    k0, k1 = key % 2**32, key >> 32
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        p, q = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = q >> 32 ^ c1 ^ k0, q % 2**32, p >> 32 ^ c3 ^ k1, p % 2**32
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return c0, c1, c2, c3
+
+
+SHARED = 0xFFFF  # the sender of what all ranks draw alike
+DITHER, MASK, ROTATION, CODEBOOK, SIGN = 1, 2, 3, 4, 5  # purposes
+
+
+@functools.lru_cache(maxsize=16)
+def eight_draws(context: Context, purpose: int, block: int) -> list[int]:
+    """3.1: the draws of coordinates 8 block .. 8 block + 7."""
+    c1 = purpose << 24 | block >> 32
+    words = philox(context.seed, (block % 2**32, c1, context.step, context.buffer << 16 | context.sender))
+    return [half for word in words for half in (word % 2**16, word >> 16)]
+
+
+def draw(context: Context, purpose: int, i: int) -> int:
+    """The draw of coordinate i."""
+    return eight_draws(context, purpose, i >> 3)[i % 8]
+
+
+# ---- 4 codecs ---------------------------------------------------------------------------------------------------------------
+
+
+def packed_codes(data: bytes, width: int, count: int, check: bool = True) -> list[int]:
+    """4.1: ``count`` codes, which fill the bytes. ``check``: reject padding that is not zero."""
+    require(len(data) == ceil_div(count * width, 8), "the codes have another number of bytes")
+    stream = int.from_bytes(data, "little")
+    require(not check or stream >> count * width == 0, "padding is not zero")
+    bits = Bits(data)
+    return [bits.integer(width) for _ in range(count)]
+
+
+def signed(code: int, width: int) -> int:
+    return code - (1 << width) if code >> (width - 1) else code
+
+
+def trits(data: bytes, count: int) -> list[int]:
+    """4.2"""
+    require(len(data) == ceil_div(count, 5), "the trits have another number of bytes")
+    require(all(byte <= 242 for byte in data), "a byte of trits is above 242")
+    values = [byte // 3**j % 3 for byte in data for j in range(5)]
+    require(not any(values[count:]), "the last byte of trits is not padded with zeros")
+    return values[:count]
+
+
+def gamma(bits: Bits) -> int:
+    """4.3"""
+    zeros = 0
+    while not bits.bit():
+        zeros += 1
+        require(zeros <= 62, "a gamma code is too long")
+    return 1 << zeros | bits.integer(zeros)
+
+
+def delta(bits: Bits) -> int:
+    n = gamma(bits) - 1
+    require(n + 1 <= 63, "a delta code is too long")
+    return 1 << n | bits.integer(n)
+
+
+def rice(bits: Bits, k: int) -> int:
+    """4.4"""
+    q = 0
+    while q < 32 and not bits.bit():
+        q += 1
+    if q == 32:
+        q = delta(bits) + 31
+        require((q << k) + (1 << k) - 1 < 2**63, "a Rice code is too large")
+    return q << k | bits.integer(k)
+
+
+# 4.5 rANS
+
+WEIGHTS = (16777216, 15384775, 14107901, 12937002, 11863283, 10878679, 9975792, 9147842)
+
+
+def present_symbols(bits: Bits, alphabet: int) -> list[int]:
+    if bits.bit():
+        return list(range(alphabet))
+    symbols: list[int] = []
+    position, first, present = 0, 1, False
+    while position < alphabet:
+        run = gamma(bits) - first
+        require(position + run <= alphabet, "a run leaves the alphabet")
+        if present:
+            symbols += range(position, position + run)
+        position, first, present = position + run, 0, not present
+    return symbols
+
+
+def rans_table(bits: Bits, alphabet: int) -> dict[int, int]:
+    """Frequencies of the symbols that are present, in ascending order of symbols; they add up to 4096."""
+    symbols = present_symbols(bits, alphabet)
+    if len(symbols) < 2:
+        return {symbols[0] if symbols else 0: 4096}
+    linear, k = bits.bit(), bits.integer(3)
+    require(k <= 5, "a table has too large a Rice parameter")
+    q = [bits.integer(7)]
+    require(q[0] <= 96, "a probability is out of range")
+    while len(q) < len(symbols):
+        quotient = 0
+        while bits.bit():
+            quotient += 1
+            require(quotient <= 193, "a probability is out of range")
+        z = quotient << k | bits.integer(k)
+        predicted = min(max(2 * q[-1] - q[-2], 0), 96) if linear and len(q) >= 2 else q[-1]
+        q.append(predicted + (z // 2 if z % 2 == 0 else -(z + 1) // 2))
+        require(0 <= q[-1] <= 96, "a probability is out of range")
+    w = [WEIGHTS[v % 8] >> v // 8 for v in q]
+    total = sum(w)
+    f = [max(1, (8192 * v + total) // (2 * total)) for v in w]
+    while sum(f) > 4096:
+        i = min((i for i in range(len(f)) if f[i] > 1), key=lambda i: Fraction(w[i], 2 * f[i] - 1))
+        f[i] -= 1
+    while sum(f) < 4096:
+        i = max(range(len(f)), key=lambda i: (Fraction(w[i], 2 * f[i] + 1), -i))
+        f[i] += 1
+    return dict(zip(symbols, f))
+
+
+def chunk_lengths(n: int) -> list[int]:
+    size = 1 << 18
+    if n < size:
+        return [n] if n else []
+    chunks = (n + size // 2) // size
+    return [size] * (chunks - 1) + [n - size * (chunks - 1)]
+
+
+def rans(data: bytes, n: int, alphabet: int, contexts: list[int] | None = None, C: int = 1) -> tuple[list[int], int]:
+    """The symbols of a rANS block at the start of ``data``, and its length. ``contexts``: the table of every symbol."""
+    if n == 0 or alphabet == 1:
+        return [0] * n, 0
+    source = Bytes(data)
+    form = source.byte()
+    require(form <= 1, "a rANS block is coded or raw")
+    if form == 1:
+        width = (alphabet - 1).bit_length()
+        symbols = packed_codes(source.take(ceil_div(n * width, 8)), width, n)
+        require(max(symbols) < alphabet, "a raw symbol lies outside the alphabet")
+        return symbols, source.at
+    bits = Bits(source.rest)
+    tables = [rans_table(bits, alphabet) for _ in range(C)]
+    source.take(bits.finish())
+    contexts = contexts or [0] * n
+    if all(len(table) == 1 for table in tables):
+        return [next(iter(tables[c])) for c in contexts], source.at
+    # For each table and slot: symbol, frequency, slot - start.
+    slots = [[(s, f, slot) for s, f in table.items() for slot in range(f)] for table in tables]
+    which = iter(contexts)
+    lengths = chunk_lengths(n)
+    word_counts = struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths)))
+    symbols = []
+    for m, count in zip(lengths, word_counts):
+        require(count <= m, "a chunk has more words than symbols")
+        lanes = min(64, m)
+        states = list(struct.unpack(f"<{lanes}I", source.take(4 * lanes)))
+        require(min(states) >= 65536, "a state is too small")
+        words = iter(struct.unpack(f"<{count}H", source.take(2 * count)))
+        for i in range(m):
+            x = states[i % 64]
+            s, f, offset = slots[next(which)][x % 4096]
+            symbols.append(s)
+            x = f * (x >> 12) + offset
+            if x < 65536:
+                word = next(words, None)
+                if word is None:
+                    raise reject("a chunk has too few words")
+                x = x << 16 | word
+            states[i % 64] = x
+        require(next(words, None) is None, "a chunk has too many words")
+        require(all(x == 65536 for x in states), "a lane does not return to its first state")
+    return symbols, source.at
+
+
+# 4.6 index sets
+
+
+def index_set(data: bytes, count: int, d: int) -> tuple[list[int], int]:
+    """The set at the start of ``data``, ascending, and its length."""
+    complement = 2 * count > d
+    k = d - count if complement else count
+    require(len(data) > 0, "the index set is missing")
+    form = data[0]
+    if form < 250:
+        require(k <= 256, "too many integers for the short form")
+        found, used = short_set(data, k, d)
+    else:
+        require(k > 0, "an empty set has the short form")
+        require(form < 255, "form 255 of an index set is unknown")
+        read = {250: golomb_set, 251: rice_set, 252: bitmap_set, 253: gap_set, 254: coded_bitmap_set}[form]
+        found, used = read(data[1:], k, d)
+        used += 1
+    if complement:
+        absent = set(found)
+        found = [i for i in range(d) if i not in absent]
+    return found, used
+
+
+def from_gaps(gaps: list[int], d: int) -> list[int]:
+    found = [i - 1 for i in itertools.accumulate(g + 1 for g in gaps)]
+    require(not found or found[-1] < d, "an index lies outside the vector")
+    return found
+
+
+def golomb(data: bytes, k: int, d: int, m: int) -> tuple[list[int], int]:
+    bits, gaps = Bits(data), []
+    w = m.bit_length() - 1
+    u = (2 << w) - m
+    for _ in range(k):
+        q = 0
+        while not bits.bit():
+            q += 1
+        r = bits.integer(w)
+        if r >= u:
+            r = 2 * r + bits.bit() - u
+        gaps.append(q * m + r)
+    return from_gaps(gaps, d), bits.finish()
+
+
+def golomb_set(data: bytes, k: int, d: int) -> tuple[list[int], int]:
+    return golomb(data, k, d, max(1, (d * 45426 // k + 11141) >> 16))
+
+
+def rice_set(data: bytes, k: int, d: int) -> tuple[list[int], int]:
+    s = Bytes(data).byte()
+    require(s <= 39, "the Rice parameter is too large")
+    found, used = golomb(data[1:], k, d, 1 << s)
+    return found, used + 1
+
+
+def bitmap_set(data: bytes, k: int, d: int) -> tuple[list[int], int]:
+    size = ceil_div(d, 8)
+    found = [i for i, one in enumerate(packed_codes(Bytes(data).take(size), 1, d)) if one]
+    require(len(found) == k, "the bitmap has another number of ones")
+    return found, size
+
+
+def coded_bitmap_set(data: bytes, k: int, d: int) -> tuple[list[int], int]:
+    symbols, used = rans(data, ceil_div(d, 8), 256)
+    return bitmap_set(bytes(symbols), k, d)[0], used
+
+
+def gap_set(data: bytes, k: int, d: int) -> tuple[list[int], int]:
+    source = Bytes(data)
+    alphabet = source.byte()
+    require(1 <= alphabet <= 112, "the alphabet of gap classes is out of range")
+    classes, used = rans(source.rest, k, alphabet)
+    source.take(used)
+    bits, gaps = Bits(source.rest), []
+    for c in classes:
+        width = max(0, (c + 1) // 2 - 1)
+        head = 1 if c == 0 else 2 if c % 2 else 3
+        gaps.append((head << width | bits.integer(width)) - 1)
+    return from_gaps(gaps, d), source.at + bits.finish()
+
+
+class ShortCode:
+    """The arithmetic code of short sets."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at, self.range = data, 6, 250 << 40
+        self.code = int.from_bytes(data[:6].ljust(6, b"\0"), "big")
+        require(self.code < self.range, "not an arithmetic code")
+
+    def normalise(self) -> None:
+        while self.range < 1 << 40:
+            byte = self.data[self.at] if self.at < len(self.data) else 0
+            self.range, self.code, self.at = self.range * 256, self.code * 256 + byte, self.at + 1
+
+    def bit(self, p: int) -> int:
+        bound = (self.range >> 16) * p
+        one = self.code < bound
+        if one:
+            self.range = bound
+        else:
+            self.code, self.range = self.code - bound, self.range - bound
+        self.normalise()
+        return int(one)
+
+    def choice(self, c: int) -> int:
+        self.range //= c
+        v = self.code // self.range
+        require(v < c, "no encoder writes this choice")
+        self.code -= v * self.range
+        self.normalise()
+        return v
+
+    def raw(self, n: int) -> int:
+        return sum(self.choice(1 << min(16, n - j)) << j for j in range(0, n, 16))
+
+    def gap(self, N: int, K: int) -> int:
+        if K == 1:
+            low = max(0, (N - 1).bit_length() - 16)
+            top = self.choice((N - 1 >> low) + 1)
+            return top << low | self.raw(low)
+        digits, t, fair = (N - K).bit_length(), ((N - K) << 60) // (N + 1), 0
+        while fair < digits and t > 2**60 - 2**55:
+            t, fair = t * t >> 60, fair + 1
+        g = 0
+        for i in range(fair, digits):
+            z = t >> 28
+            g |= self.bit(min(65535, max(1, (z << 16) // (2**32 + z)))) << i
+            t = t * t >> 60
+        return g | self.raw(fair)
+
+    def finish(self) -> int:
+        used = self.at - 6 + (1 if self.range >= 1 << 41 else 2)
+        require(used <= len(self.data), "the index set ends early")
+        return used
+
+
+def short_set(data: bytes, k: int, d: int) -> tuple[list[int], int]:
+    coder = ShortCode(data)
+    found: list[int] = []
+    following = 0
+    for j in range(k):
+        N, K = d - following, k - j
+        g = coder.gap(N, K)
+        require(g <= N - K, "an index lies outside the vector")
+        found.append(following + g)
+        following += g + 1
+    return found, coder.finish()
+
+
+# 4.7 level streams
+
+
+class Arithmetic:
+    """The binary arithmetic decoder of level streams."""
+
+    def __init__(self, bits: Bits) -> None:
+        self.bits, self.low, self.high, self.value = bits, 0, 2**32 - 1, 0
+        for _ in range(32):
+            self.value = 2 * self.value + bits.bit_or_zero()
+
+    def symbol(self, a: int, b: int) -> int:
+        """A symbol that is 0 with probability a / b."""
+        if a in (0, b):
+            return int(a == 0)
+        mid = self.low + (self.high - self.low + 1) * a // b - 1
+        one = self.value > mid
+        if one:
+            self.low = mid + 1
+        else:
+            self.high = mid
+        while True:
+            if self.high < 2**31:
+                offset = 0
+            elif self.low >= 2**31:
+                offset = 2**31
+            elif self.low >= 2**30 and self.high < 3 * 2**30:
+                offset = 2**30
+            else:
+                return int(one)
+            self.low, self.high = 2 * (self.low - offset), 2 * (self.high - offset) + 1
+            self.value = 2 * (self.value - offset) + self.bits.bit_or_zero()
+
+
+class Adaptive:
+    """A context of the adaptive form."""
+
+    def __init__(self, prior: int) -> None:
+        self.n0 = self.n = 0
+        self.prior = prior
+
+    def symbol(self, coder: Arithmetic) -> int:
+        one = coder.symbol(self.n0 + 1, self.n + self.prior)
+        self.n, self.n0 = self.n + 1, self.n0 + 1 - one
+        if self.n == 1 << 20:
+            self.n, self.n0 = (self.n + 1) // 2, (self.n0 + 1) // 2
+        return one
+
+
+def level_stream(data: bytes, count: int) -> list[int]:
+    bits = Bits(data)
+    return adaptive_levels(bits, count) if bits.bit_or_zero() else enumerated_levels(bits, count)
+
+
+def enumerated_levels(bits: Bits, count: int) -> list[int]:
+    zeros = sum(bits.bit_or_zero() << j for j in range(count.bit_length()))
+    require(zeros <= count, "more zeros than levels")
+    sizes = []
+    for _ in range(count - zeros):
+        size = 1
+        while bits.bit_or_zero():
+            size += 1
+        require(size < 2**31, "a level is too large")
+        sizes.append(size)
+    filled = iter([-size if bits.bit_or_zero() else size for size in sizes])
+    coder, levels = Arithmetic(bits), []
+    for i in range(count):
+        if coder.symbol(zeros, count - i):
+            levels.append(next(filled))
+        else:
+            levels.append(0)
+            zeros -= 1
+    return levels
+
+
+def adaptive_levels(bits: Bits, count: int) -> list[int]:
+    coder, zero, more, levels = Arithmetic(bits), Adaptive(3), [Adaptive(2) for _ in range(14)], []
+    for _ in range(count):
+        if not zero.symbol(coder):
+            levels.append(0)
+            continue
+        negative = coder.symbol(1, 2)
+        size = 1
+        while size <= 14 and more[size - 1].symbol(coder):
+            size += 1
+        if size > 14:
+            n = 0
+            while coder.symbol(1, 2):
+                n += 1
+                require(n <= 30, "a level is too large")
+            rest = 1
+            for _ in range(n):
+                rest = 2 * rest + coder.symbol(1, 2)
+            size = 14 + rest
+            require(size < 2**31, "a level is too large")
+        levels.append(-size if negative else size)
+    return levels
+
+
+# 4.8 the normal tail
+
+
+@functools.cache
+def tails() -> list[int]:
+    one = 2**160
+    E = (one // 8192) ** 2 >> 161
+    term = f = one
+    for n in range(1, 11):
+        term = -(term * E >> 160) // n
+        f += term
+    ratio, shrink, value, sums = f, f * f >> 160, one, [0]
+    for _ in range(32768):
+        middle = value * ratio >> 160
+        ratio = ratio * shrink >> 160
+        end = middle * ratio >> 160
+        ratio = ratio * shrink >> 160
+        sums.append(sums[-1] + value + 4 * middle + end)
+        value = end
+    return [((sums[-1] - s << 48) + sums[-1]) // (2 * sums[-1]) for s in sums]
+
+
+def normal_tail(z: float) -> int:
+    """T of 5.18."""
+    j = round(4096 * min(max(z, -8.0), 8.0))
+    return tails()[j] if j >= 0 else 2**48 - tails()[-j]
+
+
+# ---- 5 compressors ----------------------------------------------------------------------------------------------------------
+
+Decoder = Callable[[Form, bytes, Spec, Context], list[float]]
+
+
+def decode_identity(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.1"""
+    exactly(message, spec.d * (4 if spec.dtype == "float32" else 2))
+    return floats(message, spec.dtype)
+
+
+def decode_bf16(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.2"""
+    exactly(message, 2 * spec.d)
+    return floats(message, "bfloat16")
+
+
+def decode_fp16(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.3"""
+    source = exactly(message, longest(form, spec))
+    if spec.d == 0:
+        return []
+    (c,) = floats(source.take(4))
+    return [math.copysign(limited(f32(abs(h) * abs(c))), h) for h in floats(source.rest, "float16")]
+
+
+def e4m3(m: int) -> float:
+    """A number of fp8 without its sign."""
+    if m == 127:
+        return NAN
+    return m * 2.0**-9 if m < 8 else (1 + m % 8 / 8) * 2.0 ** ((m >> 3) - 7)
+
+
+def decode_fp8(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.4"""
+    source = exactly(message, longest(form, spec))
+    scales = [NAN if s == 255 else 2.0 ** (s - 127) for s in source.take(ceil_div(spec.d, form["block"]))]
+    values = []
+    for i, q in enumerate(source.rest):
+        size = limited(f32(e4m3(q % 128) * scales[i // form["block"]]))
+        values.append(-size if q >= 128 else size)
+    return values
+
+
+def from_levels(levels: list[int], steps: list[float], bucket: int) -> list[float]:
+    if not all(math.isfinite(step) for step in steps):
+        return [NAN] * len(levels)
+    return [f32(level * steps[i // bucket]) for i, level in enumerate(levels)]
+
+
+def packed_levels(source: Bytes, width: int, d: int) -> list[int]:
+    return [signed(code, width) for code in packed_codes(source.rest, width, d, check=False)]
+
+
+def decode_int(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.5, 5.6"""
+    source = exactly(message, longest(form, spec))
+    kind, size, width = ("float32", 4, 8) if form.name == "int8" else ("bfloat16", 2, 4)
+    steps = floats(source.take(size * ceil_div(spec.d, form["block"])), kind)
+    return from_levels(packed_levels(source, width, spec.d), steps, form["block"])
+
+
+def decode_sign(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.7"""
+    source = exactly(message, longest(form, spec))
+    if spec.d == 0:
+        return []
+    (c,) = floats(source.take(4))
+    return [-c if bit else c for bit in packed_codes(source.rest, 1, spec.d, check=False)]
+
+
+def bucket_of(form: Form, d: int) -> int:
+    """Coordinates that share a scale."""
+    return int(form["bucket"] or max(d, 1))
+
+
+def decode_ternary(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.8"""
+    source = exactly(message, longest(form, spec))
+    bucket = bucket_of(form, spec.d)
+    scales = floats(source.take(4 * ceil_div(spec.d, bucket)))
+    return [f32((t - 1) * scales[i // bucket]) for i, t in enumerate(trits(source.rest, spec.d))]
+
+
+def power_of_two(e: int) -> float:
+    return 0.0 if e == 0 else NAN if e == 255 else 2.0 ** (e - 127)
+
+
+def decode_natural(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.9"""
+    d, source = spec.d, Bytes(message)
+    mode = PACKED if form["coder"] == "packed" else source.byte()
+    if mode in (ZERO, NON_FINITE):
+        source.finish()
+        return fill(mode, d)
+    require(mode in (0, PACKED), f"natural has no mode {mode}")
+    if mode == PACKED:
+        negative = packed_codes(source.take(ceil_div(d, 8)), 1, d, check=False)
+        exponents = list(source.take(d))
+    else:
+        least, largest = source.byte(), source.byte()
+        require(1 <= least <= largest <= 254, "the range of exponents is empty")
+        negative = packed_codes(source.take(ceil_div(d, 8)), 1, d, check=False)
+        symbols, used = rans(source.rest, d, largest - least + 2)
+        source.take(used)
+        exponents = [least + s - 1 if s else 0 for s in symbols]
+    source.finish()
+    return [-power_of_two(e) if minus else power_of_two(e) for e, minus in zip(exponents, negative)]
+
+
+def decode_natural_dithering(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.10"""
+    d, s, source = spec.d, form["levels"], Bytes(message)
+    mode = PACKED if form["coder"] == "packed" else source.byte()
+    if mode in (ZERO, NON_FINITE):
+        source.finish()
+        return fill(mode, d)
+    require(mode in (0, PACKED), f"natural_dithering has no mode {mode}")
+    bucket = bucket_of(form, d)
+    scales = floats(source.take(4 * ceil_div(d, bucket)))
+    if mode == PACKED:
+        codes = packed_codes(source.rest, (2 * s + 1).bit_length(), d, check=False)
+    else:
+        codes, used = rans(source.rest, d, 2 * s + 2)
+        source.take(used)
+        source.finish()
+    values = []
+    for i, code in enumerate(codes):
+        size = 2.0 ** ((code >> 1) - s) if code >> 1 else 0.0
+        values.append(f32((-size if code % 2 else size) * scales[i // bucket]))
+    return values
+
+
+def levels_of_qsgd(form: Form) -> int:
+    return int(2 ** (form["bits"] - 1) - 1 if form["levels"] is None else form["levels"])
+
+
+def width_of_qsgd(form: Form) -> int:
+    return form["bits"] if form["coder"] == "packed" else max(2, 1 + levels_of_qsgd(form).bit_length())
+
+
+def decode_qsgd(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.11"""
+    d, s, source = spec.d, levels_of_qsgd(form), Bytes(message)
+    mode = PACKED if form["coder"] == "packed" else source.byte()
+    if mode in (ZERO, NON_FINITE):
+        source.finish()
+        return fill(mode, d)
+    require(mode in (0, PACKED), f"qsgd has no mode {mode}")
+    steps = floats(source.take(4 * ceil_div(d, form["bucket"])))
+    if mode == PACKED:
+        levels = packed_levels(source, width_of_qsgd(form), d)
+    elif form["coder"] == "rans":
+        symbols, used = rans(source.rest, d, 2 * s + 1)
+        source.take(used)
+        source.finish()
+        levels = [symbol - s for symbol in symbols]
+    else:
+        levels = elias_levels(source, d, s)
+    return from_levels(levels, steps, form["bucket"])
+
+
+def elias_levels(source: Bytes, d: int, s: int) -> list[int]:
+    m = source.varint()
+    require(m <= d, "more non-zero levels than coordinates")
+    bits = Bits(source.rest)
+    where, sizes, at = [], [], -1
+    for _ in range(m):
+        at += gamma(bits)
+        where.append(at)
+        sizes.append(gamma(bits))
+        require(at < d and sizes[-1] <= s, "a coordinate or level is out of range")
+    source.take(bits.finish())
+    levels = [0] * d
+    for i, size, minus in zip(where, sizes, packed_codes(source.rest, 1, m)):
+        levels[i] = -size if minus else size
+    return levels
+
+
+def kept(form: Form, d: int) -> int:
+    """The number k' of 5.12; repr is the shortest decimal that reads back."""
+    k = form["k"] if form["k"] is not None else math.ceil(Fraction(repr(form["fraction"])) * d)
+    return min(d, max(1, k))
+
+
+def most_of_top_k(form: Form, d: int) -> int:
+    k = kept(form, d)
+    return k if form["exact"] else min(d, k + ceil_div(k, 4))
+
+
+def scattered(d: int, where: list[int], values: list[float]) -> list[float]:
+    vector = [0.0] * d
+    for i, value in zip(where, values):
+        vector[i] = value
+    return vector
+
+
+def value_kind(form: Form) -> tuple[str, int]:
+    return ("bfloat16", 2) if form["values"] == "bf16" else ("float32", 4)
+
+
+def decode_sparse(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.12, 5.14"""
+    d, source = spec.d, Bytes(message)
+    signs = form.name == "threshold" and form["values"] == "sign"
+    mode = source.byte()
+    if mode in (ZERO, NON_FINITE):
+        source.finish()
+        return fill(mode, d)
+    if mode == RAW and not signs:
+        return floats(exactly(source.rest, 4 * d).data)
+    require(mode == 0, f"{form.name} has no mode {mode}")
+    count = source.varint()
+    require(1 <= count <= (d if form.name == "threshold" else most_of_top_k(form, d)), "the count is out of range")
+    where, used = index_set(source.rest, count, d)
+    source.take(used)
+    if signs:
+        tau = f32(form["tau"])
+        values = [-tau if minus else tau for minus in packed_codes(source.rest, 1, count)]
+    else:
+        kind, size = value_kind(form)
+        values = floats(exactly(source.rest, size * count).data, kind)
+    return scattered(d, where, values)
+
+
+def mix(h: int) -> int:
+    h ^= h >> 16
+    h = h * 0x7FEB352D % 2**32
+    h ^= h >> 15
+    h = h * 0x846CA68B % 2**32
+    return h ^ h >> 16
+
+
+def permutation(d: int, context: Context) -> Callable[[int], int]:
+    words: list[int] = []
+    for j in range(3):
+        words += philox(context.seed, (j, MASK << 24, context.step, context.buffer << 16 | SHARED))
+    rotation = (words[9] << 32 | words[8]) * d >> 64
+    right_bits = ceil_div((d - 1).bit_length(), 2)
+    left_mask, right_mask = (1 << (d - 1).bit_length() // 2) - 1, (1 << right_bits) - 1
+
+    def image(j: int) -> int:
+        v = j
+        while True:
+            left, right = v >> right_bits, v & right_mask
+            for r in (0, 2, 4):
+                left ^= mix((right + words[r]) % 2**32) & left_mask
+                right ^= mix((left + words[r + 1]) % 2**32) & right_mask
+            v = left << right_bits | right
+            if v < d:
+                return (v + rotation) % d
+
+    return image
+
+
+def decode_random_k(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.13"""
+    d, k = spec.d, kept(form, spec.d)
+    kind, size = value_kind(form)
+    values = floats(exactly(message, size * k).data, kind)
+    if d == 0:
+        return []
+    if not all(math.isfinite(v) for v in values):
+        return [NAN] * d
+    if form["unbiased"]:
+        factor = f32(d / k)
+        values = [limited(f32(v * factor)) for v in values]
+    image = permutation(d, context)
+    return scattered(d, [image(j) for j in range(k)], values)
+
+
+def decode_dithered(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.16, 5.17"""
+    d, source = spec.d, Bytes(message)
+    (word,) = struct.unpack("<I", source.take(4))
+    if word in (0, 0x7FC00000):
+        source.finish()
+        return fill(NON_FINITE if word else ZERO, d)
+    if word != 0x80000000:
+        scale = float_of(word)
+        require(0 < scale < math.inf, "the scale is not a positive number")
+        return scaled(level_stream(source.rest, d), scale)
+    lengths = chunk_lengths(d)
+    sizes = [source.left] * len(lengths)
+    if len(lengths) > 1:
+        sizes = list(struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths))))
+    values: list[float] = []
+    for n, size in zip(lengths, sizes):
+        values += segment(source.take(size), n)
+    source.finish()
+    return values
+
+
+def scaled(levels: list[int], scale: float) -> list[float]:
+    return [limited(f32(f32(k) * scale)) for k in levels]
+
+
+def segment(data: bytes, n: int) -> list[float]:
+    source = Bytes(data)
+    kind = source.byte()
+    if kind == 0:
+        source.finish()
+        return [0.0] * n
+    if kind == 1:
+        return floats(exactly(source.rest, 4 * n).data)
+    require(kind == 2, f"there is no segment of kind {kind}")
+    window, tail = source.byte(), source.varint(most_bytes=5)
+    scales = floats(source.take(4 * ceil_div(n, 65536)))
+    require(all(map(math.isfinite, scales)) and 1 <= window <= 127 and tail <= source.left, "a malformed segment")
+    body = source.take(source.left - tail)
+    symbols, used = rans(body, n, 2 * window + 1)
+    require(used == len(body), "bytes follow the symbols")
+    levels = [symbol - window for symbol in symbols]
+    with_escapes(levels, window, source.rest, 2**31)
+    return [limited(f32(f32(k) * scales[i // 65536])) for i, k in enumerate(levels)]
+
+
+def dither_size(u: int) -> int:
+    return u - 32768 if u >= 32768 else 32767 - u
+
+
+def undithered(a: int, u: int, step: float) -> float:
+    """5.18: the value of a folded level."""
+    q = a if u >= 32768 else -a
+    return limited(f32(f32((q << 17) - 2 * u + 65535) * 2.0**-17 * step))
+
+
+def decode_subtractive(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.18"""
+    d, source = spec.d, Bytes(message)
+    require(len(message) <= longest(form, spec), "the message is longer than any")
+    (word,) = struct.unpack("<I", source.take(4))
+    if word in (0, 0x7FC00000):
+        source.finish()
+        return fill(NON_FINITE if word else ZERO, d)
+    if word == 0xFF800000:
+        return floats(exactly(source.rest, 4 * d).data)
+    draws = [draw(context, DITHER, i) for i in range(d)]
+    if word == 0x80000000:
+        return subtractive_segments(form, source, draws)
+    step = float_of(word)
+    require(2.0**-126 <= step <= F and 1 <= d <= 1 << 15 and source.left > 0, "not a short message")
+    levels = level_stream(source.rest, d) if source.rest[0] % 2 else modelled_levels(source.rest, draws, form["omega"])
+    return [undithered(a, u, step) for a, u in zip(levels, draws)]
+
+
+def subtractive_lengths(form: Form, d: int) -> list[int]:
+    return chunk_lengths(d) if form["scale"] == "chunk" else [d] if d else []
+
+
+def subtractive_segments(form: Form, source: Bytes, draws: list[int]) -> list[float]:
+    lengths = subtractive_lengths(form, len(draws))
+    steps = floats(source.take(4 * len(lengths)))
+    require(all(step == 0 or 2.0**-126 <= step <= F for step in steps), "a step is not a normal positive number")
+    of_coordinate = [step for step, n in zip(steps, lengths) for _ in range(n)]
+    levels = iter(windowed_levels(source, [u for u, step in zip(draws, of_coordinate) if step]))
+    return [undithered(next(levels), u, step) if step else 0.0 for u, step in zip(draws, of_coordinate)]
+
+
+def windowed_levels(source: Bytes, draws: list[int]) -> list[int]:
+    n, window = len(draws), source.byte()
+    require(window <= 127, "the window is too large")
+    if window == 0:
+        stored = struct.unpack(f"<{n}i", exactly(source.rest, 4 * n).data)
+        return [min(max(a, -(2**30)), 2**30) for a in stored]
+    b, tail = source.byte(), source.varint()
+    require(b <= 4 and tail <= source.left, "a malformed header")
+    body = source.take(source.left - tail)
+    symbols, used = rans(body, n, 2 * window + 1, [dither_size(u) >> (15 - b) for u in draws], 1 << b)
+    require(used == len(body), "bytes follow the symbols")
+    levels = [symbol - window for symbol in symbols]
+    with_escapes(levels, window, source.rest, 2**30)
+    return levels
+
+
+def with_escapes(levels: list[int], window: int, escapes: bytes, most: int) -> None:
+    """Add the escapes, if there are any, to the levels at both ends of the window."""
+    if not escapes:
+        return
+    bits = Bits(escapes)
+    for i, level in enumerate(levels):
+        if abs(level) == window:
+            v = gamma(bits)
+            require(v <= most, "a level is too large")
+            levels[i] = level + (v - 1 if level > 0 else 1 - v)
+    require(bits.finish() == len(escapes), "bytes follow the escapes")
+
+
+def chance(x: int, y: int) -> int:
+    return min(max((x << 16) // y, 16), 65520) if y else 32768
+
+
+def modelled_levels(data: bytes, draws: list[int], omega: float) -> list[int]:
+    sigma = 1 / math.sqrt(12 * omega)
+    r = math.frexp(sigma)[1] - 2 if sigma >= 4 else 0
+    reach = math.floor(4 * sigma / 2**r) + 2
+    bits = Bits(data)
+    bits.bit()
+    coder = Arithmetic(bits)
+
+    def yes(p: int) -> int:
+        return coder.symbol(65536 - p, 65536)
+
+    @functools.cache
+    def above(c: int, k: int) -> int:
+        """A_c(k)"""
+        return normal_tail(((k << r) - 0.5 - (2 * (512 * c + 256) + 1) / 2**17) / sigma)
+
+    def number() -> int:
+        width = 0
+        while yes(32768):
+            width += 1
+            require(width <= 30, "a level is too large")
+        g = 1
+        for _ in range(width):
+            g = 2 * g + yes(32768)
+        return g
+
+    levels = []
+    for u in draws:
+        c = dither_size(u) >> 9
+        if yes(chance(above(c, 1), 2**48)):
+            h = 1
+            while h <= reach and yes(chance(above(c, h + 1), above(c, h))):
+                h += 1
+            if h > reach:
+                h = reach + number()
+        else:
+            k = 0
+            while k < reach and yes(chance(2**48 - above(c, -k), 2**48 - above(c, 1 - k))):
+                k += 1
+            h = -k if k < reach else 1 - reach - number()
+        levels.append((h << r) + sum(yes(32768) << j for j in range(r)))
+        require(abs(levels[-1]) <= 2**30 and bits.at <= 8 * len(data) + 64, "a level is too large, or the levels end early")
+    return levels
+
+
+@functools.cache
+def normal_quantiles() -> list[int]:
+    """5.19: z(v)"""
+    upper, i = [], 0
+    for k in range(32768):
+        while tails()[i + 1] >= 2**47 - (2 * k + 1) * 2**31:
+            i += 1
+        upper.append(2 * i + 1)
+    return [-z for z in reversed(upper)] + upper
+
+
+def point(context: Context, t: int, width: int, n: int, scale: float) -> list[float]:
+    first = t * 8 * ceil_div(width, 8)
+    z = [normal_quantiles()[draw(context, CODEBOOK, first + j)] for j in range(n)]
+    factor = scale / math.sqrt(sum(v * v for v in z))
+    return [limited(f32(factor * v)) for v in z]
+
+
+def cap_series(alpha: float, n: int) -> float:
+    """S(alpha, n)"""
+    a, term, total, i = (n - 1) / 2, 1.0, 0.0, 0
+    while term > total * 2.0**-60:
+        total += term
+        term *= alpha * (a + 0.5 + i) / (a + 1 + i)
+        i += 1
+    return total
+
+
+def log2_cap(alpha: float, n: int) -> float:
+    """log2 P(alpha, n)"""
+    a = (n - 1) / 2
+    gammas = math.lgamma(a + 0.5) - math.lgamma(a + 1) - 0.5 * math.log(math.pi)
+    return (a * math.log(alpha) + 0.5 * math.log1p(-alpha) + gammas + math.log(cap_series(alpha, n))) / math.log(2) - 1
+
+
+def rice_parameter(alpha: float, n: int) -> int:
+    bits = -log2_cap(alpha, n)
+    if bits < 50:
+        bits = -math.log2(-math.log1p(-(2.0**-bits)))  # beyond, ln(1 - P) is -P
+    return max(0, 1 + math.floor(math.log2(-math.log((math.sqrt(5) - 1) / 2)) + bits))
+
+
+def radius(form: Form, n: int) -> float:
+    r = math.sqrt(1 - form["alpha"])
+    return f32(r * cap_series(form["alpha"], n)) if form["unbiased"] else r
+
+
+def notches(form: Form) -> int:
+    """The number g of steps that norms have for a factor of two."""
+    alpha, block = form["alpha"], form["block"]
+    eta = math.sqrt(min(3 / max(block - 1, 1), 0.25) * alpha / (1 - alpha))
+    g = 1
+    while g < 64 and math.log(2) / (2 * g) > eta:
+        g *= 2
+    return min(2 * g, 64) if form["unbiased"] else g
+
+
+def valid_spherical(form: Form) -> bool:
+    alpha, block = form["alpha"], form["block"]
+    if not 0 < alpha < 1 or block is None:
+        return bool(0 < alpha < 1)
+    if not 1 <= block <= 1024 or log2_cap(alpha, block) < -20:
+        return False
+    return bool(form["unbiased"] or (1 - alpha) * math.cosh(math.log(2) / (2 * notches(form))) ** 2 < 1)
+
+
+def decode_spherical(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.19"""
+    return (
+        spherical_vector(form, message, spec.d, context)
+        if form["block"] is None
+        else spherical_blocks(form, message, spec.d, context)
+    )
+
+
+def spherical_vector(form: Form, message: bytes, d: int, context: Context) -> list[float]:
+    source = Bytes(message)
+    require(len(message) <= longest(form, flat(d)), "the message is longer than any")
+    word = struct.unpack("<I", source.take(4))[0] % 2**31
+    if word in (0, 0x7FC00000):
+        source.finish()
+        return fill(NON_FINITE if word else ZERO, d)
+    if word == 0x7F800000:
+        return floats(exactly(source.rest, 4 * d).data)
+    norm = float_of(word)
+    require(2.0**-126 <= norm <= F and d > 0, "not a normal norm")
+    m, bits, quotient = rice_parameter(form["alpha"], d), Bits(message), 0
+    bits.at = 31
+    while not bits.bit():
+        quotient += 1
+        require(quotient <= 127, "the number of the word is too large")
+    t = quotient << m | bits.integer(m)
+    require(bits.finish() == len(message), "bytes follow the code")
+    require(t < 2**40, "the number of the word is too large")
+    return point(context, t, d, d, norm * radius(form, d))
+
+
+def block_norms(source: Bytes, count: int) -> list[int]:
+    kind, number = source.byte(), source.byte()
+    if kind == 1:
+        numbers = [level + number for level in level_stream(source.take(source.varint()), count)]
+    else:
+        require(kind == 0, f"there is no form {kind} of the norms")
+        numbers, used = rans(source.rest, count, number + 1)
+        source.take(used)
+        if number == 255:
+            bits = Bits(source.rest)
+            numbers = [254 + gamma(bits) if b == 255 else b for b in numbers]
+            source.take(bits.finish())
+    require(min(numbers) >= 0, "a norm exceeds the largest")
+    return numbers
+
+
+def spherical_blocks(form: Form, message: bytes, d: int, context: Context) -> list[float]:
+    source, alpha, block, g = Bytes(message), form["alpha"], form["block"], notches(form)
+    mode = source.byte()
+    if mode in (ZERO, NON_FINITE):
+        source.finish()
+        return fill(mode, d)
+    if mode == RAW:
+        return floats(exactly(source.rest, 4 * d).data)
+    require(mode == 0 and d > 0, f"spherical has no mode {mode}")
+    (largest,) = struct.unpack("<h", source.take(2))
+    below = block_norms(source, ceil_div(d, block))
+    exponents = [largest + 1 - b for b in below]
+    require(all(-127 * g <= k <= 140 * g for k in exponents), "a norm is out of range")
+    roots = [math.sqrt(2)]
+    while len(roots) < 6:
+        roots.append(math.sqrt(roots[-1]))
+    eta = math.log(2) / (2 * g)
+    threshold = alpha if form["unbiased"] else 1 - (1 - alpha) * (1 + eta * eta / 3)
+    sizes = [min(block, d - start) for start in range(0, d, block)]
+    words: dict[int, int] = {}
+    for alike in ([i for i, n in enumerate(sizes) if n == block], [i for i, n in enumerate(sizes) if n < block]):
+        bits = Bits(source.rest)
+        for i in alike:
+            if below[i]:
+                words[i] = rice(bits, rice_parameter(threshold, sizes[i]))
+                require(words[i] < 2**40, "the number of a word is too large")
+        source.take(bits.finish())
+    source.finish()
+    values: list[float] = []
+    for i, n in enumerate(sizes):
+        if not below[i]:
+            values += [0.0] * n
+            continue
+        whole, j = divmod(exponents[i], g)
+        norm = 1.0
+        for digit, root in zip(range(g.bit_length() - 2, -1, -1), roots):
+            norm *= root if j >> digit & 1 else 1.0
+        values += point(context, words[i], block, n, math.ldexp(norm, whole) * radius(form, n))
+    return [-v if draw(context, SIGN, i) % 2 else v for i, v in enumerate(values)]
+
+
+def decode_error_feedback(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.64"""
+    inner = spec._replace(dtype="float32")
+    values = decode(form["inner"], message, inner, context)
+    omega = nature(form["inner"], inner) if spec.d else EXACT
+    if isinstance(omega, str) or not 0 < omega < math.inf:
+        return values
+    factor = f32(1 / (1 + omega))
+    return [f32(v * factor) for v in values]
+
+
+def padded(d: int, block: int) -> int:
+    r = d % block
+    return d - r + (1 << (r - 1).bit_length() if r else 0)
+
+
+def hadamard(v: list[float]) -> list[float]:
+    k = len(v).bit_length() - 1
+    scale = 2.0 ** -(k // 2) * (float_of(0x3F3504F3) if k % 2 else 1.0)
+    v = [f32(x * scale) for x in v]
+    for stage in range(k):
+        h = 1 << stage
+        for j in range(len(v)):
+            if not j & h:
+                v[j], v[j + h] = f32(v[j] + v[j + h]), f32(v[j] - v[j + h])
+    return v
+
+
+def decode_rotated(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.65"""
+    require(len(message) > 0 and message[-1] <= 1, "the last byte of a rotated message is 0 or 1")
+    d, block = spec.d, form["block"]
+    m = padded(d, block)
+    y = decode(form["inner"], message[:-1], flat(m), context)
+    values: list[float] = []
+    for start in range(0, m, block):
+        values += hadamard(y[start : start + block])
+    for i in range(m):
+        if i % 128 == 0:
+            counter = ((i >> 7) % 2**32, ROTATION << 24 | i >> 39, context.step, context.buffer << 16 | SHARED)
+            words = philox(context.seed, counter)
+        if words[i % 128 // 32] >> i % 32 & 1:
+            values[i] = -values[i]
+    return [limited(f32(v * 2.0**32)) if message[-1] else v for v in values[:d]]
+
+
+def groups(form: Form, spec: Spec) -> list[tuple[int, Form, Spec, list[int]]]:
+    """5.66: number, configuration, spec and coordinates of each group that has coordinates."""
+    parts: dict[int, tuple[list[Piece], list[int]]] = {}
+    at = 0
+    for piece in spec.pieces:
+        matches = [j for j, (pattern, _) in enumerate(form["rules"]) if fnmatch.fnmatchcase(piece.name, pattern)]
+        small = form["small"] is not None and math.prod(piece.shape) < form["below"]
+        pieces, where = parts.setdefault(2 + matches[0] if matches else int(small), ([], []))
+        if piece.stop > piece.start:
+            pieces.append(piece)
+            where += range(at, at + piece.stop - piece.start)
+        at += piece.stop - piece.start
+    chosen = [form["default"], form["small"], *(inner for _, inner in form["rules"])]
+    return [(k, chosen[k], Spec(tuple(parts[k][0]), spec.dtype), parts[k][1]) for k in sorted(parts) if parts[k][1]]
+
+
+def decode_by_tensor(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.66"""
+    source, values = Bytes(message), [0.0] * spec.d
+    for k, inner, part, where in groups(form, spec):
+        n = source.varint()
+        require(n <= source.left and n <= longest(inner, part), "a group's message is too long")
+        for i, value in zip(where, decode(inner, source.take(n), part, context.child(k))):
+            values[i] = value
+    source.finish()
+    return values
+
+
+def decode_metered(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.67"""
+    return decode(form["inner"], message, spec, context)
+
+
+# ---- 6 the factor of error feedback -----------------------------------------------------------------------------------------
+
+EXACT, OTHER = "exact", "other"
+
+
+def nature(form: Form, spec: Spec) -> float | str:
+    """EXACT, OTHER, or the omega of an unbiased configuration."""
+    d, name = spec.d, form.name
+    if name == "identity" or (name == "sign" and d == 1):
+        return EXACT
+    if name == "ternary":
+        return (1 + 2.0**-21) * (math.sqrt(min(bucket_of(form, d), d)) + 1) / 2 - 1
+    if name == "natural":
+        return 1 / 8 + 2.0**-19
+    if name == "natural_dithering":
+        r = 2.0 ** (1 - form["levels"]) * math.sqrt(min(bucket_of(form, d), d))
+        return float(1 / 8 + r * min(1.0, r) + 2.0**-19 + r**2 * 2.0**-16)
+    if name == "qsgd":
+        n, s = min(form["bucket"], d), levels_of_qsgd(form)
+        if form["norm"] == "max":
+            o = (math.sqrt(1 + (n - 1) / s**2) - 1) / 2
+        else:
+            o = math.sqrt(n) / s - 1 if n >= 4 * s**2 else n / (4 * s**2)
+        return float(o * (1 + 2.0**-20) + n / s**2 * 2.0**-16)
+    if name == "top_k":
+        sure = kept(form, d) if form["exact"] else ceil_div(kept(form, d), 2)
+        return EXACT if sure == d and form["values"] == "float32" else OTHER
+    if name == "random_k":
+        if form["unbiased"]:
+            return 1 / (kept(form, d) / d) - 1
+        return EXACT if kept(form, d) == d and form["values"] == "float32" else OTHER
+    if name in ("random_sparse_dithering", "subtractive_dithering"):
+        return float(form["omega"])
+    if name == "spherical" and form["unbiased"]:
+        spread = math.sinh(math.log(2) / (2 * notches(form))) ** 2 if form["block"] else 0.0
+        n = min(d, form["block"] or d)
+        return float(max(1.0, (1 - form["alpha"]) * cap_series(form["alpha"], n) ** 2) * (1 + spread) - 1)
+    if name == "error_feedback":
+        return EXACT if nature(form["inner"], spec._replace(dtype="float32")) in (EXACT, 0.0) else OTHER
+    if name == "rotated":
+        omega = nature(form["inner"], flat(padded(d, form["block"])))
+        if isinstance(omega, str):
+            return OTHER
+        u = (math.log2(form["block"]) + 2) * 2.0**-24
+        return (math.sqrt(omega) * (1 + u) ** 2 + 2 * u + u**2) ** 2
+    if name == "by_tensor":
+        natures = [nature(inner, part) for _, inner, part, _ in groups(form, spec)]
+        omegas = [n for n in natures if not isinstance(n, str)]
+        return OTHER if OTHER in natures else max(omegas) if omegas else EXACT
+    return nature(form["inner"], spec) if name == "metered" else OTHER
+
+
+# ---- 7 limits ---------------------------------------------------------------------------------------------------------------
+
+
+def varint_length(value: int) -> int:
+    return max(1, ceil_div(value.bit_length(), 7))
+
+
+def longest_index_set(k: int, d: int) -> int:
+    if k == 0:
+        return 1
+    return 1 + ceil_div(min(d, math.ceil(k * (3.45 + math.log2(0.6932 * d / k + 1.17)))), 8)
+
+
+def longest(form: Form, spec: Spec) -> int:
+    """No message of this configuration is longer; fixed-rate messages have exactly this length."""
+    d, name = spec.d, form.name
+    coded = int(form.parameters.get("coder", "packed") != "packed")
+    if name == "identity":
+        return d * (4 if spec.dtype == "float32" else 2)
+    if name == "bf16":
+        return 2 * d
+    if name == "fp16":
+        return 4 + 2 * d if d else 0
+    if name == "fp8":
+        return ceil_div(d, form["block"]) + d
+    if name == "int8":
+        return 4 * ceil_div(d, form["block"]) + d
+    if name == "int4":
+        return 2 * ceil_div(d, form["block"]) + ceil_div(d, 2)
+    if name == "sign":
+        return 4 + ceil_div(d, 8) if d else 0
+    if name == "ternary":
+        return 4 * ceil_div(d, bucket_of(form, d)) + ceil_div(d, 5)
+    if name == "natural":
+        return coded + ceil_div(d, 8) + d
+    if name == "natural_dithering":
+        return coded + 4 * ceil_div(d, bucket_of(form, d)) + ceil_div(d * (2 * form["levels"] + 1).bit_length(), 8)
+    if name == "qsgd":
+        return coded + 4 * ceil_div(d, form["bucket"]) + ceil_div(d * width_of_qsgd(form), 8)
+    if name == "top_k":
+        most = most_of_top_k(form, d)
+        normal = 1 + varint_length(most) + longest_index_set(min(most, d // 2), d) + value_kind(form)[1] * most
+        return max(1, min(normal, 1 + 4 * d))
+    if name == "random_k":
+        return kept(form, d) * value_kind(form)[1]
+    if name == "threshold":
+        if form["values"] == "exact":
+            return 1 + 4 * d
+        return 1 + varint_length(d) + longest_index_set(d // 2, d) + ceil_div(d, 8)
+    if name in ("sparse_dithering", "random_sparse_dithering"):
+        if form.parameters.get("bits") is not None:
+            return int(max(4, math.floor(form["bits"] * d / 8)))
+        segments = len(chunk_lengths(d))
+        return 4 + 4 * d + segments + (4 * segments if segments > 1 else 0)
+    if name == "subtractive_dithering":
+        return 5 + 4 * len(subtractive_lengths(form, d)) + 4 * d
+    if name == "spherical":
+        return max(32, 4 + 4 * d) if form["block"] is None else max(1 + 4 * d, 32 + 18 * ceil_div(d, form["block"]))
+    if name == "error_feedback":
+        return longest(form["inner"], spec._replace(dtype="float32"))
+    if name == "rotated":
+        return longest(form["inner"], flat(padded(d, form["block"]))) + 1
+    if name == "by_tensor":
+        sizes = [longest(inner, part) for _, inner, part, _ in groups(form, spec)]
+        return sum(size + varint_length(size) for size in sizes)
+    assert name == "metered"
+    return longest(form["inner"], spec)
+
+
+# ---- the table of wire ids --------------------------------------------------------------------------------------------------
+
+
+class Compressor(NamedTuple):
+    """A row of the table: wire id, decoder, parameters (kind and default) and what else must hold of them."""
+
+    wire_id: int
+    decode: Decoder
+    parameters: dict[str, tuple[Callable[[Any], Any], Any]]
+    valid: Callable[[Form], bool] = lambda form: True
+
+
+def block_of(form: Form, least: int, most: int) -> bool:
+    block: int = form["block"]
+    return least <= block <= most and block & (block - 1) == 0
+
+
+def multiple(value: int | None, of: int) -> bool:
+    return value is None or (value > 0 and value % of == 0)
+
+
+def valid_qsgd(form: Form) -> bool:
+    most = 2 ** (form["bits"] - 1) - 1 if form["coder"] == "packed" else 127
+    good_levels = form["levels"] is None or 1 <= form["levels"] <= most
+    return 2 <= form["bits"] <= 8 and multiple(form["bucket"], 8) and good_levels
+
+
+def valid_count(form: Form) -> bool:
+    fraction, k = form["fraction"], form["k"]
+    return (fraction is None) != (k is None) and (fraction is None or 0 < fraction <= 1) and (k is None or k >= 1)
+
+
+def valid_dithering(form: Form) -> bool:
+    nu, alpha, bits = form["nu"], form["alpha"], form["bits"]
+    one = [nu, alpha, bits].count(None) == 2
+    return one and (nu is None or 0 < nu <= 1) and (alpha is None or 0 < alpha < 1) and (bits is None or 0 < bits < math.inf)
+
+
+NUMBERS = {"fraction": (maybe_real, None), "k": (maybe_whole, None)}
+VALUES = (choice("float32", "bf16"), "float32")
+BUCKET = (maybe_whole, None)
+PACKING = (choice("packed", "rans"), "packed")
+DITHERING = {"coder": (choice("auto", "rans", "paper"), "auto"), "scale": (choice("chunk", "global"), "chunk")}
+INNER = (as_form, MISSING)
+
+COMPRESSORS: dict[str, Compressor] = {
+    "identity": Compressor(1, decode_identity, {}),
+    "bf16": Compressor(2, decode_bf16, {}),
+    "fp16": Compressor(3, decode_fp16, {}),
+    "fp8": Compressor(4, decode_fp8, {"block": (whole, 32)}, lambda form: block_of(form, 16, 65536)),
+    "int8": Compressor(5, decode_int, {"block": (whole, 256)}, lambda form: multiple(form["block"], 8)),
+    "int4": Compressor(6, decode_int, {"block": (whole, 32)}, lambda form: multiple(form["block"], 8)),
+    "sign": Compressor(7, decode_sign, {}),
+    "ternary": Compressor(8, decode_ternary, {"bucket": BUCKET}, lambda form: multiple(form["bucket"], 64)),
+    "natural": Compressor(9, decode_natural, {"coder": PACKING}),
+    "natural_dithering": Compressor(
+        10,
+        decode_natural_dithering,
+        {"levels": (whole, 8), "bucket": BUCKET, "coder": PACKING},
+        lambda form: 1 <= form["levels"] <= 64 and multiple(form["bucket"], 64),
+    ),
+    "qsgd": Compressor(
+        11,
+        decode_qsgd,
+        {
+            "bits": (whole, 4),
+            "bucket": (whole, 512),
+            "levels": (maybe_whole, None),
+            "norm": (choice("l2", "max"), "l2"),
+            "coder": (choice("packed", "elias", "rans"), "packed"),
+        },
+        valid_qsgd,
+    ),
+    "top_k": Compressor(12, decode_sparse, {**NUMBERS, "exact": (flag, True), "values": VALUES}, valid_count),
+    "random_k": Compressor(
+        13,
+        decode_random_k,
+        {**NUMBERS, "unbiased": (flag, True), "values": VALUES},
+        lambda form: valid_count(form) and not (form["unbiased"] and form["values"] == "bf16"),
+    ),
+    "threshold": Compressor(
+        14,
+        decode_sparse,
+        {"tau": (real, MISSING), "values": (choice("exact", "sign"), "exact")},
+        lambda form: 0 <= form["tau"] <= F and (form["values"] == "exact" or f32(form["tau"]) > 0),
+    ),
+    "sparse_dithering": Compressor(
+        16,
+        decode_dithered,
+        {"nu": (maybe_real, None), "alpha": (maybe_real, None), "bits": (maybe_real, None), **DITHERING},
+        valid_dithering,
+    ),
+    "random_sparse_dithering": Compressor(
+        17, decode_dithered, {"omega": (real, MISSING), **DITHERING}, lambda form: 0 < form["omega"] < math.inf
+    ),
+    "subtractive_dithering": Compressor(
+        18,
+        decode_subtractive,
+        {"omega": (real, MISSING), "coder": (choice("auto", "rans"), "auto"), "scale": (choice("chunk", "global"), "chunk")},
+        lambda form: 1e-12 <= form["omega"] <= 1e6,
+    ),
+    "spherical": Compressor(
+        19,
+        decode_spherical,
+        {"alpha": (real, MISSING), "block": (maybe_whole, None), "unbiased": (flag, False)},
+        valid_spherical,
+    ),
+    "error_feedback": Compressor(
+        64,
+        decode_error_feedback,
+        {"inner": INNER, "residual": (choice("float32", "bfloat16"), "float32"), "force": (flag, False)},
+    ),
+    "rotated": Compressor(65, decode_rotated, {"inner": INNER, "block": (whole, 4096)}, lambda form: block_of(form, 1, 65536)),
+    "by_tensor": Compressor(
+        66,
+        decode_by_tensor,
+        {"default": INNER, "small": (maybe_form, None), "below": (whole, 1024), "rules": (rules, [])},
+        lambda form: form["below"] >= 0,
+    ),
+    "metered": Compressor(67, decode_metered, {"inner": INNER, "error": (flag, True)}),
+}
+
+
+def float32_bytes(values: list[float]) -> bytes:
+    """The values as little-endian float32, every NaN as 0x7fc00000: what the vectors' checksums are taken of."""
+    return b"".join(struct.pack("<I", 0x7FC00000) if math.isnan(v) else struct.pack("<f", v) for v in values)
+
+
+def main(arguments: list[str]) -> int:
+    everything = "--all" in arguments
+    files = [a for a in arguments if a != "--all"]
+    if len(files) != 1:
+        print("usage: python -m spec.decoder [--all] FILE", file=sys.stderr)
+        return 2
+    with open(files[0], "rb") as file:
+        data = file.read()
+    try:
+        frame = open_frame(data)
+        values = decode_frame(data)
+    except ValueError as error:
+        print(f"rejected: {error}", file=sys.stderr)
+        return 1
+    if everything:
+        print("\n".join(map(repr, values)))
+        return 0
+    print(f"{frame.text} (wire id {frame.wire_id}), {frame.d} coordinates, {len(frame.message)} bytes")
+    print(f"context: {frame.context}; the gradient was {frame.dtype}")
+    print(f"CRC-32 of the decoded float32 bytes: {zlib.crc32(float32_bytes(values)):08x}")
+    print("first values:", ", ".join(f"{v:.6g}" for v in values[:8]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

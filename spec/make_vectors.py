@@ -1,0 +1,819 @@
+"""Write ``spec/vectors``: frames that every decoder must read, and frames that every decoder must refuse.
+
+    python -m spec.make_vectors          (or: make vectors)
+
+Frames are made by the package, or byte by byte where an encoder would never write them. Before anything is written, the package and
+``spec.decoder`` must agree on every frame. Inputs are multiples of 2^-14 drawn from Philox, so that sums of them are exact in any order and
+the files are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import tersegrad
+from spec import decoder
+from tersegrad import kernels
+from tersegrad.codecs import rans, varint
+from tersegrad.core import frame
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Context, Message, Piece, Spec
+
+FOLDER = Path(__file__).parent / "vectors"
+
+
+class Accept(NamedTuple):
+    """A frame, and what it decodes to."""
+
+    name: str
+    data: bytes
+    pieces: tuple[Piece, ...] | None = None
+
+
+class Reject(NamedTuple):
+    """A frame that must be refused, and why."""
+
+    name: str
+    data: bytes
+    reason: str
+    pieces: tuple[Piece, ...] | None = None
+
+
+# ---- inputs -----------------------------------------------------------------------------------------------------------------
+
+
+def numbers(d: int, key: int) -> torch.Tensor:
+    """About normal: sums of four 16-bit draws, in units of 2^-14; standard deviation about 2.3."""
+    draws: list[int] = []
+    for block in range(-(-d // 2)):
+        words = decoder.philox(key, (block, 254 << 24, 0, 0))
+        halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+        draws += [sum(halves[:4]) - 131070, sum(halves[4:]) - 131070]
+    return torch.tensor(draws[:d], dtype=torch.float32) * 2.0**-14
+
+
+def sparse(d: int, key: int, one_in: int) -> torch.Tensor:
+    """Zero but for about one coordinate in ``one_in``."""
+    x = torch.zeros(d)
+    at = 0
+    for block in range(4 * d // one_in):
+        w0, w1, _, _ = decoder.philox(key, (block, 254 << 24, 1, 0))
+        at += 1 + w0 % (2 * one_in)
+        if at >= d:
+            break
+        x[at] = (w1 % 64 - 32) / 8
+    return x
+
+
+def outlier(d: int) -> torch.Tensor:
+    x = (numbers(d, 5) * 0.75).round()
+    if d:
+        x[d // 3] = 50.0
+    return x
+
+
+KINDS: dict[str, Callable[[int], torch.Tensor]] = {
+    "normal": lambda d: numbers(d, 1),
+    "zero": lambda d: torch.zeros(d),
+    "nonfinite": lambda d: torch.where(torch.arange(d) == d // 2, math.nan, numbers(d, 2)),
+    "huge": lambda d: (numbers(d, 3) * 2.0**125).clamp(-3e38, 3e38),
+    "denormal": lambda d: (numbers(d, 4) * 2.0**-60) * 2.0**-78,
+    "sparse": lambda d: sparse(d, 6, 25),
+    "outlier": outlier,
+    "half": lambda d: numbers(d, 7).to(torch.float16),
+    "bfloat": lambda d: numbers(d, 8).to(torch.bfloat16),
+}
+
+# ---- accepted frames --------------------------------------------------------------------------------------------------------
+
+EVERY = (("normal", 0), ("normal", 1), ("normal", 65), ("zero", 65), ("nonfinite", 65), ("huge", 65), ("denormal", 9))
+LARGER = (("normal", 65), ("normal", 700))
+SMALL = (("normal", 65),)
+
+PLAN: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
+    ("identity", (*EVERY, ("normal", 700), ("half", 65), ("bfloat", 65))),
+    ("bf16", (*EVERY, ("normal", 700), ("half", 65))),
+    ("fp16", (*EVERY, ("normal", 700))),
+    ("fp8", (*EVERY, ("normal", 700))),
+    ("fp8(block=16)", SMALL),
+    ("int8", (*EVERY, ("normal", 700))),
+    ("int8(block=8)", SMALL),
+    ("int4", (*EVERY, ("normal", 700))),
+    ("int4(block=128)", SMALL),
+    ("sign", (*EVERY, ("normal", 700))),
+    ("ternary", (*EVERY, ("normal", 700))),
+    ("ternary(bucket=64)", LARGER),
+    ("natural", (*EVERY, ("normal", 700))),
+    ("natural(coder=rans)", (*EVERY, ("normal", 700), ("sparse", 700))),
+    ("natural_dithering", (*EVERY, ("normal", 700))),
+    ("natural_dithering(levels=64, bucket=64)", SMALL),
+    ("natural_dithering(levels=4, coder=rans)", (*EVERY, ("normal", 700), ("sparse", 2000))),
+    ("natural_dithering(levels=3, bucket=128, coder=rans)", (("sparse", 2000),)),
+    ("qsgd", (*EVERY, ("normal", 700))),
+    ("qsgd(bits=2, bucket=64)", SMALL),
+    ("qsgd(bits=8, norm=max)", LARGER),
+    ("qsgd(bits=5, levels=9)", SMALL),
+    ("qsgd(bits=3, coder=elias)", (*EVERY, ("normal", 700), ("sparse", 700))),
+    ("qsgd(levels=4, coder=rans)", (*EVERY, ("normal", 700), ("sparse", 2000))),
+    ("qsgd(bits=8, bucket=64, norm=max, coder=rans)", (("normal", 700), ("sparse", 2000))),
+    ("qsgd(levels=127, norm=max, coder=elias)", (("sparse", 700),)),
+    ("top_k(fraction=0.1)", (*EVERY, ("normal", 700), ("sparse", 700), ("half", 65))),
+    ("top_k(k=5)", LARGER),
+    ("top_k(fraction=0.6)", LARGER),
+    ("top_k(fraction=1.0)", SMALL),
+    ("top_k(fraction=0.1, values=bf16)", (("normal", 65), ("huge", 65))),
+    ("top_k(fraction=0.05, exact=false)", LARGER),
+    ("random_k(fraction=0.1)", (*EVERY, ("normal", 700))),
+    ("random_k(k=3)", SMALL),
+    ("random_k(fraction=0.07, unbiased=false)", (("normal", 100),)),
+    ("random_k(fraction=0.3, unbiased=false, values=bf16)", SMALL),
+    ("threshold(tau=2.5)", (*EVERY, ("normal", 700))),
+    ("threshold(tau=0)", (("normal", 65), ("sparse", 700))),
+    ("threshold(tau=2.5, values=sign)", (*EVERY, ("normal", 700))),
+    ("sparse_dithering(nu=0.1)", (*EVERY, ("normal", 700), ("sparse", 700), ("outlier", 700))),
+    ("sparse_dithering(nu=0.5, coder=paper)", LARGER),
+    ("sparse_dithering(nu=0.11, coder=rans)", (("normal", 65), ("outlier", 700), ("zero", 65), ("normal", 3))),
+    ("sparse_dithering(nu=1e-12)", (("normal", 3), ("normal", 65))),
+    ("sparse_dithering(nu=0.2, coder=rans, scale=global)", (("normal", 700),)),
+    ("random_sparse_dithering(omega=0.25)", (*EVERY, ("normal", 700))),
+    ("random_sparse_dithering(omega=0.1, coder=rans)", (("outlier", 700),)),
+    ("subtractive_dithering(omega=0.25)", (*EVERY, ("normal", 700), ("sparse", 700))),
+    ("subtractive_dithering(omega=0.001)", LARGER),
+    ("subtractive_dithering(omega=1e-12)", (("normal", 9), ("outlier", 65))),
+    ("subtractive_dithering(omega=0.1, coder=rans)", (("normal", 65), ("normal", 3000), ("zero", 65))),
+    ("subtractive_dithering(omega=0.01, coder=rans, scale=global)", (("outlier", 2500),)),
+    (
+        "spherical(alpha=0.5)",
+        (("normal", 0), ("normal", 1), ("normal", 9), ("zero", 9), ("nonfinite", 9), ("huge", 9), ("denormal", 9)),
+    ),
+    ("spherical(alpha=0.7, unbiased=true)", (("normal", 12),)),
+    ("spherical(alpha=0.5, block=8)", (*EVERY, ("normal", 700), ("sparse", 700))),
+    ("spherical(alpha=0.6, block=5, unbiased=true)", (("normal", 65), ("normal", 2), ("zero", 65), ("nonfinite", 65))),
+    ("spherical(alpha=0.05, block=3)", SMALL),
+    ("error_feedback(spherical(alpha=0.6, block=4, unbiased=true))", SMALL),
+    ("error_feedback(subtractive_dithering(omega=2))", SMALL),
+    ("error_feedback(top_k(fraction=0.1))", (("normal", 0), *LARGER, ("nonfinite", 65), ("half", 65))),
+    ("error_feedback(qsgd, residual=bfloat16)", LARGER),
+    ("error_feedback(qsgd(norm=max))", SMALL),
+    ("error_feedback(ternary(bucket=64))", SMALL),
+    ("error_feedback(natural(coder=rans))", SMALL),
+    ("error_feedback(natural_dithering(levels=3))", SMALL),
+    ("error_feedback(random_k(fraction=0.3))", SMALL),
+    ("error_feedback(random_sparse_dithering(omega=2))", SMALL),
+    ("error_feedback(rotated(qsgd(bits=3, norm=max), block=64))", SMALL),
+    ("error_feedback(metered(sign), force=true)", SMALL),
+    ("error_feedback(threshold(tau=0.5, values=sign), force=true)", SMALL),
+    ("rotated(int4)", (*EVERY, ("normal", 700))),
+    ("rotated(identity, block=1)", SMALL),
+    ("rotated(top_k(fraction=0.2), block=16)", SMALL),
+    ("rotated(sparse_dithering(nu=0.1), block=128)", (("normal", 300),)),
+    ("by_tensor(int8, small=identity, below=70)", (("normal", 0), ("normal", 65), ("normal", 700), ("bfloat", 65))),
+    ("metered(qsgd(coder=rans))", (*EVERY,)),
+)
+
+SHORT_ONLY = ("spherical(alpha=0.5)", "spherical(alpha=0.7, unbiased=true)")  # longer vectors take too many draws
+
+PIECES = (
+    Piece((6, 10), 0, 60, "layer.weight"),
+    Piece((10,), 0, 10, "layer.bias"),
+    Piece((0,), 0, 0, "empty"),
+    Piece((100,), 30, 77, "shard[0]"),
+    Piece((3, 1), 0, 3, "Norm.weight"),
+)
+
+BY_TENSOR = (
+    'by_tensor(top_k(fraction=0.25), small=bf16, below=20, rules={"*.bias": identity})',
+    'by_tensor(error_feedback(qsgd), rules={"*.weight": rotated(sign, block=64), "shard[[]?]": random_k(k=5)})',
+    'error_feedback(by_tensor(ternary, rules={"[!a-k]*": natural, "shard*": identity}))',
+    "by_tensor(sparse_dithering(bits=4), small=none)",
+)
+
+
+def context(number: int) -> Context:
+    w = decoder.philox(2021, (number, 254 << 24, 2, 0))
+    return Context(w[0] << 32 | w[1], w[2], w[3] >> 16, w[3] & 0xFFFF)
+
+
+def framed(text: str, message: bytes, d: int, ctx: Context, dtype: torch.dtype = torch.float32) -> bytes:
+    """A frame around bytes that no encoder may have written."""
+    wire_id = tersegrad.parse(text).wire_id
+    return frame.pack(Message.frombytes(message), wire_id=wire_id, text=text, spec=Spec.flat(d, dtype), context=ctx)
+
+
+def encoded(text: str, x: torch.Tensor, ctx: Context, pieces: tuple[Piece, ...] | None = None) -> bytes:
+    compressor = tersegrad.parse(text)
+    spec = Spec.flat(x.numel(), x.dtype) if pieces is None else Spec(pieces, x.dtype)
+    message, _ = compressor.encode(x, compressor.init(spec, "cpu"), ctx)
+    return framed(str(compressor), message.tobytes(), x.numel(), ctx, x.dtype)
+
+
+def label(text: str) -> str:
+    """A text form as a file name."""
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text.replace('"', "")).strip("-").replace("--", "-")
+
+
+def accepted() -> Iterator[Accept]:
+    number = 0
+    for text, inputs in PLAN:
+        for kind, d in inputs:
+            number += 1
+            yield Accept(f"{label(text)}.{kind}{d}", encoded(text, KINDS[kind](d), context(number)))
+    for text in BY_TENSOR:
+        number += 1
+        x = numbers(sum(p.numel for p in PIECES), 9)
+        yield Accept(f"{label(text)[:60]}.pieces", encoded(text, x, context(number), PIECES), PIECES)
+    big = 400_000
+    yield Accept(
+        "qsgd.two-chunks", encoded("qsgd(bits=2, bucket=400000, norm=max, coder=rans)", sparse(big, 10, 900), context(900))
+    )
+    yield Accept(
+        "sparse_dithering.two-segments", encoded("sparse_dithering(nu=0.5, coder=rans)", sparse(big, 11, 900), context(901))
+    )
+    uneven = sparse(big, 17, 900)
+    uneven[: 1 << 16] *= 2.0**-20
+    yield Accept("sparse_dithering.scales-far-apart", encoded("sparse_dithering(nu=0.5, coder=rans)", uneven, context(905)))
+    half = torch.cat([torch.zeros(1 << 18), sparse(big - (1 << 18), 13, 900)])
+    empty = encoded("subtractive_dithering(omega=300, coder=rans)", half, context(903))
+    yield Accept("subtractive_dithering.first-segment-zero", empty)
+    far = torch.cat([numbers(64, 14), numbers(8, 15) * 2.0**-50, torch.zeros(8), numbers(8, 16) * 2.0**70])
+    yield Accept("spherical.norms-far-apart", encoded("spherical(alpha=0.5, block=8)", far, context(904)))
+    yield from index_sets()
+    yield from by_hand()
+
+
+def threshold_message(count: int, d: int, index_set: bytes) -> bytes:
+    """A threshold message, all signs positive."""
+    return bytes([0]) + varint.write(count) + index_set + bytes(-(-count // 8))
+
+
+def index_forms(d: int, k: int) -> dict[str, bytes]:
+    """One set of k integers of [0, d) in every form."""
+    run = kernels.reference
+    x = numbers(d, 12).abs()
+    where = x.topk(k).indices.sort().values.to(torch.int32)
+    out = torch.zeros(4 * d, dtype=torch.uint8)
+
+    def written(encode: Callable[[torch.Tensor], int]) -> bytes:
+        return bytes(out[: encode(out)].tolist())
+
+    classes = run.gap_classes(where)
+    alphabet = int(classes.max()) + 1
+    divisor = max(1, (d * 45426 // k + 11141) >> 16)
+    bitmap = run.bitmap_encode(where, d)
+    forms = {
+        "golomb": bytes([250]) + written(lambda o: run.golomb_encode(where, divisor, o)),
+        "rice": bytes([251, 2]) + written(lambda o: run.golomb_encode(where, 4, o)),
+        "bitmap": bytes([252]) + bytes(bitmap.tolist()),
+        "gaps": bytes([253, alphabet])
+        + bytes(rans.encode(classes, alphabet).tolist())
+        + written(lambda o: run.gap_rests_encode(where, o)),
+        "coded-bitmap": bytes([254]) + bytes(rans.encode(bitmap, 256).tolist()),
+    }
+    if k <= 256:
+        forms["short"] = written(lambda o: run.digits_encode(where, d, o))
+    return forms
+
+
+SIGNS = "threshold(tau=1.5, values=sign)"
+
+
+def index_sets() -> Iterator[Accept]:
+    for d, k in ((2400, 300), (700, 256), (65, 9)):
+        for form, data in index_forms(d, k).items():
+            yield Accept(f"index-set.{form}.{k}-of-{d}", framed(SIGNS, threshold_message(k, d, data), d, context(910)))
+            name = f"index-set.{form}.{d - k}-of-{d}"
+            yield Accept(name, framed(SIGNS, threshold_message(d - k, d, data), d, context(911)))
+    yield Accept("index-set.all-of-65", framed(SIGNS, threshold_message(65, 65, b"\0"), 65, context(912)))
+    far = (1 << 21) + 12345  # one index whose position takes more than 16 bits
+    where = torch.tensor([far - 7], dtype=torch.int32)
+    out = torch.zeros(64, dtype=torch.uint8)
+    data = bytes(out[: kernels.reference.digits_encode(where, far, out)].tolist())
+    yield Accept("index-set.one-far-away", framed(SIGNS, threshold_message(1, far, data), far, context(913)))
+
+
+def by_hand() -> Iterator[Accept]:
+    """What decoders must take although no encoder of today writes it."""
+    ctx = context(920)
+    yield Accept("int4.level-minus-8", framed("int4", struct.pack("<H", 0x3F80) + b"\x88", 2, ctx))
+    yield Accept("int4.padding-ignored", framed("int4", struct.pack("<H", 0x3F80) + b"\xf1", 1, ctx))
+    yield Accept("int8.infinite-step", framed("int8(block=8)", struct.pack("<2f", 1.0, math.inf) + bytes(9), 9, ctx))
+    yield Accept("sign.padding-ignored", framed("sign", struct.pack("<f", 0.5) + b"\xff", 3, ctx))
+    yield Accept("sign.infinite", framed("sign", struct.pack("<f", math.inf) + b"\x02", 3, ctx))
+    yield Accept("fp8.every-byte", framed("fp8(block=256)", b"\x7f" + bytes(range(256)), 256, ctx))
+    yield Accept("fp8.every-scale", framed("fp8(block=16)", bytes(range(256)) + b"\x39" * 4096, 4096, ctx))
+    yield Accept(
+        "fp16.every-exponent",
+        framed("fp16", struct.pack("<f", 2.0**100) + struct.pack("<64H", *range(0, 65536, 1024)), 64, ctx),
+    )
+    yield Accept("bf16.every-exponent", framed("bf16", struct.pack("<512H", *range(0, 65536, 128)), 512, ctx))
+    yield Accept("natural.every-byte", framed("natural", b"\xaa" * 32 + bytes(range(256)), 256, ctx))
+    levels = "natural_dithering(levels=2)"
+    yield Accept("natural_dithering.every-code", framed(levels, struct.pack("<f", 3.0) + b"\x88\xc6\xfa", 8, ctx))
+    block = bytes([0]) + struct.pack("<f", 2.0)  # mode, and one step; a rANS block follows
+    trio = "qsgd(levels=1, coder=rans)"  # three symbols
+    yield Accept("rans.empty-table", framed(trio, block + b"\0" + bits("0 00100"), 9, ctx))
+    yield Accept("rans.one-symbol", framed(trio, block + b"\0" + bits("0 011 1"), 9, ctx))
+    yield Accept("rans.raw", framed(trio, block + raw_levels((0, 1, 2, 1, 0)), 5, ctx))
+    infinite = bytes([0, 1]) + short_set(2, 9) + struct.pack("<f", math.inf)
+    yield Accept("top_k.infinite-value", framed("top_k(k=1)", infinite, 9, ctx))
+    yield Accept("sparse_dithering.negative-scale", framed(SD, segments(segment(-0.5, 1, raw_levels((1, 0, 2)))), 3, ctx))
+    clamped = segments(segment(3e38, 1, raw_levels((2, 1, 0)), bits("00100 1")))
+    yield Accept("sparse_dithering.clamped", framed(SD, clamped, 3, ctx))
+    yield Accept("sparse_dithering.bytes-after-levels", framed(SD, struct.pack("<f", 1.5) + bits("0 11") + b"\xff", 3, ctx))
+    yield Accept("sparse_dithering.short-levels", framed(SD, struct.pack("<f", 1.5) + bits("0 00 11111"), 3, ctx))
+    yield Accept("sparse_dithering.short-signs", framed(SD, struct.pack("<f", 1.5) + bits("0 00 10 10 0"), 3, ctx))
+    yield Accept("sparse_dithering.no-stream", framed(SD, struct.pack("<f", 1.5), 5, ctx))
+    yield Accept("sparse_dithering.no-coordinates", framed(SD, struct.pack("<f", 1.5) + b"\0", 0, ctx))
+    yield Accept("threshold.largest-tau", framed("threshold(tau=3e38, values=sign)", b"\0\3\0\2", 3, ctx))
+    yield Accept("fp16.negative-scale", framed("fp16", struct.pack("<f3H", -2.0, 0x3C00, 0xBC00, 0x7C00), 3, ctx))
+    sphere = "spherical(alpha=0.5, block=2)"  # two words for three coordinates
+    norms = b"\0" + struct.pack("<h", 1) + b"\0\1"
+    yield Accept("spherical.rans-norms", framed(sphere, norms + raw_bits((1, 1)) + bits("00 1 00") + bits("1"), 3, ctx))
+    yield Accept("spherical.zero-blocks", framed(sphere, b"\0" + struct.pack("<h", 1) + b"\0\0", 3, ctx))
+    far = b"\0" + struct.pack("<h", 130) + b"\0\xff\1" + bytes([255, 2]) + bits("010") + bits("1 0") + bits("1")
+    yield Accept("spherical.escaped-norm", framed(sphere, far, 3, ctx))
+    yield Accept("spherical.bit-31-ignored", framed("spherical(alpha=0.5)", struct.pack("<I", 0x80000000), 3, ctx))
+    stored = struct.pack("<I", 0x7F800000) + struct.pack("<3f", 1.0, -2.0, math.inf)
+    yield Accept("spherical.stored", framed("spherical(alpha=0.5)", stored, 3, ctx))
+    yield Accept(
+        "subtractive_dithering.stored", framed(SUBTRACTIVE, struct.pack("<I3f", 0xFF800000, 1.0, -2.0, math.nan), 3, ctx)
+    )
+    int32 = segments(struct.pack("<fB3i", 0.5, 0, 7, -(2**31), 2**31 - 1))
+    yield Accept("subtractive_dithering.int32-levels", framed(SUBTRACTIVE, int32, 3, ctx))
+    classes = segments(struct.pack("<fBBB", 0.5, 1, 4, 1) + raw_levels((2, 1, 0)) + bits("00100 1"))
+    yield Accept("subtractive_dithering.escapes", framed(SUBTRACTIVE, classes, 3, ctx))
+    yield Accept("text.strom", framed("strom(0.5)", b"\0\3\0\2", 3, ctx))
+    yield Accept("text.ef_sign", framed("ef_sign", struct.pack("<f", 1.5) + b"\2", 3, ctx))
+    yield Accept("text.mem_sgd", framed("mem_sgd(fraction=1)", b"\1", 3, ctx))
+    yield Accept("text.spelled-out", framed(" fp8 ( block = +32 , ) ", b"\x7f\x38", 1, ctx))
+    yield Accept("text.rules-as-a-list", framed("by_tensor(bf16, rules=[['?*', fp8]])", b"\2\x80\x3f", 1, ctx))
+
+
+# ---- refused frames ---------------------------------------------------------------------------------------------------------
+
+SD = "sparse_dithering(nu=0.1)"
+SUBTRACTIVE = "subtractive_dithering(omega=0.25)"
+
+
+def bits(text: str) -> bytes:
+    """Bits in stream order, as bytes: spaces are for the reader, and the end is padded with zeros."""
+    digits = text.replace(" ", "")
+    digits += "0" * (-len(digits) % 8)
+    return bytes(int(digits[i : i + 8][::-1], 2) for i in range(0, len(digits), 8))
+
+
+def short_set(index: int, d: int) -> bytes:
+    out = torch.zeros(64, dtype=torch.uint8)
+    return bytes(out[: kernels.reference.digits_encode(torch.tensor([index], dtype=torch.int32), d, out)].tolist())
+
+
+def raw_levels(symbols: tuple[int, ...]) -> bytes:
+    """A raw rANS block of symbols 0, 1, 2."""
+    return b"\1" + bits("".join(("00", "10", "01", "11")[s] for s in symbols))
+
+
+def raw_bits(symbols: tuple[int, ...]) -> bytes:
+    """A raw rANS block of symbols 0 and 1."""
+    return b"\1" + bits("".join(map(str, symbols)))
+
+
+def segment(scale: float, window: int, block: bytes, escapes: bytes = b"") -> bytes:
+    return struct.pack("<BB", 2, window) + varint.write(len(escapes)) + struct.pack("<f", scale) + block + escapes
+
+
+def segments(data: bytes) -> bytes:
+    return struct.pack("<I", 0x80000000) + data
+
+
+def general() -> Iterator[Reject]:
+    """For every configuration: a message that is cut, empty or followed by a byte, and modes that do not exist."""
+    loose = ("sparse_dithering", "random_sparse_dithering", "subtractive_dithering")  # level streams have no end of their own
+    forms = [(text, None) for text, _ in PLAN] + [(text, PIECES) for text in BY_TENSOR]
+    for number, (text, pieces) in enumerate(forms):
+        d = (12 if text in SHORT_ONLY else 65) if pieces is None else sum(p.numel for p in pieces)
+        ctx = context(1000 + number)
+        whole = encoded(text, numbers(d, 1), ctx, pieces)
+        opened = frame.unpack(whole)
+        message, dtype = opened.payload, opened.dtype
+        name = label(text) if pieces is None else label(text)[:60]
+        if not any(word in text for word in loose):
+            yield Reject(f"{name}.cut", framed(text, message[:-1], d, ctx, dtype), "the last byte is missing", pieces)
+            yield Reject(f"{name}.longer", framed(text, message + b"\0", d, ctx, dtype), "a byte follows the message", pieces)
+        yield Reject(f"{name}.empty", framed(text, b"", d, ctx, dtype), "there is no message", pieces)
+        if text.startswith(("top_k", "threshold")) or (("rans" in text or "elias" in text) and text[0] in "nq"):
+            for mode in (5, 255) if text.startswith(("top_k", "thr")) else (3, 5):
+                bad = bytes([mode]) + message[1:]
+                yield Reject(f"{name}.mode-{mode}", framed(text, bad, d, ctx), f"there is no mode {mode}")
+            for mode in (1, 2):
+                bad = bytes([mode, 0])
+                yield Reject(f"{name}.mode-{mode}-longer", framed(text, bad, d, ctx), f"bytes follow mode {mode}")
+
+
+def headers() -> Iterator[Reject]:
+    """Frames whose header or text form is wrong; the checksum is right unless that is what is wrong."""
+    good = encoded("bf16", numbers(3, 1), context(2000))
+
+    def patched(at: int, new: bytes) -> bytes:
+        body = good[:at] + new + good[at + len(new) : -4]
+        return body + struct.pack("<I", zlib.crc32(body))
+
+    def texted(text: bytes, wire_id: int, message: bytes = b"", d: int = 0) -> bytes:
+        body = struct.pack("<4sBBHQIHHQQB", b"TGRD", 1, 0, wire_id, 0, 0, 0, 0, d, len(message), len(text)) + text + message
+        return body + struct.pack("<I", zlib.crc32(body))
+
+    yield Reject("frame.empty", b"", "no bytes at all")
+    yield Reject("frame.44-bytes", good[:44], "a frame has at least 45 bytes")
+    yield Reject("frame.magic", patched(0, b"TGRE"), "another magic")
+    yield Reject("frame.version-0", patched(4, b"\0"), "another version")
+    yield Reject("frame.version-2", patched(4, b"\2"), "another version")
+    yield Reject("frame.dtype", patched(5, b"\3"), "there is no dtype 3")
+    yield Reject("frame.wire-id", patched(6, b"\3"), "the wire id is not that of the text form")
+    yield Reject("frame.wire-id-unknown", patched(6, b"\xff\xff"), "the wire id is not that of the text form")
+    yield Reject("frame.length-longer", patched(32, struct.pack("<Q", 7)), "the header announces a longer message")
+    yield Reject(
+        "frame.length-huge", patched(32, struct.pack("<Q", 2**64 - 1)), "the header announces a message of 2^64 - 1 bytes"
+    )
+    yield Reject("frame.text-longer", patched(40, b"\5"), "the header announces a longer text form")
+    yield Reject("frame.coordinates", patched(24, struct.pack("<Q", 2**60)), "2^60 coordinates")
+    yield Reject("frame.coordinates-more", patched(24, struct.pack("<Q", 4)), "one coordinate more than the message has")
+    yield Reject("frame.checksum", good[:-1] + bytes([good[-1] ^ 1]), "a wrong checksum")
+    yield Reject("frame.damaged", good[:50] + bytes([good[50] ^ 4]) + good[51:], "a flipped bit")
+    yield Reject("frame.longer", good + b"\0", "a byte follows the frame")
+    texts: dict[str, tuple[bytes, int]] = {
+        "empty": (b"", 1),
+        "not-ascii": (b"bf1\xb6", 2),
+        "unknown-name": (b"bf17", 2),
+        "number": (b"16", 2),
+        "constant": (b"true", 1),
+        "list": (b"[bf16]", 2),
+        "unclosed": (b"fp8(block=16", 4),
+        "two": (b"bf16 bf16", 2),
+        "unknown-parameter": (b"fp8(blocks=16)", 4),
+        "twice": (b"fp8(block=16, block=16)", 4),
+        "positional-after-named": (b"top_k(k=3, 0.5)", 12),
+        "wrong-type": (b"fp8(block=16.0)", 4),
+        "not-a-power-of-two": (b"fp8(block=48)", 4),
+        "out-of-range": (b"qsgd(bits=9)", 11),
+        "levels-do-not-pack": (b"qsgd(levels=8)", 11),
+        "both-fraction-and-k": (b"top_k(fraction=0.1, k=3)", 12),
+        "missing": (b"threshold", 14),
+        "biased-bf16": (b"random_k(k=1, values=bf16)", 13),
+        "sign-of-zero": (b"threshold(tau=0, values=sign)", 14),
+        "too-large-a-number": (b"int8(block=9223372036854775808)", 5),
+        "infinite": (b"random_sparse_dithering(omega=inf)", 17),
+        "too-many-draws": (b"spherical(alpha=0.1, block=64)", 19),
+        "finer-than-norms": (b"spherical(alpha=1e-6, block=2)", 19),
+        "wraps-nothing": (b"metered", 67),
+        "wraps-a-string": (b'metered("bf16")', 67),
+        "nested-17-deep": (b"metered(" * 17 + b"bf16" + b")" * 17, 67),
+        "bad-map": (b"by_tensor(bf16, rules={a: bf16})", 66),
+        "unclosed-string": (b'by_tensor(bf16, rules={"a: bf16})', 66),
+    }
+    for name, (text, wire_id) in texts.items():
+        yield Reject(f"text.{name}", texted(text, wire_id), "the text form is no configuration")
+
+
+def particular() -> Iterator[Reject]:
+    """What single formats refuse."""
+    number = itertools.count(3000)
+
+    def make(name: str, text: str, message: bytes, d: int, reason: str) -> Reject:
+        return Reject(name, framed(text, message, d, context(next(number))), reason)
+
+    one = struct.pack("<f", 1.0)
+    yield make("ternary.byte-243", "ternary", one + b"\xf3", 5, "a byte of trits above 242")
+    yield make("ternary.padding", "ternary", one + b"\x09", 2, "a last byte of trits that is not padded with zeros")
+    natural = "natural(coder=rans)"
+    for name, pair in (("least-0", b"\0\5"), ("crossed", b"\6\5"), ("largest-255", b"\5\xff")):
+        yield make(f"natural.{name}", natural, b"\0" + pair + b"\0" + raw_levels((0, 1, 2)), 3, "the range of exponents")
+    elias = "qsgd(bits=3, coder=elias)"
+    qsgd = {
+        "count": (varint.write(4) + bits("1 1 1 1 1 1 1 1") + b"\0", "more non-zero levels than coordinates"),
+        "coordinate": (varint.write(1) + bits("00100 1") + b"\0", "coordinate 3 of 3"),
+        "level": (varint.write(1) + bits("1 00100") + b"\0", "level 4 of 3"),
+        "gamma-too-long": (varint.write(1) + bits("0" * 63 + "1") + bytes(9), "a gamma code with 63 zeros"),
+        "gamma-padding": (varint.write(1) + bits("1 1 1") + b"\0", "padding after the gamma codes"),
+        "sign-padding": (varint.write(1) + bits("1 1") + b"\2", "padding after the signs"),
+        "varint": (b"\x81\0" + bits("1 1") + b"\0", "a varint that is longer than necessary"),
+        "varint-cut": (b"\x81", "the message ends inside a varint"),
+        "varint-long": (b"\xff" * 10 + b"\1", "a varint of eleven bytes"),
+    }
+    for name, (rest, reason) in qsgd.items():
+        yield make(f"qsgd-elias.{name}", elias, b"\0" + one + rest, 3, reason)
+    yield from bad_rans(make)
+    yield from bad_index_sets(make)
+    top = "top_k(k=2)"
+    value = struct.pack("<f", 1.0)
+    yield make("top_k.count-0", top, bytes([0, 0]) + b"\0", 9, "a count of 0")
+    yield make("top_k.count-3", top, bytes([0, 3]) + b"\0" + 3 * value, 9, "a count above k")
+    yield make("top_k.varint", top, bytes([0, 0x81, 0]) + short_set(2, 9) + value, 9, "a varint that is longer than necessary")
+    yield make("top_k.raw-short", top, b"\3" + 8 * value, 9, "a raw vector of 8 coordinates instead of 9")
+    yield make("threshold.count-0", SIGNS, bytes([0, 0, 0]), 9, "a count of 0")
+    yield make("threshold.count-10", SIGNS, bytes([0, 10, 0, 0, 0]), 9, "more coordinates than there are")
+    yield make("threshold.raw-signs", SIGNS, b"\3" + 9 * value, 9, "values=sign has no raw mode")
+    yield make("threshold.sign-padding", SIGNS, bytes([0, 1]) + short_set(2, 9) + b"\2", 9, "padding after the signs")
+    yield from bad_dithering(make)
+    yield from bad_shared(make)
+    yield make("rotated.last-byte", "rotated(sign)", struct.pack("<f", 1.0) + b"\0\2", 3, "the last byte is 2")
+    tensor = "by_tensor(bf16)"
+    yield make("by_tensor.too-long", tensor, varint.write(7) + bytes(6), 3, "a length beyond the end of the message")
+    yield make("by_tensor.huge", tensor, varint.write(2**64 - 1), 3, "a length of 2^64 - 1")
+    yield make("by_tensor.bytes-after", tensor, varint.write(6) + bytes(7), 3, "a byte follows the last group")
+    yield make("by_tensor.empty-buffer", tensor, b"\0", 0, "a buffer without coordinates has an empty message")
+    rice = threshold_message(2, 9, bytes([251, 39]) + bits(("1" + "0" * 39) * 2))
+    yield make(
+        "by_tensor.above-longest",
+        f"by_tensor({SIGNS})",
+        varint.write(len(rice)) + rice,
+        9,
+        "longer than any message of the part",
+    )
+    budget = struct.pack("<f", 1.0) + bits("0 11") + bytes(9)
+    text = "by_tensor(sparse_dithering(bits=8))"
+    yield make("by_tensor.above-budget", text, varint.write(len(budget)) + budget, 3, "longer than the part's budget")
+
+
+Make = Callable[[str, str, bytes, int, str], Reject]
+
+
+def bad_rans(make: Make) -> Iterator[Reject]:
+    head = b"\0" + struct.pack("<f", 1.0)
+    text = "qsgd(levels=1, coder=rans)"  # three symbols
+    tables = {
+        "form": (b"\2" + bytes(8), "a block is coded or raw"),
+        "no-form": (b"", "the block is missing"),
+        "raw-symbol": (b"\1" + bits("11 00 00"), "a raw symbol of 3 among three"),
+        "raw-padding": (b"\1" + bits("00 00 00 1"), "padding after raw symbols"),
+        "raw-cut": (b"\1", "raw symbols are missing"),
+        "run": (b"\0" + bits("0 00110"), "a run of 4 absent symbols among three"),
+        "second-run": (b"\0" + bits("0 1 00100"), "a run of 4 present symbols among three"),
+        "rice-parameter": (b"\0" + bits("1 0 011 0000000 0 000000 0 000000"), "a Rice parameter of 6"),
+        "first-cost": (b"\0" + bits("1 0 000 1000011 0 0"), "a cost of 97"),
+        "negative-cost": (b"\0" + bits("1 0 000 0000000 10 0"), "a cost of -1"),
+        "large-cost": (b"\0" + bits("1 0 000 0000011 110 0"), "a cost of 97"),
+        "endless-rice": (b"\0" + bits("1 0 000 0000000 " + "1" * 400), "a Rice code that does not end"),
+        "table-padding": (b"\0" + bits("0 011 1 1"), "padding after the tables"),
+        "table-cut": (b"\0", "the table is missing"),
+    }
+    for name, (block, reason) in tables.items():
+        yield make(f"rans.{name}", text, head + block, 3, reason)
+    big = frame.unpack(encoded("qsgd(levels=4, coder=rans)", KINDS["sparse"](2000), context(2999))).payload
+    steps = 1 + 4 * 4
+    at = steps + 1 + table_length(big[steps + 1 :], 9)
+    words = struct.unpack_from("<I", big, at)[0]
+
+    def changed(where: int, new: bytes) -> bytes:
+        return big[:where] + new + big[where + len(new) :]
+
+    cases = {
+        "more-words-than-symbols": (changed(at, struct.pack("<I", 2001)), "a chunk of 2000 symbols with 2001 words"),
+        "words-beyond": (changed(at, struct.pack("<I", words + 1)), "words beyond the message"),
+        "word-missing": (changed(at, struct.pack("<I", words - 1))[:-2], "the last word is missing"),
+        "word-too-many": (changed(at, struct.pack("<I", words + 1)) + b"\0\0", "a word too many"),
+        "small-state": (changed(at + 4, struct.pack("<I", 65535)), "a state below 65536"),
+        "wrong-state": (changed(at + 4, bytes([big[at + 4] ^ 1])), "lanes that do not return to their first state"),
+        "states-cut": (big[: at + 100], "states are missing"),
+    }
+    for name, (message, reason) in cases.items():
+        yield make(f"rans.{name}", "qsgd(levels=4, coder=rans)", message, 2000, reason)
+
+
+def table_length(data: bytes, alphabet: int) -> int:
+    stream = decoder.Bits(data)
+    decoder.rans_table(stream, alphabet)
+    return stream.finish()
+
+
+def bad_index_sets(make: Make) -> Iterator[Reject]:
+    forms = index_forms(65, 9)
+    cases: dict[str, tuple[int, int, bytes, str]] = {
+        "form-255": (9, 65, b"\xff" + bytes(20), "form 255"),
+        "empty-set-golomb": (65, 65, b"\xfa", "an empty set has the short form"),
+        "short-above-256": (300, 2400, bytes(400), "300 integers in the short form"),
+        "short-cut": (9, 65, forms["short"][:2], "the code ends early"),
+        "short-choice": (4, 9, b"\xf9\xff\xff\xff\xff\xff", "a choice that does not exist"),
+        "golomb-outside": (2, 9, b"\xfa" + bits("0 0 0 0 1 00 1 00") + bytes(3), "an index outside the vector"),
+        "golomb-endless": (2, 9, b"\xfa" + bytes(4), "a quotient that does not end"),
+        "golomb-padding": (9, 65, forms["golomb"][:-1] + bytes([forms["golomb"][-1] | 128]), "padding"),
+        "rice-40": (9, 65, b"\xfb\x28" + bytes(90), "a Rice parameter of 40"),
+        "rice-missing": (9, 65, b"\xfb", "the Rice parameter is missing"),
+        "bitmap-ones": (9, 65, b"\xfc" + b"\xff" + bytes(8), "8 ones instead of 9"),
+        "bitmap-padding": (9, 65, b"\xfc" + b"\xff" + bytes(7) + b"\2", "padding"),
+        "bitmap-cut": (9, 65, b"\xfc" + b"\xff", "the bitmap is cut"),
+        "classes-0": (9, 65, b"\xfd\0" + bytes(20), "an alphabet of 0"),
+        "classes-113": (9, 65, b"\xfd\x71" + bytes(20), "an alphabet of 113"),
+        "classes-outside": (2, 65, b"\xfd\x0f\1" + bits("0111 0111") + bits("1" * 12), "an index outside the vector"),
+        "rests-padding": (2, 65, b"\xfd\4\1" + bits("11 00") + bits("0 1"), "padding after the open bits"),
+        "rests-cut": (9, 65, forms["gaps"][:-1], "open bits are missing"),
+    }
+    for name, (count, d, data, reason) in cases.items():
+        message = threshold_message(count, d, data) if "cut" not in name and "missing" not in name else bytes([0, count]) + data
+        yield make(f"index-set.{name}", SIGNS, message, d, reason)
+
+
+def bad_dithering(make: Make) -> Iterator[Reject]:
+    scale = struct.pack("<f", 1.0)
+    words = {
+        "cut": (b"\0\0\0", "fewer than four bytes"),
+        "zero-longer": (bytes(5), "bytes follow a zero message"),
+        "nonfinite-longer": (struct.pack("<I", 0x7FC00000) + b"\0", "bytes follow a non-finite message"),
+        "negative-scale": (struct.pack("<f", -1.0) + bits("0 11"), "a negative scale"),
+        "infinite-scale": (struct.pack("<f", math.inf) + bits("0 11"), "an infinite scale"),
+        "another-nan": (struct.pack("<I", 0x7FC00001) + bits("0 11"), "a NaN that is not 0x7fc00000"),
+        "level-too-large": (scale + bits("1" * 128), "a level of more than 31 bits"),
+        "no-segment": (segments(b""), "the segment is missing"),
+        "kind-3": (segments(b"\3"), "there is no segment of kind 3"),
+        "zero-segment-longer": (segments(b"\0\0"), "bytes follow a zero segment"),
+        "raw-segment-cut": (segments(b"\1" + bytes(11)), "a raw segment that is cut"),
+        "segment-scale": (segments(segment(math.inf, 1, raw_levels((1, 0, 2)))), "an infinite scale"),
+        "window-0": (segments(struct.pack("<BBBf", 2, 0, 0, 1.0)), "a window of 0"),
+        "window-128": (segments(struct.pack("<BBBf", 2, 128, 0, 1.0) + b"\0" * 4), "a window of 128"),
+        "escapes-beyond": (segments(struct.pack("<BBBf", 2, 1, 9, 1.0) + raw_levels((1, 0, 2))), "escapes beyond the message"),
+        "escapes-missing": (segments(segment(1.0, 1, raw_levels((2, 2, 2)), b"\1")), "two escapes are missing"),
+        "escapes-longer": (segments(segment(1.0, 1, raw_levels((1, 1, 2)), b"\1\0")), "a byte follows the escapes"),
+        "escapes-padding": (segments(segment(1.0, 1, raw_levels((1, 1, 2)), b"\3")), "padding after the escapes"),
+        "escape-too-large": (segments(segment(1.0, 1, raw_levels((1, 1, 2)), bits("0" * 31 + "1" * 32))), "a level above 2^31"),
+        "length-longer": (
+            segments(struct.pack("<BB2sf", 2, 1, b"\x80\0", 1.0) + raw_levels((1, 1, 1))),
+            "a varint longer than necessary",
+        ),
+        "symbols-longer": (segments(segment(1.0, 1, raw_levels((1, 1, 1)) + b"\0")), "a byte follows the symbols"),
+    }
+    for name, (message, reason) in words.items():
+        yield make(f"sparse_dithering.{name}", SD, message, 3, reason)
+    yield make("sparse_dithering.too-many-zeros", SD, scale + bits("0 101"), 4, "5 zeros among 4 levels")
+    table = struct.pack("<2I", 1, 2) + b"\0\0"
+    yield make("sparse_dithering.table", SD, segments(table), 400_000, "segments that do not add up to the message")
+    yield make("sparse_dithering.table-cut", SD, segments(b"\1\0\0\0"), 400_000, "a table of segments that is cut")
+    yield make("random_sparse_dithering.kind-3", "random_sparse_dithering(omega=1)", segments(b"\3"), 3, "no segment of kind 3")
+
+
+def bad_shared(make: Make) -> Iterator[Reject]:
+    """Subtractive dithering and spherical compression."""
+    one = struct.pack("<f", 1.0)
+    subtractive = {
+        "zero-longer": (bytes(5), "a byte follows a zero message"),
+        "stored-cut": (struct.pack("<I2f", 0xFF800000, 1.0, 2.0), "a coordinate is missing"),
+        "negative-step": (struct.pack("<f", -1.0) + b"\1", "a negative step"),
+        "denormal-step": (struct.pack("<I", 1) + b"\1", "a subnormal step"),
+        "no-levels": (one, "the levels are missing"),
+        "too-long": (one + b"\1" + bytes(18), "longer than any message"),
+        "level-too-large": (one + bits("0" + "1" * 127), "a level of more than 31 bits"),
+        "steps-cut": (segments(b""), "the step is missing"),
+        "segment-step": (segments(struct.pack("<fB3i", -1.0, 0, 1, 2, 3)), "a negative step"),
+        "segment-step-nan": (segments(struct.pack("<fB3i", math.nan, 0, 1, 2, 3)), "a step that is NaN"),
+        "no-window": (segments(one), "the window is missing"),
+        "int32-cut": (segments(struct.pack("<fB2i", 1.0, 0, 1, 2)), "a level is missing"),
+        "window-128": (segments(struct.pack("<fBBB", 1.0, 128, 0, 0) + raw_levels((1, 1, 1))), "a window of 128"),
+        "class-bits-5": (segments(struct.pack("<fBBB", 1.0, 1, 5, 0) + raw_levels((1, 1, 1))), "five class bits"),
+        "escapes-beyond": (segments(struct.pack("<fBBB", 1.0, 1, 0, 9) + raw_levels((1, 1, 1))), "escapes beyond the message"),
+        "escapes-missing": (
+            segments(struct.pack("<fBBB", 1.0, 1, 0, 1) + raw_levels((2, 2, 2)) + b"\1"),
+            "two escapes are missing",
+        ),
+        "symbols-longer": (
+            segments(struct.pack("<fBBB", 1.0, 1, 0, 0) + raw_levels((1, 1, 1)) + b"\0"),
+            "a byte follows the symbols",
+        ),
+    }
+    for name, (message, reason) in subtractive.items():
+        yield make(f"subtractive_dithering.{name}", SUBTRACTIVE, message, 3, reason)
+    yield make("subtractive_dithering.empty-short", SUBTRACTIVE, one + b"\1", 0, "a short message without coordinates")
+    vector = {
+        "cut": (b"\0\0\0", "fewer than four bytes"),
+        "zero-longer": (bytes(5), "a byte follows a zero message"),
+        "denormal-norm": (struct.pack("<I", 0x80000001), "a subnormal norm"),
+        "nan-norm": (struct.pack("<I", 0xFFC00001), "a NaN that is not 0x7fc00000"),
+        "stored-cut": (struct.pack("<I2f", 0x7F800000, 1.0, 2.0), "a coordinate is missing"),
+        "no-one": (struct.pack("<I", 0x3F800000) + bytes(2), "the code does not end"),
+        "too-far": (struct.pack("<I", 0x3F800000) + bytes(16) + b"\2", "a quotient of 130"),
+        "longer": (struct.pack("<I", 0xBF800000) + bytes(3), "bytes follow the code"),
+    }
+    for name, (message, reason) in vector.items():
+        yield make(f"spherical-vector.{name}", "spherical(alpha=0.5)", message, 3, reason)
+    huge = (0x3F800000 | 1 << 31 | (1 << 41) << 32).to_bytes((32 + 505 + 7) // 8, "little")
+    yield make("spherical-vector.out-of-reach", "spherical(alpha=0.5)", huge, 1000, "a word of number 2^41")
+    yield make(
+        "spherical-vector.no-coordinates",
+        "spherical(alpha=0.5)",
+        struct.pack("<I", 0xBF800000),
+        0,
+        "a norm without coordinates",
+    )
+    text, top = "spherical(alpha=0.5, block=2)", b"\0" + struct.pack("<h", 1)
+    tail = bits("00 1 00") + bits("1")
+    blocks = {
+        "mode-4": (b"\4" + bytes(12), "there is no mode 4"),
+        "stored-cut": (b"\3" + bytes(11), "a coordinate is missing"),
+        "norms-form": (top + b"\2\1" + raw_bits((1, 1)) + tail, "there is no form 2 of the norms"),
+        "norms-cut": (top + b"\1\1\5\1", "the norms are cut"),
+        "norm-above": (top + b"\1\0" + b"\1" + bits("0 00 0 0 1"), "a negative distance from the largest norm"),
+        "norm-too-large": (b"\0" + struct.pack("<h", 32767) + b"\0\1" + raw_bits((1, 1)) + tail, "a norm above 2^140"),
+        "norm-too-small": (b"\0" + struct.pack("<h", -32768) + b"\0\1" + raw_bits((1, 1)) + tail, "a norm below 2^-127"),
+        "words-cut": (top + b"\0\1" + raw_bits((1, 1)) + bits("00 1 00"), "the last word is missing"),
+        "words-longer": (top + b"\0\1" + raw_bits((1, 1)) + tail + b"\0", "a byte follows the words"),
+        "words-padding": (top + b"\0\1" + raw_bits((1, 1)) + bits("00 1 00") + b"\x81", "padding after the words"),
+        "out-of-reach": (
+            top + b"\0\1" + raw_bits((1, 0)) + bits("0" * 32 + "00000 1 10110" + "0" * 60),
+            "a word of number 2^43",
+        ),
+    }
+    for name, (message, reason) in blocks.items():
+        yield make(f"spherical.{name}", text, message, 3, reason)
+    yield make("spherical.no-coordinates", text, top + b"\0\0", 0, "norms without coordinates")
+
+
+def refused() -> Iterator[Reject]:
+    yield from general()
+    yield from headers()
+    yield from particular()
+
+
+# ---- files ------------------------------------------------------------------------------------------------------------------
+
+
+def from_package(data: bytes, pieces: tuple[Piece, ...] | None) -> bytes:
+    """What the package decodes, as float32 bytes with one kind of NaN."""
+    opened = frame.unpack(data, max_numel=1 << 26)
+    values = tersegrad.from_frame(data, spec=None if pieces is None else Spec(pieces, opened.dtype))
+    values = torch.where(values.isnan(), math.nan, values)
+    return bytes(values.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def from_spec(data: bytes, pieces: tuple[Piece, ...] | None) -> bytes:
+    """What the independent decoder decodes."""
+    listed = None if pieces is None else [decoder.Piece(p.name, p.shape, p.start, p.stop) for p in pieces]
+    return decoder.float32_bytes(decoder.decode_frame(data, listed))
+
+
+def listed_pieces(pieces: tuple[Piece, ...]) -> list[dict[str, Any]]:
+    return [{"name": p.name, "shape": list(p.shape), "start": p.start, "stop": p.stop} for p in pieces]
+
+
+def accept_entry(vector: Accept, check: bool) -> dict[str, Any]:
+    opened = frame.unpack(vector.data)
+    decoded = from_package(vector.data, vector.pieces)
+    if check and from_spec(vector.data, vector.pieces) != decoded:
+        raise AssertionError(f"the package and the specification decode {vector.name} differently")
+    entry: dict[str, Any] = {
+        "file": f"accept/{vector.name}.frame",
+        "text": opened.text,
+        "wire_id": opened.wire_id,
+        "numel": opened.numel,
+        "dtype": str(opened.dtype).removeprefix("torch."),
+        "decoded_crc32": f"{zlib.crc32(decoded):08x}",
+    }
+    return entry if vector.pieces is None else {**entry, "pieces": listed_pieces(vector.pieces)}
+
+
+def reject_entry(vector: Reject, check: bool) -> dict[str, Any]:
+    for decode, refusal in ((from_package, CorruptMessage), (from_spec, ValueError)) if check else ():
+        try:
+            decode(vector.data, vector.pieces)
+        except refusal:
+            continue
+        raise AssertionError(f"{decode.__name__} accepts {vector.name}: {vector.reason}")
+    entry: dict[str, Any] = {"file": f"reject/{vector.name}.frame", "reason": vector.reason}
+    return entry if vector.pieces is None else {**entry, "pieces": listed_pieces(vector.pieces)}
+
+
+def files(check: bool = True) -> dict[str, bytes]:
+    """Every file of ``spec/vectors`` by its path there; ``check``: the package and the specification must agree on each."""
+    made: dict[str, bytes] = {}
+    index: dict[str, list[dict[str, Any]]] = {"accept": [], "reject": []}
+    for accept in accepted():
+        index["accept"].append(accept_entry(accept, check))
+        made[index["accept"][-1]["file"]] = accept.data
+    for reject in refused():
+        index["reject"].append(reject_entry(reject, check))
+        made[index["reject"][-1]["file"]] = reject.data
+    if len(made) != sum(map(len, index.values())):
+        raise AssertionError("two vectors have one name")
+    for kind, entries in index.items():
+        lines = ",\n".join(json.dumps(entry) for entry in entries)
+        made[f"{kind}.json"] = f"[\n{lines}\n]\n".encode()
+    return made
+
+
+def main() -> None:
+    made = files()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    for path, data in made.items():
+        target = FOLDER / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    print(f"{len(made)} files, {sum(map(len, made.values())):,} bytes in {FOLDER}")
+
+
+if __name__ == "__main__":
+    main()
