@@ -2,6 +2,7 @@
 #   make demo   what the library does, in a table and a figure
 #   make test   everything CI runs
 #   make bench  speeds and rates, as a table and JSON
+#   make experiments  the papers' experiments: tables and figures in experiments/*/results (DATA=folder adds LIBSVM sets)
 #   make fuzz   long fuzzing of the native decoders
 #   make docs   the documentation as a website in site/
 #   make clean  remove everything that was made
@@ -14,7 +15,7 @@ SANITIZED := build/sanitized
 FUZZ ?= 100000
 CLOCK = @start=$$(date +%s); trap 'echo "make $@: $$(( $$(date +%s) - start )) s"' EXIT; set -e;
 
-.PHONY: demo test lint types layers native-test unit bench fuzz docs vectors clean
+.PHONY: demo test lint types layers native-test unit bench experiments fuzz docs vectors clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -54,6 +55,9 @@ unit: $(VENV)/packages
 
 bench: $(VENV)/packages
 	$(CLOCK) $(RUN) -m benchmarks.run
+
+experiments: $(VENV)/packages
+	$(CLOCK) $(RUN) -m experiments.optimal_compression.run $(if $(DATA),--data $(DATA))
 
 fuzz: $(SANITIZED)/built
 	$(CLOCK) for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" $(FUZZ); done

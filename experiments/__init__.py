@@ -1,0 +1,1 @@
+"""Experiments: one folder a paper, with its claims, one command, and committed results. They import the package, never the reverse."""

@@ -1,0 +1,145 @@
+"""Exchanges as steps: an exchange is a generator that yields the collectives it needs and receives their results.
+
+Written once, run by two drivers: :class:`ProcessGroup` hands the collectives to torch.distributed (gloo or NCCL), and
+``exchange/virtual.py`` runs n generators in lockstep inside one process. Both move the same bytes. Only two collectives are used,
+both on uint8 buffers, both available everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tersegrad.core.protocol import Context, Spec, Stats
+
+R = TypeVar("R")
+
+
+@dataclasses.dataclass(frozen=True)
+class AllGather:
+    """Every rank contributes ``data`` (uint8, the same length everywhere) and receives all of them, in rank order."""
+
+    data: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class AllToAll:
+    """Bytes for every rank, laid one after another (``send`` says how many for each), against ``receive`` bytes from each."""
+
+    data: Tensor
+    send: tuple[int, ...]
+    receive: tuple[int, ...]
+
+
+Collective = AllGather | AllToAll
+Steps = Generator[Collective, Tensor, tuple[Tensor, R]]
+
+
+class Exchange(Protocol[R]):
+    """Turns every rank's vector into the mean over ranks; all that an integration sees.
+
+    ``steps`` is what an exchange writes; :func:`start` runs it on a process group and ``virtual.run`` in one process.
+    """
+
+    def init(self, spec: Spec, device: torch.device | str, rank: int, size: int) -> R:
+        """The state of one rank in a group of ``size``."""
+        ...
+
+    def steps(
+        self, x: Tensor, state: R, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+    ) -> Steps[R]:
+        """The mean over ranks (float32, the same bits on every rank) and the next state. ``ctx.sender`` is set to the rank."""
+        ...
+
+
+class Pending(Generic[R]):
+    """An exchange under way. Collectives of several exchanges must be advanced in the same order on every rank."""
+
+    def __init__(self, steps: Steps[R], group: ProcessGroup) -> None:
+        self._steps, self._group = steps, group
+        self._result: tuple[Tensor, R] | None = None
+        self.sent = 0  # bytes that left this rank
+        self.received = 0
+        self._continue(None)
+
+    def _continue(self, value: Tensor | None) -> None:
+        try:
+            request = next(self._steps) if value is None else self._steps.send(value)
+        except StopIteration as stop:
+            self._result = stop.value
+            return
+        self._work, self._out = self._group.launch(request)
+        self.sent += self._group.sent(request)
+        self.received += self._group.received(request)
+
+    @property
+    def done(self) -> bool:
+        return self._result is not None
+
+    def advance(self) -> bool:
+        """Wait for the collective under way and start the next one; True once the result is there."""
+        if self._result is None:
+            self._work.wait()
+            self._continue(self._out)
+        return self._result is not None
+
+    def wait(self) -> tuple[Tensor, R]:
+        """The mean over ranks and the next state."""
+        while self._result is None:
+            self.advance()
+        return self._result
+
+
+class ProcessGroup:
+    """A torch process group (the default one if None) as the driver of steps."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        # torch 2.13 renames the collective; older releases know the old name only.
+        self._all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+    def launch(self, request: Collective) -> tuple[Any, Tensor]:
+        """Start a collective; the tensor is filled once the work is done."""
+        if isinstance(request, AllGather):
+            out = request.data.new_empty(self.size * request.data.numel())
+            return self._all_gather(out, request.data, group=self.group, async_op=True), out
+        out = request.data.new_empty(sum(request.receive))
+        work = dist.all_to_all_single(
+            out, request.data, list(request.receive), list(request.send), group=self.group, async_op=True
+        )
+        return work, out
+
+    def sent(self, request: Collective) -> int:
+        """Bytes of a request that leave this rank."""
+        if isinstance(request, AllGather):
+            return request.data.numel() * (self.size - 1)
+        return sum(request.send) - request.send[self.rank]
+
+    def received(self, request: Collective) -> int:
+        """Bytes of a request that arrive from other ranks."""
+        if isinstance(request, AllGather):
+            return request.data.numel() * (self.size - 1)
+        return sum(request.receive) - request.receive[self.rank]
+
+
+def start(
+    exchange: Exchange[R], x: Tensor, state: R, spec: Spec, ctx: Context, group: ProcessGroup, stats: Stats | None = None
+) -> Pending[R]:
+    """Run an exchange on a process group, without blocking."""
+    return Pending(exchange.steps(x, state, spec, ctx, group.rank, group.size, stats), group)
+
+
+def integers(values: list[int], device: torch.device) -> Tensor:
+    """Non-negative integers as bytes, eight each."""
+    return torch.tensor(values, dtype=torch.int64, device=device).view(torch.uint8)
+
+
+def read_integers(data: Tensor) -> list[int]:
+    """The inverse of :func:`integers`."""
+    return [int(v) for v in data.view(torch.int64).tolist()]

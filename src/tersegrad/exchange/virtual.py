@@ -1,0 +1,93 @@
+"""n ranks in one process: the same exchange code and the same bytes, without a network.
+
+What tests compare real process groups with, and what single-device experiments use. The generators of all ranks advance in
+lockstep; a rank that asks for another collective than the others is an error here, where it would hang in a process group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from tersegrad.core.protocol import Context, Spec, Stats
+from tersegrad.exchange.steps import AllGather, AllToAll, Collective, Exchange, Steps
+
+R = TypeVar("R")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome(Generic[R]):
+    """What an exchange between virtual ranks gave."""
+
+    mean: Tensor  # the same on every rank
+    states: tuple[R, ...]
+    sent: tuple[int, ...]  # bytes that left each rank
+
+
+def run(
+    exchange: Exchange[R],
+    xs: Sequence[Tensor],
+    states: Sequence[R],
+    spec: Spec,
+    ctx: Context,
+    stats: Sequence[Stats | None] | None = None,
+) -> Outcome[R]:
+    """Exchange one vector a rank; raises if the ranks do not end with the same bits."""
+    size = len(xs)
+    given = stats if stats is not None else [None] * size
+    steps: list[Steps[R]] = [
+        exchange.steps(x, state, spec, ctx, rank, size, share)
+        for rank, (x, state, share) in enumerate(zip(xs, states, given, strict=True))
+    ]
+    sent = [0] * size
+    values: list[Tensor | None] = [None] * size
+    results: list[tuple[Tensor, R]] = []
+    while True:
+        requests: list[Collective] = []
+        for rank, generator in enumerate(steps):
+            value = values[rank]
+            try:
+                requests.append(next(generator) if value is None else generator.send(value))
+            except StopIteration as stop:
+                results.append(stop.value)
+        if results:
+            break
+        values = list(_deliver(requests, sent))
+    if requests or len(results) != size:
+        raise RuntimeError(f"{len(results)} of {size} ranks ended while others still exchange: their steps differ")
+    mean = results[0][0]
+    for rank, (other, _) in enumerate(results):
+        if not torch.equal(mean.view(torch.int32), other.view(torch.int32)):
+            raise RuntimeError(f"rank {rank} decoded another mean than rank 0")
+    return Outcome(mean, tuple(state for _, state in results), tuple(sent))
+
+
+def init(exchange: Exchange[R], spec: Spec, size: int, device: torch.device | str = "cpu") -> list[R]:
+    """The first states of all ranks."""
+    return [exchange.init(spec, device, rank, size) for rank in range(size)]
+
+
+def _deliver(requests: Sequence[Any], sent: list[int]) -> list[Tensor]:
+    size = len(requests)
+    kinds = {type(r) for r in requests}
+    if len(kinds) != 1:
+        raise RuntimeError("the ranks ask for different collectives")
+    if kinds == {AllGather}:
+        lengths = {r.data.numel() for r in requests}
+        if len(lengths) != 1:
+            raise RuntimeError(f"an all-gather needs equal lengths, got {sorted(lengths)}")
+        for rank in range(size):
+            sent[rank] += requests[rank].data.numel() * (size - 1)
+        return [torch.cat([r.data for r in requests])] * size
+    pieces = [torch.split(r.data, list(r.send)) for r in requests]
+    for a, request in enumerate(requests):
+        sent[a] += sum(request.send) - request.send[a]
+        for b, other in enumerate(requests):
+            if request.send[b] != other.receive[a]:
+                raise RuntimeError(f"rank {a} sends {request.send[b]} bytes to rank {b}, which expects {other.receive[a]}")
+    assert kinds == {AllToAll}
+    return [torch.cat([pieces[a][b] for a in range(size)]) for b in range(size)]

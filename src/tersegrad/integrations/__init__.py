@@ -1,0 +1,1 @@
+"""Integrations: compressed exchanges inside the training loops that people already have."""

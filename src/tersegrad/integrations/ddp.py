@@ -1,0 +1,616 @@
+"""DistributedDataParallel with compressed gradients: ``attach(model, "error_feedback(top_k(fraction=0.01))")``.
+
+How a step goes. DDP hands over its buckets in one order on all ranks. Their gradients are copied into stable groups
+(:mod:`tersegrad.integrations.groups`); when a group's last gradient has arrived its exchange starts, and the exchanges that started
+before it take one step each, so that bytes travel while later gradients are computed. The order of collectives follows from the
+buckets alone, hence is the same everywhere. The last bucket's hook finishes all exchanges, writes the means into the buckets and
+completes the futures that DDP waits for.
+
+States (residuals) belong to groups of named parameters. They are committed once every group's mean, in the gradients' own dtype
+and at the loss scale, is finite: the means are the same on all ranks, so the decision is too, and it is the one a GradScaler takes.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from tersegrad.compressors import BF16, Identity
+from tersegrad.core import state as states
+from tersegrad.core.errors import BadConfiguration, TersegradError
+from tersegrad.core.protocol import Compressor, Context
+from tersegrad.core.text import require
+from tersegrad.exchange import AllGather, AllGatherExchange, Exchange, Pending, TwoShotExchange, start
+from tersegrad.exchange.two_shot import TwoShotState
+from tersegrad.integrations import checkpoint
+from tersegrad.integrations.groups import Group, from_layout, make_groups
+from tersegrad.integrations.meter import Meter, TimedGroup, watch
+from tersegrad.recipes import parse
+from tersegrad.wrappers import ByTensor
+
+ExchangeName = Literal["two_shot", "all_gather"]
+FORMAT = 1  # of state_dict
+
+
+class ReplicasDiffer(TersegradError):
+    """Parameters that must be the same on every rank are not."""
+
+
+@dataclasses.dataclass
+class _Totals:
+    """What :meth:`Handle.report` counts."""
+
+    steps: int = 0
+    dropped: int = 0
+    warmup: int = 0
+    sent: int = 0
+    received: int = 0
+    coordinates: int = 0
+    seconds: float = 0.0  # in the hook, all in all
+    error: float = 0.0
+    power: float = 0.0
+    first: Meter = dataclasses.field(default_factory=Meter)
+    second: Meter = dataclasses.field(default_factory=Meter)
+
+
+@dataclasses.dataclass
+class _Bucket:
+    """What is kept of a DDP bucket until the step's means are known."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    buffer: Tensor
+    future: "Future[Tensor]"
+
+
+class Handle:
+    """The exchange of one DDP model: state, settings and counters. Made by :func:`attach` or :func:`make_hook`."""
+
+    def __init__(
+        self,
+        compressor: Compressor[Any] | str,
+        exchange: ExchangeName = "two_shot",
+        *,
+        group_bytes: int = 25 << 20,
+        dense_below: int = 1024,
+        dense: Compressor[Any] | str | None = None,
+        warmup_steps: int = 0,
+        schedule: Callable[[int], Compressor[Any] | str | None] | None = None,
+        scaler: Any = None,
+        seed: int = 0,
+        check_every: int = 0,
+        measure_every: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        require(exchange in ("two_shot", "all_gather"), f"exchange is two_shot or all_gather, got {exchange!r}")
+        require(group_bytes > 0, f"group_bytes must be positive, got {group_bytes}")
+        for name, value in (
+            ("dense_below", dense_below),
+            ("warmup_steps", warmup_steps),
+            ("check_every", check_every),
+            ("measure_every", measure_every),
+        ):
+            require(value >= 0, f"{name} must not be negative, got {value}")
+        self.compressor = _compressor(compressor)
+        self.exchange: ExchangeName = exchange
+        self.group_bytes, self.dense_below = group_bytes, dense_below
+        self.dense_compressor = None if dense is None else _compressor(dense)
+        self.warmup_steps, self.schedule, self.scaler = warmup_steps, schedule, scaler
+        self.seed, self.check_every, self.measure_every = seed, check_every, measure_every
+        Context(seed=seed)  # refuses a seed that does not fit
+        self.step = 0
+        self.groups: list[Group] = []
+        self._process_group = process_group
+        self._driver: TimedGroup | None = None
+        self._scale: float | None = None
+        self._parameters: dict[str, Tensor] = {}
+        self._replicas: dict[str, Tensor] = {}
+        self._exchanges: list[Exchange[Any]] = []
+        self._states: list[Any] = []
+        self._flat: list[Tensor] = []
+        self._where: dict[int, tuple[int, int]] = {}  # id of a parameter -> its group and where it begins there
+        self._saved: Sequence[Mapping[str, Any]] | None = None  # a checkpoint read before the parameters were known
+        self._totals = _Totals()
+        self._begin()
+
+    # ------------------------------------------------------------------------------------------------ what it is attached to
+
+    @property
+    def group(self) -> TimedGroup:
+        """The process group as the driver of exchanges."""
+        if self._driver is None:
+            self._driver = TimedGroup(self._process_group)
+        return self._driver
+
+    @property
+    def hook(self) -> "Callable[[Handle, GradBucket], Future[Tensor]]":
+        """The communication hook; ``(handle, handle.hook)`` is what ``register_comm_hook`` takes."""
+        return compressed_hook
+
+    def bind(self, model: torch.nn.Module) -> None:
+        """Learn names and groups from a model. :func:`attach` does it; a plain pair may, to name parameters in checkpoints."""
+        require(not self._parameters, "this handle already has its parameters: make one handle for each model")
+        inner = getattr(model, "_orig_mod", model)
+        ignored: set[str] = set(getattr(inner, "parameters_to_ignore", ()))
+        if isinstance(inner, DistributedDataParallel):
+            if self._process_group is None:
+                self._process_group = inner.process_group
+            inner = inner.module
+        named = {name: p for name, p in inner.named_parameters() if name not in ignored}
+        self._bind({_plain(name): p for name, p in named.items()})
+
+    def _bind(self, named: Mapping[str, Tensor]) -> None:
+        self._replicas = dict(named)
+        self._parameters = {name: p for name, p in named.items() if p.requires_grad}
+        self._arrange(make_groups(self._parameters, self.group_bytes))
+        if self._saved is not None:
+            saved, self._saved = self._saved, None
+            self.load_state_dicts(saved)
+
+    def _arrange(self, groups: list[Group]) -> None:
+        self.groups = groups
+        self._where = {}
+        for group in groups:
+            at = 0
+            for piece in group.spec.pieces:
+                self._where[id(self._parameters[piece.name])] = group.number, at
+                at += piece.numel
+        self._flat = [torch.zeros(g.spec.numel, dtype=torch.float32, device=g.device) for g in groups]
+        self._make_exchanges()
+        self._states = self._fresh()
+        self._begin()
+
+    def _make_exchanges(self) -> None:
+        self._exchanges = [self._exchange(self._effective(g), self._totals) for g in self.groups]
+
+    def _fresh(self) -> list[Any]:
+        rank, size = self.group.rank, self.group.size
+        return [e.init(g.spec, g.device, rank, size) for e, g in zip(self._exchanges, self.groups)]
+
+    def _dense(self, group: Group) -> Compressor[Any]:
+        """What dense parts are sent with: nothing is lost that the gradient's own dtype would keep."""
+        return self.dense_compressor or (BF16() if group.dtype == torch.bfloat16 else Identity())
+
+    def _effective(self, group: Group) -> Compressor[Any]:
+        if not self.dense_below:
+            return self.compressor
+        return ByTensor(self.compressor, small=self._dense(group), below=self.dense_below)
+
+    def _exchange(self, compressor: Compressor[Any], totals: _Totals) -> Exchange[Any]:
+        first = watch(compressor, totals.first)
+        return (
+            AllGatherExchange(first)
+            if self.exchange == "all_gather"
+            else TwoShotExchange(first, watch(compressor, totals.second))
+        )
+
+    # -------------------------------------------------------------------------------------------------------------- settings
+
+    def set_compressor(self, compressor: Compressor[Any] | str) -> None:
+        """Use another compressor from the next step on (call it on every rank). Residuals are kept where both have them."""
+        chosen = _compressor(compressor)
+        if chosen == self.compressor:
+            return
+        require(not self._buckets, "the compressor can only change between two steps")
+        saved = [checkpoint.save(s, g.spec, self.group.rank, self.group.size) for s, g in zip(self._states, self.groups)]
+        self.compressor = chosen
+        self._make_exchanges()
+        self._states = self._fresh()
+        for number, (group, (first, second)) in enumerate(zip(self.groups, saved)):
+            ranges = {name: [entry] for name, entry in second.items()}
+            try:
+                self._states[number] = checkpoint.restore(
+                    self._states[number], group.spec, self.group.rank, self.group.size, first, ranges
+                )
+            except BadConfiguration:
+                continue  # the two keep different things: start anew
+
+    def set_scale(self, scale: float | None) -> None:
+        """The loss scale by which gradients are multiplied, if no GradScaler was given; None for 1."""
+        require(scale is None or (math.isfinite(scale) and scale > 0), f"a loss scale is positive, got {scale}")
+        self._scale = scale
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the next step is sent dense."""
+        return self.step < self.warmup_steps
+
+    # -------------------------------------------------------------------------------------------------------------- one step
+
+    def _begin(self) -> None:
+        self._buckets: list[_Bucket] = []
+        self._missing = [len(g.spec.pieces) for g in self.groups]
+        self._pendings: list[tuple[int, Pending[Any]]] = []
+        self._step_scale = 1.0
+
+    def _plan(self) -> None:
+        """Settings of the step that begins."""
+        self._begin()
+        scale = self.scaler.get_scale() if self.scaler is not None else self._scale
+        self._step_scale = 1.0 if scale is None else float(scale)
+        self._choose()
+
+    def _choose(self) -> None:
+        if self.schedule is not None and not self.warming_up:
+            chosen = self.schedule(self.step)
+            if chosen is not None:
+                self.set_compressor(chosen)
+
+    def on_bucket(self, bucket: GradBucket) -> "Future[Tensor]":
+        """Take in one bucket; the future holds the bucket's means once the last bucket was seen."""
+        begin = time.perf_counter()
+        try:
+            return self._on_bucket(bucket)
+        except BaseException:
+            self._begin()  # the step is lost, the states are those before it
+            raise
+        finally:
+            self._totals.seconds += time.perf_counter() - begin
+
+    def _on_bucket(self, bucket: GradBucket) -> "Future[Tensor]":
+        if bucket.index() == 0:
+            self._plan()
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            raise BadConfiguration("a gradient is a sparse tensor (sparse=True embedding): build the layer with sparse=False")
+        future: Future[Tensor] = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
+        arrived = _Bucket(list(bucket.parameters()), list(bucket.gradients()), buffer, future)
+        self._buckets.append(arrived)
+        if self._parameters:
+            self._take(arrived)
+        elif bucket.is_last():
+            self._bind_to_buckets()
+        if bucket.is_last():
+            self._finish()
+        return future
+
+    def _bind_to_buckets(self) -> None:
+        """Without a model: DDP's first buckets, last to first, hold the parameters in the order of their registration."""
+        buckets, scale = self._buckets, self._step_scale
+        ordered = [p for bucket in reversed(buckets) for p in bucket.parameters]
+        self._bind({f"parameter{number}": p for number, p in enumerate(ordered)})
+        self._choose()  # a checkpoint that waited for the parameters may have moved the step
+        self._buckets, self._step_scale = buckets, scale
+        for bucket in buckets:
+            self._take(bucket)
+
+    def _take(self, bucket: _Bucket) -> None:
+        complete = []
+        for parameter, gradient in zip(bucket.parameters, bucket.gradients, strict=True):
+            place = self._where.get(id(parameter))
+            if place is None:
+                raise BadConfiguration(
+                    f"DDP exchanges a parameter of shape {tuple(parameter.shape)} that was frozen or absent when the handle was "
+                    "attached: attach right after building DDP"
+                )
+            number, at = place
+            self._flat[number][at : at + gradient.numel()].view(gradient.shape).copy_(gradient)
+            self._missing[number] -= 1
+            if not self._missing[number]:
+                complete.append(number)
+        for number in sorted(complete):
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        group, flat = self.groups[number], self._flat[number]
+        if self._step_scale != 1.0:
+            flat.mul_(1.0 / self._step_scale)
+        exchange, state = self._exchanges[number], self._states[number]
+        if self.warming_up:
+            exchange = self._exchange(self._dense(group), self._totals)
+            state = exchange.init(group.spec, group.device, self.group.rank, self.group.size)
+        ctx = Context(seed=self.seed, step=self.step % (1 << 32), buffer=number)
+        pending = start(exchange, flat, state, group.spec, ctx, self.group)
+        for _, earlier in self._pendings:  # their bytes travelled while this group was encoded
+            earlier.advance()
+        self._pendings.append((number, pending))
+
+    def _finish(self) -> None:
+        if any(self._missing):
+            lacking = [g.names for g, missing in zip(self.groups, self._missing) if missing]
+            raise BadConfiguration(f"DDP gave no gradient for some of {lacking}: attach right after building DDP")
+        while not all(pending.done for _, pending in self._pendings):
+            for _, pending in self._pendings:
+                pending.advance()
+        means: dict[int, Tensor] = {}
+        after: dict[int, Any] = {}
+        finite = True
+        for number, pending in self._pendings:
+            mean, after[number] = pending.wait()
+            if self.measure_every and self.step % self.measure_every == 0:
+                self._measure(self._flat[number], mean)
+            if self._step_scale != 1.0:
+                mean = mean.mul_(self._step_scale)
+            means[number] = mean.to(self.groups[number].dtype)
+            finite = finite and _finite(means[number])
+            self._totals.sent += pending.sent
+            self._totals.received += pending.received
+            self._totals.coordinates += mean.numel()
+        for bucket in self._buckets:
+            for parameter, gradient in zip(bucket.parameters, bucket.gradients):
+                number, at = self._where[id(parameter)]
+                gradient.copy_(means[number][at : at + gradient.numel()].view(gradient.shape))
+        if finite and not self.warming_up:
+            for number, state in after.items():
+                self._states[number] = state
+        self._totals.steps += 1
+        self._totals.dropped += not finite
+        self._totals.warmup += self.warming_up
+        buckets, step = self._buckets, self.step
+        self._begin()
+        self.step += 1
+        if self.check_every and step % self.check_every == 0:
+            self.check_replicas()
+        for bucket in buckets:
+            bucket.future.set_result(bucket.buffer)
+
+    def _measure(self, mine: Tensor, mean: Tensor) -> None:
+        """Compare with the exact mean, which one dense all-reduce gives."""
+        exact = torch.cat([mine.double(), mine.double().square().sum().reshape(1)])
+        dist.all_reduce(exact, group=self._process_group)
+        exact /= self.group.size
+        error, power = float((mean.double() - exact[:-1]).square().sum()), float(exact[-1])
+        if math.isfinite(error) and math.isfinite(power):
+            self._totals.error += error
+            self._totals.power += power
+
+    # ---------------------------------------------------------------------------------------------------------------- safety
+
+    def check_replicas(self) -> None:
+        """Raise :class:`ReplicasDiffer` unless every parameter has the same bits on all ranks (a collective call)."""
+        if not self._replicas:
+            return
+        device = next(iter(self._replicas.values())).device
+        digests = b"".join(_digest(p) for p in self._replicas.values())
+        mine = torch.frombuffer(bytearray(digests), dtype=torch.uint8).to(device)
+        work, everyone = self.group.launch(AllGather(mine))
+        work.wait()
+        rows = everyone.cpu().view(self.group.size, len(self._replicas), -1)
+        for number, name in enumerate(self._replicas):
+            differ = [rank for rank in range(1, self.group.size) if not torch.equal(rows[rank, number], rows[0, number])]
+            if differ:
+                raise ReplicasDiffer(f"{name} on rank {differ[0]} differs from rank 0 before step {self.step}")
+
+    # ---------------------------------------------------------------------------------------------------------------- report
+
+    def dense(self) -> dict[str, str]:
+        """The parameters that are sent dense, each with the reason."""
+        if self.warming_up:
+            return dict.fromkeys(self._parameters, f"warm-up until step {self.warmup_steps}")
+        small = {name: p.numel() for name, p in self._parameters.items() if p.numel() < self.dense_below}
+        return {name: f"{numel} elements, fewer than dense_below={self.dense_below}" for name, numel in small.items()}
+
+    def report(self) -> dict[str, float | str]:
+        """Counters since the start (or :meth:`reset_report`) as a flat dict; sizes are those of bytes that travelled."""
+        t, size = self._totals, self.group.size
+        message = t.first.nbytes / t.steps if t.steps else 0.0  # of this rank, for the whole model
+        estimates = {"all_gather": (size - 1) * message, "two_shot": 2 * (size - 1) / size * message}
+        dense = self.dense()
+        coded = t.first.seconds + t.second.seconds
+        out: dict[str, float | str] = {
+            "compressor": str(self.compressor),
+            "exchange": self.exchange,
+            "steps": t.steps,
+            "steps/dropped": t.dropped,
+            "steps/warmup": t.warmup,
+            "bytes/sent": t.sent,
+            "bytes/received": t.received,
+            "bits_per_coordinate": 8 * t.first.nbytes / t.first.coordinates if t.first.coordinates else 0.0,
+            "bits_per_coordinate/sent": 8 * t.sent / t.coordinates if t.coordinates else 0.0,
+            "seconds/encode": t.first.encode + t.second.encode,
+            "seconds/decode": t.first.decode + t.second.decode,
+            "seconds/wire": self.group.waited,
+            "seconds/other": max(0.0, t.seconds - coded - self.group.waited),
+            "dense/parameters": len(dense),
+            "dense/coordinates": sum(self._parameters[name].numel() for name in dense),
+            "dense/why": "; ".join(sorted({reason.split(", ")[-1] for reason in dense.values()})),
+            "state/bytes": sum(_memory(s) for s in self._states),
+            "groups": len(self.groups),
+            # At two ranks both send the same; all_gather then compresses once instead of twice.
+            "cheaper_exchange": "all_gather" if estimates["all_gather"] <= estimates["two_shot"] else "two_shot",
+            "bytes/step/all_gather": estimates["all_gather"],
+            "bytes/step/two_shot": estimates["two_shot"],
+        }
+        if t.power:
+            out["relative_error"] = t.error / t.power
+        return out
+
+    def reset_report(self) -> None:
+        """Count from zero again, between two steps."""
+        require(not self._buckets, "the counters can only be reset between two steps")
+        self._totals = _Totals()
+        self.group.waited = 0.0
+        self._make_exchanges()  # their clocks write into the new counters
+
+    # ----------------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank under ``rank<r>``, keyed by parameter names; what a checkpoint stores (every rank its own)."""
+        require(not self._buckets, "a state can only be saved between two steps")
+        rank, size = self.group.rank, self.group.size
+        first: dict[str, Any] = {}
+        second: dict[str, Any] = {}
+        for state, group in zip(self._states, self.groups):
+            ours, means = checkpoint.save(state, group.spec, rank, size)
+            first |= ours
+            second |= means
+        shapes = {p.name: list(p.shape) for g in self.groups for p in g.spec.pieces}
+        public = {
+            "format": FORMAT,
+            "rank": rank,
+            "size": size,
+            "step": self.step,
+            "seed": self.seed,
+            "compressor": str(self.compressor),
+            "dense_below": self.dense_below,
+            "exchange": self.exchange,
+            "layout": [list(g.names) for g in self.groups],
+            "shapes": shapes,
+        }
+        # One text, so that torch.distributed.checkpoint keeps it whole.
+        return {f"rank{rank}": {"public": json.dumps(public), "first": first, "second": second}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from this rank's :meth:`state_dict`: the next steps are bit for bit those of the run that saved it."""
+        key = f"rank{self.group.rank}"
+        sizes = sorted({int(_public(v)["size"]) for v in state_dict.values()})
+        if key not in state_dict or sizes != [self.group.size]:
+            raise BadConfiguration(
+                f"the state has {sorted(state_dict)} of {sizes} ranks, this is {key} of {self.group.size}: for another world size "
+                "pass all ranks' states to load_state_dicts"
+            )
+        self._load([state_dict[key]])
+
+    def load_state_dicts(self, state_dicts: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from the states of all ranks that saved, on any world size: residuals start from their mean over those ranks."""
+        ranks = {key: value for state_dict in state_dicts for key, value in state_dict.items()}
+        parts = sorted(ranks.values(), key=lambda part: int(_public(part)["rank"]))
+        require(bool(parts), "there is no state to load")
+        size = int(_public(parts[0])["size"])
+        if len(parts) == 1 or size == self.group.size:
+            self.load_state_dict(ranks)
+            return
+        present = [int(_public(part)["rank"]) for part in parts]
+        require(present == list(range(size)), f"the state of {size} ranks is needed in full, got ranks {present}")
+        self._load(parts)
+
+    def _load(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        public = _public(parts[0])
+        require(public["format"] == FORMAT, f"state format {public['format']} was written by another version")
+        if not self._parameters:  # a plain pair learns its parameters in the first step
+            self._saved = [{f"rank{_public(part)['rank']}": part} for part in parts]
+            return
+        shapes = {name: list(p.shape) for name, p in self._parameters.items()}
+        saved = {name: list(shape) for name, shape in public["shapes"].items()}
+        for name in sorted(shapes.keys() | saved.keys()):
+            if shapes.get(name) != saved.get(name):
+                raise BadConfiguration(
+                    f"the model changed: {name} has shape {shapes.get(name)} here and {saved.get(name)} in the saved state"
+                )
+        if public["exchange"] != self.exchange or public["dense_below"] != self.dense_below:
+            raise BadConfiguration(
+                f"the state was saved with exchange={public['exchange']!r}, dense_below={public['dense_below']}; this handle has "
+                f"{self.exchange!r}, {self.dense_below}"
+            )
+        if public["compressor"] != str(self.compressor):
+            if self.schedule is None:
+                raise BadConfiguration(
+                    f"the state was saved with {public['compressor']}, this handle compresses with {self.compressor}: "
+                    "attach with the saved one (set_compressor may change it afterwards)"
+                )
+            self.compressor = parse(str(public["compressor"]))
+        self.step, self.seed = int(public["step"]), int(public["seed"])
+        self._arrange(from_layout(self._parameters, public["layout"]))
+        names = sorted({name for part in parts for name in part.get("first", {})})
+        first = {name: checkpoint.mean([part["first"][name] for part in parts]) for name in names}
+        second: dict[str, list[Any]] = {}
+        for part in parts:
+            for name, entry in part.get("second", {}).items():
+                second.setdefault(name, []).append(entry)
+        for number, group in enumerate(self.groups):
+            self._states[number] = checkpoint.restore(
+                self._states[number], group.spec, self.group.rank, self.group.size, first, second
+            )
+
+
+def compressed_hook(state: Handle, bucket: GradBucket) -> Future[Tensor]:
+    """The communication hook of every handle, for ``register_comm_hook(handle, compressed_hook)``."""
+    return state.on_bucket(bucket)
+
+
+def attach(
+    model: torch.nn.Module,
+    compressor: Compressor[Any] | str,
+    exchange: ExchangeName = "two_shot",
+    *,
+    group_bytes: int = 25 << 20,
+    dense_below: int = 1024,
+    dense: Compressor[Any] | str | None = None,
+    warmup_steps: int = 0,
+    schedule: Callable[[int], Compressor[Any] | str | None] | None = None,
+    scaler: Any = None,
+    seed: int = 0,
+    check_every: int = 0,
+    measure_every: int = 0,
+    process_group: dist.ProcessGroup | None = None,
+) -> Handle:
+    """Exchange the gradients of a DistributedDataParallel model through ``compressor``; the same call on every rank.
+
+    ``group_bytes``: how much float32 gradient one message serves. ``dense_below``: tensors with fewer elements are sent with
+    ``dense`` (default: exactly, as float32 or bfloat16), as is everything in the first ``warmup_steps`` steps. ``schedule``: a
+    function of the step that returns the compressor to use from then on, or None for no change. ``scaler``: the GradScaler, so
+    that residuals are kept at scale 1. ``check_every`` and ``measure_every``: every so many steps compare the replicas'
+    parameters, and the mean with the exact one (one dense all-reduce).
+    """
+    inner = getattr(model, "_orig_mod", model)
+    if not isinstance(inner, DistributedDataParallel):
+        raise BadConfiguration(
+            f"attach takes a DistributedDataParallel model, got {type(inner).__name__}: wrap the model first"
+        )
+    handle = Handle(
+        compressor,
+        exchange,
+        group_bytes=group_bytes,
+        dense_below=dense_below,
+        dense=dense,
+        warmup_steps=warmup_steps,
+        schedule=schedule,
+        scaler=scaler,
+        seed=seed,
+        check_every=check_every,
+        measure_every=measure_every,
+        process_group=process_group,
+    )
+    handle.bind(model)
+    inner.register_comm_hook(handle, compressed_hook)
+    return handle
+
+
+def make_hook(
+    compressor: Compressor[Any] | str, exchange: ExchangeName = "two_shot", **options: Any
+) -> tuple[Handle, Callable[[Handle, GradBucket], Future[Tensor]]]:
+    """A plain ``(state, hook)`` pair, with the options of :func:`attach`, for frameworks that register the hook themselves.
+
+    The pair learns the parameters in the first step and names them by their position; ``handle.bind(model)`` gives their names.
+    """
+    handle = Handle(compressor, exchange, **options)
+    return handle, compressed_hook
+
+
+def _compressor(given: Compressor[Any] | str) -> Compressor[Any]:
+    return parse(given) if isinstance(given, str) else given
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without what torch.compile puts in."""
+    return name.replace("_orig_mod.", "")
+
+
+def _finite(x: Tensor) -> bool:
+    # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
+    return bool(torch.isfinite(x.sum(dtype=torch.float32))) or bool(torch.isfinite(x).all())
+
+
+def _digest(x: Tensor) -> bytes:
+    data = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(data.data, digest_size=16).digest()
+
+
+def _memory(state: Any) -> int:
+    parts = (*state.first, state.second) if isinstance(state, TwoShotState) else (state,)
+    return sum(states.nbytes(part) for part in parts)
+
+
+def _public(part: Mapping[str, Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(part["public"])
+    return facts

@@ -1,0 +1,66 @@
+"""Stable groups of parameters: what one message serves, whatever buckets a framework makes.
+
+DDP lays out other buckets in its first step than in all later ones, so a resumed run's buckets differ from those of the run it
+continues. Groups depend on the model alone (reverse registration order, about the order in which gradients appear) and are saved
+with the state: the same bytes are sent however the gradients arrive.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.protocol import Piece, Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Parameters that travel in one message: ``spec.pieces`` names them in the order they lie in the buffer."""
+
+    number: int
+    spec: Spec
+    dtype: torch.dtype  # of the gradients; the buffer itself is float32
+    device: torch.device
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(p.name for p in self.spec.pieces)
+
+
+def make_groups(parameters: Mapping[str, Tensor], group_bytes: int) -> list[Group]:
+    """Reverse registration order; up to ``group_bytes`` of float32 each (at least one parameter), one dtype and device.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    >>> [g.names for g in make_groups(dict(model.named_parameters()), 300)]
+    [('1.bias', '1.weight', '0.bias'), ('0.weight',)]
+    """
+    layout: list[list[str]] = []
+    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
+    for name, parameter in reversed(list(parameters.items())):
+        key, size = (parameter.dtype, parameter.device), 4 * parameter.numel()
+        names, used = open_groups.get(key, ([], 0))
+        if not names or used + size > group_bytes:
+            names, used = [], 0
+            layout.append(names)
+        names.append(name)
+        open_groups[key] = names, used + size
+    return from_layout(parameters, layout)
+
+
+def from_layout(parameters: Mapping[str, Tensor], layout: Sequence[Sequence[str]]) -> list[Group]:
+    """Groups with a given layout, as a checkpoint stores it."""
+    groups = []
+    for number, names in enumerate(layout):
+        tensors = [parameters[name] for name in names]
+        for name, tensor in zip(names, tensors):
+            if not tensor.is_floating_point():
+                raise BadConfiguration(f"{name} is {tensor.dtype}; only real floating-point gradients can be exchanged")
+        if len({(t.dtype, t.device) for t in tensors}) != 1:
+            raise BadConfiguration(f"the parameters {list(names)} of one group differ in dtype or device")
+        pieces = tuple(Piece(tuple(t.shape), 0, t.numel(), name) for name, t in zip(names, tensors))
+        groups.append(Group(number, Spec(pieces), tensors[0].dtype, tensors[0].device))
+    return groups

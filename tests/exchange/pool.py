@@ -1,0 +1,78 @@
+"""Real worker processes for tests: started once, given many jobs. A job is a function of a test module, called on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    while True:
+        job = connection.recv()
+        if job is None:
+            break
+        function, arguments = job
+        try:
+            connection.send((True, function(*arguments)))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class Pool:
+    """``size`` gloo ranks on loopback."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._folder = tempfile.TemporaryDirectory()
+        context = mp.get_context("spawn")
+        self._connections, self._processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, size, os.path.join(self._folder.name, "store"), theirs), daemon=True
+            )
+            process.start()
+            self._connections.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """The results of function(*arguments) on every rank; raises with the traceback of the first that fails."""
+        for connection in self._connections:
+            connection.send((function, arguments))
+        answers = [connection.recv() for connection in self._connections]
+        for good, value in answers:
+            if not good:
+                raise AssertionError(value)
+        return [value for _, value in answers]
+
+    def close(self) -> None:
+        for connection in self._connections:
+            with contextlib.suppress(BrokenPipeError):
+                connection.send(None)
+        for process in self._processes:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+        self._folder.cleanup()
+
+
+@contextlib.contextmanager
+def pool(size: int) -> Iterator[Pool]:
+    p = Pool(size)
+    try:
+        yield p
+    finally:
+        p.close()
