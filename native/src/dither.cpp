@@ -16,7 +16,7 @@
 namespace tersegrad::dither {
 namespace detail {
 const Implementation portable = {norm_plain,  quick_plain, exact_plain, random_plain, above_plain,
-                                 shift_plain, ends_plain,  scale_plain, copy_plain,   nullptr};
+                                 shift_plain, ends_plain,  scale_plain, nullptr};
 }
 namespace {
 
@@ -25,7 +25,7 @@ constexpr std::uint32_t kNotFinite = 0x7fc00000u, kAllZero = 0, kSegments = 0x80
 constexpr std::size_t kShort = std::size_t{1} << 14;  // up to here the sequential codes are tried too,
 constexpr std::size_t kTiny = 300;                    // and rANS, with its tables and lanes, is not below that many bytes
 constexpr std::uint64_t kUnaryLimit = 16;             // mean level from which a unary code cannot be the shortest
-constexpr std::size_t kStreamFrom = 4u << 20;         // vectors of that many floats leave the caches anyway: write around them
+constexpr std::size_t kStreamFrom = 4u << 20;         // outputs of that many floats leave the caches anyway: write around them
 
 const detail::Implementation& ops() {
 #if defined(__x86_64__)
@@ -85,7 +85,7 @@ double block_norm(const float* x, std::size_t n, Ahead& ahead) {
     return fold(sums, chunks);
 }
 
-Moments round_exact(const float* x, std::size_t n, float inverse, Ahead& ahead, std::int8_t* k) {
+Moments round_exact(const float* x, std::size_t n, float inverse, Ahead& ahead, std::uint8_t* k) {
     double dots[kScaleBlock / kSumChunk], energies[kScaleBlock / kSumChunk], norms[kScaleBlock / kSumChunk];
     std::size_t chunks = 0;
     Moments m;
@@ -103,7 +103,7 @@ Moments round_exact(const float* x, std::size_t n, float inverse, Ahead& ahead, 
 }
 
 // As above with <x, k> to about seven digits, unless a level exceeds 126. The norm is known already.
-Moments round_quick(const float* x, std::size_t n, float step, double norm, Ahead& ahead, std::int8_t* k) {
+Moments round_quick(const float* x, std::size_t n, float step, double norm, Ahead& ahead, std::uint8_t* k) {
     double dots[kScaleBlock / kSumChunk];
     std::size_t chunks = 0;
     std::int64_t energy = 0;
@@ -126,7 +126,7 @@ Moments round_quick(const float* x, std::size_t n, float step, double norm, Ahea
 }
 
 std::uint32_t round_random(const float* x, std::size_t n, float inverse, const Stream& draws, std::uint64_t start, Ahead& ahead,
-                           std::int8_t* k) {
+                           std::uint8_t* k) {
     std::uint16_t random[kSumChunk];
     std::uint32_t top = 0;
     for (std::size_t i = 0; i < n; i += kSumChunk) {
@@ -136,7 +136,7 @@ std::uint32_t round_random(const float* x, std::size_t n, float inverse, const S
     }
     if (top >= 127)  // saturated: look at those levels again
         for (std::size_t i = 0; i < n; ++i)
-            if (detail::magnitude(k[i]) >= 127) top = std::max(top, detail::magnitude(level(x[i], inverse, &draws, start + i)));
+            if (detail::magnitude(detail::unbiased(k[i])) >= 127) top = std::max(top, detail::magnitude(level(x[i], inverse, &draws, start + i)));
     return top;
 }
 
@@ -146,14 +146,14 @@ struct Block {
     std::uint32_t top = 0;
 };
 
-Block round_block(const float* x, std::size_t n, std::uint64_t start, const Options& o, Ahead& ahead, std::int8_t* k) {
+Block round_block(const float* x, std::size_t n, std::uint64_t start, const Options& o, Ahead& ahead, std::uint8_t* k) {
     Block b;
     float step = o.step;
     if (o.nu > 0 || o.draws) {
         b.norm = block_norm(x, n, ahead);
         if (!std::isfinite(b.norm)) return b;
         if (b.norm == 0) {
-            std::memset(k, 0, n);
+            std::memset(k, kBias, n);
             return b;
         }
         if (o.nu > 0) step = step_for(o.nu, n, b.norm);
@@ -204,7 +204,7 @@ std::size_t read_varint(const std::uint8_t* data, std::size_t size, std::size_t&
 }
 
 // The largest level that gets a symbol of its own: all levels if few are large, else the tail is escaped.
-int choose_window(const std::int8_t* k, std::size_t n, std::uint32_t top) {
+int choose_window(const std::uint8_t* k, std::size_t n, std::uint32_t top) {
     if (top <= 15) return static_cast<int>(top);
     if (ops().above(k, n, 15) <= n / 512) return 15;
     if (top <= 31) return static_cast<int>(top);
@@ -258,7 +258,7 @@ public:
         norm = error = 0;
         head_size_ = words_size_ = 0;
         tail_.clear();
-        auto* k = reinterpret_cast<std::int8_t*>(levels_.data.get());
+        std::uint8_t* k = levels_.data.get();
         Block blocks[kMostScales];
         double norms[kMostScales], errors[kMostScales];
         const std::size_t scales = scale_count(n);
@@ -287,13 +287,13 @@ public:
             return true;
         }
         const int window = choose_window(k, n, top);
-        ops().shift(k, n, window);
+        if (top > kBias) ops().shift(k, n, window);
         if (top > static_cast<std::uint32_t>(window)) escape(blocks, start, window);
         put(coded);
         put(static_cast<std::uint8_t>(window));
         head_size_ += write_varint(head_.data.get() + head_size_, tail_.size());
         for (std::size_t b = 0; b < scales; ++b) put(&blocks[b].scale, 4);
-        code_symbols(2 * window + 1, next);
+        code_symbols(window, top > kBias ? 0 : kBias - window, next);
         if (bytes() > raw_bytes(n)) {
             head_size_ = words_size_ = 0;
             tail_.clear();
@@ -304,14 +304,13 @@ public:
     }
 
     std::size_t bytes() const { return head_.data[0] == raw ? raw_bytes(n_) : head_size_ + words_size_ + tail_.size(); }
-    void write(std::uint8_t* out, bool stream) const {
+    void write(std::uint8_t* out) const {
         std::memcpy(out, head_.data.get(), head_size_);
         if (head_.data[0] == raw) {
             std::memcpy(out + 1, x_, 4 * n_);
             return;
         }
-        if (stream) ops().copy(out + head_size_, words_at_, words_size_);
-        else if (words_size_) std::memcpy(out + head_size_, words_at_, words_size_);
+        if (words_size_) std::memcpy(out + head_size_, words_at_, words_size_);
         if (!tail_.empty()) std::memcpy(out + head_size_ + words_size_, tail_.data(), tail_.size());
     }
 
@@ -336,24 +335,26 @@ private:
         bits::elias_encode(escapes_.data(), escapes_.size(), bits::Elias::gamma, tail_.data(), tail_.size());
     }
 
-    // The bytes of rans::encode_message for one chunk, without its copies.
-    void code_symbols(int alphabet, rans::Ahead next) {
+    // The bytes of rans::encode_message for one chunk, without its copies. The first symbol of the window is stored as `base`.
+    void code_symbols(int window, int base, rans::Ahead next) {
         const std::uint8_t* symbols = levels_.data.get();
+        const int alphabet = 2 * window + 1;
         std::uint64_t counts[256];
-        std::uint16_t frequencies[256];
-        rans::histogram(symbols, n_, alphabet, {}, 1, rans::worth_sampling(n_, alphabet, 1), counts);
-        const std::vector<std::uint8_t> tables = rans::write_tables(counts, alphabet, 1);
-        rans::read_tables(tables.data(), tables.size(), alphabet, 1, frequencies);
+        std::uint16_t frequencies[256] = {};
+        rans::histogram(symbols, n_, base + alphabet, {}, 1, rans::worth_sampling(n_, alphabet, 1), counts);
+        const std::vector<std::uint8_t> tables = rans::write_tables(counts + base, alphabet, 1);
+        rans::read_tables(tables.data(), tables.size(), alphabet, 1, frequencies + base);
         const std::size_t most = rans::max_message(n_, alphabet), lanes = rans::lanes_of(n_), before = head_size_;
-        const bool informative = std::any_of(frequencies, frequencies + alphabet, [](auto f) { return f && f < rans::kTotal; });
-        if (!informative || 1 + tables.size() >= most) return code_rarely(alphabet, most);
-        const rans::EncodeModel model(frequencies, alphabet, 1);
+        const bool informative = std::none_of(frequencies, frequencies + base + alphabet, [](auto f) { return f == rans::kTotal; });
+        if (!informative || 1 + tables.size() >= most) return code_rarely(window, base);
+        const rans::EncodeModel model(frequencies, base + alphabet, 1);
         std::uint32_t states[rans::kLanes];
         std::uint8_t* const end = words_.data.get() + words_.size;
         words_at_ = rans::encode_chunk(model, symbols, n_, {}, end, states, next);
-        fetched_ = std::min<std::size_t>(128 * (n_ / rans::kLanes), static_cast<std::size_t>(static_cast<const char*>(next.end) - static_cast<const char*>(next.begin)));
+        const auto later = static_cast<const char*>(next.end) - static_cast<const char*>(next.begin);
+        fetched_ = std::min<std::size_t>(128 * (n_ / rans::kLanes), static_cast<std::size_t>(later));
         words_size_ = static_cast<std::size_t>(end - words_at_);
-        if (1 + tables.size() + 4 + 4 * lanes + words_size_ >= most) return code_rarely(alphabet, most);
+        if (1 + tables.size() + 4 + 4 * lanes + words_size_ >= most) return code_rarely(window, base);
         const auto count = static_cast<std::uint32_t>(words_size_ / 2);
         head_size_ = before;
         put(0);
@@ -362,9 +363,10 @@ private:
         put(states, 4 * lanes);
     }
 
-    void code_rarely(int alphabet, std::size_t most) {
-        std::vector<std::uint8_t> message(most);
-        message.resize(rans::encode_message(levels_.data.get(), n_, alphabet, {}, 1, true, message.data()));
+    void code_rarely(int window, int base) {
+        if (base) ops().shift(levels_.data.get(), n_, window);
+        std::vector<std::uint8_t> message(rans::max_message(n_, 2 * window + 1));
+        message.resize(rans::encode_message(levels_.data.get(), n_, 2 * window + 1, {}, 1, true, message.data()));
         tail_.insert(tail_.begin(), message.begin(), message.end());
         words_size_ = 0;
     }
@@ -378,38 +380,41 @@ private:
     std::vector<std::uint8_t> tail_;
 };
 
-// Segments are taken in order by whichever thread is free and copied out once those before them have their sizes.
+// Every thread writes a run of segments where the longest possible ones before it would end; then the gaps are closed.
 Outcome encode_segments(const float* x, std::size_t n, const Options& o, std::uint8_t* out) {
     const Segments segments{n};
-    const std::size_t count = segments.count();
+    const std::size_t count = segments.count(), table = segments.table_bytes();
     std::vector<double> norms(count), errors(count);
-    std::atomic<std::size_t> next{0}, ready{0};  // ready: segments whose place is known
+    std::vector<std::size_t> sizes(count), runs(count + 1);  // runs[s]: where a run that starts with segment s was written
     std::atomic<bool> finite{true};
-    std::size_t offset = segments.table_bytes();  // written by the thread that owns segment `ready`
-    const auto workers = static_cast<std::size_t>(plan_threads(count, 1));
-    parallel_for(workers, 1, 1, [&](std::size_t, std::size_t) {
+    parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
         SegmentEncoder encoder(o, std::min(n, rans::kLongestChunk));
-        for (std::size_t s; (s = next.fetch_add(1)) < count;) {
-            const std::size_t later = std::min(count - 1, s + workers);
+        std::size_t at = runs[first] = table + first * raw_bytes(rans::kChunk);
+        for (std::size_t s = first; s < last && finite.load(std::memory_order_relaxed); ++s) {
+            const float* here = x + segments.start(s);
+            const std::size_t later = std::min(s + 1, last - 1);
             const float* soon = x + segments.start(later);
-            const rans::Ahead ahead{soon, later > s ? soon + segments.length(later) : soon};
-            const bool good = finite.load(std::memory_order_relaxed) && encoder.encode(x + segments.start(s), segments.length(s), segments.start(s), ahead);
-            if (!good) finite = false;
-            for (std::size_t seen; (seen = ready.load(std::memory_order_acquire)) != s;) ready.wait(seen);
-            const std::size_t at = offset;
-            if (good) offset += encoder.bytes();
-            ready.store(s + 1, std::memory_order_release);
-            ready.notify_all();
+            if (!encoder.encode(here, segments.length(s), segments.start(s), {soon, later > s ? soon + segments.length(later) : soon})) finite = false;
+            else encoder.write(out + at);
+            at += sizes[s] = encoder.bytes();
             norms[s] = encoder.norm;
             errors[s] = encoder.error;
-            if (!good) continue;
-            const auto length = static_cast<std::uint32_t>(encoder.bytes());
-            if (count > 1) std::memcpy(out + 4 * s, &length, 4);
-            encoder.write(out + at, n >= kStreamFrom);
         }
     });
     if (!finite) return {0, std::numeric_limits<double>::infinity(), 0};
-    return {offset, fold(norms.data(), count), fold(errors.data(), count)};
+    std::size_t end = table;
+    for (std::size_t s = 0; s < count;) {
+        const std::size_t from = runs[s];
+        std::size_t length = 0;
+        do {
+            const auto size = static_cast<std::uint32_t>(sizes[s]);
+            if (count > 1) std::memcpy(out + 4 * s, &size, 4);
+            length += sizes[s++];
+        } while (s < count && !runs[s]);
+        if (from != end) std::memmove(out + end, out + from, length);
+        end += length;
+    }
+    return {end, fold(norms.data(), count), fold(errors.data(), count)};
 }
 
 // ---- decoding ----
@@ -737,7 +742,7 @@ bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float
 Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride) {
     Moments m;
     std::vector<double> dots, energies, norms;
-    std::int8_t k[kSumChunk];
+    std::uint8_t k[kSumChunk];
     for (std::size_t i = 0; i < n; i += kSumChunk * stride) {
         double lanes[96] = {};
         ops().exact(x + i, std::min(kSumChunk, n - i), inverse, reinterpret_cast<const char*>(x + i + kSumChunk * stride), k, lanes, m.top);

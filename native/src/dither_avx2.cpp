@@ -27,6 +27,8 @@ inline __m256i narrow(const __m256i k[4]) {
     return _mm256_max_epi8(_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), _mm256_set1_epi8(-127));
 }
 
+inline __m256i bias() { return _mm256_set1_epi8(kBias); }
+
 inline std::uint32_t largest_byte(__m256i v) {
     alignas(32) std::uint8_t bytes[32];
     _mm256_store_si256(reinterpret_cast<__m256i*>(bytes), v);
@@ -41,7 +43,7 @@ inline std::int64_t sum_of(__m256i v) {
     return sum;
 }
 
-void quick_avx2(const float* x, std::size_t n, float inverse, const char* ahead, std::int8_t* out, Quick& sums) {
+void quick_avx2(const float* x, std::size_t n, float inverse, const char* ahead, std::uint8_t* out, Quick& sums) {
     const __m256 inv = _mm256_set1_ps(inverse);
     __m256 dot[8];
     for (int j = 0; j < 8; ++j) dot[j] = _mm256_loadu_ps(sums.dot + 8 * j);
@@ -62,7 +64,7 @@ void quick_avx2(const float* x, std::size_t n, float inverse, const char* ahead,
             const __m256i bytes = narrow(k), size = _mm256_abs_epi8(bytes);
             top = _mm256_max_epu8(top, size);
             energy = _mm256_add_epi32(energy, _mm256_madd_epi16(_mm256_maddubs_epi16(size, size), _mm256_set1_epi16(1)));
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 32 * static_cast<std::size_t>(half)), bytes);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 32 * static_cast<std::size_t>(half)), _mm256_add_epi8(bytes, bias()));
         }
     }
     for (int j = 0; j < 8; ++j) _mm256_storeu_ps(sums.dot + 8 * j, dot[j]);
@@ -71,7 +73,7 @@ void quick_avx2(const float* x, std::size_t n, float inverse, const char* ahead,
     if (i < n) quick_plain(x + i, n - i, inverse, nullptr, out + i, sums);
 }
 
-void exact_avx2(const float* x, std::size_t n, float inverse, const char* ahead, std::int8_t* out, double* lanes, std::uint32_t& top) {
+void exact_avx2(const float* x, std::size_t n, float inverse, const char* ahead, std::uint8_t* out, double* lanes, std::uint32_t& top) {
     const __m256 inv = _mm256_set1_ps(inverse);
     __m256i most = _mm256_setzero_si256();
     std::size_t i = 0;
@@ -92,7 +94,7 @@ void exact_avx2(const float* x, std::size_t n, float inverse, const char* ahead,
                 _mm256_storeu_pd(lane + 64, _mm256_add_pd(_mm256_loadu_pd(lane + 64), _mm256_mul_pd(xs[h], xs[h])));
             }
         }
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), narrow(k));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_add_epi8(narrow(k), bias()));
     }
     alignas(32) std::uint32_t words[8];
     _mm256_store_si256(reinterpret_cast<__m256i*>(words), most);
@@ -100,7 +102,7 @@ void exact_avx2(const float* x, std::size_t n, float inverse, const char* ahead,
     if (i < n) exact_plain(x + i, n - i, inverse, nullptr, out + i, lanes, top);
 }
 
-void random_avx2(const float* x, std::size_t n, float inverse, const std::uint16_t* draws, const char* ahead, std::int8_t* out,
+void random_avx2(const float* x, std::size_t n, float inverse, const std::uint16_t* draws, const char* ahead, std::uint8_t* out,
                  std::uint32_t& top) {
     const __m256 inv = _mm256_set1_ps(inverse);
     __m256i most = _mm256_setzero_si256();
@@ -122,17 +124,17 @@ void random_avx2(const float* x, std::size_t n, float inverse, const std::uint16
         }
         const __m256i bytes = narrow(k);
         most = _mm256_max_epu8(most, _mm256_abs_epi8(bytes));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), bytes);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_add_epi8(bytes, bias()));
     }
     top = std::max(top, largest_byte(most));
     if (i < n) random_plain(x + i, n - i, inverse, draws + i, nullptr, out + i, top);
 }
 
-std::size_t above_avx2(const std::int8_t* k, std::size_t n, int limit) {
+std::size_t above_avx2(const std::uint8_t* k, std::size_t n, int limit) {
     const __m256i most = _mm256_set1_epi8(static_cast<char>(limit));
     std::size_t i = 0, count = 0;
     for (; i + 32 <= n; i += 32) {
-        const __m256i size = _mm256_abs_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(k + i)));
+        const __m256i size = _mm256_abs_epi8(_mm256_sub_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(k + i)), bias()));
         count += static_cast<std::size_t>(__builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(_mm256_cmpgt_epi8(size, most)))));
     }
     return count + above_plain(k + i, n - i, limit);
@@ -155,6 +157,6 @@ std::size_t ends_avx2(const std::uint8_t* symbols, std::size_t n, std::uint8_t l
 }  // namespace
 
 const Implementation avx2 = {norm_avx2,   quick_avx2, exact_avx2,  random_avx2, above_avx2,
-                             shift_plain, ends_avx2,  scale_plain, copy_plain,  nullptr};
+                             shift_plain, ends_avx2,  scale_plain, nullptr};
 
 }  // namespace tersegrad::dither::detail

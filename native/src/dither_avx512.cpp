@@ -33,13 +33,15 @@ inline __m512i narrow(const __m512i k[4]) {
     return _mm512_max_epi8(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi8(-127));
 }
 
+inline __m512i bias() { return _mm512_set1_epi8(kBias); }
+
 inline std::uint32_t largest_byte(__m512i v) {
     alignas(64) std::uint8_t bytes[64];
     _mm512_store_si512(bytes, v);
     return *std::max_element(bytes, bytes + 64);
 }
 
-void quick_avx512(const float* x, std::size_t n, float inverse, const char* ahead, std::int8_t* out, Quick& sums) {
+void quick_avx512(const float* x, std::size_t n, float inverse, const char* ahead, std::uint8_t* out, Quick& sums) {
     const __m512 inv = _mm512_set1_ps(inverse);
     __m512 dot[4];
     for (int j = 0; j < 4; ++j) dot[j] = _mm512_loadu_ps(sums.dot + 16 * j);
@@ -57,7 +59,7 @@ void quick_avx512(const float* x, std::size_t n, float inverse, const char* ahea
         const __m512i bytes = narrow(k), size = _mm512_abs_epi8(bytes);
         top = _mm512_max_epu8(top, size);
         energy = _mm512_add_epi32(energy, _mm512_madd_epi16(_mm512_maddubs_epi16(size, size), _mm512_set1_epi16(1)));
-        _mm512_storeu_si512(out + i, bytes);
+        _mm512_storeu_si512(out + i, _mm512_add_epi8(bytes, bias()));
     }
     for (int j = 0; j < 4; ++j) _mm512_storeu_ps(sums.dot + 16 * j, dot[j]);
     sums.energy += _mm512_reduce_add_epi32(energy);  // at most 4096 * 127^2
@@ -65,7 +67,7 @@ void quick_avx512(const float* x, std::size_t n, float inverse, const char* ahea
     if (i < n) quick_plain(x + i, n - i, inverse, nullptr, out + i, sums);
 }
 
-void exact_avx512(const float* x, std::size_t n, float inverse, const char* ahead, std::int8_t* out, double* lanes, std::uint32_t& top) {
+void exact_avx512(const float* x, std::size_t n, float inverse, const char* ahead, std::uint8_t* out, double* lanes, std::uint32_t& top) {
     __m512d dot[4], energy[4], norm[4];
     for (int j = 0; j < 4; ++j) {
         dot[j] = _mm512_loadu_pd(lanes + 8 * j);
@@ -96,7 +98,7 @@ void exact_avx512(const float* x, std::size_t n, float inverse, const char* ahea
             norm[h] = _mm512_fmadd_pd(xl, xl, norm[h]);
             norm[h + 1] = _mm512_fmadd_pd(xh, xh, norm[h + 1]);
         }
-        _mm512_storeu_si512(out + i, narrow(k));
+        _mm512_storeu_si512(out + i, _mm512_add_epi8(narrow(k), bias()));
     }
     for (int j = 0; j < 4; ++j) {
         _mm512_storeu_pd(lanes + 8 * j, dot[j]);
@@ -107,7 +109,7 @@ void exact_avx512(const float* x, std::size_t n, float inverse, const char* ahea
     if (i < n) exact_plain(x + i, n - i, inverse, nullptr, out + i, lanes, top);
 }
 
-void random_avx512(const float* x, std::size_t n, float inverse, const std::uint16_t* draws, const char* ahead, std::int8_t* out,
+void random_avx512(const float* x, std::size_t n, float inverse, const std::uint16_t* draws, const char* ahead, std::uint8_t* out,
                    std::uint32_t& top) {
     const __m512 inv = _mm512_set1_ps(inverse);
     __m512i most = _mm512_setzero_si512();
@@ -127,25 +129,25 @@ void random_avx512(const float* x, std::size_t n, float inverse, const std::uint
         }
         const __m512i bytes = narrow(k);
         most = _mm512_max_epu8(most, _mm512_abs_epi8(bytes));
-        _mm512_storeu_si512(out + i, bytes);
+        _mm512_storeu_si512(out + i, _mm512_add_epi8(bytes, bias()));
     }
     top = std::max(top, largest_byte(most));
     if (i < n) random_plain(x + i, n - i, inverse, draws + i, nullptr, out + i, top);
 }
 
-std::size_t above_avx512(const std::int8_t* k, std::size_t n, int limit) {
+std::size_t above_avx512(const std::uint8_t* k, std::size_t n, int limit) {
     const __m512i most = _mm512_set1_epi8(static_cast<char>(limit));
     std::size_t i = 0, count = 0;
     for (; i + 64 <= n; i += 64)
-        count += static_cast<std::size_t>(std::popcount(_mm512_cmpgt_epi8_mask(_mm512_abs_epi8(_mm512_loadu_si512(k + i)), most)));
+        count += static_cast<std::size_t>(std::popcount(_mm512_cmpgt_epi8_mask(_mm512_abs_epi8(_mm512_sub_epi8(_mm512_loadu_si512(k + i), bias())), most)));
     return count + above_plain(k + i, n - i, limit);
 }
 
-void shift_avx512(std::int8_t* k, std::size_t n, int window) {
+void shift_avx512(std::uint8_t* k, std::size_t n, int window) {
     const __m512i w = _mm512_set1_epi8(static_cast<char>(window)), least = _mm512_set1_epi8(static_cast<char>(-window));
     std::size_t i = 0;
     for (; i + 64 <= n; i += 64) {
-        const __m512i c = _mm512_max_epi8(_mm512_min_epi8(_mm512_loadu_si512(k + i), w), least);
+        const __m512i c = _mm512_max_epi8(_mm512_min_epi8(_mm512_sub_epi8(_mm512_loadu_si512(k + i), bias()), w), least);
         _mm512_storeu_si512(k + i, _mm512_add_epi8(c, w));
     }
     shift_plain(k + i, n - i, window);
@@ -176,14 +178,6 @@ void scale_avx512(const std::uint8_t* symbols, std::size_t n, int window, float 
         _mm512_storeu_ps(out + i, add ? _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_mul_ps(w, v)) : v);
     }
     scale_plain(symbols + i, n - i, window, step, add, weight, out + i);
-}
-
-void copy_avx512(std::uint8_t* out, const std::uint8_t* in, std::size_t n) {
-    std::size_t i = std::min(n, (0 - reinterpret_cast<std::uintptr_t>(out)) % 64);
-    std::memcpy(out, in, i);
-    for (; i + 64 <= n; i += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(out + i), _mm512_loadu_si512(in + i));
-    std::memcpy(out + i, in + i, n - i);
-    _mm_sfence();
 }
 
 // ---- words to floats, in registers ----
@@ -337,6 +331,6 @@ bool decode_avx512(Track& x, Track* y, bool add, float weight, bool stream) {
 }  // namespace
 
 const Implementation avx512 = {norm_avx512,  quick_avx512, exact_avx512, random_avx512, above_avx512,
-                               shift_avx512, ends_avx512,  scale_avx512, copy_avx512,   decode_avx512};
+                               shift_avx512, ends_avx512,  scale_avx512, decode_avx512};
 
 }  // namespace tersegrad::dither::detail

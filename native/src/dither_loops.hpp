@@ -30,7 +30,8 @@ inline std::int32_t round_one(float x, float inverse, bool random, std::uint32_t
 }
 
 inline std::uint32_t magnitude(std::int32_t k) { return k < 0 ? 0u - static_cast<std::uint32_t>(k) : static_cast<std::uint32_t>(k); }
-inline std::int8_t saturated(std::int32_t k) { return static_cast<std::int8_t>(std::clamp(k, -127, 127)); }
+inline std::uint8_t biased(std::int32_t k) { return static_cast<std::uint8_t>(std::clamp(k, -127, 127) + kBias); }
+inline std::int8_t unbiased(std::uint8_t b) { return static_cast<std::int8_t>(b - kBias); }
 
 [[maybe_unused]] void norm_plain(const float* x, std::size_t n, const char*, double* lanes) {
     std::size_t i = 0;
@@ -39,7 +40,7 @@ inline std::int8_t saturated(std::int32_t k) { return static_cast<std::int8_t>(s
     for (std::size_t j = 0; i + j < n; ++j) lanes[j] += static_cast<double>(x[i + j]) * static_cast<double>(x[i + j]);
 }
 
-[[maybe_unused]] void quick_plain(const float* x, std::size_t n, float inverse, const char*, std::int8_t* out, Quick& sums) {
+[[maybe_unused]] void quick_plain(const float* x, std::size_t n, float inverse, const char*, std::uint8_t* out, Quick& sums) {
     const auto sweep = [&](std::size_t i, std::size_t count) {
         std::int32_t energy = 0, top = 0;
         for (std::size_t j = 0; j < count; ++j) {
@@ -47,7 +48,7 @@ inline std::int8_t saturated(std::int32_t k) { return static_cast<std::int8_t>(s
             sums.dot[j] += y * k;
             const float held = k > 127.0f ? 127.0f : k < -127.0f ? -127.0f : k;
             const auto level = static_cast<std::int32_t>(held), size = level < 0 ? -level : level;
-            out[i + j] = static_cast<std::int8_t>(level);
+            out[i + j] = static_cast<std::uint8_t>(level + kBias);
             energy += level * level;
             top = std::max(top, size);
         }
@@ -59,12 +60,12 @@ inline std::int8_t saturated(std::int32_t k) { return static_cast<std::int8_t>(s
     sweep(i, n - i);
 }
 
-[[maybe_unused]] void exact_plain(const float* x, std::size_t n, float inverse, const char*, std::int8_t* out, double* lanes,
+[[maybe_unused]] void exact_plain(const float* x, std::size_t n, float inverse, const char*, std::uint8_t* out, double* lanes,
                                   std::uint32_t& top) {
     for (std::size_t i = 0; i < n; ++i) {
         const std::int32_t k = round_one(x[i], inverse, false, 0);
         top = std::max(top, magnitude(k));
-        out[i] = saturated(k);
+        out[i] = biased(k);
         const double a = x[i], b = k;
         lanes[i % 32] += a * b;
         lanes[32 + i % 32] += b * b;
@@ -72,25 +73,25 @@ inline std::int8_t saturated(std::int32_t k) { return static_cast<std::int8_t>(s
     }
 }
 
-[[maybe_unused]] void random_plain(const float* x, std::size_t n, float inverse, const std::uint16_t* draws, const char*, std::int8_t* out,
+[[maybe_unused]] void random_plain(const float* x, std::size_t n, float inverse, const std::uint16_t* draws, const char*, std::uint8_t* out,
                                    std::uint32_t& top) {
     for (std::size_t i = 0; i < n; ++i) {
-        out[i] = saturated(round_one(x[i], inverse, true, draws[i]));
-        top = std::max(top, magnitude(out[i]));
+        out[i] = biased(round_one(x[i], inverse, true, draws[i]));
+        top = std::max(top, magnitude(unbiased(out[i])));
     }
 }
 
-[[maybe_unused]] std::size_t above_plain(const std::int8_t* k, std::size_t n, int limit) {
+[[maybe_unused]] std::size_t above_plain(const std::uint8_t* k, std::size_t n, int limit) {
     std::size_t count = 0;
-    for (std::size_t i = 0; i < n; ++i) count += k[i] > limit || k[i] < -limit;
+    for (std::size_t i = 0; i < n; ++i) count += magnitude(unbiased(k[i])) > static_cast<std::uint32_t>(limit);
     return count;
 }
 
-[[maybe_unused]] void shift_plain(std::int8_t* k, std::size_t n, int window) {
+[[maybe_unused]] void shift_plain(std::uint8_t* k, std::size_t n, int window) {
     const auto w = static_cast<std::int8_t>(window);
     for (std::size_t i = 0; i < n; ++i) {
-        const std::int8_t c = k[i] > w ? w : k[i] < -w ? static_cast<std::int8_t>(-w) : k[i];
-        k[i] = static_cast<std::int8_t>(static_cast<std::uint8_t>(c) + static_cast<std::uint8_t>(w));
+        const std::int8_t level = unbiased(k[i]), c = level > w ? w : level < -w ? static_cast<std::int8_t>(-w) : level;
+        k[i] = static_cast<std::uint8_t>(static_cast<std::uint8_t>(c) + static_cast<std::uint8_t>(w));
     }
 }
 
@@ -109,8 +110,6 @@ inline std::int8_t saturated(std::int32_t k) { return static_cast<std::int8_t>(s
     else
         for (std::size_t i = 0; i < n; ++i) out[i] = limited(static_cast<float>(static_cast<int>(symbols[i]) - window) * step);
 }
-
-[[maybe_unused]] void copy_plain(std::uint8_t* out, const std::uint8_t* in, std::size_t n) { std::memcpy(out, in, n); }
 
 }  // namespace
 }  // namespace tersegrad::dither::detail

@@ -30,9 +30,9 @@ def heavy(n: int) -> Tensor:
 
 
 def settings() -> Iterator[tuple[str, int]]:
-    for isa in native.supported_isas():
-        for threads in (1, 2, 3):
-            yield isa, threads
+    isas = native.supported_isas()
+    yield from ((isa, 1) for isa in isas)
+    yield isas[-1], 3
 
 
 def encode(
@@ -73,7 +73,7 @@ def test_small_sizes(n: int, coder: int) -> None:
     agree(gaussian(n, n), 0.2, 0.0, coder, Context(seed=5, step=3, buffer=2, sender=1))
 
 
-@pytest.mark.parametrize("n", [BLOCK, BLOCK + 1, SEGMENT - 1, SEGMENT + 77, 2 * SEGMENT + SEGMENT // 2 - 1, 3 * SEGMENT + 5])
+@pytest.mark.parametrize("n", [BLOCK + 1, SEGMENT + 77, 2 * SEGMENT + SEGMENT // 2 - 1])
 def test_several_blocks_and_segments(n: int) -> None:
     x = gaussian(n)
     data, values = agree(x, 0.1, 0.0, AUTO)
@@ -84,14 +84,13 @@ def test_several_blocks_and_segments(n: int) -> None:
 @pytest.mark.parametrize("nu", [1.0, 0.1, 0.003, 1e-4])
 def test_escapes_and_wide_windows(nu: float) -> None:
     n = BLOCK + 12345
-    for x in (heavy(n), gaussian(n)):
-        agree(x, nu, 0.0, RANS)
-        agree(x, nu, 0.0, RANS, Context(seed=1))
-        agree(x, 0.0, math.sqrt(nu), RANS)
+    agree(heavy(n), nu, 0.0, RANS)
+    agree(gaussian(n), nu, 0.0, RANS, Context(seed=1))
+    agree(gaussian(n), 0.0, math.sqrt(nu), RANS)
 
 
 def test_zero_blocks_zero_segments_and_raw() -> None:
-    x = gaussian(3 * SEGMENT)
+    x = gaussian(2 * SEGMENT)
     x[:SEGMENT] = 0  # a segment of zeros
     x[SEGMENT + BLOCK : SEGMENT + 2 * BLOCK] = 0  # a block of zeros
     x[-1] = 1e30  # levels far beyond int8

@@ -15,6 +15,7 @@ namespace tersegrad::dither {
 inline constexpr std::size_t kScaleBlock = std::size_t{1} << 16;
 inline constexpr std::size_t kSumChunk = 4096;        // sums run over chunks of that many coordinates, which are then folded
 inline constexpr std::uint32_t kTooLarge = 1u << 26;  // levels from here on are not coded: below it float64 holds their squares
+inline constexpr int kBias = 15;  // levels wait as bytes, this much added: those of -15..15 are then ready to be coded
 inline constexpr std::size_t kMostScales = rans::kLongestChunk / kScaleBlock;
 
 enum class Coder : int { automatic = 0, rans = 1, paper = 2 };
@@ -72,18 +73,17 @@ struct Track {
 // Loops over at most 4096 coordinates, except where no sums are kept. `ahead`: memory to fetch meanwhile.
 struct Implementation {
     void (*norm)(const float* x, std::size_t n, const char* ahead, double* lanes);  // 32 lanes, added to
-    // k = rint(x * inverse), saturated to +-127
-    void (*quick)(const float* x, std::size_t n, float inverse, const char* ahead, std::int8_t* k, Quick&);
+    // k = rint(x * inverse), saturated to +-127, stored with the bias
+    void (*quick)(const float* x, std::size_t n, float inverse, const char* ahead, std::uint8_t* k, Quick&);
     // the same with sums in float64: 3 * 32 lanes (dot, energy, norm), added to
-    void (*exact)(const float* x, std::size_t n, float inverse, const char* ahead, std::int8_t* k, double* lanes, std::uint32_t& top);
+    void (*exact)(const float* x, std::size_t n, float inverse, const char* ahead, std::uint8_t* k, double* lanes, std::uint32_t& top);
     // |k| = floor(|x| * inverse + draw / 2^16), saturated likewise
-    void (*random)(const float* x, std::size_t n, float inverse, const std::uint16_t* draws, const char* ahead, std::int8_t* k,
+    void (*random)(const float* x, std::size_t n, float inverse, const std::uint16_t* draws, const char* ahead, std::uint8_t* k,
                    std::uint32_t& top);
-    std::size_t (*above)(const std::int8_t* k, std::size_t n, int limit);  // how many |k| > limit
-    void (*shift)(std::int8_t* k, std::size_t n, int window);              // k -> clamp(k, -window, window) + window
+    std::size_t (*above)(const std::uint8_t* k, std::size_t n, int limit);  // how many |k| > limit
+    void (*shift)(std::uint8_t* k, std::size_t n, int window);              // k -> clamp(k, -window, window) + window
     std::size_t (*ends)(const std::uint8_t* symbols, std::size_t n, std::uint8_t last, std::uint16_t* at);  // where 0 and `last` are
     void (*scale)(const std::uint8_t* symbols, std::size_t n, int window, float step, bool add, float weight, float* out);
-    void (*copy)(std::uint8_t* out, const std::uint8_t* in, std::size_t n);  // to memory that is not needed soon
     // Decodes one or two segments at once, all their whole steps; nullptr where there is nothing better than symbols first.
     bool (*decode)(Track&, Track*, bool add, float weight, bool stream);
 };
