@@ -108,6 +108,9 @@ def test_target_error_is_hit_closely(alpha: float) -> None:
     for d in (1 << 16, 1 << 20, 3 << 20):
         _, error = measure(SparseDithering(alpha=alpha), gaussian(d))
         assert alpha * 4**-0.005 <= error <= alpha
+    uneven = gaussian(1 << 19) * torch.logspace(-2, 1, 64).repeat_interleave(1 << 13)
+    _, error = measure(SparseDithering(alpha=alpha), uneven)
+    assert alpha * 4**-0.005 <= error <= alpha
 
 
 @pytest.mark.parametrize("bits", [0.05, 0.5, 1.7, 6.0])

@@ -8,7 +8,7 @@ probabilities; no tables, so it suits vectors of a few thousand coordinates. The
 >>> k = torch.tensor([0, 0, 2, -1, 0, 0, 1, 0], dtype=torch.int32)
 >>> data = encode(k, "paper")
 >>> data.numel(), torch.equal(decode(data, 8), k)
-(3, True)
+(2, True)
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ Coder = Literal["auto", "rans", "paper"]
 Scale = Literal["chunk", "global"]
 CODERS, SCALES = ("auto", "rans", "paper"), ("chunk", "global")
 ZERO = bytes(4)  # the message of a vector of zeros
+CLOSE = 4**-0.0045  # an error this near its target costs less than 0.005 bit
+SCALE_BLOCK = 1 << 16  # coordinates that share a scale
 COARSE, SAMPLE = 1 << 16, 1 << 21  # coordinates that a search for the step looks at: often, and once
 SLACK = 0.006  # a search may end this much (relative) below the target error: half a hundredth of a bit
 TINY, HUGE = 2.0**-126, torch.finfo(torch.float32).max
@@ -120,12 +122,22 @@ def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None) -
         rise = math.log2(max(error(2.0 ** (low + 0.125)), 1e-300) / max(error(2.0 ** (low - 0.125)), 1e-300))
         slope = min(max(4 * rise, 0.25), 4.0)
         low += math.log2(aim / max(sampled(fine)(2.0**low), 1e-300)) / slope
-    # The sample may mislead: verify on everything, and correct by the local slope of error against step.
+    # The sample may mislead, and scales by blocks do better than the one it knows: verify on everything, and correct a few times.
+    best, failed, corrections = None, None, 5 if d > SCALE_BLOCK else 0
     for _ in range(40):
         coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out)
-        if not coded.error > alpha * coded.norm:
-            return coded
-        low += math.log2(aim * coded.norm / coded.error) / slope - 1e-3
+        if coded.error > alpha * coded.norm:
+            failed = low
+            low += math.log2(aim * coded.norm / coded.error) / slope - 1e-3
+            if best is not None:
+                low = (best + failed) / 2 if corrections else best
+        else:
+            if not corrections or coded.error >= alpha * CLOSE * coded.norm or coded.error <= 0:
+                return coded
+            best = low
+            low += math.log2(alpha * (1 + CLOSE) / 2 * coded.norm / coded.error) / slope
+            low = low if failed is None else min(low, (best + failed) / 2)
+        corrections = max(corrections - (best is not None), 0)
     return encode_at(x, None, alpha, coder, out)
 
 
