@@ -18,13 +18,16 @@ using Draws = std::tuple<bool, std::uint64_t, std::uint32_t, std::uint32_t, std:
 
 Stream stream_of(const Draws& d) { return {std::get<1>(d), std::get<2>(d), std::get<3>(d), std::get<4>(d)}; }
 
-std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, Draws draws, Array<std::uint8_t> out) {
+std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, Draws draws, Array<std::uint8_t> out,
+                                               Array<float> left) {
+    if (left.size() != 0 && left.size() != x.size()) throw std::invalid_argument("what is left has as many coordinates as x");
     if (out.size() < dither::max_bytes(x.size())) throw std::invalid_argument("the output buffer is too small");
     if (nu <= 0 && !(step >= 0x1p-126f)) throw std::invalid_argument("the step must be a positive normal float32");
     if (coder < 0 || coder > 2) throw std::invalid_argument("no such coder");
     nb::gil_scoped_release release;
     const Stream stream = stream_of(draws);
-    const dither::Options options{nu, step, static_cast<dither::Coder>(coder), std::get<0>(draws) ? &stream : nullptr};
+    const dither::Options options{nu, step, static_cast<dither::Coder>(coder), std::get<0>(draws) ? &stream : nullptr,
+                                  left.size() ? left.data() : nullptr};
     const auto outcome = dither::encode(x.data(), x.size(), options, out.data());
     return {outcome.bytes, outcome.norm, outcome.error};
 }

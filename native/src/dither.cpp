@@ -16,7 +16,7 @@
 namespace tersegrad::dither {
 namespace detail {
 const Implementation portable = {norm_plain,  quick_plain, exact_plain, random_plain, above_plain,
-                                 shift_plain, ends_plain,  scale_plain, nullptr};
+                                 shift_plain, ends_plain,  scale_plain, leave_plain,  nullptr};
 }
 namespace {
 
@@ -254,12 +254,12 @@ public:
 
     // False: not finite. `next`: the coordinates that will be coded after these.
     bool encode(const float* x, std::size_t n, std::uint64_t start, rans::Ahead next) {
-        x_ = x, n_ = n;
+        x_ = x, n_ = n, start_ = start;
         norm = error = 0;
         head_size_ = words_size_ = 0;
         tail_.clear();
         std::uint8_t* k = levels_.data.get();
-        Block blocks[kMostScales];
+        Block* const blocks = blocks_;
         double norms[kMostScales], errors[kMostScales];
         const std::size_t scales = scale_count(n);
         std::uint32_t top = 0;
@@ -288,12 +288,15 @@ public:
         }
         const int window = choose_window(k, n, top);
         if (top > kBias) ops().shift(k, n, window);
-        if (top > static_cast<std::uint32_t>(window)) escape(blocks, start, window);
+        base_ = top > kBias ? 0 : kBias - window;
+        window_ = window;
+        escaped_ = top > static_cast<std::uint32_t>(window);
+        if (escaped_) escape(blocks, start, window);
         put(coded);
         put(static_cast<std::uint8_t>(window));
         head_size_ += write_varint(head_.data.get() + head_size_, tail_.size());
         for (std::size_t b = 0; b < scales; ++b) put(&blocks[b].scale, 4);
-        code_symbols(window, top > kBias ? 0 : kBias - window, next);
+        code_symbols(window, base_, next);
         if (bytes() > raw_bytes(n)) {
             head_size_ = words_size_ = 0;
             tail_.clear();
@@ -312,6 +315,32 @@ public:
         }
         if (words_size_) std::memcpy(out + head_size_, words_at_, words_size_);
         if (!tail_.empty()) std::memcpy(out + head_size_ + words_size_, tail_.data(), tail_.size());
+    }
+
+    // What the segment's decoder will not give back. Call it after write(): `left` may be x itself.
+    void leave(float* left) {
+        if (head_.data[0] == zero) {
+            if (left != x_) std::memcpy(left, x_, 4 * n_);
+            return;
+        }
+        if (head_.data[0] == raw) {
+            std::memset(left, 0, 4 * n_);
+            return;
+        }
+        const std::uint8_t* symbols = levels_.data.get();
+        rest_.clear();
+        if (escaped_)
+            at_ends(symbols, n_, window_, [&](std::size_t i) {
+                const Block& b = blocks_[i / kScaleBlock];
+                const auto k = static_cast<float>(level(x_[i], b.inverse, options_.draws, start_ + i));
+                return rest_.push_back(x_[i] - detail::limited(k * b.scale)), true;
+            });
+        for (std::size_t at = 0, b = 0; at < n_; at += kScaleBlock, ++b)
+            ops().leave(symbols + at, std::min(kScaleBlock, n_ - at), base_ + window_, blocks_[b].scale, x_ + at, left + at);
+        if (escaped_) {
+            const float* value = rest_.data();
+            at_ends(symbols, n_, window_, [&](std::size_t i) { return left[i] = *value++, true; });
+        }
     }
 
     double norm = 0, error = 0;
@@ -365,6 +394,7 @@ private:
 
     void code_rarely(int window, int base) {
         if (base) ops().shift(levels_.data.get(), n_, window);
+        base_ = 0;
         std::vector<std::uint8_t> message(rans::max_message(n_, 2 * window + 1));
         message.resize(rans::encode_message(levels_.data.get(), n_, 2 * window + 1, {}, 1, true, message.data()));
         tail_.insert(tail_.begin(), message.begin(), message.end());
@@ -376,8 +406,13 @@ private:
     std::size_t head_size_ = 0, words_size_ = 0, n_ = 0, fetched_ = 0;
     const std::uint8_t* words_at_ = nullptr;
     const float* x_ = nullptr;
+    std::uint64_t start_ = 0;
+    Block blocks_[kMostScales];
+    int window_ = 0, base_ = 0;  // level k waits as the byte k + window + base
+    bool escaped_ = false;
     std::vector<std::int64_t> escapes_;
     std::vector<std::uint8_t> tail_;
+    std::vector<float> rest_;
 };
 
 // Every thread writes a run of segments where the longest possible ones before it would end; then the gaps are closed.
@@ -396,6 +431,7 @@ Outcome encode_segments(const float* x, std::size_t n, const Options& o, std::ui
             const float* soon = x + segments.start(later);
             if (!encoder.encode(here, segments.length(s), segments.start(s), {soon, later > s ? soon + segments.length(later) : soon})) finite = false;
             else encoder.write(out + at);
+            if (o.left && finite.load(std::memory_order_relaxed)) encoder.leave(o.left + segments.start(s));
             at += sizes[s] = encoder.bytes();
             norms[s] = encoder.norm;
             errors[s] = encoder.error;
@@ -712,6 +748,14 @@ std::size_t max_bytes(std::size_t n) {
 }
 
 Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* out) {
+    if (o.left && (o.coder == Coder::paper || n <= kShort)) {  // several codes may be tried: ask the decoder of the one that is sent
+        Options plain = o;
+        plain.left = nullptr;
+        const Outcome outcome = encode(x, n, plain, out);
+        if (o.left != x && n) std::memcpy(o.left, x, 4 * n);
+        decode_add(out, outcome.bytes, n, -1.0f, o.left);
+        return outcome;
+    }
     Outcome best;
     if (o.coder == Coder::paper || (o.coder == Coder::automatic && n <= kShort)) {
         const double norm = sum_squares(x, n);

@@ -53,6 +53,14 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
             const auto outcome = dither::encode(x.get(), n, options, message.data());
             CHECK(outcome.bytes <= message.size());
             message.resize(outcome.bytes);
+            std::vector<float> left(values), apart(n, -1.0f);  // in place, and beside x
+            dither::Options keeping = options;
+            for (float* target : {left.data(), apart.data()}) {
+                std::vector<std::uint8_t> again(dither::max_bytes(n));
+                keeping.left = target;
+                again.resize(dither::encode(target == left.data() ? target : x.get(), n, keeping, again.data()).bytes);
+                CHECK(again == message);
+            }
             const bool start = first.empty();
             if (start) first = message;
             CHECK(message == first);
@@ -63,6 +71,11 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
             if (start) decoded = out, added = sum;
             CHECK(n == 0 || std::memcmp(out.data(), decoded.data(), 4 * n) == 0);
             CHECK(n == 0 || std::memcmp(sum.data(), added.data(), 4 * n) == 0);
+            std::vector<float> wanted(values);
+            CHECK(dither::decode_add(bytes.get(), message.size(), n, -1.0f, wanted.data()));
+            const bool finite = std::isfinite(outcome.norm);
+            CHECK(n == 0 || !finite || std::memcmp(left.data(), wanted.data(), 4 * n) == 0);
+            CHECK(n == 0 || !finite || std::memcmp(apart.data(), wanted.data(), 4 * n) == 0);
         }
     double error = 0, norm = 0;
     for (std::size_t i = 0; i < n; ++i) {

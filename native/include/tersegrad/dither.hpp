@@ -25,6 +25,7 @@ struct Options {
     float step = 0;
     Coder coder = Coder::automatic;
     const Stream* draws = nullptr;  // stochastic rounding, and steps are sent; else least-squares scales are
+    float* left = nullptr;          // wanted: x - decoded, n of them; may be x itself. Undefined where x is not finite.
 };
 
 struct Outcome {
@@ -84,6 +85,8 @@ struct Implementation {
     void (*shift)(std::uint8_t* k, std::size_t n, int window);              // k -> clamp(k, -window, window) + window
     std::size_t (*ends)(const std::uint8_t* symbols, std::size_t n, std::uint8_t last, std::uint16_t* at);  // where 0 and `last` are
     void (*scale)(const std::uint8_t* symbols, std::size_t n, int window, float step, bool add, float weight, float* out);
+    // left = x - (symbol - offset) * step; left may be x
+    void (*leave)(const std::uint8_t* symbols, std::size_t n, int offset, float step, const float* x, float* left);
     // Decodes one or two segments at once, all their whole steps; nullptr where there is nothing better than symbols first.
     bool (*decode)(Track&, Track*, bool add, float weight, bool stream);
 };

@@ -63,11 +63,22 @@ def toward_zero(value: float) -> float:
     return float(torch.nextafter(torch.tensor(rounded), torch.tensor(0.0))) if rounded > value else rounded
 
 
-def encode_at(x: Tensor, step: float | None, nu: float, coder: Coder, out: Tensor | None, ctx: Context | None = None) -> Coded:
-    """Code x at one step, or with ``step=None`` at one step a block; ``ctx`` asks for stochastic rounding."""
+def encode_at(
+    x: Tensor,
+    step: float | None,
+    nu: float,
+    coder: Coder,
+    out: Tensor | None,
+    ctx: Context | None = None,
+    left: Tensor | None = None,
+) -> Coded:
+    """Code x at one step, or with ``step=None`` at one step a block; ``ctx`` asks for stochastic rounding.
+
+    ``left``, which may be x, becomes what the message leaves out.
+    """
     run = kernels.get(x.device)
     buffer = torch.empty(run.dither_max_bytes(x.numel()), dtype=torch.uint8, device=x.device) if out is None else out
-    nbytes, norm, error = run.dither_encode(x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), ctx, buffer)
+    nbytes, norm, error = run.dither_encode(x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), ctx, buffer, left)
     return Coded(buffer[:nbytes], norm, error)
 
 
@@ -98,8 +109,11 @@ def largest_step(error: Callable[[float], float], start: float, aim: float, slac
     return low[0]
 
 
-def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None) -> Coded:
-    """Code x at nearly the largest step whose error is at most alpha; every message is verified."""
+def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None, left: Tensor | None = None) -> Coded:
+    """Code x at nearly the largest step whose error is at most alpha; every message is verified.
+
+    ``left``, another buffer than x, becomes what the message leaves out.
+    """
     run = kernels.get(x.device)
     d = x.numel()
 
@@ -113,7 +127,7 @@ def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None) -
     coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
     norm = run.dither_sample(x, HUGE, coarse)[2] or float(run.sum_squares(x))
     if not 0 < norm < math.inf:
-        return encode_at(x, TINY, 0.0, coder, out)
+        return encode_at(x, TINY, 0.0, coder, out, left=left)
     aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0))
     error = sampled(coarse)
     low = largest_step(error, math.log2(math.sqrt(12 * aim * norm / (d // coarse + 1))), aim, SLACK)
@@ -125,7 +139,7 @@ def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None) -
     # The sample may mislead, and scales by blocks do better than the one it knows: verify on everything, and correct a few times.
     best, failed, corrections = None, None, 5 if d > SCALE_BLOCK else 0
     for _ in range(40):
-        coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out)
+        coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out, left=left)
         if coded.error > alpha * coded.norm:
             failed = low
             low += math.log2(aim * coded.norm / coded.error) / slope - 1e-3
@@ -138,7 +152,7 @@ def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None) -
             low += math.log2(alpha * (1 + CLOSE) / 2 * coded.norm / coded.error) / slope
             low = low if failed is None else min(low, (best + failed) / 2)
         corrections = max(corrections - (best is not None), 0)
-    return encode_at(x, None, alpha, coder, out)
+    return encode_at(x, None, alpha, coder, out, left=left)
 
 
 def encode_to_size(x: Tensor, budget: int, coder: Coder, out: Tensor | None) -> Coded:
@@ -235,6 +249,21 @@ class SparseDithering(_Dithering):
         else:
             data = encode_to_size(flat, self.max_nbytes(Spec.flat(flat.numel())), self.coder, out).data
         return Message(data if out is None else out, data.numel()), None
+
+    def encode_split(
+        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+    ) -> tuple[Message, None, Tensor | None]:
+        left = x
+        if self.nu is not None:
+            coded = encode_at(x, global_step(x, self.nu, self.scale), self.nu, self.coder, out, left=left)
+        elif self.alpha is not None:
+            left = torch.empty_like(x)  # x is looked at again until a message is good enough
+            coded = encode_to_error(x, self.alpha, self.coder, out, left)
+        else:
+            coded = encode_to_size(x, self.max_nbytes(Spec.flat(x.numel())), self.coder, out)
+            kernels.get(x.device).dither_decode(coded.data, left, -1.0)
+        message = Message(coded.data if out is None else out, coded.data.numel())
+        return message, None, left if math.isfinite(coded.norm) else None
 
 
 @dataclasses.dataclass(frozen=True)

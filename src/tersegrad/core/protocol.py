@@ -176,6 +176,20 @@ class Accumulator(Protocol):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor: ...
 
 
+@runtime_checkable
+class Splitter(Protocol[S]):
+    """Optional third protocol: encode, and tell in the same pass what the message leaves out."""
+
+    def encode_split(
+        self, x: Tensor, state: S, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+    ) -> tuple[Message, S, Tensor | None]:
+        """As ``encode``, and x minus what the message decodes to: flat float32, or None where x is not finite.
+
+        ``x`` is flat, contiguous float32 and the callee's to overwrite: what is left may lie in its memory.
+        """
+        ...
+
+
 def flat(x: Tensor) -> Tensor:
     """``x`` as a contiguous, flat tensor of its own dtype without history; a view where possible."""
     y = x.detach().reshape(-1).contiguous()

@@ -12,9 +12,10 @@
 
 from tersegrad.exchange import virtual
 from tersegrad.exchange.all_gather import AllGatherExchange
-from tersegrad.exchange.steps import AllGather, AllToAll, Exchange, Pending, ProcessGroup, Steps, start
+from tersegrad.exchange.steps import AllGather, AllToAll, Exchange, Pending, Pipeline, ProcessGroup, Steps, start
 from tersegrad.exchange.two_shot import TwoShotExchange
 
 __all__ = [
-    "AllGather", "AllGatherExchange", "AllToAll", "Exchange", "Pending", "ProcessGroup", "Steps", "TwoShotExchange", "start", "virtual",
+    "AllGather", "AllGatherExchange", "AllToAll", "Exchange", "Pending", "Pipeline", "ProcessGroup", "Steps", "TwoShotExchange", "start",
+    "virtual",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ messages; compressors of a fixed rate need one round only.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,12 +19,18 @@ from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, S
 from tersegrad.exchange.steps import AllGather, AllToAll, Steps, integers, read_integers
 
 
-def accumulate(compressor: Compressor[Any], message: Message, spec: Spec, ctx: Context, out: Tensor) -> None:
-    """``out += decode(message)``."""
-    if isinstance(compressor, Accumulator):
-        compressor.decode_add(message, spec, ctx, out)
-    else:
-        out.add_(compressor.decode(message, spec, ctx))
+def average(compressor: Compressor[Any], messages: Sequence[Message], spec: Spec, ctx: Context, device: torch.device) -> Tensor:
+    """(1/p) times the sum in rank order of what p messages decode to; each has its rank as the sender."""
+    total = torch.empty(spec.numel, dtype=torch.float32, device=device)
+    for sender, message in enumerate(messages):
+        mine = dataclasses.replace(ctx, sender=sender)
+        if sender == 0:
+            compressor.decode(message, spec, mine, total)
+        elif isinstance(compressor, Accumulator):
+            compressor.decode_add(message, spec, mine, total)
+        else:
+            total.add_(compressor.decode(message, spec, mine))
+    return total.mul_(1.0 / len(messages))
 
 
 def gather_messages(message: Message, limit: int, rank: int, size: int) -> Steps[Any]:
@@ -54,7 +61,4 @@ class AllGatherExchange:
         mine = dataclasses.replace(ctx, sender=rank)
         message, state = self.compressor.encode(x, state, mine, stats=stats)
         _, messages = yield from gather_messages(message, self.compressor.max_nbytes(spec), rank, size)
-        total = torch.zeros(spec.numel, dtype=torch.float32, device=x.device)
-        for sender, part in enumerate(messages):
-            accumulate(self.compressor, part, spec, dataclasses.replace(ctx, sender=sender), total)
-        return total.mul_(1.0 / size), state
+        return average(self.compressor, messages, spec, ctx, x.device), state

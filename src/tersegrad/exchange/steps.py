@@ -95,6 +95,33 @@ class Pending(Generic[R]):
         return self._result
 
 
+class Pipeline(Generic[R]):
+    """Exchanges that follow one another: while the bytes of one travel, others are coded.
+
+    Each exchange that is added, and then each round of :meth:`finish`, moves all of them on by one collective, the youngest
+    first: its collective is under way before an older one is waited for, so that the wire does not idle while that one's bytes
+    are decoded. The order follows from the order of adding alone, so it is the same on every rank.
+    """
+
+    def __init__(self) -> None:
+        self.pendings: list[Pending[R]] = []
+
+    def add(self, pending: Pending[R]) -> None:
+        """Take in an exchange that was just started."""
+        self._advance()
+        self.pendings.append(pending)
+
+    def _advance(self) -> None:
+        for pending in reversed(self.pendings):
+            pending.advance()
+
+    def finish(self) -> list[tuple[Tensor, R]]:
+        """All means and next states, in the order of adding."""
+        while not all(pending.done for pending in self.pendings):
+            self._advance()
+        return [pending.wait() for pending in self.pendings]
+
+
 class ProcessGroup:
     """A torch process group (the default one if None) as the driver of steps."""
 

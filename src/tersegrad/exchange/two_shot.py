@@ -12,6 +12,8 @@ sqrt(alpha) + sqrt(alpha) (1 + sqrt(alpha)). Unbiased compressors stay unbiased:
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats
 from tersegrad.core.state import slice_spec
-from tersegrad.exchange.all_gather import accumulate, gather_messages
+from tersegrad.exchange.all_gather import average, gather_messages
 from tersegrad.exchange.steps import AllGather, AllToAll, Steps, integers, read_integers
 
 UNIT = 64  # parts begin at multiples of this many coordinates
@@ -30,6 +32,13 @@ def borders(numel: int, size: int) -> list[int]:
     """Where the p parts of a buffer begin and end: as equal as multiples of 64 allow."""
     units = -(-numel // UNIT)
     return [min(numel, units * r // size * UNIT) for r in range(size)] + [numel]
+
+
+@functools.lru_cache(maxsize=256)
+def plan(spec: Spec, size: int) -> tuple[list[int], list[Spec]]:
+    """The borders and the specs of the p parts."""
+    at = borders(spec.numel, size)
+    return at, [slice_spec(spec, a, b) for a, b in itertools.pairwise(at)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +61,13 @@ class TwoShotExchange:
         return self.second or self.compressor
 
     def init(self, spec: Spec, device: torch.device | str, rank: int, size: int) -> TwoShotState:
-        at = borders(spec.numel, size)
-        parts = [slice_spec(spec, at[r], at[r + 1]) for r in range(size)]
+        _, parts = plan(spec, size)
         return TwoShotState(tuple(self.compressor.init(p, device) for p in parts), self._second.init(parts[rank], device))
 
     def steps(
         self, x: Tensor, state: TwoShotState, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
     ) -> Steps[TwoShotState]:
-        at = borders(spec.numel, size)
-        parts = [slice_spec(spec, at[r], at[r + 1]) for r in range(size)]
+        at, parts = plan(spec, size)
         flat = x.detach().reshape(-1)
         messages, first = [], []
         for j in range(size):
@@ -83,11 +90,8 @@ class TwoShotExchange:
             tuple(0 if r == rank else n for r, n in enumerate(incoming)),
         )
         received = iter(torch.split(arrived, [n for r, n in enumerate(incoming) if r != rank]))
-        mean = torch.zeros(parts[rank].numel, dtype=torch.float32, device=x.device)
-        for sender in range(size):
-            message = messages[rank] if sender == rank else Message(next(received), incoming[sender])
-            accumulate(self.compressor, message, parts[rank], dataclasses.replace(ctx.child(rank), sender=sender), mean)
-        mean.mul_(1.0 / size)
+        mine = [messages[rank] if r == rank else Message(next(received), incoming[r]) for r in range(size)]
+        mean = average(self.compressor, mine, parts[rank], ctx.child(rank), x.device)
         again = ctx.child(size)
         own, second = self._second.encode(mean, state.second, dataclasses.replace(again, sender=rank))
         most = max(self._second.max_nbytes(p) for p in parts)

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration, TersegradError
 from tersegrad.core.protocol import Compressor, Context
 from tersegrad.core.text import require
-from tersegrad.exchange import AllGather, AllGatherExchange, Exchange, Pending, TwoShotExchange, start
+from tersegrad.exchange import AllGather, AllGatherExchange, Exchange, Pipeline, TwoShotExchange, start
 from tersegrad.exchange.two_shot import TwoShotState
 from tersegrad.integrations import checkpoint
 from tersegrad.integrations.groups import Group, from_layout, make_groups
@@ -40,6 +41,7 @@ from tersegrad.wrappers import ByTensor
 
 ExchangeName = Literal["two_shot", "all_gather"]
 FORMAT = 1  # of state_dict
+GROUP_BYTES = 25 << 20  # of float32 gradient that one message serves, unless told otherwise
 
 
 class ReplicasDiffer(TersegradError):
@@ -81,7 +83,7 @@ class Handle:
         compressor: Compressor[Any] | str,
         exchange: ExchangeName = "two_shot",
         *,
-        group_bytes: int = 25 << 20,
+        group_bytes: int = GROUP_BYTES,
         dense_below: int = 1024,
         dense: Compressor[Any] | str | None = None,
         warmup_steps: int = 0,
@@ -121,6 +123,7 @@ class Handle:
         self._where: dict[int, tuple[int, int]] = {}  # id of a parameter -> its group and where it begins there
         self._saved: Sequence[Mapping[str, Any]] | None = None  # a checkpoint read before the parameters were known
         self._totals = _Totals()
+        self._dense_seconds: dict[str, float] | None = None  # of dense all-reduces on this link
         self._begin()
 
     # ------------------------------------------------------------------------------------------------ what it is attached to
@@ -152,7 +155,7 @@ class Handle:
     def _bind(self, named: Mapping[str, Tensor]) -> None:
         self._replicas = dict(named)
         self._parameters = {name: p for name, p in named.items() if p.requires_grad}
-        self._arrange(make_groups(self._parameters, self.group_bytes))
+        self._arrange(make_groups(self._parameters, self.group_bytes, self.dense_below))
         if self._saved is not None:
             saved, self._saved = self._saved, None
             self.load_state_dicts(saved)
@@ -230,7 +233,8 @@ class Handle:
     def _begin(self) -> None:
         self._buckets: list[_Bucket] = []
         self._missing = [len(g.spec.pieces) for g in self.groups]
-        self._pendings: list[tuple[int, Pending[Any]]] = []
+        self._pipeline: Pipeline[Any] = Pipeline()
+        self._started: list[int] = []  # the groups in it
         self._step_scale = 1.0
 
     def _plan(self) -> None:
@@ -310,23 +314,19 @@ class Handle:
             exchange = self._exchange(self._dense(group), self._totals)
             state = exchange.init(group.spec, group.device, self.group.rank, self.group.size)
         ctx = Context(seed=self.seed, step=self.step % (1 << 32), buffer=number)
-        pending = start(exchange, flat, state, group.spec, ctx, self.group)
-        for _, earlier in self._pendings:  # their bytes travelled while this group was encoded
-            earlier.advance()
-        self._pendings.append((number, pending))
+        self._pipeline.add(start(exchange, flat, state, group.spec, ctx, self.group))
+        self._started.append(number)
 
     def _finish(self) -> None:
         if any(self._missing):
             lacking = [g.names for g, missing in zip(self.groups, self._missing) if missing]
             raise BadConfiguration(f"DDP gave no gradient for some of {lacking}: attach right after building DDP")
-        while not all(pending.done for _, pending in self._pendings):
-            for _, pending in self._pendings:
-                pending.advance()
+        results = self._pipeline.finish()
         means: dict[int, Tensor] = {}
         after: dict[int, Any] = {}
         finite = True
-        for number, pending in self._pendings:
-            mean, after[number] = pending.wait()
+        for number, pending, (mean, state) in zip(self._started, self._pipeline.pendings, results, strict=True):
+            after[number] = state
             if self.measure_every and self.step % self.measure_every == 0:
                 self._measure(self._flat[number], mean)
             if self._step_scale != 1.0:
@@ -341,8 +341,7 @@ class Handle:
                 number, at = self._where[id(parameter)]
                 gradient.copy_(means[number][at : at + gradient.numel()].view(gradient.shape))
         if finite and not self.warming_up:
-            for number, state in after.items():
-                self._states[number] = state
+            self._states = [after[number] for number in range(len(self.groups))]
         self._totals.steps += 1
         self._totals.dropped += not finite
         self._totals.warmup += self.warming_up
@@ -423,7 +422,58 @@ class Handle:
         }
         if t.power:
             out["relative_error"] = t.error / t.power
+        if t.steps:
+            out |= self._verdict()
         return out
+
+    def _verdict(self) -> dict[str, float | str]:
+        """Whether compression pays, against a bf16 all-reduce: on this link if it was compared, else on which links."""
+        t, size = self._totals, self.group.size
+        taken = t.seconds / t.steps
+        saved = 2 * (size - 1) / size * 2 * t.coordinates - t.sent  # bytes, in all steps
+        rate = 8 * saved / max(t.seconds - self.group.waited, 1e-9)
+        out: dict[str, float | str] = {"seconds/step": taken, "pays_below": max(0.0, rate)}
+        if self._dense_seconds is not None:
+            out |= {f"seconds/step/{kind}": seconds for kind, seconds in self._dense_seconds.items()}
+            kind, dense = min(self._dense_seconds.items(), key=lambda item: item[1])
+            word = "pays" if taken < dense else "does not pay"
+            out["verdict"] = (
+                f"compression {word} here: {taken:.4f} s a step in the exchange, {kind} all-reduce takes {dense:.4f} s"
+            )
+        elif rate <= 0:
+            out["verdict"] = "compression does not pay: a bf16 all-reduce would send fewer bytes"
+        else:
+            out["verdict"] = (
+                f"compression pays where a rank's link is slower than {rate / 1e6:.3g} Mbit/s; compare() tells for this one"
+            )
+        return out
+
+    def compare(self, rounds: int = 3) -> dict[str, float]:
+        """Time dense all-reduces of all gradients on this link, for the report (a collective call, between two steps)."""
+        require(not self._buckets, "links are compared between two steps")
+        device = self.groups[0].device if self.groups else torch.device("cpu")
+        numel = sum(g.spec.numel for g in self.groups)
+        found: dict[str, float] = {}
+        for kind, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
+            buffer, taken = torch.zeros(numel, dtype=dtype, device=device), []
+            for _ in range(rounds + 1):
+                dist.barrier(group=self._process_group)
+                begin = time.perf_counter()
+                dist.all_reduce(buffer, group=self._process_group)
+                if buffer.is_cuda:
+                    torch.cuda.synchronize(device)
+                taken.append(time.perf_counter() - begin)
+            found[kind] = statistics.median(taken[1:])
+        # The mean over ranks, so that all say the same.
+        shared = torch.tensor(list(found.values()), dtype=torch.float32, device=device)
+        dist.all_reduce(shared, group=self._process_group)
+        self._dense_seconds = dict(zip(found, (shared / self.group.size).tolist()))
+        return self._dense_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Spent in the hook since the start or :meth:`reset_report`, the time that was waited for the wire included."""
+        return self._totals.seconds
 
     def reset_report(self) -> None:
         """Count from zero again, between two steps."""
@@ -533,7 +583,7 @@ def attach(
     compressor: Compressor[Any] | str,
     exchange: ExchangeName = "two_shot",
     *,
-    group_bytes: int = 25 << 20,
+    group_bytes: int = GROUP_BYTES,
     dense_below: int = 1024,
     dense: Compressor[Any] | str | None = None,
     warmup_steps: int = 0,

@@ -118,13 +118,14 @@ class DitherKernels(Protocol):
         ...
 
     def dither_encode(
-        self, x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor
+        self, x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor, left: Tensor | None = None
     ) -> tuple[int, float, float]:
         """Write a message for x into ``out``: length in bytes, ||x||^2 (not finite where x is not), squared error.
 
         With ``nu`` > 0 every block takes the step 2 sqrt(nu/n) ||x||, else all take ``step``. Levels are rounded to nearest and
         least-squares scales are sent; with ``ctx`` they are rounded stochastically and steps are sent. ``coder``: 0 the shortest,
         1 rANS, 2 the published code. The error is exact only with ``step`` and without ``ctx``.
+        ``left`` (which may be ``x``) becomes x minus what the message decodes to; it is undefined where x is not finite.
         """
         ...
 

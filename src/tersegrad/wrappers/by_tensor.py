@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -31,7 +31,18 @@ from torch import Tensor
 
 from tersegrad.codecs import varint
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Piece, Spec, Stats, flat, flat_float32
+from tersegrad.core.protocol import (
+    Accumulator,
+    Compressor,
+    Context,
+    Guarantee,
+    Message,
+    Piece,
+    Spec,
+    Stats,
+    flat,
+    flat_float32,
+)
 from tersegrad.core.state import Parts
 from tersegrad.core.text import Configuration, require
 
@@ -116,9 +127,37 @@ class ByTensor(Configuration):
         return Message(data, nbytes), dataclasses.replace(state, states=tuple(after))
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        data = message.payload
         if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=data.device)
+            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
+        for part, sub, payload, child, runs in self._read(message, spec, ctx):
+            whole = out[runs[0][0] : runs[0][1]] if len(runs) == 1 else None
+            decoded = part.decode(payload, sub, child, whole)
+            if whole is None:
+                start = 0
+                for a, b in runs:
+                    out[a:b] = decoded[start : start + b - a]
+                    start += b - a
+        return out
+
+    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
+        """``out += weight * decode(message)``, in one pass where a part can and lies in one run."""
+        for part, sub, payload, child, runs in self._read(message, spec, ctx):
+            if len(runs) == 1 and isinstance(part, Accumulator):
+                part.decode_add(payload, sub, child, out[runs[0][0] : runs[0][1]], weight)
+                continue
+            decoded, start = part.decode(payload, sub, child), 0
+            if weight != 1.0:
+                decoded.mul_(weight)
+            for a, b in runs:
+                out[a:b] += decoded[start : start + b - a]
+                start += b - a
+        return out
+
+    def _read(
+        self, message: Message, spec: Spec, ctx: Context
+    ) -> Iterator[tuple[Compressor[Any], Spec, Message, Context, tuple[tuple[int, int], ...]]]:
+        """Every group's compressor, spec, message, context and runs; raises after the last where bytes are left."""
+        data = message.payload
         layout, at = self._layout(spec), 0
         for g, part, sub in self._groups(layout):
             length, at = varint.read(data, at)
@@ -126,17 +165,9 @@ class ByTensor(Configuration):
                 raise CorruptMessage(f"group {g} announces {length} bytes, {data.numel() - at} are left")
             payload = data[at : at + length].clone()  # starts at an address that any decoder may view as words
             at += length
-            runs = layout.runs(g)
-            whole = out[runs[0][0] : runs[0][1]] if len(runs) == 1 else None
-            decoded = part.decode(Message(payload, length), sub, ctx.child(g), whole)
-            if whole is None:
-                start = 0
-                for a, b in runs:
-                    out[a:b] = decoded[start : start + b - a]
-                    start += b - a
+            yield part, sub, Message(payload, length), ctx.child(g), layout.runs(g)
         if at != data.numel():
             raise CorruptMessage(f"{data.numel() - at} bytes follow the last group")
-        return out
 
     def max_nbytes(self, spec: Spec) -> int:
         sizes = [part.max_nbytes(sub) for _, part, sub in self._groups(self._layout(spec))]

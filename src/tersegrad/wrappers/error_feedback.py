@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32
+from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Splitter, Stats, flat_float32
 from tersegrad.core.text import Configuration, require
 
 _PROBE = Spec.flat(4096)  # an ordinary buffer: what a compressor promises for it is known at construction
@@ -106,8 +106,14 @@ class ErrorFeedback(Configuration):
     ) -> tuple[Message, ErrorFeedbackState]:
         require(x.numel() == state.residual.numel(), f"the state is for {state.residual.numel()} coordinates, got {x.numel()}")
         y = torch.add(flat_float32(x), state.residual)  # ours to overwrite: it becomes the next residual
+        weight = self._weight(state.spec)
+        if isinstance(self.inner, Splitter) and weight == 1.0:
+            message, inner, rest = self.inner.encode_split(y, state.inner, ctx, stats=stats, out=out)
+            if rest is None:
+                return message, state
+            return message, ErrorFeedbackState(rest.to(state.residual.dtype), inner, state.spec)
         message, inner = self.inner.encode(y, state.inner, ctx, stats=stats, out=out)
-        left = _subtract(self.inner, message, state.spec, ctx, y, self._weight(state.spec)).to(state.residual.dtype)
+        left = _subtract(self.inner, message, state.spec, ctx, y, weight).to(state.residual.dtype)
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
         if not (bool(torch.isfinite(left.sum())) or bool(torch.isfinite(left).all())):
             return message, state

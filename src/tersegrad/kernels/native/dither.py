@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
@@ -12,17 +13,20 @@ from tersegrad.kernels.native.module import module
 __all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
 
 NEAREST = (False, 0, 0, 0, 0)
+NOTHING = torch.empty(0)
 
 
 def dither_max_bytes(numel: int) -> int:
     return int(module.dither_max_bytes(numel))
 
 
-def dither_encode(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor) -> tuple[int, float, float]:
+def dither_encode(
+    x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor, left: Tensor | None = None
+) -> tuple[int, float, float]:
     draws = NEAREST
     if ctx is not None:
         draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
-    nbytes, norm, error = module.dither_encode(x, nu, step, coder, draws, out)
+    nbytes, norm, error = module.dither_encode(x, nu, step, coder, draws, out, NOTHING if left is None else left)
     return int(nbytes), float(norm), float(error)
 
 

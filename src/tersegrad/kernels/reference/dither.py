@@ -237,10 +237,14 @@ def _message(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None)
     return best if best[0] and len(best[0]) <= len(other[0]) else other
 
 
-def dither_encode(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor) -> tuple[int, float, float]:
-    """Write a message into ``out``: length, ||x||^2 and the squared error."""
+def dither_encode(
+    x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor, left: Tensor | None = None
+) -> tuple[int, float, float]:
+    """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``."""
     data, norm, error = _message(x, nu, step, coder, ctx)
     out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(out.device)
+    if left is not None:
+        dither_decode(out[: len(data)], left if left is x else left.copy_(x), -1.0)
     return len(data), norm, error
 
 
