@@ -31,7 +31,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.host import Sample, Task
-from benchmarks.methods import Method, Unavailable
+from benchmarks.methods import Method
 from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
 from tersegrad import bench
 from tersegrad.report.figures import require_matplotlib
@@ -156,20 +156,6 @@ class Cluster:
         return measured
 
 
-def usable(methods: Sequence[str], console: Console) -> list[str]:
-    """The methods that this version has; the others are named with the reason."""
-    chosen = []
-    for text in methods:
-        method = Method.parse(text)
-        try:
-            if not method.dense:
-                method.make_exchange()
-            chosen.append(text)
-        except Unavailable as reason:
-            console.print(f"left out {method.label}: {reason}", style="yellow", markup=False)
-    return chosen
-
-
 def commit() -> str | None:
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or None
@@ -263,7 +249,7 @@ def allreduce(
     """Time one all-reduce, method against method."""
 
     def body(console: Console) -> None:
-        texts, counts = usable(method or METHODS, console), sorted(set(hosts or [2, 4, 8]))
+        texts, counts = method or METHODS, sorted(set(hosts or [2, 4, 8]))
         rates = [parse_rate(r) for r in rate or RATES]
         numel = round(megabytes * 1e6 / 4)
         cells: list[Cell] = []
@@ -320,7 +306,7 @@ def steps(
     """Time whole training steps of a 784-width-width-10 network, method against method."""
 
     def body(console: Console) -> None:
-        texts, counts = usable(method or METHODS, console), sorted(set(hosts or [2, 4, 8]))
+        texts, counts = method or METHODS, sorted(set(hosts or [2, 4, 8]))
         rates = [parse_rate(r) for r in rate or RATES]
         task = Task(None, width, batch)
         cells: list[Cell] = []
@@ -386,7 +372,7 @@ def train(
     """Time to a test accuracy, method against method."""
 
     def body(console: Console) -> None:
-        texts, limit = usable(method or TRAINING, console), parse_rate(rate)
+        texts, limit = method or TRAINING, parse_rate(rate)
         runs: list[dict[str, Any]] = []
         with Cluster(hosts, [hosts], console) as cluster:
             task = Task(str(data), width, batch, optimiser)

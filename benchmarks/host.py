@@ -165,7 +165,7 @@ class Reduction:
         self.buffer = torch.zeros(numel) if self.method.dense else torch.empty(0)
         if not self.method.dense:
             self.exchange = self.method.make_exchange(lambda c: watch(c, self.meter))
-            self.parts = cut(self.spec, dict(self.method.exchange.options).get("group_bytes", ddp.GROUP_BYTES))
+            self.parts = cut(self.spec, self.method.options.get("group_bytes", ddp.GROUP_BYTES))
             self.states = [self.exchange.init(part, "cpu", World.rank, size) for _, part in self.parts]
 
     def once(self, x: Tensor) -> tuple[Tensor, Sample]:

@@ -9,7 +9,7 @@ The parts are told apart by their names, so any may be left out::
     error_feedback(top_k(fraction=0.01)) + all_gather + sgd(lr=0.05, momentum=0.9)
     error_feedback(qsgd) + two_shot(group_bytes=4000000, warmup_steps=10)
 
-What stands in the brackets of ``two_shot`` and ``all_gather`` goes to ``ddp.attach``.
+Options of ``ddp.attach`` may stand in the exchange's brackets.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +27,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
-from tersegrad.exchange import AllGatherExchange, Exchange, TwoShotExchange
+from tersegrad.core.protocol import Compressor
+from tersegrad.exchange import Exchange, Plan, plan
+from tersegrad.exchange.plans import PLANS
 from tersegrad.integrations import ddp
 
 DENSE = ("float32", "bf16")  # what torch's all-reduce moves
@@ -35,11 +38,8 @@ OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-EXCHANGES = ("all_reduce", "two_shot", "all_gather", "hierarchical", "power_sgd")
-
-
-class Unavailable(ValueError):
-    """A method whose parts this version does not have."""
+EXCHANGES = ("all_reduce", *PLANS)
+ATTACH = ("group_bytes", "dense_below", "warmup_steps", "dense")  # what an exchange's brackets may hold besides its own options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +104,12 @@ class Method:
             raise ValueError(f"{text!r} names no compressor")
         if exchange.name == "all_reduce" and compressor not in DENSE:
             raise ValueError(f"all_reduce adds numbers on the way: it takes float32 or bf16, not {compressor!r}")
+        made = Method(compressor, exchange, optimiser)
         if compressor != "float32":
             tersegrad.parse(compressor)
-        return Method(compressor, exchange, optimiser)
+        if not made.dense and made.plan.compresses and compressor != "float32":
+            raise ValueError(f"{made.plan} compresses by itself: leave {compressor!r} away")
+        return made
 
     def __str__(self) -> str:
         return " + ".join(str(p) for p in (self.compressor, self.exchange, self.optimiser) if p is not None)
@@ -127,16 +130,22 @@ class Method:
     def dense(self) -> bool:
         return self.exchange.name == "all_reduce"
 
-    def make_exchange(self, wrap: Any = lambda compressor: compressor) -> Exchange[Any]:
-        """The exchange for one buffer; ``wrap`` may put something around its compressors."""
-        if self.exchange.name == "power_sgd":
-            return _power_sgd(dict(self.exchange.options))
-        kinds: dict[str, Any] = {"two_shot": TwoShotExchange, "all_gather": AllGatherExchange}
-        if self.exchange.name not in kinds:
-            raise Unavailable(f"{self.exchange.name} is not measured here: choose two_shot, all_gather or power_sgd")
-        compressor = tersegrad.parse("identity" if self.compressor == "float32" else self.compressor)
-        exchange: Exchange[Any] = kinds[self.exchange.name](wrap(compressor))
-        return exchange
+    @property
+    def plan(self) -> Plan:
+        """The exchange without its compressor."""
+        mine = tuple((key, value) for key, value in self.exchange.options if key not in ATTACH)
+        return plan(str(Call(self.exchange.name, mine)))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What goes to ``ddp.attach``."""
+        return {key: value for key, value in self.exchange.options if key in ATTACH}
+
+    def make_exchange(
+        self, wrap: Callable[[Compressor[Any]], Compressor[Any]] = lambda compressor: compressor
+    ) -> Exchange[Any]:
+        """The exchange for one buffer; ``wrap`` may put something around its compressor."""
+        return self.plan.make(wrap(tersegrad.parse("identity" if self.compressor == "float32" else self.compressor)))
 
     def attach(self, model: DistributedDataParallel, seed: int) -> ddp.Handle | None:
         """Make a DDP model use this method; None where torch does it alone."""
@@ -144,31 +153,14 @@ class Method:
             if self.compressor == "bf16":
                 model.register_comm_hook(model.process_group, default_hooks.bf16_compress_hook)
             return None
-        options = dict(self.exchange.options)
-        if self.exchange.name == "power_sgd":
-            text: Any = str(self.exchange)
-            try:
-                return ddp.attach(model, "identity", text, seed=seed)
-            except tersegrad.TersegradError as error:
-                raise Unavailable(f"ddp.attach does not know {text}: {error}") from None
-        compressor = "identity" if self.compressor == "float32" else self.compressor
-        name: Any = self.exchange.name
-        return ddp.attach(model, compressor, name, seed=seed, **options)
+        compressor = None if self.plan.compresses else "identity" if self.compressor == "float32" else self.compressor
+        return ddp.attach(model, compressor, self.plan, seed=seed, **self.options)
 
     def make_optimiser(self, model: torch.nn.Module, default: Call) -> torch.optim.Optimizer:
         call = self.optimiser or default
         kind: Any = OPTIMISERS[call.name]
         made: torch.optim.Optimizer = kind(model.parameters(), **dict(call.options))
         return made
-
-
-def _power_sgd(options: dict[str, Any]) -> Exchange[Any]:
-    try:
-        from tersegrad.exchange import power_sgd
-    except ImportError:
-        raise Unavailable("this version has no exchange/power_sgd.py") from None
-    made: Exchange[Any] = power_sgd.PowerSGDExchange(**options)
-    return made
 
 
 def _split(text: str) -> list[str]:

@@ -42,6 +42,7 @@ from tersegrad.core.protocol import (
     Stats,
     flat,
     flat_float32,
+    has_fixed_size,
 )
 from tersegrad.core.state import Parts
 from tersegrad.core.text import Configuration, require
@@ -168,6 +169,10 @@ class ByTensor(Configuration):
             yield part, sub, Message(payload, length), ctx.child(g), layout.runs(g)
         if at != data.numel():
             raise CorruptMessage(f"{data.numel() - at} bytes follow the last group")
+
+    @property
+    def fixed_size(self) -> bool:
+        return all(part is None or has_fixed_size(part) for part in self.compressors)
 
     def max_nbytes(self, spec: Spec) -> int:
         sizes = [part.max_nbytes(sub) for _, part, sub in self._groups(self._layout(spec))]
