@@ -389,8 +389,9 @@ def train(
                     rest = cluster.hosts.run("train", most, every, None)
                     runs.append(_run(text, seed, timed, rest))
                     r = runs[-1]
+                    got = "reached" if r["reached"] is not None else "missed"
                     console.print(
-                        f"seed {seed}, {Method.parse(text).label}: {target:g} % after {r['steps']} steps, {r['seconds']:.1f} s "
+                        f"seed {seed}, {Method.parse(text).label}: {target:g} % {got} after {r['steps']} steps, {r['seconds']:.1f} s "
                         f"({r['seconds'] / r['steps'] * 1e3:.0f} ms a step); in the end {r['final']:.2f} %",
                         style="dim", highlight=False, markup=False,
                     )  # fmt: skip
@@ -447,7 +448,10 @@ def train_table(runs: Sequence[dict[str, Any]], texts: Sequence[str], target: fl
         ]
         sent = statistics.median(r["sent"] for r in found)
         rows.append((*row, number(sent / 1e3) if sent else "-"))
-    note = f"Medians over {len({r['seed'] for r in runs})} seeds; looks at the test set are off the clock; computing alone takes {compute * 1e3:.0f} ms a step."
+    note = (
+        f"Medians over {len({r['seed'] for r in runs})} seeds; looks at the test set are off the clock; computing alone takes "
+        f"{compute * 1e3:.0f} ms a step."
+    )
     return Table(tuple(columns), tuple(rows), title, note)
 
 

@@ -63,6 +63,10 @@ std::int32_t level(float x, float inverse, const Stream* draws, std::uint64_t in
     return detail::round_one(x, inverse, true, index & 1 ? word >> 16 : word & 0xffff);
 }
 
+void add(const float* x, const float* y, std::size_t n, float* sum) {
+    for (std::size_t i = 0; i < n; ++i) sum[i] = x[i] + y[i];
+}
+
 // ---- rounding a block of at most 2^16 coordinates (or a short vector) ----
 
 struct Ahead {  // walks through memory that will be needed soon
@@ -254,6 +258,12 @@ public:
 
     // False: not finite. `next`: the coordinates that will be coded after these.
     bool encode(const float* x, std::size_t n, std::uint64_t start, rans::Ahead next) {
+        const float *given = x, *carry = nullptr;
+        float* sum = nullptr;
+        if (options_.carry) {  // the sum is made block by block where what is left will lie
+            carry = options_.carry + start;
+            x = sum = options_.left + start;
+        }
         x_ = x, n_ = n, start_ = start;
         norm = error = 0;
         head_size_ = words_size_ = 0;
@@ -265,8 +275,9 @@ public:
         std::uint32_t top = 0;
         Ahead ahead{reinterpret_cast<const char*>(x) + fetched_};
         for (std::size_t b = 0; b < scales; ++b) {
-            const std::size_t at = b * kScaleBlock;
-            blocks[b] = round_block(x + at, std::min(kScaleBlock, n - at), start + at, options_, ahead, k + at);
+            const std::size_t at = b * kScaleBlock, length = std::min(kScaleBlock, n - at);
+            if (carry) add(given + at, carry + at, length, sum + at);
+            blocks[b] = round_block(x + at, length, start + at, options_, ahead, k + at);
             if (!std::isfinite(blocks[b].norm)) {
                 norm = blocks[b].norm;
                 return false;
@@ -751,8 +762,10 @@ Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* ou
     if (o.left && (o.coder == Coder::paper || n <= kShort)) {  // several codes may be tried: ask the decoder of the one that is sent
         Options plain = o;
         plain.left = nullptr;
-        const Outcome outcome = encode(x, n, plain, out);
-        if (o.left != x && n) std::memcpy(o.left, x, 4 * n);
+        plain.carry = nullptr;
+        if (o.carry) add(x, o.carry, n, o.left);
+        else if (o.left != x && n) std::memcpy(o.left, x, 4 * n);
+        const Outcome outcome = encode(o.left, n, plain, out);
         decode_add(out, outcome.bytes, n, -1.0f, o.left);
         return outcome;
     }
@@ -783,13 +796,16 @@ bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float
     return decode_any<true>(data, size, n, weight, out);
 }
 
-Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride) {
+Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride, const float* carry) {
     Moments m;
     std::vector<double> dots, energies, norms;
     std::uint8_t k[kSumChunk];
     for (std::size_t i = 0; i < n; i += kSumChunk * stride) {
         double lanes[96] = {};
-        ops().exact(x + i, std::min(kSumChunk, n - i), inverse, reinterpret_cast<const char*>(x + i + kSumChunk * stride), k, lanes, m.top);
+        float sum[kSumChunk];
+        const std::size_t length = std::min(kSumChunk, n - i);
+        if (carry) add(x + i, carry + i, length, sum);
+        ops().exact(carry ? sum : x + i, length, inverse, reinterpret_cast<const char*>(x + i + kSumChunk * stride), k, lanes, m.top);
         dots.push_back(fold(lanes, 32));
         energies.push_back(fold(lanes + 32, 32));
         norms.push_back(fold(lanes + 64, 32));

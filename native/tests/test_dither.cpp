@@ -53,7 +53,22 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
             const auto outcome = dither::encode(x.get(), n, options, message.data());
             CHECK(outcome.bytes <= message.size());
             message.resize(outcome.bytes);
-            std::vector<float> left(values), apart(n, -1.0f);  // in place, and beside x
+            std::vector<float> left(values), apart(n, -1.0f), summed(n, -1.0f), half(values);  // in place, beside x, of a sum
+            for (auto& v : half) v *= 0.5f;
+            if (std::isfinite(outcome.norm) && n && std::isnormal(half[0])) {
+                dither::Options carrying = options;
+                carrying.left = summed.data();
+                carrying.carry = half.data();
+                std::vector<std::uint8_t> again(dither::max_bytes(n));
+                again.resize(dither::encode(half.data(), n, carrying, again.data()).bytes);
+                std::vector<float> whole(n);
+                for (std::size_t i = 0; i < n; ++i) whole[i] = half[i] + half[i];
+                std::vector<std::uint8_t> direct(dither::max_bytes(n));
+                direct.resize(dither::encode(whole.data(), n, options, direct.data()).bytes);
+                CHECK(again == direct);
+                CHECK(dither::decode_add(direct.data(), direct.size(), n, -1.0f, whole.data()));
+                CHECK(std::memcmp(whole.data(), summed.data(), 4 * n) == 0);
+            }
             dither::Options keeping = options;
             for (float* target : {left.data(), apart.data()}) {
                 std::vector<std::uint8_t> again(dither::max_bytes(n));

@@ -65,6 +65,11 @@ def agree(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None = N
                     nbytes, _, _ = native.dither_encode(y, nu, step, coder, ctx, buffer, left)
                     assert buffer[:nbytes].numpy().tobytes() == wanted
                     assert torch.equal(left.view(torch.int32), rest.view(torch.int32)), (isa, threads)
+                half, left = x * 0.5, torch.full((x.numel(),), 7.0)
+                if x.numel() and torch.equal(half + half, x):
+                    nbytes, _, _ = native.dither_encode(half, nu, step, coder, ctx, buffer, left, half.clone())
+                    assert buffer[:nbytes].numpy().tobytes() == wanted
+                    assert torch.equal(left.view(torch.int32), rest.view(torch.int32)), (isa, threads)
             out = native.dither_decode(tensor(got), torch.full((x.numel(),), 7.0), None)
             assert torch.equal(out.view(torch.int32), values.view(torch.int32)), (isa, threads)
             total = native.dither_decode(tensor(got), torch.ones(x.numel()), -0.75)

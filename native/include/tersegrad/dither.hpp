@@ -26,6 +26,7 @@ struct Options {
     Coder coder = Coder::automatic;
     const Stream* draws = nullptr;  // stochastic rounding, and steps are sent; else least-squares scales are
     float* left = nullptr;          // wanted: x - decoded, n of them; may be x itself. Undefined where x is not finite.
+    const float* carry = nullptr;   // added to x before anything else (then `left` is needed, and is neither of the two)
 };
 
 struct Outcome {
@@ -49,7 +50,7 @@ struct Moments {
     std::uint32_t top = 0;  // largest |k|, saturated
 };
 // Of a strided sample, for the search of a target: whole blocks of 4096, one in `stride`.
-Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride);
+Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride, const float* carry = nullptr);
 
 namespace detail {
 

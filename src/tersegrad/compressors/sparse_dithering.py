@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.core import buffers
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, flat_float32
 from tersegrad.core.text import Configuration, require
 
@@ -71,14 +72,17 @@ def encode_at(
     out: Tensor | None,
     ctx: Context | None = None,
     left: Tensor | None = None,
+    carry: Tensor | None = None,
 ) -> Coded:
-    """Code x at one step, or with ``step=None`` at one step a block; ``ctx`` asks for stochastic rounding.
+    """Code x (plus ``carry``) at one step, or with ``step=None`` at one step a block; ``ctx`` asks for stochastic rounding.
 
-    ``left``, which may be x, becomes what the message leaves out.
+    ``left`` becomes what the message leaves out.
     """
     run = kernels.get(x.device)
-    buffer = torch.empty(run.dither_max_bytes(x.numel()), dtype=torch.uint8, device=x.device) if out is None else out
-    nbytes, norm, error = run.dither_encode(x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), ctx, buffer, left)
+    buffer = buffers.empty(run.dither_max_bytes(x.numel()), torch.uint8, x.device) if out is None else out
+    nbytes, norm, error = run.dither_encode(
+        x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), ctx, buffer, left, carry
+    )
     return Coded(buffer[:nbytes], norm, error)
 
 
@@ -109,25 +113,27 @@ def largest_step(error: Callable[[float], float], start: float, aim: float, slac
     return low[0]
 
 
-def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None, left: Tensor | None = None) -> Coded:
-    """Code x at nearly the largest step whose error is at most alpha; every message is verified.
+def encode_to_error(
+    x: Tensor, alpha: float, coder: Coder, out: Tensor | None, left: Tensor | None = None, carry: Tensor | None = None
+) -> Coded:
+    """Code x (plus ``carry``) at nearly the largest step whose error is at most alpha; every message is verified.
 
-    ``left``, another buffer than x, becomes what the message leaves out.
+    ``left``, a buffer of its own, becomes what the message leaves out.
     """
     run = kernels.get(x.device)
     d = x.numel()
 
     def sampled(stride: int) -> Callable[[float], float]:
         def error(step: float) -> float:
-            dot, energy, norm = run.dither_sample(x, toward_zero(step), stride)
+            dot, energy, norm = run.dither_sample(x, toward_zero(step), stride, carry)
             return 1.0 if energy == 0 else 1 - dot / energy * dot / norm
 
         return error
 
     coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
-    norm = run.dither_sample(x, HUGE, coarse)[2] or float(run.sum_squares(x))
+    norm = run.dither_sample(x, HUGE, coarse, carry)[2] or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
-        return encode_at(x, TINY, 0.0, coder, out, left=left)
+        return encode_at(x, TINY, 0.0, coder, out, left=left, carry=carry)
     aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0))
     error = sampled(coarse)
     low = largest_step(error, math.log2(math.sqrt(12 * aim * norm / (d // coarse + 1))), aim, SLACK)
@@ -139,7 +145,7 @@ def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None, l
     # The sample may mislead, and scales by blocks do better than the one it knows: verify on everything, and correct a few times.
     best, failed, corrections = None, None, 5 if d > SCALE_BLOCK else 0
     for _ in range(40):
-        coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out, left=left)
+        coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out, left=left, carry=carry)
         if coded.error > alpha * coded.norm:
             failed = low
             low += math.log2(aim * coded.norm / coded.error) / slope - 1e-3
@@ -152,7 +158,7 @@ def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None, l
             low += math.log2(alpha * (1 + CLOSE) / 2 * coded.norm / coded.error) / slope
             low = low if failed is None else min(low, (best + failed) / 2)
         corrections = max(corrections - (best is not None), 0)
-    return encode_at(x, None, alpha, coder, out, left=left)
+    return encode_at(x, None, alpha, coder, out, left=left, carry=carry)
 
 
 def encode_to_size(x: Tensor, budget: int, coder: Coder, out: Tensor | None) -> Coded:
@@ -197,7 +203,7 @@ class _Dithering(Configuration):
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
+            out = buffers.empty(spec.numel, torch.float32, message.data.device)
         return kernels.get(out.device).dither_decode(message.payload, out, None)
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
@@ -251,19 +257,29 @@ class SparseDithering(_Dithering):
         return Message(data if out is None else out, data.numel()), None
 
     def encode_split(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None, Tensor | None]:
-        left = x
-        if self.nu is not None:
-            coded = encode_at(x, global_step(x, self.nu, self.scale), self.nu, self.coder, out, left=left)
+        self,
+        x: Tensor,
+        residual: Tensor,
+        left: Tensor,
+        state: None,
+        ctx: Context,
+        *,
+        stats: Stats | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Message, None, bool]:
+        if self.nu is not None and self.scale == "chunk":
+            coded = encode_at(x, None, self.nu, self.coder, out, left=left, carry=residual)
         elif self.alpha is not None:
-            left = torch.empty_like(x)  # x is looked at again until a message is good enough
-            coded = encode_to_error(x, self.alpha, self.coder, out, left)
+            coded = encode_to_error(x, self.alpha, self.coder, out, left, residual)
         else:
-            coded = encode_to_size(x, self.max_nbytes(Spec.flat(x.numel())), self.coder, out)
-            kernels.get(x.device).dither_decode(coded.data, left, -1.0)
+            y = torch.add(x, residual, out=left)
+            if self.nu is not None:
+                coded = encode_at(y, global_step(y, self.nu, self.scale), self.nu, self.coder, out)
+            else:
+                coded = encode_to_size(y, self.max_nbytes(Spec.flat(y.numel())), self.coder, out)
+            kernels.get(y.device).dither_decode(coded.data, left, -1.0)
         message = Message(coded.data if out is None else out, coded.data.numel())
-        return message, None, left if math.isfinite(coded.norm) else None
+        return message, None, math.isfinite(coded.norm)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -178,14 +178,22 @@ class Accumulator(Protocol):
 
 @runtime_checkable
 class Splitter(Protocol[S]):
-    """Optional third protocol: encode, and tell in the same pass what the message leaves out."""
+    """Optional third protocol, for error feedback: add a residual, encode, and tell what the message leaves out, in one pass."""
 
     def encode_split(
-        self, x: Tensor, state: S, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, S, Tensor | None]:
-        """As ``encode``, and x minus what the message decodes to: flat float32, or None where x is not finite.
+        self,
+        x: Tensor,
+        residual: Tensor,
+        left: Tensor,
+        state: S,
+        ctx: Context,
+        *,
+        stats: Stats | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Message, S, bool]:
+        """Encode y = x + residual, and write y minus what the message decodes to into ``left``.
 
-        ``x`` is flat, contiguous float32 and the callee's to overwrite: what is left may lie in its memory.
+        All three are flat, contiguous float32 and do not overlap. False: y is not finite, and ``left`` is undefined.
         """
         ...
 

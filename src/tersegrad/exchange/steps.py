@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core.protocol import Context, Spec, Stats
 
 R = TypeVar("R")
@@ -163,9 +164,9 @@ class ProcessGroup:
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         """Start a collective; the tensor is filled once the work is done."""
         if isinstance(request, AllGather):
-            out = request.data.new_empty(self.size * request.data.numel())
+            out = buffers.empty(self.size * request.data.numel(), torch.uint8, request.data.device)
             return self._all_gather(out, request.data, group=self.group, async_op=True), out
-        out = request.data.new_empty(sum(request.receive))
+        out = buffers.empty(sum(request.receive), torch.uint8, request.data.device)
         work = dist.all_to_all_single(
             out, request.data, list(request.receive), list(request.send), group=self.group, async_op=True
         )

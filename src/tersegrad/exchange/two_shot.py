@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec, Stats, has_fixed_size
 from tersegrad.core.state import slice_spec
@@ -62,7 +63,9 @@ def reduce_scatter(
     messages, after = [], []
     for j, x in enumerate(xs):
         mine = dataclasses.replace(ctx.child(j), sender=rank)
-        message, next_state = compressor.encode(x, states[j], mine, stats=None if stats is None else stats[j])
+        place = buffers.empty(compressor.max_nbytes(parts[j]), torch.uint8, x.device)
+        share = None if stats is None else stats[j]
+        message, next_state = compressor.encode(x, states[j], mine, stats=share, out=place)
         messages.append(message)
         after.append(next_state)
     device = messages[rank].data.device
@@ -74,7 +77,7 @@ def reduce_scatter(
         incoming = [sizes[r * size + rank] for r in range(size)]
     if max(incoming) > limit:
         raise CorruptMessage(f"a rank announces {max(incoming)} bytes, the limit for this part is {limit}")
-    outgoing = torch.cat([m.payload if j != rank else m.payload[:0] for j, m in enumerate(messages)])
+    outgoing = buffers.cat([m.payload if j != rank else m.payload[:0] for j, m in enumerate(messages)])
     arrived = yield AllToAll(
         outgoing,
         tuple(0 if j == rank else int(m.nbytes) for j, m in enumerate(messages)),
@@ -119,10 +122,11 @@ class TwoShotExchange:
         mean, first = yield from reduce_scatter(self.compressor, xs, state.first, parts, ctx, rank, size, shares)
         mean.mul_(1.0 / size)
         again = ctx.child(size)
-        own, second = self._second.encode(mean, state.second, dataclasses.replace(again, sender=rank))
         limits = [self._second.max_nbytes(p) for p in parts]
+        place = buffers.empty(limits[rank], torch.uint8, x.device)
+        own, second = self._second.encode(mean, state.second, dataclasses.replace(again, sender=rank), out=place)
         _, all_parts = yield from gather_messages(own, limits, has_fixed_size(self._second), rank, size)
-        out = torch.empty(spec.numel, dtype=torch.float32, device=x.device)
+        out = buffers.empty(spec.numel, torch.float32, x.device)
         for r, message in enumerate(all_parts):
             self._second.decode(message, parts[r], dataclasses.replace(again, sender=r), out[at[r] : at[r + 1]])
         return out, TwoShotState(first, second)

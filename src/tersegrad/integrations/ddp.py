@@ -461,7 +461,7 @@ class Handle:
                 f"compression {word} here: {taken:.4f} s a step in the exchange, {kind} all-reduce takes {dense:.4f} s"
             )
         elif rate <= 0:
-            out["verdict"] = "compression does not pay: a bf16 all-reduce would send fewer bytes"
+            out["verdict"] = "compression does not pay: a bf16 all-reduce would not send more bytes"
         else:
             out["verdict"] = (
                 f"compression pays where a rank's link is slower than {rate / 1e6:.3g} Mbit/s; compare() tells for this one"

@@ -118,7 +118,15 @@ class DitherKernels(Protocol):
         ...
 
     def dither_encode(
-        self, x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor, left: Tensor | None = None
+        self,
+        x: Tensor,
+        nu: float,
+        step: float,
+        coder: int,
+        ctx: Context | None,
+        out: Tensor,
+        left: Tensor | None = None,
+        carry: Tensor | None = None,
     ) -> tuple[int, float, float]:
         """Write a message for x into ``out``: length in bytes, ||x||^2 (not finite where x is not), squared error.
 
@@ -126,6 +134,7 @@ class DitherKernels(Protocol):
         least-squares scales are sent; with ``ctx`` they are rounded stochastically and steps are sent. ``coder``: 0 the shortest,
         1 rANS, 2 the published code. The error is exact only with ``step`` and without ``ctx``.
         ``left`` (which may be ``x``) becomes x minus what the message decodes to; it is undefined where x is not finite.
+        ``carry`` is added to x before anything else; ``left`` is needed then, as a place of its own.
         """
         ...
 
@@ -133,8 +142,8 @@ class DitherKernels(Protocol):
         """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message."""
         ...
 
-    def dither_sample(self, x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
-        """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest."""
+    def dither_sample(self, x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float, float]:
+        """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest; x plus ``carry``."""
         ...
 
 

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import (
@@ -116,13 +117,14 @@ class ErrorFeedback(Configuration):
         out: Tensor | None = None,
     ) -> tuple[Message, ErrorFeedbackState]:
         require(x.numel() == state.residual.numel(), f"the state is for {state.residual.numel()} coordinates, got {x.numel()}")
-        y = torch.add(flat_float32(x), state.residual)  # ours to overwrite: it becomes the next residual
-        weight = self._weight(state.spec)
-        if isinstance(self.inner, Splitter) and weight == 1.0:
-            message, inner, rest = self.inner.encode_split(y, state.inner, ctx, stats=stats, out=out)
-            if rest is None:
-                return message, state
-            return message, ErrorFeedbackState(rest.to(state.residual.dtype), inner, state.spec)
+        weight, flat = self._weight(state.spec), flat_float32(x)
+        if isinstance(self.inner, Splitter) and weight == 1.0 and state.residual.dtype == torch.float32:
+            left = buffers.empty(flat.numel(), torch.float32, flat.device)
+            message, inner, finite = self.inner.encode_split(flat, state.residual, left, state.inner, ctx, stats=stats, out=out)
+            return message, ErrorFeedbackState(left, inner, state.spec) if finite else state
+        y = torch.add(
+            flat, state.residual, out=buffers.empty(flat.numel(), torch.float32, flat.device)
+        )  # ours to overwrite: it becomes the next residual
         message, inner = self.inner.encode(y, state.inner, ctx, stats=stats, out=out)
         left = _subtract(self.inner, message, state.spec, ctx, y, weight).to(state.residual.dtype)
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.

@@ -21,12 +21,20 @@ def dither_max_bytes(numel: int) -> int:
 
 
 def dither_encode(
-    x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor, left: Tensor | None = None
+    x: Tensor,
+    nu: float,
+    step: float,
+    coder: int,
+    ctx: Context | None,
+    out: Tensor,
+    left: Tensor | None = None,
+    carry: Tensor | None = None,
 ) -> tuple[int, float, float]:
     draws = NEAREST
     if ctx is not None:
         draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
-    nbytes, norm, error = module.dither_encode(x, nu, step, coder, draws, out, NOTHING if left is None else left)
+    rest, more = NOTHING if left is None else left, NOTHING if carry is None else carry
+    nbytes, norm, error = module.dither_encode(x, nu, step, coder, draws, out, rest, more)
     return int(nbytes), float(norm), float(error)
 
 
@@ -37,6 +45,6 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     return out
 
 
-def dither_sample(x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
-    dot, energy, norm = module.dither_sample(x, step, stride)
+def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float, float]:
+    dot, energy, norm = module.dither_sample(x, step, stride, NOTHING if carry is None else carry)
     return float(dot), float(energy), float(norm)

@@ -238,9 +238,17 @@ def _message(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None)
 
 
 def dither_encode(
-    x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor, left: Tensor | None = None
+    x: Tensor,
+    nu: float,
+    step: float,
+    coder: int,
+    ctx: Context | None,
+    out: Tensor,
+    left: Tensor | None = None,
+    carry: Tensor | None = None,
 ) -> tuple[int, float, float]:
     """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``."""
+    x = x if carry is None else x + carry
     data, norm, error = _message(x, nu, step, coder, ctx)
     out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(out.device)
     if left is not None:
@@ -331,8 +339,9 @@ def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
     return values.clamp_(-HUGE, HUGE)
 
 
-def dither_sample(x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
+def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float, float]:
     """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest."""
+    x = x if carry is None else x + carry
     blocks = [x[i : i + CHUNK] for i in range(0, x.numel(), CHUNK * stride)]
     part = torch.cat(blocks) if blocks else x
     dot, energy = _exact_sums(part, _levels(part, step, None, 0))
