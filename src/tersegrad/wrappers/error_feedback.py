@@ -122,9 +122,8 @@ class ErrorFeedback(Configuration):
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
             message, inner, finite = self.inner.encode_split(flat, state.residual, left, state.inner, ctx, stats=stats, out=out)
             return message, ErrorFeedbackState(left, inner, state.spec) if finite else state
-        y = torch.add(
-            flat, state.residual, out=buffers.empty(flat.numel(), torch.float32, flat.device)
-        )  # ours to overwrite: it becomes the next residual
+        y = buffers.empty(flat.numel(), torch.float32, flat.device)  # ours to overwrite: it becomes the next residual
+        torch.add(flat, state.residual, out=y)
         message, inner = self.inner.encode(y, state.inner, ctx, stats=stats, out=out)
         left = _subtract(self.inner, message, state.spec, ctx, y, weight).to(state.residual.dtype)
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
