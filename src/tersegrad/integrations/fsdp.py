@@ -4,8 +4,8 @@ FSDP gathers parameters and reduce-scatters gradients, one group of parameters (
 the first half of a two-shot exchange: every rank encodes each shard of its gradient, sends it to the shard's owner, and the owner adds up
 what it decodes, in rank order and in float32. Nothing else of FSDP changes; parameters are gathered as before.
 
-With ``between`` shards live inside a node and gradients are averaged between nodes by any exchange: FSDP's own reduce-scatter runs inside (or a
-compressed one), and an all-reduce hook exchanges each rank's shard with its peers in the other nodes.
+With ``between`` shards live inside a node and gradients are averaged between nodes by any exchange: FSDP's own reduce-scatter runs
+inside (or a compressed one), and an all-reduce hook exchanges each rank's shard with its peers in the other nodes.
 
 States (residuals) belong to named parameters and ranges of their elements. They are committed at the end of a backward pass, once every
 reduced gradient is finite on every rank, as a GradScaler decides it.
@@ -136,7 +136,7 @@ class Unit:
         return Layout(tuple(slot for p, slot in self._slots if p.sharded_param.requires_grad), self.size)
 
     def local(self) -> list[tuple[str, Tensor]]:
-        """This rank's shards of the parameters."""
+        """The shards of the parameters that this rank holds."""
         return [(slot.name, p.sharded_param.to_local()) for p, slot in self._slots]
 
 
@@ -504,9 +504,9 @@ def attach(
 ) -> Handle:
     """Reduce the gradients of an FSDP2 model through ``compressor``; the same call on every rank, after the last ``fully_shard``.
 
-    Without ``between``, gradients are reduce-scattered in compressed messages. With ``between``, the group of this rank's peers in all nodes,
-    the model is sharded inside each node: reduce-scatter is FSDP's own (or compressed with ``inside``), and shards are averaged between
-    nodes by ``exchange``. ``dense_below``: tensors with fewer elements are sent with ``dense`` (default: exactly). ``scaler``: the
+    Without ``between``, gradients are reduce-scattered in compressed messages. With ``between``, the group of this rank's peers in
+    all nodes, the model is sharded inside each node: reduce-scatter is FSDP's own (or compressed with ``inside``), and shards are
+    averaged between nodes by ``exchange``. ``dense_below``: tensors with fewer elements are sent with ``dense`` (default: exactly). ``scaler``: the
     GradScaler, so that residuals are kept at scale 1.
     """
     chosen = parse(compressor) if isinstance(compressor, str) else compressor
@@ -515,7 +515,9 @@ def attach(
     how = plan(exchange)
     require(dense_below >= 0, f"dense_below must not be negative, got {dense_below}")
     require(first is None or between is not None, "inside= goes with between=: without it, compressor= is what serves inside")
-    require(not how.compresses, f"{how} needs whole matrices, and FSDP shards them: use two_shot or all_gather with a compressor")
+    require(
+        not how.compresses, f"{how} needs whole matrices, and FSDP shards them: use two_shot or all_gather with a compressor"
+    )
     Context(seed=seed)  # refuses a seed that does not fit
     units = find_units(model)
     handle = Handle(
@@ -559,12 +561,14 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
             seen.add(id(group))
             if getattr(group.mesh_info, "replicate_mesh_dim", None) is not None:
                 raise BadConfiguration(
-                    "this model is sharded on a 2-D mesh (native HSDP), whose all-reduce between nodes is FSDP's own: it runs, uncompressed, "
-                    "before any hook. Shard on the inner dimension alone and name the outer one: fully_shard(m, mesh=mesh['shard']), "
+                    "this model is sharded on a 2-D mesh (native HSDP), whose all-reduce between nodes is FSDP's own: it runs, "
+                    "uncompressed, before any hook. Shard on the inner dimension alone and name the outer one: fully_shard(m, mesh=mesh['shard']), "
                     "attach(model, ..., between=mesh['replicate'].get_group())"
                 )
             if not hasattr(module, "set_custom_reduce_scatter"):
-                raise BadConfiguration(f"torch {torch.__version__} has no FSDPModule.set_custom_reduce_scatter: use a newer one")
+                raise BadConfiguration(
+                    f"torch {torch.__version__} has no FSDPModule.set_custom_reduce_scatter: use a newer one"
+                )
             found.append((module, Unit(len(found), group, names)))
     require(bool(found), f"attach takes a model with fully_shard applied, got a plain {type(model).__name__}")
     require(len(found) < 1 << 16, f"at most 65535 units are supported, got {len(found)}")
