@@ -506,8 +506,8 @@ def attach(
 
     Without ``between``, gradients are reduce-scattered in compressed messages. With ``between``, the group of this rank's peers in
     all nodes, the model is sharded inside each node: reduce-scatter is FSDP's own (or compressed with ``inside``), and shards are
-    averaged between nodes by ``exchange``. ``dense_below``: tensors with fewer elements are sent with ``dense`` (default: exactly). ``scaler``: the
-    GradScaler, so that residuals are kept at scale 1.
+    averaged between nodes by ``exchange``. ``dense_below``: tensors with fewer elements are sent with ``dense`` (default: exactly).
+    ``scaler``: the GradScaler, so that residuals are kept at scale 1.
     """
     chosen = parse(compressor) if isinstance(compressor, str) else compressor
     first = parse(inside) if isinstance(inside, str) else inside
@@ -562,7 +562,8 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
             if getattr(group.mesh_info, "replicate_mesh_dim", None) is not None:
                 raise BadConfiguration(
                     "this model is sharded on a 2-D mesh (native HSDP), whose all-reduce between nodes is FSDP's own: it runs, "
-                    "uncompressed, before any hook. Shard on the inner dimension alone and name the outer one: fully_shard(m, mesh=mesh['shard']), "
+                    "uncompressed, before any hook. Shard on the inner dimension alone and name the outer one: "
+                    "fully_shard(m, mesh=mesh['shard']), "
                     "attach(model, ..., between=mesh['replicate'].get_group())"
                 )
             if not hasattr(module, "set_custom_reduce_scatter"):
