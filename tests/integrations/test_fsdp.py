@@ -212,18 +212,29 @@ def job_sized(saved: list[dict[str, Any]], text: str) -> dict[str, Any]:
     return handle.state_dict()
 
 
-def job_not_finite(text: str) -> list[Any]:
-    rank, model = dist.get_rank(), shard(flat_mesh())
-    handle = fsdp.attach(model, text, dense_below=30)
+def poisoned(x: Tensor) -> Tensor:
+    y = x * 1
+    y.register_hook(lambda g: g.index_fill(0, torch.tensor([0]), float("inf")))
+    return y
+
+
+def job_not_finite(text: str, nodes: bool) -> list[Any]:
+    rank, round_ = dist.get_rank(), "first" if nodes else fsdp.INSIDE
+    mesh, peers = grid() if nodes else (flat_mesh(), None)
+    model = shard(mesh)
+    handle = fsdp.attach(model, text, between=peers, dense_below=30)
     steps(model, 0, 2)
-    before = str(handle.state_dict()[f"rank{rank}"]["inside"])
+    before = str(handle.state_dict()[f"rank{rank}"][round_])
     model.zero_grad()
-    (loss_of(model, rank, 2) * (float("inf") if rank == 1 else 1.0)).backward()
-    poisoned = any(not bool(torch.isfinite(g).all()) for g in gradients(model).values())
-    same = str(handle.state_dict()[f"rank{rank}"]["inside"]) == before
+    if rank == 1:  # in one element, so in one rank's shard
+        model.out.forward = lambda h: nn.functional.linear(h, model.out.weight, poisoned(model.out.bias))  # type: ignore[assignment]
+    loss_of(model, rank, 2).backward()
+    model.out.__dict__.pop("forward", None)
+    found = any(not bool(torch.isfinite(g).all()) for g in gradients(model).values())
+    same = str(handle.state_dict()[f"rank{rank}"][round_]) == before
     steps(model, 3, 4)
-    moved = str(handle.state_dict()[f"rank{rank}"]["inside"]) != before
-    return [poisoned, same, moved, handle.report()["steps/dropped"]]
+    moved = str(handle.state_dict()[f"rank{rank}"][round_]) != before
+    return [found, same, moved, handle.report()["steps/dropped"]]
 
 
 def job_scaled(text: str) -> tuple[bool, bool]:
@@ -283,10 +294,11 @@ def job_unused(flag: bool) -> str:
             return result
 
     torch.manual_seed(0)
-    model = fully_shard(Pair(), mesh=flat_mesh())
+    model = Pair()
+    fully_shard(model, mesh=flat_mesh())
     handle = fsdp.attach(model, FEEDBACK, dense_below=0)
     if flag:
-        model.set_reduce_scatter_unused_params(True)
+        model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
     try:
         model(torch.ones(4, 10)).sum().backward()
     except BadConfiguration as error:
@@ -438,8 +450,9 @@ def test_another_world_size_starts_from_the_mean_of_residuals(workers: Pool) -> 
             torch.testing.assert_close(residual, mean)
 
 
-def test_a_step_that_is_not_finite_leaves_all_residuals(workers: Pool) -> None:
-    for answer in workers.run(job_not_finite, FEEDBACK):
+@pytest.mark.parametrize("nodes", [False, True])
+def test_a_step_that_is_not_finite_leaves_all_residuals(workers: Pool, nodes: bool) -> None:
+    for answer in workers.run(job_not_finite, FEEDBACK, nodes):
         assert answer == [True, True, True, 1]
 
 

@@ -13,11 +13,12 @@ reduced gradient is finite on every rank, as a GradScaler decides it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -242,26 +243,35 @@ class Handle:
                 "not used"
             )
 
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around the work on one unit: counts its seconds; if it fails the step is lost, and the states are those before it."""
+        begin = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self._tentative, self._finite = {}, True
+            raise
+        finally:
+            self._totals.seconds += time.perf_counter() - begin
+
     def reduce(self, unit: Unit, out: Tensor, x: Tensor, group: dist.ProcessGroup, op: Any) -> None:
         """FSDP's reduce-scatter of one unit: ``x`` holds a row for every rank, ``out`` becomes the reduced own row."""
-        begin = time.perf_counter()
         driver = self._groups.setdefault(id(group), TimedGroup(group))
         first, second = self._current(unit)
         self._row(unit, x.numel() // driver.size)
         layout, compressor = unit.layout, self._inside[unit.number]
         assert compressor is not None
         weight, scale = _weight(op, unit, driver.size), self._scale()
-        xs = [layout.take(row, r).mul(1.0 / scale) for r, row in enumerate(x.view(driver.size, -1))]
+        xs = [_unscaled(layout.take(row, r), scale) for r, row in enumerate(x.view(driver.size, -1))]
         specs = [layout.spec(r) for r in range(driver.size)]
         steps = reduce_scatter(compressor, xs, first, specs, self._context(unit), driver.rank, driver.size)
         total, after = self._wait(Pending(steps, driver))
         layout.put(total.mul_(weight * scale), out, driver.rank)
         self._note(unit, (after, second), out, last=self._between is None)
-        self._totals.seconds += time.perf_counter() - begin
 
     def exchange(self, unit: Unit, row: Tensor) -> None:
         """The exchange of one unit's reduced gradient between nodes, in place."""
-        begin = time.perf_counter()
         group, exchange = self._between, self._exchanges[unit.number]
         assert group is not None
         assert exchange is not None
@@ -270,14 +280,13 @@ class Handle:
         first, second = self._current(unit)
         self._row(unit, row.numel())
         scale = self._scale()
-        x = unit.layout.take(row, unit.rank).mul(1.0 / scale)
+        x = _unscaled(unit.layout.take(row, unit.rank), scale)
         ctx = self._context(unit).child(unit.size + unit.rank)
         mean, after = self._wait(start(exchange, x, second, unit.layout.spec(unit.rank), ctx, group))
         # With a divide factor of the user's, FSDP divides by it and sums between nodes, as it does in native HSDP.
         summed = unit.group.gradient_divide_factor is not None
         unit.layout.put(mean.mul_(scale * (group.size if summed else 1)), row, unit.rank)
         self._note(unit, (first, after), row, last=True)
-        self._totals.seconds += time.perf_counter() - begin
 
     def _wait(self, pending: Pending[Any]) -> tuple[Tensor, Any]:
         result = pending.wait()
@@ -300,8 +309,9 @@ class Handle:
         finite = self._finite
         if self._stateful:
             flag = torch.tensor([int(finite)], dtype=torch.int32, device=self.units[0].device)
-            for group in (*self._groups.values(), *([self._between] if self._between else [])):
-                dist.all_reduce(flag, dist.ReduceOp.MIN, group=group.group)
+            shards = {id(group): group for group in (unit.group.mesh_info.shard_process_group for unit in self.units)}
+            for group in (*shards.values(), *([self._between.group] if self._between else [])):
+                dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
             finite = bool(flag.item())
         if finite:
             for number, (inside, between) in self._tentative.items():
@@ -487,7 +497,8 @@ class ReduceScatter:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        self.handle.reduce(self.unit, output_tensor, input_tensor, group, op)
+        with self.handle.timed():
+            self.handle.reduce(self.unit, output_tensor, input_tensor, group, op)
 
 
 def attach(
@@ -578,9 +589,14 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
 
 def _hook(handle: Handle, unit: Unit) -> Any:
     def exchange(row: Tensor) -> None:
-        handle.exchange(unit, row)
+        with handle.timed():
+            handle.exchange(unit, row)
 
     return exchange
+
+
+def _unscaled(x: Tensor, scale: float) -> Tensor:
+    return x if scale == 1.0 else x * (1.0 / scale)
 
 
 def _weight(op: Any, unit: Unit, size: int) -> float:
