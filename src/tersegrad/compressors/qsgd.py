@@ -112,14 +112,15 @@ class QSGD(Configuration):
         return 4 * -(-numel // self.bucket), (numel * self._width + 7) // 8
 
     def max_nbytes(self, spec: Spec) -> int:
-        return sum(self._sizes(spec.numel)) + (self.coder != "packed")
+        # A mode byte, and room for the one that rANS needs before it is found to be longer than packed codes.
+        return sum(self._sizes(spec.numel)) + (0 if self.coder == "packed" else 2)
 
     def encode(
         self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
         x = flat_float32(x)
         steps, codes = self._sizes(x.numel())
-        size = steps + codes + (self.coder != "packed")
+        size = self.max_nbytes(Spec.flat(x.numel()))
         data = out if out is not None else torch.empty(size, dtype=torch.uint8, device=x.device)
         if self.coder == "packed":
             self._quantise(x, ctx, data[:steps], data[steps:size], self._width)
@@ -142,14 +143,17 @@ class QSGD(Configuration):
         if not bool(step.any()):
             data[:1] = ZERO
             return 1
-        coded = (
-            self._elias(levels) if self.coder == "elias" else rans.encode((levels + self.s).view(torch.uint8), 2 * self.s + 1)
-        )
         data[1 : 1 + steps] = scale
-        if coded.numel() < packed:
+        if self.coder == "rans":
+            size = rans.encode(levels.add_(self.s).view(torch.uint8), 2 * self.s + 1, out=data[1 + steps :]).numel()
+        else:
+            coded = self._elias(levels)
+            size = coded.numel()
+            if size < packed:
+                data[1 + steps : 1 + steps + size] = coded
+        if size < packed:
             data[:1] = NORMAL
-            data[1 + steps : 1 + steps + coded.numel()] = coded
-            return 1 + steps + coded.numel()
+            return 1 + steps + size
         data[:1] = PACKED
         self._quantise(x, ctx, scale, data[1 + steps : 1 + steps + packed], self._width)
         return 1 + steps + packed
