@@ -112,8 +112,7 @@ class QSGD(Configuration):
         return 4 * -(-numel // self.bucket), (numel * self._width + 7) // 8
 
     def max_nbytes(self, spec: Spec) -> int:
-        # A mode byte, and room for the one that rANS needs before it is found to be longer than packed codes.
-        return sum(self._sizes(spec.numel)) + (0 if self.coder == "packed" else 2)
+        return sum(self._sizes(spec.numel)) + (self.coder != "packed")
 
     def encode(
         self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
@@ -143,17 +142,15 @@ class QSGD(Configuration):
         if not bool(step.any()):
             data[:1] = ZERO
             return 1
-        data[1 : 1 + steps] = scale
-        if self.coder == "rans":
-            size = rans.encode(levels.add_(self.s).view(torch.uint8), 2 * self.s + 1, out=data[1 + steps :]).numel()
-        else:
+        if self.coder == "elias":
             coded = self._elias(levels)
-            size = coded.numel()
-            if size < packed:
-                data[1 + steps : 1 + steps + size] = coded
-        if size < packed:
+        else:
+            coded = rans.encode(levels.add_(self.s).view(torch.uint8), 2 * self.s + 1)
+        data[1 : 1 + steps] = scale
+        if coded.numel() < packed:
             data[:1] = NORMAL
-            return 1 + steps + size
+            data[1 + steps : 1 + steps + coded.numel()] = coded
+            return 1 + steps + coded.numel()
         data[:1] = PACKED
         self._quantise(x, ctx, scale, data[1 + steps : 1 + steps + packed], self._width)
         return 1 + steps + packed
