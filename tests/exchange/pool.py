@@ -37,7 +37,7 @@ class Pool:
     def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
-        context = mp.get_context("forkserver" if preload else "spawn")
+        context: Any = mp.get_context("forkserver" if preload else "spawn")
         if preload:
             context.set_forkserver_preload(list(preload))
         self._connections, self._processes = [], []
