@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from benchmarks import cluster, host, network
 from benchmarks.host import Sample
 from benchmarks.methods import Call, Method
+
 from tersegrad.core.protocol import Spec
 
 OURS = "error_feedback(sparse_dithering(alpha=0.1))"

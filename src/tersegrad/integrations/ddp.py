@@ -31,7 +31,7 @@ from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration, TersegradError
 from tersegrad.core.protocol import Compressor, Context
 from tersegrad.core.text import require
-from tersegrad.exchange import AllGather, Exchange, Pipeline, Plan, PowerSGDExchange, TwoShotExchange, plan, start
+from tersegrad.exchange import AllGather, Exchange, Pipeline, Plan, PowerSGDExchange, plan, start
 from tersegrad.integrations import checkpoint
 from tersegrad.integrations.groups import Group, from_layout, make_groups
 from tersegrad.integrations.meter import Meter, TimedGroup, watch
@@ -115,6 +115,7 @@ class Handle:
         self._scale: float | None = None
         self._parameters: dict[str, Tensor] = {}
         self._replicas: dict[str, Tensor] = {}
+        self._resolved: Plan | None = None  # the plan, with what the process group knows
         self._exchanges: list[Exchange[Any]] = []
         self._states: list[Any] = []
         self._flat: list[Tensor] = []
@@ -186,7 +187,7 @@ class Handle:
         self._begin()
 
     def _make_exchanges(self) -> None:
-        self._resolved = self.plan.resolve(self.group)
+        self._resolved = self._resolved or self.plan.resolve(self.group)  # a collective call: once
         self._exchanges = [self._exchange(self._effective(g), self._totals) for g in self.groups]
 
     def _fresh(self) -> list[Any]:
@@ -202,8 +203,8 @@ class Handle:
             return self.compressor
         return ByTensor(self.compressor, small=self._dense(group), below=self.dense_below)
 
-    def _exchange(self, compressor: Compressor[Any], totals: _Totals) -> Exchange[Any]:
-        return self._resolved.make(watch(compressor, totals.first), watch(compressor, totals.second))
+    def _exchange(self, compressor: Compressor[Any], totals: _Totals, how: Plan | None = None) -> Exchange[Any]:
+        return (how or self._resolved or self.plan).make(watch(compressor, totals.first), watch(compressor, totals.second))
 
     # -------------------------------------------------------------------------------------------------------------- settings
 
@@ -316,9 +317,7 @@ class Handle:
             flat.mul_(1.0 / self._step_scale)
         exchange, state = self._exchanges[number], self._states[number]
         if self.warming_up:
-            exchange = self._exchange(self._dense(group), self._totals)
-            if self.plan.compresses:  # its own dense parts are exact, but it has no dense form
-                exchange = TwoShotExchange(self._dense(group))
+            exchange = self._exchange(self._dense(group), self._totals, plan("two_shot") if self.plan.compresses else None)
             state = exchange.init(group.spec, group.device, self.group.rank, self.group.size)
         ctx = Context(seed=self.seed, step=self.step % (1 << 32), buffer=number)
         self._pipeline.add(start(exchange, flat, state, group.spec, ctx, self.group))
