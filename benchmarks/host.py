@@ -459,6 +459,7 @@ def handle_times(size: int, text: str, numel: int, rounds: int) -> dict[str, Any
         before = handle.seconds
         model(x[step % 2]).backward()
         seconds.append(handle.seconds - before)
+    handle.compare()
     return {"seconds": seconds, "report": handle.report()}
 
 

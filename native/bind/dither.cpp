@@ -44,12 +44,12 @@ bool decode_add(Array<const std::uint8_t> data, Array<float> out, float weight) 
     return dither::decode_add(data.data(), data.size(), out.size(), weight, out.data());
 }
 
-std::tuple<double, double, double> sample(Array<const float> x, float step, std::size_t stride, Array<const float> carry) {
+std::tuple<double, double> sample(Array<const float> x, float step, std::size_t stride, Array<const float> carry) {
     if (carry.size() != 0 && carry.size() != x.size()) throw std::invalid_argument("what is carried has as many coordinates as x");
     if (!(step >= 0x1p-126f) || stride < 1) throw std::invalid_argument("the step must be a positive normal float32");
     nb::gil_scoped_release release;
     const auto m = dither::sample(x.data(), x.size(), 1.0f / step, stride, carry.size() ? carry.data() : nullptr);
-    return {m.dot, m.energy, m.norm};
+    return {m.error, m.norm};
 }
 
 bind::Registrar registrar([](nb::module_& m) {

@@ -796,24 +796,28 @@ bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float
     return decode_any<true>(data, size, n, weight, out);
 }
 
-Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride, const float* carry) {
-    Moments m;
-    std::vector<double> dots, energies, norms;
+Sampled sample(const float* x, std::size_t n, float inverse, std::size_t stride, const float* carry) {
+    std::vector<double> errors, norms;
+    double dots[kScaleBlock / kSumChunk], energies[kScaleBlock / kSumChunk], squares[kScaleBlock / kSumChunk];
+    std::size_t chunks = 0;
     std::uint8_t k[kSumChunk];
+    std::uint32_t top = 0;
     for (std::size_t i = 0; i < n; i += kSumChunk * stride) {
         double lanes[96] = {};
         float sum[kSumChunk];
-        const std::size_t length = std::min(kSumChunk, n - i);
+        const std::size_t length = std::min(kSumChunk, n - i), later = i + kSumChunk * stride;
         if (carry) add(x + i, carry + i, length, sum);
-        ops().exact(carry ? sum : x + i, length, inverse, reinterpret_cast<const char*>(x + i + kSumChunk * stride), k, lanes, m.top);
-        dots.push_back(fold(lanes, 32));
-        energies.push_back(fold(lanes + 32, 32));
-        norms.push_back(fold(lanes + 64, 32));
+        ops().exact(carry ? sum : x + i, length, inverse, reinterpret_cast<const char*>(x + later), k, lanes, top);
+        dots[chunks] = fold(lanes, 32);
+        energies[chunks] = fold(lanes + 32, 32);
+        squares[chunks++] = fold(lanes + 64, 32);
+        if (later < n && later / kScaleBlock == i / kScaleBlock) continue;
+        const double dot = fold(dots, chunks), energy = fold(energies, chunks), norm = fold(squares, chunks);
+        errors.push_back(energy > 0 ? norm - dot / energy * dot : norm);
+        norms.push_back(norm);
+        chunks = 0;
     }
-    m.dot = fold(dots.data(), dots.size());
-    m.energy = fold(energies.data(), energies.size());
-    m.norm = fold(norms.data(), norms.size());
-    return m;
+    return {fold(errors.data(), errors.size()), fold(norms.data(), norms.size())};
 }
 
 }  // namespace tersegrad::dither

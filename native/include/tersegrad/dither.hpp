@@ -49,8 +49,12 @@ struct Moments {
     double norm = 0;        // ||x||^2
     std::uint32_t top = 0;  // largest |k|, saturated
 };
-// Of a strided sample, for the search of a target: whole blocks of 4096, one in `stride`.
-Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride, const float* carry = nullptr);
+// Squared error (with the best scale for every scale block) and squared norm of a strided sample, for the search of a target: whole
+// blocks of 4096, one in `stride`.
+struct Sampled {
+    double error = 0, norm = 0;
+};
+Sampled sample(const float* x, std::size_t n, float inverse, std::size_t stride, const float* carry = nullptr);
 
 namespace detail {
 

@@ -113,6 +113,22 @@ def largest_step(error: Callable[[float], float], start: float, aim: float, slac
     return low[0]
 
 
+def refined_step(error: Callable[[float], float], low: float, slope: float, aim: float, slack: float) -> tuple[float, float]:
+    """log2 of a step whose error lies between (1 - slack) aim and aim, or nearly so, from a near one; and the slope there."""
+    tight, before = math.log2(1 - slack), None
+    for _ in range(4):
+        ratio = math.log2(max(error(2.0**low), 1e-300) / aim)
+        if not math.isfinite(ratio) or tight <= ratio <= 0:
+            break
+        if before is not None and low != before[0]:
+            slope = min(max((ratio - before[1]) / (low - before[0]), 0.25), 4.0)
+        before = low, ratio
+        low = min(max(low + min(max((tight / 2 - ratio) / slope, -4.0), 4.0), -126.0), 127.0)
+        if abs(ratio) < 0.05:  # so short a way that the slope leads there
+            break
+    return low, slope
+
+
 def encode_to_error(
     x: Tensor, alpha: float, coder: Coder, out: Tensor | None, left: Tensor | None = None, carry: Tensor | None = None
 ) -> Coded:
@@ -125,24 +141,23 @@ def encode_to_error(
 
     def sampled(stride: int) -> Callable[[float], float]:
         def error(step: float) -> float:
-            dot, energy, norm = run.dither_sample(x, toward_zero(step), stride, carry)
-            return 1.0 if energy == 0 else 1 - dot / energy * dot / norm
+            wrong, power = run.dither_sample(x, toward_zero(step), stride, carry)
+            return max(wrong, 0.0) / power if power > 0 else 0.0
 
         return error
 
     coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
-    norm = run.dither_sample(x, HUGE, coarse, carry)[2] or float(run.sum_squares(x if carry is None else x + carry))
+    norm = run.dither_sample(x, HUGE, coarse, carry)[1] or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
         return encode_at(x, TINY, 0.0, coder, out, left=left, carry=carry)
     aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0))
     error = sampled(coarse)
     low = largest_step(error, math.log2(math.sqrt(12 * aim * norm / (d // coarse + 1))), aim, SLACK)
     slope = 2.0
-    if coarse > 1:  # one look at many, and the slope that the few have told
+    if coarse > 1:  # a few looks at many, with the slope that the few have told
         rise = math.log2(max(error(2.0 ** (low + 0.125)), 1e-300) / max(error(2.0 ** (low - 0.125)), 1e-300))
-        slope = min(max(4 * rise, 0.25), 4.0)
-        low += math.log2(aim / max(sampled(fine)(2.0**low), 1e-300)) / slope
-    # The sample may mislead, and scales by blocks do better than the one it knows: verify on everything, and correct a few times.
+        low, slope = refined_step(sampled(fine), low, min(max(4 * rise, 0.25), 4.0), aim, SLACK * (0.8 if fine == 1 else 0.5))
+    # The sample may mislead: verify on everything, and correct a few times.
     best, failed, corrections = None, None, 5 if d > SCALE_BLOCK else 0
     for _ in range(40):
         coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out, left=left, carry=carry)

@@ -142,8 +142,11 @@ class DitherKernels(Protocol):
         """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message."""
         ...
 
-    def dither_sample(self, x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float, float]:
-        """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest; x plus ``carry``."""
+    def dither_sample(self, x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
+        """Squared error and squared norm of a sample of x (plus ``carry``): one block of 4096 coordinates in ``stride``.
+
+        Levels are rounded to nearest, and every block of 2^16 has its least-squares scale.
+        """
         ...
 
 

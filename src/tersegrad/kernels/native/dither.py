@@ -45,6 +45,6 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     return out
 
 
-def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float, float]:
-    dot, energy, norm = module.dither_sample(x, step, stride, NOTHING if carry is None else carry)
-    return float(dot), float(energy), float(norm)
+def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
+    error, norm = module.dither_sample(x, step, stride, NOTHING if carry is None else carry)
+    return float(error), float(norm)
