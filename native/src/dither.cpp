@@ -239,7 +239,7 @@ struct Bytes {
     std::unique_ptr<std::uint8_t[]> data;
 };
 struct Workspace {
-    Bytes levels, words, head;
+    Bytes levels, words, head, sum;
     static Workspace& of_thread() {
         thread_local Workspace kept;
         return kept;
@@ -250,38 +250,42 @@ struct Workspace {
 class SegmentEncoder {
 public:
     SegmentEncoder(const Options& options, std::size_t longest)
-        : options_(options), levels_(Workspace::of_thread().levels), words_(Workspace::of_thread().words), head_(Workspace::of_thread().head) {
+        : options_(options), levels_(Workspace::of_thread().levels), words_(Workspace::of_thread().words), head_(Workspace::of_thread().head),
+          sum_(Workspace::of_thread().sum) {
         levels_.fit(longest + 64);
         words_.fit(2 * longest + rans::kSlack);
         head_.fit(16 + 4 * kMostScales + 4096);
+        if (options.carry) sum_.fit(4 * std::min(longest, kScaleBlock));
     }
 
     // False: not finite. `next`: the coordinates that will be coded after these.
     bool encode(const float* x, std::size_t n, std::uint64_t start, rans::Ahead next) {
-        const float *given = x, *carry = nullptr;
-        float* sum = nullptr;
-        if (options_.carry) {  // the sum is made block by block where what is left will lie
-            carry = options_.carry + start;
-            x = sum = options_.left + start;
-        }
-        x_ = x, n_ = n, start_ = start;
+        x_ = x, n_ = n;
+        carry_ = options_.carry ? options_.carry + start : nullptr;
+        float* const left = options_.left ? options_.left + start : nullptr;
         norm = error = 0;
         head_size_ = words_size_ = 0;
         tail_.clear();
         std::uint8_t* k = levels_.data.get();
-        Block* const blocks = blocks_;
+        Block blocks[kMostScales];
         double norms[kMostScales], errors[kMostScales];
         const std::size_t scales = scale_count(n);
         std::uint32_t top = 0;
         Ahead ahead{reinterpret_cast<const char*>(x) + fetched_};
         for (std::size_t b = 0; b < scales; ++b) {
             const std::size_t at = b * kScaleBlock, length = std::min(kScaleBlock, n - at);
-            if (carry) add(given + at, carry + at, length, sum + at);
-            blocks[b] = round_block(x + at, length, start + at, options_, ahead, k + at);
+            const float* here = x + at;
+            if (carry_) {
+                float* const sum = reinterpret_cast<float*>(sum_.data.get());
+                add(here, carry_ + at, length, sum);
+                here = sum;
+            }
+            blocks[b] = round_block(here, length, start + at, options_, ahead, k + at);
             if (!std::isfinite(blocks[b].norm)) {
                 norm = blocks[b].norm;
                 return false;
             }
+            if (left) leave(here, length, start + at, blocks[b], k + at, left + at);
             norms[b] = blocks[b].norm;
             errors[b] = blocks[b].error;
             top = std::max(top, blocks[b].top);
@@ -295,24 +299,23 @@ public:
         if (top >= kTooLarge) {
             put(raw);
             error = 0;
+            if (left) std::memset(left, 0, 4 * n);
             return true;
         }
         const int window = choose_window(k, n, top);
         if (top > kBias) ops().shift(k, n, window);
-        base_ = top > kBias ? 0 : kBias - window;
-        window_ = window;
-        escaped_ = top > static_cast<std::uint32_t>(window);
-        if (escaped_) escape(blocks, start, window);
+        if (top > static_cast<std::uint32_t>(window)) escape(blocks, start, window);
         put(coded);
         put(static_cast<std::uint8_t>(window));
         head_size_ += write_varint(head_.data.get() + head_size_, tail_.size());
         for (std::size_t b = 0; b < scales; ++b) put(&blocks[b].scale, 4);
-        code_symbols(window, base_, next);
+        code_symbols(window, top > kBias ? 0 : kBias - window, next);
         if (bytes() > raw_bytes(n)) {
             head_size_ = words_size_ = 0;
             tail_.clear();
             put(raw);
             error = 0;
+            if (left) std::memset(left, 0, 4 * n);
         }
         return true;
     }
@@ -321,42 +324,32 @@ public:
     void write(std::uint8_t* out) const {
         std::memcpy(out, head_.data.get(), head_size_);
         if (head_.data[0] == raw) {
-            std::memcpy(out + 1, x_, 4 * n_);
+            if (!carry_) std::memcpy(out + 1, x_, 4 * n_);
+            else
+                for (std::size_t i = 0; i < n_; ++i) {
+                    const float v = value(i);
+                    std::memcpy(out + 1 + 4 * i, &v, 4);
+                }
             return;
         }
         if (words_size_) std::memcpy(out + head_size_, words_at_, words_size_);
         if (!tail_.empty()) std::memcpy(out + head_size_ + words_size_, tail_.data(), tail_.size());
     }
 
-    // What the segment's decoder will not give back. Call it after write(): `left` may be x itself.
-    void leave(float* left) {
-        if (head_.data[0] == zero) {
-            if (left != x_) std::memcpy(left, x_, 4 * n_);
-            return;
-        }
-        if (head_.data[0] == raw) {
-            std::memset(left, 0, 4 * n_);
-            return;
-        }
-        const std::uint8_t* symbols = levels_.data.get();
-        rest_.clear();
-        if (escaped_)
-            at_ends(symbols, n_, window_, [&](std::size_t i) {
-                const Block& b = blocks_[i / kScaleBlock];
-                const auto k = static_cast<float>(level(x_[i], b.inverse, options_.draws, start_ + i));
-                return rest_.push_back(x_[i] - detail::limited(k * b.scale)), true;
-            });
-        for (std::size_t at = 0, b = 0; at < n_; at += kScaleBlock, ++b)
-            ops().leave(symbols + at, std::min(kScaleBlock, n_ - at), base_ + window_, blocks_[b].scale, x_ + at, left + at);
-        if (escaped_) {
-            const float* value = rest_.data();
-            at_ends(symbols, n_, window_, [&](std::size_t i) { return left[i] = *value++, true; });
-        }
-    }
-
     double norm = 0, error = 0;
 
 private:
+    float value(std::size_t i) const { return carry_ ? x_[i] + carry_[i] : x_[i]; }
+
+    // What the decoder of a block that was just rounded will not give back.
+    void leave(const float* x, std::size_t n, std::uint64_t start, const Block& b, const std::uint8_t* k, float* left) const {
+        ops().leave(k, n, b.scale, x, left);
+        if (b.top < 127) return;
+        for (std::size_t i = 0; i < n; ++i)  // those levels do not fit into bytes
+            if (detail::magnitude(detail::unbiased(k[i])) >= 127)
+                left[i] = x[i] - detail::limited(static_cast<float>(level(x[i], b.inverse, options_.draws, start + i)) * b.scale);
+    }
+
     void put(std::uint8_t byte) { head_.data[head_size_++] = byte; }
     void put(const void* data, std::size_t size) {
         if (size) std::memcpy(head_.data.get() + head_size_, data, size);
@@ -366,7 +359,7 @@ private:
     void escape(const Block* blocks, std::uint64_t start, int window) {
         escapes_.clear();
         at_ends(levels_.data.get(), n_, window, [&](std::size_t i) {
-            const std::int32_t k = level(x_[i], blocks[i / kScaleBlock].inverse, options_.draws, start + i);
+            const std::int32_t k = level(value(i), blocks[i / kScaleBlock].inverse, options_.draws, start + i);
             escapes_.push_back(static_cast<std::int64_t>(detail::magnitude(k)) - window + 1);
             return true;
         });
@@ -405,7 +398,6 @@ private:
 
     void code_rarely(int window, int base, const std::uint64_t* counts) {
         if (base) ops().shift(levels_.data.get(), n_, window);
-        base_ = 0;
         std::vector<std::uint8_t> message(rans::max_message(n_, 2 * window + 1));
         message.resize(rans::encode_counted(levels_.data.get(), n_, 2 * window + 1, {}, 1, counts, message.data()));
         tail_.insert(tail_.begin(), message.begin(), message.end());
@@ -413,17 +405,12 @@ private:
     }
 
     Options options_;
-    Bytes &levels_, &words_, &head_;
+    Bytes &levels_, &words_, &head_, &sum_;
     std::size_t head_size_ = 0, words_size_ = 0, n_ = 0, fetched_ = 0;
     const std::uint8_t* words_at_ = nullptr;
-    const float* x_ = nullptr;
-    std::uint64_t start_ = 0;
-    Block blocks_[kMostScales];
-    int window_ = 0, base_ = 0;  // level k waits as the byte k + window + base
-    bool escaped_ = false;
+    const float *x_ = nullptr, *carry_ = nullptr;
     std::vector<std::int64_t> escapes_;
     std::vector<std::uint8_t> tail_;
-    std::vector<float> rest_;
 };
 
 // Every thread writes a run of segments where the longest possible ones before it would end; then the gaps are closed.
@@ -442,7 +429,6 @@ Outcome encode_segments(const float* x, std::size_t n, const Options& o, std::ui
             const float* soon = x + segments.start(later);
             if (!encoder.encode(here, segments.length(s), segments.start(s), {soon, later > s ? soon + segments.length(later) : soon})) finite = false;
             else encoder.write(out + at);
-            if (o.left && finite.load(std::memory_order_relaxed)) encoder.leave(o.left + segments.start(s));
             at += sizes[s] = encoder.bytes();
             norms[s] = encoder.norm;
             errors[s] = encoder.error;
@@ -764,7 +750,7 @@ Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* ou
         plain.left = nullptr;
         plain.carry = nullptr;
         if (o.carry) add(x, o.carry, n, o.left);
-        else if (o.left != x && n) std::memcpy(o.left, x, 4 * n);
+        else if (n) std::memcpy(o.left, x, 4 * n);
         const Outcome outcome = encode(o.left, n, plain, out);
         decode_add(out, outcome.bytes, n, -1.0f, o.left);
         return outcome;

@@ -53,7 +53,7 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
             const auto outcome = dither::encode(x.get(), n, options, message.data());
             CHECK(outcome.bytes <= message.size());
             message.resize(outcome.bytes);
-            std::vector<float> left(values), apart(n, -1.0f), summed(n, -1.0f), half(values);  // in place, beside x, of a sum
+            std::vector<float> apart(n, -1.0f), summed(n, -1.0f), half(values);  // what is left of x, and of a sum
             for (auto& v : half) v *= 0.5f;
             if (std::isfinite(outcome.norm) && n && std::isnormal(half[0])) {
                 dither::Options carrying = options;
@@ -70,12 +70,10 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
                 CHECK(std::memcmp(whole.data(), summed.data(), 4 * n) == 0);
             }
             dither::Options keeping = options;
-            for (float* target : {left.data(), apart.data()}) {
-                std::vector<std::uint8_t> again(dither::max_bytes(n));
-                keeping.left = target;
-                again.resize(dither::encode(target == left.data() ? target : x.get(), n, keeping, again.data()).bytes);
-                CHECK(again == message);
-            }
+            std::vector<std::uint8_t> once_more(dither::max_bytes(n));
+            keeping.left = apart.data();
+            once_more.resize(dither::encode(x.get(), n, keeping, once_more.data()).bytes);
+            CHECK(once_more == message);
             const bool start = first.empty();
             if (start) first = message;
             CHECK(message == first);
@@ -89,7 +87,6 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
             std::vector<float> wanted(values);
             CHECK(dither::decode_add(bytes.get(), message.size(), n, -1.0f, wanted.data()));
             const bool finite = std::isfinite(outcome.norm);
-            CHECK(n == 0 || !finite || std::memcmp(left.data(), wanted.data(), 4 * n) == 0);
             CHECK(n == 0 || !finite || std::memcmp(apart.data(), wanted.data(), 4 * n) == 0);
         }
     double error = 0, norm = 0;

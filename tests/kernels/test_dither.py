@@ -60,11 +60,13 @@ def agree(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None = N
                 assert (got_norm, got_error) == (norm, error), (isa, threads)
             if math.isfinite(norm):
                 rest = native.dither_decode(tensor(got), x.clone(), -1.0)
-                for y, left in ((x, torch.full((x.numel(),), 7.0)), (z := x.clone(), z)):
-                    buffer = torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
-                    nbytes, _, _ = native.dither_encode(y, nu, step, coder, ctx, buffer, left)
-                    assert buffer[:nbytes].numpy().tobytes() == wanted
-                    assert torch.equal(left.view(torch.int32), rest.view(torch.int32)), (isa, threads)
+                left, buffer = (
+                    torch.full((x.numel(),), 7.0),
+                    torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8),
+                )
+                nbytes, _, _ = native.dither_encode(x, nu, step, coder, ctx, buffer, left)
+                assert buffer[:nbytes].numpy().tobytes() == wanted
+                assert torch.equal(left.view(torch.int32), rest.view(torch.int32)), (isa, threads)
                 half, left = x * 0.5, torch.full((x.numel(),), 7.0)
                 if x.numel() and torch.equal(half + half, x):
                     nbytes, _, _ = native.dither_encode(half, nu, step, coder, ctx, buffer, left, half.clone())

@@ -25,8 +25,8 @@ struct Options {
     float step = 0;
     Coder coder = Coder::automatic;
     const Stream* draws = nullptr;  // stochastic rounding, and steps are sent; else least-squares scales are
-    float* left = nullptr;          // wanted: x - decoded, n of them; may be x itself. Undefined where x is not finite.
-    const float* carry = nullptr;   // added to x before anything else (then `left` is needed, and is neither of the two)
+    const float* carry = nullptr;   // added to x before anything else
+    float* left = nullptr;          // wanted with `carry`: the sum minus what is decoded; not x, not carry. Undefined if not finite
 };
 
 struct Outcome {
@@ -90,8 +90,7 @@ struct Implementation {
     void (*shift)(std::uint8_t* k, std::size_t n, int window);              // k -> clamp(k, -window, window) + window
     std::size_t (*ends)(const std::uint8_t* symbols, std::size_t n, std::uint8_t last, std::uint16_t* at);  // where 0 and `last` are
     void (*scale)(const std::uint8_t* symbols, std::size_t n, int window, float step, bool add, float weight, float* out);
-    // left = x - (symbol - offset) * step; left may be x
-    void (*leave)(const std::uint8_t* symbols, std::size_t n, int offset, float step, const float* x, float* left);
+    void (*leave)(const std::uint8_t* k, std::size_t n, float step, const float* x, float* left);  // left = x - k * step
     // Decodes one or two segments at once, all their whole steps; nullptr where there is nothing better than symbols first.
     bool (*decode)(Track&, Track*, bool add, float weight, bool stream);
 };

@@ -253,7 +253,7 @@ def dither_encode(
     data, norm, error = _message(x, nu, step, coder, ctx)
     out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(out.device)
     if left is not None:
-        dither_decode(out[: len(data)], left if left is x else left.copy_(x), -1.0)
+        dither_decode(out[: len(data)], left.copy_(x), -1.0)
     return len(data), norm, error
 
 
