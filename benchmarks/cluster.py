@@ -75,7 +75,7 @@ def merge(method: str, hosts: int, rate: float | None, rounds: Sequence[Sequence
     flat = [s for samples in rounds for s in samples]
 
     def middle(name: str) -> float:
-        return statistics.median(getattr(s, name) for s in flat)
+        return float(statistics.median(getattr(s, name) for s in flat))
 
     return Cell(
         str(Method.parse(method)),
@@ -144,7 +144,7 @@ class Cluster:
         addresses = [self.network.address(k) for k in range(size)]
         nbytes = round((rate or 4e9) / 8 * 0.5)
         slowest = max(self.hosts.run("raw", addresses, nbytes, size=size))
-        measured = 8 * nbytes / slowest
+        measured = float(8 * nbytes / slowest)
         self.console.print(
             f"{size} hosts, {rate_text(rate)}: plain TCP moves {rate_text(float(f'{measured:.3g}'))} a host", style="dim"
         )
@@ -332,13 +332,12 @@ def steps(
                     for text in texts:
                         report, made = reports[text], Method.parse(text)
                         sent = report["bytes/sent"] / report["steps"] if report else _dense_bytes(made, width, size)
-                        parts = [
+                        encode, decode, wire = (
                             report[f"seconds/{p}"] / report["steps"] if report else 0.0 for p in ("encode", "decode", "wire")
-                        ]
-                        times = tuple(gathered[text])
-                        cells.append(
-                            Cell(str(made), made.label, size, limit, statistics.median(times), *parts, round(sent), times)
                         )
+                        times = tuple(gathered[text])
+                        middle = statistics.median(times)
+                        cells.append(Cell(str(made), made.label, size, limit, middle, encode, decode, wire, round(sent), times))
                         console.print(f"  {made.label}: {cells[-1].seconds:.4f} s", style="dim", highlight=False, markup=False)
         shares = ", ".join(f"{c['seconds'] * 1e3:.0f} ms with {c['hosts']} hosts" for c in compute)
         title = f"One training step, 784-{width}-{width}-10, {batch} samples a host"

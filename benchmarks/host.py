@@ -123,7 +123,8 @@ class Audited(Watched):
 
 def describe(numel: int) -> Spec:
     """A vector as matrices of LAYER columns (at most LAYER rows) and a rest."""
-    pieces, at = [], 0
+    pieces: list[Piece] = []
+    at = 0
     while numel - at >= LAYER:
         rows = min(LAYER, (numel - at) // LAYER)
         pieces.append(Piece((rows, LAYER), 0, rows * LAYER, f"weight{len(pieces)}"))

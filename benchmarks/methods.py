@@ -124,7 +124,7 @@ class Method:
         inner = self.compressor
         if inner.startswith("error_feedback(") and inner.endswith(")"):
             inner = "EF " + inner.removeprefix("error_feedback(").removesuffix(")")
-        return inner if self.exchange.name == "two_shot" else f"{inner}, {self.exchange.name}"
+        return inner if self.exchange == Call("two_shot") else f"{inner}, {self.exchange}"
 
     @property
     def dense(self) -> bool:

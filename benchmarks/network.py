@@ -266,14 +266,13 @@ class Hosts:
     def _collect(self, ranks: Sequence[int]) -> list[Any]:
         results: dict[int, Any] = {}
         while len(results) < len(ranks):
-            open_ones = {self._connections[r]: r for r in ranks if r not in results}
-            ready = wait(list(open_ones), timeout=self.timeout)
+            missing = [r for r in ranks if r not in results]
+            ready = wait([self._connections[r] for r in missing], timeout=self.timeout)
             if not ready:
-                raise RuntimeError(f"hosts {sorted(open_ones.values())} did not answer within {self.timeout:g} s")
-            for connection in ready:
-                rank = open_ones[connection]  # type: ignore[index]
+                raise RuntimeError(f"hosts {missing} did not answer within {self.timeout:g} s")
+            for rank in (r for r in missing if self._connections[r] in ready):
                 try:
-                    good, value = connection.recv()  # type: ignore[union-attr]
+                    good, value = self._connections[rank].recv()
                 except (EOFError, ConnectionResetError):
                     raise RuntimeError(f"host {rank} has died (exit code {self._processes[rank].poll()})") from None
                 if not good:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ OURS = "error_feedback(sparse_dithering(alpha=0.1))"
         (
             f"sgd(lr=0.1, momentum=0.9) + {OURS} + two_shot(warmup_steps=3)",
             f"{OURS} + two_shot(warmup_steps=3) + sgd(lr=0.1, momentum=0.9)",
-            "EF sparse_dithering(alpha=0.1)",
+            "EF sparse_dithering(alpha=0.1), two_shot(warmup_steps=3)",
         ),
     ],
 )
@@ -169,7 +170,7 @@ def test_a_stopped_run_leaves_nothing(tmp_path: Path) -> None:
 
 def test_without_root_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    if sys.platform == "linux" and network.shutil.which("ip", path=network._path()):
+    if sys.platform == "linux" and shutil.which("ip", path=network._path()):
         assert "sudo" in str(network.why_not())
         with pytest.raises(network.NoNetwork, match="root"):
             network.Network(2).__enter__()
