@@ -344,7 +344,7 @@ class Task:
     data: str | None = None
     width: int = 1024
     batch: int = 64  # a host
-    optimiser: str = "sgd(lr=0.1, momentum=0.9)"
+    optimiser: str = "sgd(lr=0.5)"
     seed: int = 0
 
 
