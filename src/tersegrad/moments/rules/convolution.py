@@ -103,6 +103,7 @@ def _pad(x: Tensor, padding: tuple[int, ...], mode: str) -> Tensor:
 
 
 def convolution(site: Site, x: Tensor) -> Tensor:
+    """Rule of Conv1d, 2d and 3d."""
     module: Any = site.module
     spatial = module.weight.ndim - 2
     if x.ndim == spatial + 1:  # one sample without a batch axis
@@ -157,6 +158,7 @@ class TransposedUse(Use):
 
 
 def transposed_convolution(site: Site, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+    """Rule of ConvTranspose1d, 2d and 3d."""
     module: Any = site.module
     if x.ndim == module.weight.ndim - 1:
         return transposed_convolution(site, x.unsqueeze(0), output_size).squeeze(0)

@@ -49,6 +49,7 @@ class BatchNormUse(Use):
 
 
 def batch_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of BatchNorm1d, 2d and 3d."""
     module: Any = site.module
     module._check_input_dim(x)
     training = module.training or (module.running_mean is None and module.running_var is None)
@@ -79,6 +80,7 @@ class ReadyUse(Use):
 
 
 def worker_batch_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of what ``moments.worker_batch_norm`` makes."""
     module: Any = site.module
     if not module.training:
         return batch_norm(site, x)
@@ -124,6 +126,7 @@ class ScaleUse(Use):
 
 
 def layer_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of LayerNorm."""
     module: Any = site.module
 
     def function(t: Tensor) -> Tensor:
@@ -134,6 +137,7 @@ def layer_norm(site: Site, x: Tensor) -> Tensor:
 
 
 def rms_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of RMSNorm."""
     module: Any = site.module
     eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps  # of the dtype it ran in
 
@@ -145,6 +149,7 @@ def rms_norm(site: Site, x: Tensor) -> Tensor:
 
 
 def group_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of GroupNorm."""
     module: Any = site.module
 
     def function(t: Tensor) -> Tensor:
@@ -154,6 +159,7 @@ def group_norm(site: Site, x: Tensor) -> Tensor:
 
 
 def instance_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of InstanceNorm1d, 2d and 3d."""
     module: Any = site.module
     mean, var = module.running_mean, module.running_var
     own = module.training or not module.track_running_stats
@@ -165,5 +171,6 @@ def instance_norm(site: Site, x: Tensor) -> Tensor:
 
 
 def prelu(site: Site, x: Tensor) -> Tensor:
+    """Rule of PReLU: y = max(x, 0) + gamma min(x, 0)."""
     use = ScaleUse(site.module.weight, None, x.shape[site.axis], site.axis, lambda t: t.clamp(max=0), trailing=False)  # type: ignore[arg-type]
     return site.observe(site.plain(x), use, (x,))
