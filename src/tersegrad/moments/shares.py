@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
+import importlib
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -143,3 +145,22 @@ class Grouped(Use):
     def per_sample(self, saved: Sequence[Tensor], delta: Tensor, low: int, high: int) -> Sequence[Tensor | None]:
         rows = self.inner.per_sample(saved, delta, low * self.size, high * self.size)
         return [None if r is None else r.unflatten(0, (high - low, self.size)).sum(1, dtype=torch.float32) for r in rows]
+
+
+@functools.cache
+def _triton() -> bool:
+    try:
+        importlib.import_module("tersegrad.kernels.triton.shares")
+    except ImportError:
+        return False
+    return True
+
+
+def accelerated(*tensors: Tensor) -> bool:
+    """Whether the Triton kernels can run on ``tensors``: 16-bit, channels-last (or without positions), on a CUDA device."""
+    for t in tensors:
+        if not t.is_cuda or t.dtype not in (torch.bfloat16, torch.float16) or t.dtype != tensors[0].dtype:
+            return False
+        if not (t.is_contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t.ndim == 2 and t.is_contiguous()):
+            return False
+    return _triton()

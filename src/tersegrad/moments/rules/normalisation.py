@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from tersegrad.moments.shares import Use
+from tersegrad.moments.shares import Budget, Totals, Use, accelerated, fold
 from tersegrad.moments.site import Site
 
 
@@ -33,6 +33,19 @@ class BatchNormUse(Use):
 
     def nbytes(self, saved: Sequence[Tensor], delta: Tensor) -> int:
         return 4 * saved[0].numel() // self.samples
+
+    def totals(self, saved: Sequence[Tensor], delta: Tensor, budget: Budget, gradient: bool) -> list[Totals | None]:
+        x, mean, inverse = saved
+        delta = delta.to(memory_format=torch.channels_last) if x.ndim == 4 and x.is_cuda else delta
+        if len(self.wanted) < 2 or not accelerated(x, delta) or mean.dtype != torch.float32:
+            return super().totals(saved, delta, budget, gradient)
+        from tersegrad.kernels.triton import shares
+
+        budget.part(self.samples)
+        found = shares.norm_sums(x, delta, mean, inverse).transpose(0, 1)  # (samples, 2, channels)
+        both = fold(found, slice(0, budget.workers), budget.workers, gradient)
+        sums = None if both.gradient is None else both.gradient.unbind(1)
+        return [Totals(None if sums is None else sums[k], squares) for k, squares in enumerate(both.squares.unbind(1))]
 
     def per_sample(self, saved: Sequence[Tensor], delta: Tensor, low: int, high: int) -> Sequence[Tensor | None]:
         x, mean, inverse = saved
