@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Sums and sums of squares of per-sample gradients, without ever storing one.
 
 ``convolution``: a program owns a tile of the weight and walks through the samples of one worker; a sample's tile of the weight
@@ -16,7 +17,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _convolution(  # noqa: D103
+def _convolution(
     x, delta, out, height, width, samples_each, stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x, half,
     C: tl.constexpr, O: tl.constexpr, KW: tl.constexpr, K: tl.constexpr, OW: tl.constexpr, L: tl.constexpr,
     BIAS: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
@@ -101,7 +102,7 @@ def convolution(
 
 
 @triton.jit
-def _norm_sums(x, delta, mean, inverse, out, part, half, C: tl.constexpr, L: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr):  # noqa: D103
+def _norm_sums(x, delta, mean, inverse, out, part, half, C: tl.constexpr, L: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr):
     z = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     real = c < C
