@@ -15,7 +15,17 @@ import tersegrad
 from tersegrad import kernels
 from tersegrad.core import frame
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Piece, Spec, Stats, needs_second_moment
+from tersegrad.core.protocol import (
+    Accumulator,
+    Compressor,
+    Context,
+    Message,
+    Piece,
+    Spec,
+    Stats,
+    has_fixed_size,
+    needs_second_moment,
+)
 from tersegrad.kernels import native
 from tests.laws.cases import CASES
 from tests.laws.zoo import SIZES, adversarial, gaussian
@@ -72,6 +82,18 @@ def test_text_form_and_repr_round_trip(text: str) -> None:
     assert tersegrad.parse(str(c)) == c
     assert eval(repr(c), {name: getattr(tersegrad, name) for name in dir(tersegrad)}) == c
     assert hash(c) == hash(tersegrad.parse(str(c)))
+
+
+@every_case
+def test_fixed_size_is_declared_exactly_where_it_holds(text: str) -> None:
+    c = tersegrad.parse(text)
+    constant = True
+    for d in (0, 1, 65, 1000):
+        for x in (*adversarial(d).values(), torch.full((d,), math.nan)):
+            spec = pieces(d)
+            message, _ = c.encode(x, c.init(spec, "cpu"), Context(seed=3))
+            constant = constant and int(message.nbytes) == c.max_nbytes(spec)
+    assert has_fixed_size(c) == constant
 
 
 @every_case

@@ -187,6 +187,14 @@ def needs_second_moment(configuration: object) -> bool:
     return False
 
 
+def has_fixed_size(compressor: object) -> bool:
+    """Whether every message for a spec has exactly ``max_nbytes`` bytes, so that lengths need not be sent.
+
+    A compressor declares it by an attribute ``fixed_size``; without one its lengths vary.
+    """
+    return bool(getattr(compressor, "fixed_size", False))
+
+
 def flat(x: Tensor) -> Tensor:
     """``x`` as a contiguous, flat tensor of its own dtype without history; a view where possible."""
     y = x.detach().reshape(-1).contiguous()
