@@ -150,7 +150,13 @@ def test_ranks_agree_bit_for_bit(workers: Pool, situation: str) -> None:
 
 @pytest.mark.parametrize(
     ("exchange", "text"),
-    [(None, VGC), (None, "vgc(alpha=1, wire=paper, residual=keep)"), (None, "vgc(alpha=1, values=qsgd)"), (None, HYBRID), (NODES, VGC)],
+    [
+        (None, VGC),
+        (None, "vgc(alpha=1, wire=paper, residual=keep)"),
+        (None, "vgc(alpha=1, values=qsgd)"),
+        (None, HYBRID),
+        (NODES, VGC),
+    ],
 )
 def test_equals_virtual_ranks(workers: Pool, exchange: str | None, text: str) -> None:
     count = 4

@@ -98,7 +98,9 @@ class Handle:
     ) -> None:
         require(group_bytes > 0, f"group_bytes must be positive, got {group_bytes}")
         by_variance = compressor is not None and needs_second_moment(_compressor(compressor))
-        if dense_below is None:  # by variance even small tensors send next to nothing, and dense they would be most of the bytes
+        if (
+            dense_below is None
+        ):  # by variance even small tensors send next to nothing, and dense they would be most of the bytes
             dense_below = 0 if by_variance else 1024
         for name, value in (
             ("dense_below", dense_below),
