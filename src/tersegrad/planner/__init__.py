@@ -15,6 +15,15 @@ from tersegrad.planner.costs import (
 )
 
 __all__ = [
-    "ETHERNET", "Coding", "Link", "Prediction", "all_gather_naive", "all_gather_pipelined", "direct_all_gather", "moments_operations", "predict",
-    "ring_all_reduce", "two_shot",
-]  # fmt: skip
+    "ETHERNET",
+    "Coding",
+    "Link",
+    "Prediction",
+    "all_gather_naive",
+    "all_gather_pipelined",
+    "direct_all_gather",
+    "moments_operations",
+    "predict",
+    "ring_all_reduce",
+    "two_shot",
+]
