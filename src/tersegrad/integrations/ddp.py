@@ -123,6 +123,7 @@ class Handle:
         self._scale: float | None = None
         self._parameters: dict[str, Tensor] = {}
         self._replicas: dict[str, Tensor] = {}
+        self._resolved: Plan | None = None  # the plan, with what the process group knows
         self._exchanges: list[Exchange[Any]] = []
         self._states: list[Any] = []
         self._flat: list[Tensor] = []
@@ -212,7 +213,7 @@ class Handle:
         self._begin()
 
     def _make_exchanges(self) -> None:
-        self._resolved = self.plan.resolve(self.group)
+        self._resolved = self._resolved or self.plan.resolve(self.group)  # a collective call: once
         self._exchanges = [self._exchange(self._effective(g), self._totals) for g in self.groups]
 
     def _fresh(self) -> list[Any]:
@@ -229,7 +230,7 @@ class Handle:
         return ByTensor(self.compressor, small=self._dense(group), below=self.dense_below)
 
     def _exchange(self, compressor: Compressor[Any], totals: _Totals, how: Plan | None = None) -> Exchange[Any]:
-        return (how or self._resolved).make(watch(compressor, totals.first), watch(compressor, totals.second))
+        return (how or self._resolved or self.plan).make(watch(compressor, totals.first), watch(compressor, totals.second))
 
     # -------------------------------------------------------------------------------------------------------------- settings
 
