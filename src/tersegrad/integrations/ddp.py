@@ -641,10 +641,10 @@ def attach(
 
     ``exchange``: "two_shot" (the default), "all_gather" (the default for compressors that decide by the variance over samples),
     "hierarchical(ranks_per_node=8)" or "power_sgd(rank=4)"; the last compresses by itself, and ``compressor`` is None then.
-    ``group_bytes``: how much float32 gradient one message serves. ``dense_below``: tensors with fewer elements (default 1024, by variance
-    0) are sent with ``dense`` (default: exactly, as float32 or bfloat16), as is everything in the first ``warmup_steps`` steps. ``schedule``: a
-    function of the step that returns the compressor to use from then on, or None for no change. ``scaler``: the GradScaler, so
-    that residuals are kept at scale 1. ``check_every`` and ``measure_every``: every so many steps compare the replicas'
+    ``group_bytes``: how much float32 gradient one message serves. ``dense_below``: tensors with fewer elements (default 1024, by
+    variance 0) are sent with ``dense`` (default: exactly, as float32 or bfloat16), as is everything in the first ``warmup_steps``
+    steps. ``schedule``: a function of the step that returns the compressor to use from then on, or None for no change. ``scaler``:
+    the GradScaler, so that residuals are kept at scale 1. ``check_every`` and ``measure_every``: every so many steps compare the replicas'
     parameters, and the mean with the exact one (one dense all-reduce).
     """
     inner = getattr(model, "_orig_mod", model)
