@@ -75,7 +75,9 @@ def accuracy(arrays: ArrayRecord, dtype: torch.dtype = torch.float32, norm: bool
 
 
 def fedavg(fraction: float = 1.0, evaluate: float = 0.0, least: int = 1) -> FedAvg:
-    return FedAvg(fraction_train=fraction, fraction_evaluate=evaluate, min_train_nodes=least, min_evaluate_nodes=0, min_available_nodes=1)
+    return FedAvg(
+        fraction_train=fraction, fraction_evaluate=evaluate, min_train_nodes=least, min_evaluate_nodes=0, min_available_nodes=1
+    )
 
 
 def run(strategy: Strategy, grid: Any, rounds: int = 3, arrays: ArrayRecord | None = None, seed: int = 0) -> Result:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
 from torch import Tensor
 
 from tersegrad.core import frame
@@ -35,14 +35,15 @@ from tersegrad.core.protocol import Message as Coded
 KEY = "tersegrad"  # the name of our Array in an ArrayRecord
 MODEL, UPDATE = "tersegrad.model", "tersegrad.update"  # its stype, down and up
 NUMPY, RAW = "numpy.ndarray", "tersegrad.tensor"  # stypes of whole tensors: Flower's, and ours for what numpy cannot hold
-RUNNING = ("*running_mean", "*running_var")  # rounding a variance may make it negative
+RUNNING = ("*running_mean", "*running_var", "*num_batches_tracked")  # rounding a variance may make it negative
 UP, DIFFERENCE, SNAPSHOT = 0, 1, 2  # the frame's buffer number: what the frame is about
 MAX_HEADER = 1 << 20
 
 
 def wire_nbytes(message: Message) -> int:
     """Bytes of a Flower message as it travels: every object of it, serialised, headers and names included."""
-    return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+    with no_object_id_recompute():
+        return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
 
 
 # ---- whole tensors -------------------------------------------------------------------------------------------------------------
@@ -85,8 +86,8 @@ def _read_npy(data: bytes) -> np.ndarray[Any, Any]:
         rest = data[stream.tell() :]
         if len(rest) != math.prod(shape) * dtype.itemsize:
             raise CorruptMessage(f"an array of {dtype} and shape {shape} does not take {len(rest)} bytes")
-        found = np.frombuffer(bytearray(rest), dtype=dtype.newbyteorder("<")).astype(dtype.newbyteorder("="), copy=False)
-        return np.ascontiguousarray(found.reshape(shape, order="F" if fortran else "C"))
+        found = np.frombuffer(rest, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+        return np.array(found, dtype=dtype.newbyteorder("="), order="C")  # a copy: torch wants memory that may be written
     except CorruptMessage:
         raise
     except (ValueError, SyntaxError, TypeError, KeyError, struct.error, MemoryError, RecursionError, OverflowError) as error:
@@ -127,6 +128,10 @@ class Layout:
         if KEY in record:
             raise BadConfiguration(f"an array of the model is called {KEY!r}: rename it")
         return Layout(tuple(record), tuple(tuple(array.shape) for array in record.values()), packed)
+
+    def same_model(self, other: Layout) -> bool:
+        """Whether names and shapes agree: averaging makes integers floating-point, which does not make another model."""
+        return (self.names, self.shapes) == (other.names, other.shapes)
 
     @functools.cached_property
     def spec(self) -> Spec:

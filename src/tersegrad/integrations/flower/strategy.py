@@ -127,6 +127,7 @@ class CompressedStrategy(Strategy):
         self._epoch = secrets.randbits(30) if seed is None else 1
         self._step = 0
         self._layout: Layout | None = None
+        self._why: dict[str, str] = {}
         self._arrays = ArrayRecord()  # the exact model that was sent last
         self._flat: Tensor | None = None  # the same as a buffer
         self._target = 0  # its number
@@ -198,8 +199,13 @@ class CompressedStrategy(Strategy):
         if not messages:
             return messages
         layout = Layout.of(arrays, self.dense)
-        if layout != self._layout:
+        if self._layout is not None and layout.same_model(self._layout):
+            layout = self._layout
+        else:
             self._layout, self._flat, self._versions = layout, None, {}
+            self._why = {
+                n: "name matches dense=" if "float" in arrays[n].dtype else "not floating-point" for n in layout.beside
+            }
         flat = layout.flatten(arrays)
         if not bool(torch.isfinite(flat).all()):
             raise TersegradError("the global model is not finite: training has diverged, or the aggregation is wrong")
@@ -394,12 +400,7 @@ class CompressedStrategy(Strategy):
             compressor, opened = self._open(framed, question)
             decoded = compressor.decode(opened.message, spec, opened.context)
         except CorruptMessage as error:
-            kind = (
-                "beside"
-                if "header" not in str(error) and any(name in str(error) for name in self._layout.beside)
-                else "corrupt"
-            )
-            raise Refused(kind, str(error)) from error
+            raise Refused("corrupt", str(error)) from error
         except (BadConfiguration, ArithmeticError, RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
             raise Refused("corrupt", f"the update cannot be decoded: {error}") from error
         if not bool(torch.isfinite(decoded).all()):
@@ -533,8 +534,7 @@ class CompressedStrategy(Strategy):
 
     def uncompressed(self) -> dict[str, str]:
         """The arrays that are sent as they are, and why."""
-        names = self._layout.beside if self._layout else ()
-        return {name: "name matches dense=" if "float" in self._arrays[name].dtype else "not floating-point" for name in names}
+        return dict(self._why)
 
     def save(self, path: str | Path, arrays: ArrayRecord) -> None:
         """Write the model, the number of completed rounds and the arrays that the inner strategy keeps (momenta)."""
