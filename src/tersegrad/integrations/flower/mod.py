@@ -34,6 +34,7 @@ from tersegrad.wrappers.error_feedback import ErrorFeedbackState
 
 FAILED_PRECONDITION = 6  # Flower's ErrorCode.MOD_FAILED_PRECONDITION
 CHOICE = "tersegrad"  # the key of node_config that names a budget or a compressor
+STORE = "tersegrad-store"  # the key of node_config that names the folder for the client's file
 _ARRAYS, _FACTS = "tersegrad.arrays", "tersegrad.facts"
 _log = logging.getLogger("flwr")
 
@@ -231,7 +232,8 @@ class CompressMod:
     def _file(self, context: Context) -> Path | None:
         name = context.node_config.get("partition-id", context.node_id)
         safe = "".join(c if c.isalnum() else "_" for c in str(name))
-        return None if self.store is None else self.store / f"client-{safe}.state"
+        folder = context.node_config.get(STORE, self.store)
+        return Path(str(folder)) / f"client-{safe}.state" if folder else None
 
     def _recall(self, context: Context) -> Memory:
         if _ARRAYS in context.state:
@@ -263,7 +265,7 @@ def compress_mod(
       name of one of the server's budgets) comes before it, and a server that assigns budgets itself comes before both. The
       server turns away what it does not offer.
     - ``store``: a folder that keeps residual and model across restarts of the SuperNode (one file a client, by ``partition-id``
-      or else node id). Without it a restarted SuperNode begins with a residual of zero.
+      or else node id); ``node_config["tersegrad-store"]`` does the same for one node. Without it a restarted SuperNode begins with a residual of zero.
     - ``max_numel``: no model with more parameters is accepted.
 
     >>> compress_mod("error_feedback(top_k(fraction=0.01))").compressor

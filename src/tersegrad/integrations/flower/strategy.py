@@ -133,6 +133,7 @@ class CompressedStrategy(Strategy):
         self._target = 0  # its number
         self._versions: dict[int, Version] = {}  # least recently used first
         self._asked: dict[int, Question] = {}
+        self._usual: dict[bool, Any] = {}  # the structure of replies, for training and evaluation
         self._grid: TimedGrid | None = None
 
     def __repr__(self) -> str:
@@ -494,9 +495,11 @@ class CompressedStrategy(Strategy):
             return (tuple(reply.content.array_records) if train else (), str(metrics))
 
         counted = Counter(structure(reply) for reply in replies)
-        if len(counted) < 2:
+        if not counted:
             return replies
-        common = counted.most_common(1)[0][0]
+        usual = self._usual.get(train)  # what was used before outvotes any number of newcomers
+        common = usual if usual in counted else counted.most_common(1)[0][0]
+        self._usual[train] = common
         for reply in replies:
             if structure(reply) != common:
                 self._refuse(
