@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from examples.flower.federated import tasks
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from examples.flower.federated import tasks
 from tersegrad.integrations import flower
 
 

@@ -68,7 +68,13 @@ class Task:
 
 def load(name: str, folder: str | Path = "") -> Task:
     """A task by name."""
-    loaders = {"digits": _digits, "mnist": _mnist, "shakespeare": _shakespeare, "parkinsons": _parkinsons}
+    loaders = {
+        "digits": _digits,
+        "digits-small": functools.partial(_digits, hidden=(32,)),
+        "mnist": _mnist,
+        "shakespeare": _shakespeare,
+        "parkinsons": _parkinsons,
+    }
     if name not in loaders:
         raise ValueError(f"there is no task {name!r}: choose among {', '.join(loaders)}")
     return loaders[name](Path(folder))
@@ -108,14 +114,14 @@ def _classification(name: str, model: Callable[[], nn.Module], pool: Share, test
     return Task(name, model, nn.functional.cross_entropy, functools.partial(_accuracy, test=test), pool=pool)
 
 
-def _digits(folder: Path) -> Task:
+def _digits(folder: Path, hidden: tuple[int, ...] = (400, 400)) -> Task:
     from sklearn.datasets import load_digits
 
     found = load_digits()
     order = np.random.default_rng(0).permutation(len(found.target))
     x, y = torch.tensor(found.data[order] / 16, dtype=torch.float32), torch.tensor(found.target[order])
     return _classification(
-        "digits", functools.partial(_perceptron, 64, 400, 400, 10), Share(x[:1437], y[:1437]), Share(x[1437:], y[1437:])
+        "digits", functools.partial(_perceptron, 64, *hidden, 10), Share(x[:1437], y[:1437]), Share(x[1437:], y[1437:])
     )
 
 

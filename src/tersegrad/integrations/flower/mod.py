@@ -265,7 +265,8 @@ def compress_mod(
       name of one of the server's budgets) comes before it, and a server that assigns budgets itself comes before both. The
       server turns away what it does not offer.
     - ``store``: a folder that keeps residual and model across restarts of the SuperNode (one file a client, by ``partition-id``
-      or else node id); ``node_config["tersegrad-store"]`` does the same for one node. Without it a restarted SuperNode begins with a residual of zero.
+      or else node id); ``node_config["tersegrad-store"]`` does the same for one node. Without
+      it a restarted SuperNode begins with a residual of zero.
     - ``max_numel``: no model with more parameters is accepted.
 
     >>> compress_mod("error_feedback(top_k(fraction=0.01))").compressor
