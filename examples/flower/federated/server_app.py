@@ -35,6 +35,7 @@ def main(grid: Grid, context: Context) -> None:
         uplink={"normal": str(run["uplink"] or "identity"), "thin": str(run["thin-uplink"])},
         downlink=str(run["downlink"]),
         clip=bound or None,  # what arrives is bounded again: compression and error feedback may lengthen an update
+        patience=float(run["patience"]),
         checkpoint=str(run["checkpoint"]) or None,
     )
     arrays = ArrayRecord(model.state_dict())

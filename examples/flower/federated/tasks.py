@@ -68,7 +68,7 @@ class Task:
 
 def load(name: str, folder: str | Path = "") -> Task:
     """A task by name."""
-    loaders = {
+    loaders: dict[str, Callable[[Path], Task]] = {
         "digits": _digits,
         "digits-small": functools.partial(_digits, hidden=(32,)),
         "mnist": _mnist,
@@ -91,7 +91,7 @@ def train(model: nn.Module, task: Task, share: Share, epochs: int, rate: float, 
         for rows in torch.randperm(len(share.y), generator=generator).split(batch):
             optimizer.zero_grad()
             loss = task.loss(model(share.x[rows]), share.y[rows])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             total += float(loss.detach()) * len(rows)
     return total / len(share.y)

@@ -6,6 +6,7 @@ bytes, is counted, and is read back, as between SuperLink and SuperNode. No Ray,
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -113,10 +114,13 @@ def _carried(message: Message) -> tuple[Message, int]:
 
 
 class TimedGrid(Grid):
-    """Another grid, with a note of when each reply came in; asks often at first, then every three seconds as Flower does."""
+    """Another grid, with a note of when each reply came in; asks often at first, then every three seconds as Flower does.
 
-    def __init__(self, grid: Grid, poll: float = 0.1, longest: float = 3.0) -> None:
-        self.grid, self.poll, self.longest = grid, poll, longest
+    Once the share ``quorum`` of the replies is there, it waits ``patience`` seconds for the others.
+    """
+
+    def __init__(self, grid: Grid, quorum: float = 1.0, patience: float | None = None) -> None:
+        self.grid, self.quorum, self.patience = grid, quorum, patience
         self._took: dict[str, float] = {}  # by the message that was answered
 
     def seconds(self, reply: Message) -> float | None:
@@ -129,7 +133,7 @@ class TimedGrid(Grid):
         began = time.monotonic()
         waiting = {name for name in self.grid.push_messages(messages) if name}
         found: list[Message] = []
-        pause = self.poll
+        asked, pause, end = len(waiting), 0.1, math.inf if timeout is None else began + timeout
         while waiting:
             arrived = list(self.grid.pull_messages(waiting))
             now = time.monotonic()
@@ -137,11 +141,13 @@ class TimedGrid(Grid):
                 self._took[reply.metadata.reply_to_message_id] = now - began
                 waiting.discard(reply.metadata.reply_to_message_id)
             found += arrived
-            if isinstance(self.grid, LocalGrid) or (timeout is not None and now - began >= timeout):
+            if arrived and self.patience is not None and len(found) >= self.quorum * asked:
+                end, pause = min(end, now + self.patience), 0.1
+            if isinstance(self.grid, LocalGrid) or now >= end:
                 break
             if waiting:
-                time.sleep(pause)
-                pause = min(1.5 * pause, self.longest)
+                time.sleep(min(pause, max(0.0, end - now)))
+                pause = min(1.5 * pause, 3.0)
         return found
 
     def set_run(self, run: Any) -> None:

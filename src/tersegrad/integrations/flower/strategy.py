@@ -82,6 +82,7 @@ class CompressedStrategy(Strategy):
     - ``clip``: scale decoded updates down to this Euclidean norm: what differential privacy and a bound on any one client need.
     - ``max_weight``: refuse replies that claim a larger weight (``num-examples``).
     - ``dense``: name patterns of arrays that are sent uncompressed (running statistics, by default); integers always are.
+    - ``patience``, ``quorum``: once this share of a round's replies is there, wait only so many seconds for the others.
     - ``memory``: bytes for the versions that clients hold; the least recently used are forgotten beyond it.
     - ``seed``: makes the randomness of messages reproducible; by default it is secret and fresh.
     - ``checkpoint``: a file that is rewritten after every round; :meth:`resume` reads it.
@@ -99,6 +100,8 @@ class CompressedStrategy(Strategy):
         clip: float | None = None,
         max_weight: float | None = None,
         dense: Sequence[str] = envelope.RUNNING,
+        patience: float | None = None,
+        quorum: float = 0.5,
         memory: int = 2 << 30,
         seed: int | None = None,
         checkpoint: str | Path | None = None,
@@ -108,6 +111,8 @@ class CompressedStrategy(Strategy):
         budgets = uplink if isinstance(uplink, Mapping) else {"default": uplink}
         if not budgets:
             raise BadConfiguration("uplink needs at least one budget")
+        if not 0 < quorum <= 1:
+            raise BadConfiguration(f"quorum is a share of the replies, above 0 and at most 1, got {quorum}")
         if clip is not None and not clip > 0:
             raise BadConfiguration(f"clip is a norm, above zero, got {clip}")
         self.inner = inner
@@ -116,6 +121,7 @@ class CompressedStrategy(Strategy):
         self.snapshot = _compressor(snapshot)
         self.choose, self.accept, self.clip, self.max_weight = choose, accept, clip, max_weight
         self.dense, self.memory = tuple(dense), memory
+        self.patience, self.quorum = patience, quorum
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.rounds: list[RoundReport] = []
         self.clients: dict[int, ClientRecord] = {}
@@ -160,7 +166,7 @@ class CompressedStrategy(Strategy):
     ) -> Result:
         """Run the federation, as Flower's ``start`` does; also times the replies, which ``choose`` may use."""
         arrays = _ordinary(initial_arrays)
-        self._grid = TimedGrid(grid)
+        self._grid = TimedGrid(grid, self.quorum, self.patience)
         return super().start(self._grid, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+import typer
+
+ROOT = Path(__file__).parents[2]
 APP = ROOT / "examples" / "flower"
 
 
 def free_port() -> int:
+    """A port that nobody listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -57,6 +63,7 @@ class Deployment:
         return process
 
     def superlink(self) -> None:
+        """Start the SuperLink and wait until it answers."""
         self.start(
             "superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port),
             "--disable-runtime-dependency-installation",
@@ -86,10 +93,12 @@ class Deployment:
         return self.start("run", "flwr", "run", str(app), "here", "--stream", "--run-config", text)
 
     def log(self, name: str) -> str:
+        """What a process has written so far."""
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def wait(self, ready: Any, seconds: float, what: str) -> None:
+        """Until ``ready()``, or raise with all logs."""
         end = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > end:
@@ -104,15 +113,88 @@ class Deployment:
         process.wait(10)
 
     def close(self) -> None:
+        """End everything that was started here."""
         for process in reversed(self.running):
             self.kill(process)
 
 
 @contextlib.contextmanager
 def deployment(folder: Path) -> Iterator[Deployment]:
+    """A running SuperLink; every process is ended afterwards."""
     made = Deployment(folder)
     try:
         made.superlink()
         yield made
     finally:
         made.close()
+
+
+class Counter:
+    """A TCP relay on loopback that counts the bytes of each direction: what really crosses a SuperNode's link."""
+
+    def __init__(self, port: int) -> None:
+        self.up = self.down = 0
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                threading.Thread(target=self._relay, args=(client, server, "up"), daemon=True).start()
+                threading.Thread(target=self._relay, args=(server, client, "down"), daemon=True).start()
+
+    def _relay(self, source: socket.socket, target: socket.socket, direction: str) -> None:
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(1 << 16):
+                setattr(self, direction, getattr(self, direction) + len(data))  # each direction has one writer a connection
+                target.sendall(data)
+
+    def close(self) -> None:
+        """Take no further connections."""
+        self._listener.close()
+
+
+def measure(folder: Path, nodes: int, rounds: int, **options: Any) -> dict[str, Any]:
+    """One run of the example with a counter in front of every SuperNode."""
+    result = folder / "result.json"
+    with deployment(folder) as flwr:
+        counters = [Counter(flwr.port) for _ in range(nodes)]
+        for number, counter in enumerate(counters):
+            flwr.node(number, nodes, via=counter.port)
+        run = flwr.submit(num_server_rounds=rounds, min_nodes=nodes, local_epochs=1, result=str(result), **options)
+        flwr.wait(lambda: run.poll() is not None, 120 * rounds, "the run")
+        for counter in counters:
+            counter.close()
+        if not result.exists():
+            raise RuntimeError(flwr.log("run")[-3000:])
+        report = json.loads(result.read_text())
+        return {
+            "tcp_up": sum(c.up for c in counters),
+            "tcp_down": sum(c.down for c in counters),
+            "messages_up": report["uplink_bytes"],
+            "messages_down": report["downlink_bytes"],
+            "scores": report["scores"],
+        }
+
+
+def main(rounds: int = 6, nodes: int = 2, out: Path = Path(__file__).parent / "results") -> None:
+    """Plain Flower and compressed, over real connections: ``python -m experiments.federated.deployment``."""
+    found = {}
+    for label, uplink in (("plain", ""), ("compressed", "error_feedback(sparse_dithering(alpha=0.25))")):
+        with tempfile.TemporaryDirectory() as folder:
+            found[label] = measure(Path(folder), nodes, rounds, uplink=uplink)
+        print(label, json.dumps(found[label]))
+    plain, ours = found["plain"], found["compressed"]
+    for way in ("tcp_up", "tcp_down"):
+        print(way, f"{plain[way] / ours[way]:.1f} times smaller")
+    out.mkdir(parents=True, exist_ok=True)
+    head = {"nodes": nodes, "rounds": rounds, "task": "digits"}
+    (out / "deployment.json").write_text(json.dumps({**head, **found}) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
