@@ -32,7 +32,7 @@ def test_a_supernode_is_killed_in_mid_round_and_comes_back(tmp_path: Path) -> No
     parcels = [p for r in report["parcels"] for p in r.values()]
     assert report["rounds"] == 3
     assert report["silent"] >= 1
-    assert report["rejected"] == 0
+    assert {r["kind"] for r in report["rejections"]} <= {"error"}  # Flower's word that the killed node is gone
     assert report["clients"] >= 3  # a SuperNode without a key is a new node after its restart, so it got a snapshot
     assert report["residuals_from_zero"] >= 2
     assert report["models_as_snapshot"] >= 3

@@ -372,6 +372,8 @@ class CompressedStrategy(Strategy):
         """Check one reply and, in training, put the decoded model into it; raises :class:`Refused`."""
         node = reply.metadata.src_node_id
         question = self._asked.get(node)
+        if question is None and reply.has_error():  # Flower's own, for instance about a node that is gone
+            raise Refused("error", reply.error.reason or f"error {reply.error.code}")
         if question is None:
             raise Refused("unasked", "this node was not asked in this round")
         if node in answered:
