@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from experiments.federated.methods import METHODS, SMALL
-from experiments.federated.simulate import Method, Run, Setting, run
+from experiments.federated.simulate import Method, Run, Setting, simulate
 from tersegrad import bench
 from tersegrad.bench.machine import cores
 from tersegrad.report.figures import require_matplotlib
@@ -41,7 +41,7 @@ MARKERS = "oDsX^vPp<>h*d"
 def execute(job: tuple[Method, Setting, int]) -> Run:
     """One job, on one thread: the parallelism is in the jobs."""
     torch.set_num_threads(1)
-    return run(*job)
+    return simulate(*job)
 
 
 def table(runs: Sequence[Run], setting: Setting) -> Table:

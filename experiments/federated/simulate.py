@@ -82,7 +82,7 @@ class Run:
         return self.last.downlink / self.updates
 
 
-def run(method: Method, setting: Setting, seed: int) -> Run:
+def simulate(method: Method, setting: Setting, seed: int) -> Run:
     """Train; the same seed gives every method the same split, initial model, samples of clients and order of examples."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     began = time.process_time()
