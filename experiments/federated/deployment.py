@@ -148,10 +148,12 @@ class Counter:
                 threading.Thread(target=self._relay, args=(server, client, "down"), daemon=True).start()
 
     def _relay(self, source: socket.socket, target: socket.socket, direction: str) -> None:
-        with contextlib.suppress(OSError), source, target:
+        with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 setattr(self, direction, getattr(self, direction) + len(data))  # each direction has one writer a connection
                 target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)  # pass the end on; the other direction may still be speaking
 
     def close(self) -> None:
         """Take no further connections."""

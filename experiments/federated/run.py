@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 SETTINGS = {
     "digits": Setting(clients=20, fraction=0.5, rounds=60, epochs=2, rate=0.1, batch=20),
     "digits-small": Setting(task="digits-small", clients=20, fraction=0.5, rounds=60, epochs=2, rate=0.1, batch=20),
-    "mnist": Setting(task="mnist", clients=100, fraction=0.1, rounds=50, epochs=1, rate=0.05, batch=20),
+    "mnist": Setting(task="mnist", clients=100, fraction=0.1, rounds=100, epochs=1, rate=0.05, batch=20, every=10),
     "shakespeare": Setting(task="shakespeare", clients=99, fraction=0.1, rounds=30, epochs=1, rate=0.3, batch=50),
     "parkinsons": Setting(task="parkinsons", clients=42, fraction=0.25, rounds=60, epochs=2, rate=0.03, batch=20),
 }
@@ -52,7 +52,7 @@ def table(runs: Sequence[Run], setting: Setting) -> Table:
         mine = [r for r in runs if r.method == method]
 
         def median(values: Any) -> float:
-            return statistics.median(values)
+            return float(statistics.median(values))
 
         up, down = median(r.uplink_message for r in mine), median(r.downlink_message for r in mine)
         dense_up, dense_down = (

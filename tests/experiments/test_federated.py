@@ -80,7 +80,7 @@ def test_tasks_from_a_folder(tmp_path: Path) -> None:
     text = tasks.load("shakespeare", tmp_path)
     assert len(text.natural) == 2  # the ghost says too little
     assert len(text.shares(2, 1.0)) == 2
-    rows = ["subject#,age,motor_UPDRS,total_UPDRS,HNR"] + [f"{1 + n // 20},{n},{n % 7},{n % 5},{n % 3}" for n in range(60)]
+    rows = ["subject#,age,motor_UPDRS,total_UPDRS,HNR"] + [f"{1 + n // 20},{n},{n % 7},{n % 11},{n % 3}" for n in range(60)]
     (tmp_path / "parkinsons_updrs.data").write_text("\n".join(rows))
     patients = tasks.load("parkinsons", tmp_path)
     assert [len(s.y) for s in patients.natural] == [16, 16, 16]

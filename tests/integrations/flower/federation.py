@@ -51,7 +51,7 @@ def client_app(
             optimizer.step()
         if train is not None:
             train(model, context)
-        content = {
+        content: dict[str, Any] = {
             "arrays": flower.to_arrays(model.state_dict()),
             "metrics": MetricRecord({"num-examples": len(rows), "loss": 0.5}),
         }

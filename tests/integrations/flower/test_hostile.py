@@ -37,7 +37,7 @@ Attack = Callable[[random.Random, Order, bytes], tuple[bytes, dict[str, Any]]]
 def reframed(framed: bytes, **changes: Any) -> bytes:
     """A well-formed frame with a right checksum whose facts were changed."""
     opened = frame.unpack(framed)
-    facts = {
+    facts: dict[str, Any] = {
         "wire_id": opened.wire_id, "text": opened.text, "numel": opened.numel, "dtype": opened.dtype, "payload": opened.payload
     } | {k: v for k, v in changes.items() if k != "context"}  # fmt: skip
     context = changes.get("context", opened.context)
@@ -244,7 +244,8 @@ def round_trip(
     for message in sorted(messages, key=lambda m: m.metadata.dst_node_id):
         order, _ = Order.unpack(message.content.array_records["arrays"]["tersegrad"].data)
         good = message.metadata.dst_node_id >= nodes - honest
-        framed, how = encoded(order, message.metadata.dst_node_id - nodes if good else 0), {}
+        how: dict[str, Any] = {}
+        framed = encoded(order, message.metadata.dst_node_id - nodes if good else 0)
         if not good and attack is not None:
             framed, how = attack(rng, order, framed)
             passing += "may_pass" in how

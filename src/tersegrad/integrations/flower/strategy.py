@@ -32,7 +32,7 @@ from torch import Tensor
 
 from tersegrad.core import frame
 from tersegrad.core.errors import BadConfiguration, CorruptMessage, TersegradError
-from tersegrad.core.protocol import Compressor, Context
+from tersegrad.core.protocol import Compressor, Context, Spec
 from tersegrad.integrations.flower import envelope
 from tersegrad.integrations.flower.envelope import KEY, Answer, Layout, Order
 from tersegrad.integrations.flower.ledger import ClientRecord, Parcel, Refused, Rejection, RoundReport, summary
@@ -589,7 +589,7 @@ def _contraction(compressor: Compressor[Any]) -> Compressor[Any]:
         raise BadConfiguration(
             f"downlink={compressor}: differences to what clients hold feed errors back already, use {compressor.inner}"
         )
-    promise = compressor.guarantee(envelope.Spec.flat(4096))
+    promise = compressor.guarantee(Spec.flat(4096))
     if promise.kind == "unbiased" and promise.value > 0:
         return ErrorFeedback(compressor)  # with a fresh state it scales by 1/(1+omega), which is a contraction
     if promise.kind == "none":
