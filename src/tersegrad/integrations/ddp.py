@@ -243,6 +243,7 @@ class Handle:
         self._begin()
         scale = self.scaler.get_scale() if self.scaler is not None else self._scale
         self._step_scale = 1.0 if scale is None else float(scale)
+        self._totals.first.probing = bool(self.measure_every) and self.step % self.measure_every == 0
         self._choose()
 
     def _choose(self) -> None:
@@ -435,6 +436,8 @@ class Handle:
         }
         if t.power:
             out["relative_error"] = t.error / t.power
+        if t.first.power:
+            out["message_error"] = t.first.error / t.first.power
         if self.plan.compresses:
             exchanges = [(e, g.spec) for e, g in zip(self._exchanges, self.groups) if isinstance(e, PowerSGDExchange)]
             coordinates = sum(spec.numel for _, spec in exchanges)
