@@ -87,7 +87,9 @@ class Handle:
 def attach(model: DistributedDataParallel, precision: str = "bf16", *, measure_every: int = 0) -> Handle:
     """All-reduce the gradients of ``model`` as torch does, in ``precision``: identity (float32), bf16 or fp16."""
     if precision not in HOOKS:
-        raise BadConfiguration(f"all_reduce adds numbers, it takes {', '.join(HOOKS)} and no other compressor, got {precision!r}")
+        raise BadConfiguration(
+            f"all_reduce adds numbers, it takes {', '.join(HOOKS)} and no other compressor, got {precision!r}"
+        )
     handle = Handle(precision, model.process_group, measure_every)
     model.register_comm_hook(handle, _hook)
     return handle

@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32, has_fixed_size
+from tersegrad.core.protocol import (
+    Accumulator,
+    Compressor,
+    Context,
+    Guarantee,
+    Message,
+    Spec,
+    Stats,
+    flat_float32,
+    has_fixed_size,
+)
 from tersegrad.core.state import Parts
 from tersegrad.exchange import ProcessGroup
 from tersegrad.exchange.steps import Collective

@@ -76,7 +76,9 @@ def join(timeout: float = 600.0) -> Iterator[Worker]:
         yield Worker(dist.get_rank(), dist.get_world_size(), _device(dist.get_backend()))
         return
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    backend = "nccl" if dist.is_nccl_available() and torch.cuda.is_available() and torch.cuda.device_count() >= local else "gloo"
+    backend = (
+        "nccl" if dist.is_nccl_available() and torch.cuda.is_available() and torch.cuda.device_count() >= local else "gloo"
+    )
     device = _device(backend)
     if backend == "nccl":
         torch.cuda.set_device(device)
@@ -97,7 +99,16 @@ def launch(words: Sequence[str], workers: int, restarts: int = 0) -> int:
     ``restarts``: how often all workers are started anew after one of them died.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers), "--max-restarts", str(restarts)]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "--monitor-interval", "0.1"]
+    command += [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "--local-addr",
+        "127.0.0.1",
+        "--monitor-interval",
+        "0.1",
+    ]
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
     if Path("/sys/class/net/lo").exists():

@@ -19,6 +19,14 @@ SETTINGS: tuple[tuple[str | None, str], ...] = (
 LINKS: tuple[tuple[str, float], ...] = (("10 Mbit/s", 1e7), ("100 Mbit/s", 1e8), ("1 Gbit/s", 1e9), ("10 Gbit/s", 1e10))
 
 
+NOTE = """\
+sent: bytes that left a worker in the whole run. bits/coord: of a worker's message, real bytes. error: what a message leaves out,
+as a share of what it was to say (||C(y) - y||^2 / ||y||^2). above limit: bits more than the best conceivable compressor needs at this
+error on the hardest data; below 0 the gradients were easier than that. Then the time of a step on links of that speed: the
+processor time that a worker used, plus the bytes it sent at the link's speed, nothing overlapped. all_reduce is torch's own; its
+bytes are those of a ring.""".replace("\n", " ")
+
+
 def seconds(value: float) -> str:
     """A duration for a cell.
 
@@ -49,3 +57,39 @@ def comparison_table(results: Sequence[Result], title: str = "", note: str = "")
         row += [f"{r.bits_per_coordinate:.2f}", number(r.error, 2), signed(r.above_limit)]
         rows.append((*row, *(seconds(r.step_seconds(speed)) for _, speed in LINKS)))
     return Table(tuple(columns), tuple(rows), title, note)
+
+
+def closing(results: Sequence[Result]) -> str:
+    """What the comparison shows, in words: on each link the fastest row, against the first."""
+    base = results[0]
+    lines = []
+    for name, speed in LINKS:
+        best = min(results, key=lambda r: r.step_seconds(speed))
+        if best is base:
+            lines.append(f"At {name} compression does not pay here: {base.job.label} is the fastest.")
+        else:
+            times = base.step_seconds(speed) / best.step_seconds(speed)
+            lines.append(f"At {name} the fastest is {best.job.label}: {times:.1f} times {base.job.label}.")
+    return "\n".join(lines)
+
+
+def result_table(result: Result, note: str = "") -> Table:
+    """One run in full: what it reached and what it cost."""
+    r = result
+    rows = [
+        ("compressor", r.job.compressor or "-"),
+        ("exchange", r.job.exchange),
+        *([("local", r.job.local)] if r.job.local else []),
+        ("workers", str(r.workers)),
+        ("parameters", f"{r.parameters:,}"),
+        ("steps", f"{r.steps:,}"),
+        ("test accuracy", f"{100 * r.accuracy:.2f} %"),
+        ("training loss", f"{r.loss:.4f}"),
+        ("sent by a worker", f"{megabytes(r.bytes_sent)}, {r.bytes_per_step:,.0f} bytes a step"),
+        ("bits per coordinate", f"{r.bits_per_coordinate:.3f} a message"),
+        ("error of a message", number(r.error)),
+        ("above the limit", f"{signed(r.above_limit)} bits per coordinate"),
+        *((f"step at {name}", seconds(r.step_seconds(speed))) for name, speed in LINKS),
+        ("time of this run", f"{r.wall_seconds:.1f} s"),
+    ]
+    return Table((Column("", number=False), Column("", number=False)), tuple(rows), f"Trained on {r.job.data}", note)

@@ -9,6 +9,7 @@ import dataclasses
 import gzip
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,13 +66,27 @@ def load(source: str) -> Images:
     )
 
 
-def digits() -> Images:
-    """scikit-learn's 1797 handwritten digits of 8 x 8 pixels, a part of them held out for the test."""
+def check(source: str) -> None:
+    """Raise what :func:`load` would raise for a source that is not there, before any process is started."""
+    if source == "digits":
+        _load_digits()
+    elif not Path(source).is_dir():
+        load(source)
+
+
+def _load_digits() -> Any:
     try:
         from sklearn.datasets import load_digits
     except ImportError as e:
-        raise MissingExtra("digits are scikit-learn's: pip install 'tersegrad[experiments]', or pass a folder of MNIST files") from e
-    pixels, classes = load_digits(return_X_y=True)
+        raise MissingExtra(
+            "digits are scikit-learn's: pip install 'tersegrad[experiments]', or pass a folder of MNIST files"
+        ) from e
+    return load_digits
+
+
+def digits() -> Images:
+    """scikit-learn's 1797 handwritten digits of 8 x 8 pixels, a part of them held out for the test."""
+    pixels, classes = _load_digits()(return_X_y=True)
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0)).numpy()
     images, labels = pixels[order].reshape(-1, 1, 8, 8), classes[order]
     cut = len(images) - HELD_OUT
@@ -100,9 +115,7 @@ def cifar10(folder: Path) -> Images:
             raise BadConfiguration(f"{path} is no CIFAR-10 file: its size is not a multiple of 3073 bytes")
         parts.append(raw.reshape(-1, 3073))
     train, test = np.concatenate(parts[:5]), parts[5]
-    return _scaled(
-        "cifar10", train[:, 1:].reshape(-1, 3, 32, 32), train[:, 0], test[:, 1:].reshape(-1, 3, 32, 32), test[:, 0]
-    )
+    return _scaled("cifar10", train[:, 1:].reshape(-1, 3, 32, 32), train[:, 0], test[:, 1:].reshape(-1, 3, 32, 32), test[:, 0])
 
 
 def _find(folder: Path, stem: str) -> Path | None:

@@ -6,6 +6,7 @@ same parameters, bit for bit, as one that was never interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Guarantee, Spec
 from tersegrad.core.text import require
 from tersegrad.exchange import plan
-from tersegrad.integrations import all_reduce, ddp
+from tersegrad.integrations import all_reduce, ddp, local_sgd
 from tersegrad.integrations.processes import Worker, restarts
 from tersegrad.recipes import parse
 from tersegrad.train import data, models, snapshots
@@ -38,6 +39,7 @@ class Job:
     optimizer: str = "sgd"
     compressor: str | None = "error_feedback(sparse_dithering(alpha=0.1))"
     exchange: str = "two_shot"
+    local: str | None = None  # local_sgd(...) or diloco(...): exchange only now and then
     epochs: int = 20
     batch: int = 32  # images of each worker in a step
     seed: int = 0
@@ -49,6 +51,11 @@ class Job:
     def __post_init__(self) -> None:
         models.network(self.model)
         models.optimizer(self.optimizer)
+        if self.local is not None:
+            local_sgd.method(self.local)
+            require(
+                self.exchange != "all_reduce", "local steps go through an exchange of ours: bf16 with two_shot sends as much"
+            )
         if self.exchange == "all_reduce":
             known = self.compressor in all_reduce.HOOKS
             require(known, f"all_reduce takes one of {', '.join(all_reduce.HOOKS)} as compressor, got {self.compressor}")
@@ -66,7 +73,7 @@ class Job:
     @property
     def label(self) -> str:
         """Compressor and exchange in one text."""
-        return f"{self.compressor}, {self.exchange}" if self.compressor else self.exchange
+        return ", ".join(part for part in (self.compressor, self.exchange, self.local) if part)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -75,7 +82,7 @@ class Job:
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must agree in with the run that continues it."""
-        names = ("data", "model", "optimizer", "compressor", "exchange", "epochs", "batch", "seed")
+        names = ("data", "model", "optimizer", "compressor", "exchange", "local", "epochs", "batch", "seed")
         return {name: getattr(self, name) for name in names}
 
 
@@ -127,7 +134,9 @@ class Result:
         return self.cpu_seconds + 8 * self.bytes_per_step / bits_per_second
 
 
-def run(job: Job, worker: Worker, on_step: Callable[[Progress], None] | None = None, images: data.Images | None = None) -> Result:
+def run(
+    job: Job, worker: Worker, on_step: Callable[[Progress], None] | None = None, images: data.Images | None = None
+) -> Result:
     """Train on every worker of the group (the same call on each); continues from the job's checkpoint if told or restarted."""
     begin = time.perf_counter()
     images = (images or data.load(job.data)).to(worker.device)
@@ -151,6 +160,8 @@ def run(job: Job, worker: Worker, on_step: Callable[[Progress], None] | None = N
         if on_step is not None and worker.leads:
             sent = float(trainer.handle.report()["bytes/sent"])
             on_step(Progress(trainer.steps, trainer.total_steps, float(recent), accuracy, sent))
+    if job.local is not None:
+        trainer.handle.finish()
     if job.checkpoint is not None:
         trainer.save(job.checkpoint)
     report = trainer.handle.report()
@@ -185,18 +196,26 @@ class _Trainer:
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator: leave it as it was
             torch.manual_seed(job.seed)
             self.network: nn.Module = models.network(job.model).build(images.shape, images.classes).to(worker.device)
-        ids = [worker.device] if worker.device.type == "cuda" else None
-        self.model = DistributedDataParallel(self.network, device_ids=ids)
         self.optimizer = self.settings.build(self.network)
-        self.handle: Any
+        self.model, self.handle = self._attach()
+
+    def _attach(self) -> tuple[nn.Module, Any]:
+        """The model that computes gradients, and the handle of its exchange."""
+        job, device = self.job, self.worker.device
+        if job.local is not None:
+            how = local_sgd.method(job.local)
+            every = max(1, self.total_steps * how.fragments // how.every // MEASURED)
+            handle = local_sgd.attach(self.network, job.compressor, job.exchange, how, seed=job.seed, measure_every=every)
+            return self.network, handle
+        model = DistributedDataParallel(self.network, device_ids=[device] if device.type == "cuda" else None)
         if job.exchange == "all_reduce":
-            self.handle = all_reduce.attach(self.model, str(job.compressor), measure_every=self.every)
-        else:
-            self.handle = ddp.attach(self.model, job.compressor, job.exchange, seed=job.seed, measure_every=self.every)
+            return model, all_reduce.attach(model, str(job.compressor), measure_every=self.every)
+        return model, ddp.attach(model, job.compressor, job.exchange, seed=job.seed, measure_every=self.every)
 
     @property
     def measured(self) -> bool:
-        return self.steps % self.every == 0
+        """Whether the error is measured in the next step, which takes time that a run otherwise would not."""
+        return self.job.local is None and self.steps % self.every == 0
 
     def step(self) -> Tensor:
         """One step of all workers; the loss of this one."""
@@ -208,6 +227,8 @@ class _Trainer:
         loss = nn.functional.cross_entropy(self.model(images), labels)
         loss.backward()
         self.optimizer.step()
+        if self.job.local is not None:
+            self.handle.step()
         self.steps += 1
         self.position += self.job.batch * self.worker.size
         if self.position + self.job.batch * self.worker.size > len(self.images.train):
@@ -226,7 +247,7 @@ class _Trainer:
         """The share of test images that are recognised; every worker looks at its part (a collective call)."""
         rank, size = self.worker.rank, self.worker.size
         right = 0
-        with torch.no_grad():
+        with torch.no_grad(), self.handle.anchors() if self.job.local else contextlib.nullcontext():
             mine = range(rank, len(self.images.test), size)
             for start in range(0, len(mine), 1024):
                 chosen = torch.tensor(mine[start : start + 1024], device=self.worker.device)
@@ -247,8 +268,9 @@ class _Trainer:
         for name, value in self.job.facts().items():
             if facts[name] != value:
                 raise BadConfiguration(f"the checkpoint was written with {name} = {facts[name]}, this run has {value}")
-        self.network.load_state_dict(shared["model"])
-        self.optimizer.load_state_dict(shared["optimizer"])
+        learned = own[self.worker.rank % len(own)] if self.job.local else shared
+        self.network.load_state_dict(learned["model"])
+        self.optimizer.load_state_dict(learned["optimizer"])
         self.steps, self.epoch, self.position = (int(facts[k]) for k in ("step", "epoch", "position"))
         self.handle.load_state_dicts([one["exchange"] for one in own])
         if facts["size"] != self.worker.size:  # as many steps as the images that are left allow
@@ -259,5 +281,9 @@ class _Trainer:
     def save(self, folder: Path) -> None:
         """A snapshot of this moment (a collective call)."""
         facts = {**self.job.facts(), "epoch": self.epoch, "position": self.position}
-        shared = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
-        snapshots.write(folder, self.steps, facts, shared, {"exchange": self.handle.state_dict()}, self.worker)
+        learned = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+        exchange = {"exchange": self.handle.state_dict()}
+        shared, own = (
+            ({}, learned | exchange) if self.job.local else (learned, exchange)
+        )  # local steps differ from rank to rank
+        snapshots.write(folder, self.steps, facts, shared, own, self.worker)

@@ -25,7 +25,9 @@ class MLP(Configuration):
     depth: int = 2
 
     def __post_init__(self) -> None:
-        require(self.width > 0 and self.depth >= 0, f"mlp: width is positive and depth not negative, got {self.width}, {self.depth}")
+        require(
+            self.width > 0 and self.depth >= 0, f"mlp: width is positive and depth not negative, got {self.width}, {self.depth}"
+        )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The network for images of ``shape``."""
@@ -70,7 +72,10 @@ class SGD(Configuration):
     decay: Literal["cosine", "none"] = "cosine"
 
     def __post_init__(self) -> None:
-        require(self.lr > 0 and 0 <= self.momentum < 1 and self.weight_decay >= 0, "sgd: lr > 0, 0 <= momentum < 1, weight_decay >= 0")
+        require(
+            self.lr > 0 and 0 <= self.momentum < 1 and self.weight_decay >= 0,
+            "sgd: lr > 0, 0 <= momentum < 1, weight_decay >= 0",
+        )
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimiser of a network."""

@@ -21,7 +21,9 @@ from tersegrad.integrations.processes import Worker
 KEEP = 2
 
 
-def write(folder: Path, step: int, facts: Mapping[str, Any], shared: Mapping[str, Any], own: Mapping[str, Any], worker: Worker) -> None:
+def write(
+    folder: Path, step: int, facts: Mapping[str, Any], shared: Mapping[str, Any], own: Mapping[str, Any], worker: Worker
+) -> None:
     """Save what all ranks share (once) and what is this rank's own (a collective call)."""
     place = folder / f"step-{step:08d}"
     place.mkdir(parents=True, exist_ok=True)
