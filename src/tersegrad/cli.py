@@ -126,7 +126,7 @@ def demo(
     from tersegrad.train import SETTINGS, Job
 
     small = {"epochs": 1, "model": "mlp(width=64)"} if quick else {"epochs": epochs}
-    jobs = [Job(compressor=compressor, exchange=exchange, **small) for compressor, exchange in SETTINGS]  # type: ignore[arg-type]
+    jobs = [Job(compressor=compressor, exchange=exchange, **small) for compressor, exchange in SETTINGS]
     if not processes.spawned():
         _relaunch(workers)
     results = _train(jobs)
@@ -214,7 +214,8 @@ def train(
     from tersegrad import bench
     from tersegrad.integrations import processes
     from tersegrad.report import as_json
-    from tersegrad.train import Job, data as images, result_table
+    from tersegrad.train import Job, result_table
+    from tersegrad.train import data as images
 
     job = Job(
         data=data,

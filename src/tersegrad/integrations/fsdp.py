@@ -515,9 +515,7 @@ def attach(
     how = plan(exchange)
     require(dense_below >= 0, f"dense_below must not be negative, got {dense_below}")
     require(first is None or between is not None, "inside= goes with between=: without it, compressor= is what serves inside")
-    require(
-        not how.compresses, f"{how} needs whole matrices, and FSDP shards them: use two_shot or all_gather with a compressor"
-    )
+    require(not how.compresses, f"{how} needs whole matrices, and FSDP shards them: use two_shot or all_gather with a compressor")
     Context(seed=seed)  # refuses a seed that does not fit
     units = find_units(model)
     handle = Handle(
@@ -566,9 +564,7 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
                     "attach(model, ..., between=mesh['replicate'].get_group())"
                 )
             if not hasattr(module, "set_custom_reduce_scatter"):
-                raise BadConfiguration(
-                    f"torch {torch.__version__} has no FSDPModule.set_custom_reduce_scatter: use a newer one"
-                )
+                raise BadConfiguration(f"torch {torch.__version__} has no FSDPModule.set_custom_reduce_scatter: use a newer one")
             found.append((module, Unit(len(found), group, names)))
     require(bool(found), f"attach takes a model with fully_shard applied, got a plain {type(model).__name__}")
     require(len(found) < 1 << 16, f"at most 65535 units are supported, got {len(found)}")

@@ -467,8 +467,9 @@ def attach(
 ) -> Handle:
     """Train ``model`` (a plain module, the same on every rank) by local steps; call ``handle.step()`` after each ``optimizer.step()``.
 
-    ``how``: "local_sgd(every=10)" or "diloco(every=50, lr=0.7, momentum=0.9, fragments=1, overlap=0)". ``measure_every``: so many exchanges
-    apart the error of messages is measured. The rest as in :func:`tersegrad.integrations.ddp.attach`. All ranks start from rank 0's parameters.
+    ``how``: "local_sgd(every=10)" or "diloco(every=50, lr=0.7, momentum=0.9, fragments=1, overlap=0)". ``measure_every``: so many
+    exchanges apart the error of messages is measured. The rest as in :func:`tersegrad.integrations.ddp.attach`. All ranks start
+    from rank 0's parameters.
     """
     inner = getattr(model, "_orig_mod", model)
     if isinstance(inner, DistributedDataParallel):

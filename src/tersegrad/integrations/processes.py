@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
-    """This process in its group."""
+    """One process in its group."""
 
     rank: int
     size: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import types
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ class MLP(Configuration):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The network for images of ``shape``."""
         sizes = [math.prod(shape), *[self.width] * self.depth]
-        hidden = [layer for a, b in zip(sizes, sizes[1:]) for layer in (nn.Linear(a, b), nn.ReLU())]
+        hidden = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(sizes[-1], classes))
 
 
