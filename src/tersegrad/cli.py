@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tersegrad.report import Table
     from tersegrad.train import Job, Progress, Result
 
-WIDE = 150  # columns when the output is not a terminal: a file or a log should not break lines
+WIDE = 180  # columns when the output is not a terminal: a file or a log should not break lines
 
 
 class Guarded(TyperGroup):
@@ -123,10 +123,9 @@ def demo(
         _demo_compressors(out, quick)
         return
     from tersegrad.integrations import processes
-    from tersegrad.train import SETTINGS, Job
+    from tersegrad.train import demonstration
 
-    small = {"epochs": 1, "model": "mlp(width=64)"} if quick else {"epochs": epochs}
-    jobs = [Job(compressor=compressor, exchange=exchange, **small) for compressor, exchange in SETTINGS]
+    jobs = demonstration(epochs=1, model="mlp(width=64)") if quick else demonstration(epochs=epochs)
     if not processes.spawned():
         _relaunch(workers)
     results = _train(jobs)

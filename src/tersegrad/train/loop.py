@@ -191,7 +191,7 @@ class _Trainer:
         self.job, self.worker, self.images = job, worker, images
         self.steps, self.epoch, self.position = 0, 0, 0  # position: images of this epoch that all workers have used
         self.total_steps = job.epochs * steps_per_epoch
-        self.every = max(1, self.total_steps // MEASURED)
+        self.every = max(2, self.total_steps // MEASURED)
         self.settings = models.optimizer(job.optimizer)
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator: leave it as it was
             torch.manual_seed(job.seed)

@@ -1,0 +1,32 @@
+"""A worker of the restart test: trains under torchrun, and in its first life one rank dies in the middle of an epoch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from tersegrad.integrations import processes
+from tersegrad.train import Job, Progress, run
+
+
+def job(folder: Path, local: str | None = None, **changes: object) -> Job:
+    settings: dict[str, object] = {"model": "mlp(width=48)", "epochs": 1, "batch": 40, "seed": 3, "save_every": 4}
+    return Job(checkpoint=folder, local=local, **settings | changes)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    folder, local, when = Path(sys.argv[1]), sys.argv[2] or None, int(sys.argv[3])
+    torch.set_num_threads(1)
+
+    def die(now: Progress) -> None:
+        if now.step == when and processes.restarts() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with processes.join(timeout=60) as worker:
+        result = run(job(folder, local), worker, die)
+        if worker.leads:
+            (folder / "restarts").write_text(f"{processes.restarts()} {result.steps}")
