@@ -32,9 +32,7 @@ def job_run(wanted: Job) -> Result:
     with processes.join() as worker:
         seen: list[Progress] = []
         result = run(wanted, worker, seen.append)
-        assert [p.step for p in seen] == (
-            list(range(1, result.steps + 1)) if worker.leads and not wanted.resume else [p.step for p in seen]
-        )
+        assert len(seen) == (result.steps - seen[0].step + 1 if worker.leads else 0)
         return result
 
 

@@ -82,11 +82,31 @@ def join(timeout: float = 600.0) -> Iterator[Worker]:
     device = _device(backend)
     if backend == "nccl":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device if backend == "nccl" else None)
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(
+        backend,
+        timeout=limit,
+        store=_store(limit),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        device_id=device if backend == "nccl" else None,
+    )
     try:
         yield Worker(dist.get_rank(), dist.get_world_size(), device)
     finally:
         dist.destroy_process_group()
+
+
+def _store(timeout: timedelta) -> dist.Store:
+    """The store of torchrun's variables, with keys of this attempt only.
+
+    torchrun's agent keeps one store over all restarts, where gloo would find the addresses of workers that have died.
+    """
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    size = int(os.environ["WORLD_SIZE"])
+    host, port, serves = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), os.environ["RANK"] == "0" and not kept
+    store = dist.TCPStore(host, port, size, is_master=serves, timeout=timeout, multi_tenant=not kept)
+    return dist.PrefixStore(f"attempt{restarts()}of{size}", store)
 
 
 def _device(backend: str) -> torch.device:
