@@ -254,10 +254,10 @@ def _relaunch(workers: int, restarts: int = 0) -> None:
 def _train(jobs: list[Job]) -> list[Result]:
     """Run jobs one after another on this worker; the leading one shows how they go, on standard error."""
     from tersegrad.integrations import processes
-    from tersegrad.train import data, run
+    from tersegrad.train import load, run
 
     with processes.join() as worker, _progress(jobs, worker.leads) as watchers:
-        images = {job.data: data.load(job.data) for job in jobs}
+        images = {source: load(source, worker) for source in sorted({job.data for job in jobs})}
         return [run(job, worker, watcher, images[job.data]) for job, watcher in zip(jobs, watchers)]
 
 

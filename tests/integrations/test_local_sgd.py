@@ -182,10 +182,7 @@ def test_equals_a_plain_diloco_loop(workers: Pool) -> None:
             momentum = how.momentum * momentum + delta
             theta = theta - how.lr * (delta + how.momentum * momentum)
             for model in replicas:
-                nn.utils.vector_to_parameters(theta, model.parameters())
-    # finish() exchanges once more: the pseudo-gradient is zero, and momentum moves the anchor
-    momentum = how.momentum * momentum
-    theta = theta - how.lr * how.momentum * momentum
+                nn.utils.vector_to_parameters(theta.clone(), model.parameters())
     ours = workers.run(job_train, "identity", "two_shot", how, "adamw", 9)
     torch.testing.assert_close(ours[0][0], theta, rtol=1e-4, atol=1e-5)
     assert ours[0][1] == [3, 6, 9]
@@ -220,8 +217,8 @@ def test_fragments_take_turns(workers: Pool) -> None:
     assert whole[1] == [6]
     assert parts[1] == [2, 4, 6]
     assert [DiLoCo(every=6, fragments=3).turn(s) for s in (2, 4, 6)] == [[2], [1], [0]]
-    assert parts[2]["exchanges"] == 3 + 3
-    assert abs(float(parts[2]["bytes/sent"]) - float(whole[2]["bytes/sent"])) < 0.02 * float(whole[2]["bytes/sent"])
+    assert whole[2]["exchanges"] == 1
+    assert parts[2]["exchanges"] == 3 + 2  # finish() exchanges what was not exchanged in the last step
 
 
 @pytest.mark.parametrize(

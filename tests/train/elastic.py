@@ -13,13 +13,12 @@ from tersegrad.integrations import processes
 from tersegrad.train import Job, Progress, run
 
 
-def job(folder: Path, local: str | None = None, **changes: object) -> Job:
-    settings: dict[str, object] = {"model": "mlp(width=48)", "epochs": 1, "batch": 40, "seed": 3, "save_every": 4}
-    return Job(checkpoint=folder, local=local, **settings | changes)  # type: ignore[arg-type]
+def job(folder: Path) -> Job:
+    return Job(checkpoint=folder, model="mlp(width=48)", epochs=1, batch=40, seed=3, save_every=4)
 
 
 if __name__ == "__main__":
-    folder, local, when = Path(sys.argv[1]), sys.argv[2] or None, int(sys.argv[3])
+    folder, when = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
 
     def die(now: Progress) -> None:
@@ -27,6 +26,6 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGKILL)
 
     with processes.join(timeout=60) as worker:
-        result = run(job(folder, local), worker, die)
+        result = run(job(folder), worker, die)
         if worker.leads:
             (folder / "restarts").write_text(f"{processes.restarts()} {result.steps}")

@@ -100,12 +100,11 @@ def test_resumes_bit_for_bit(workers: Pool, tmp_path: Path, local: str | None) -
     assert not same(learned(whole), [torch.load(kept[0] / "shared.pt")["model"]] if local is None else [])
 
 
-@pytest.mark.parametrize("local", ["", LOCAL])
-def test_restarts_after_kill_and_ends_bit_identical(workers: Pool, tmp_path: Path, local: str) -> None:
+def test_restarts_after_kill_and_ends_bit_identical(workers: Pool, tmp_path: Path) -> None:
     """kill -9 of a rank under torchrun's elastic agent, against a run that was never interrupted."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    workers.run(job_run, job(whole, local or None))
-    code = processes.launch(["-m", "tests.train.elastic", str(killed), local, "10"], SIZE, restarts=1)
+    workers.run(job_run, job(whole))
+    code = processes.launch(["-m", "tests.train.elastic", str(killed), "10"], SIZE, restarts=1)
     assert code == 0
     assert (killed / "restarts").read_text() == "1 18"
     assert same(learned(whole), learned(killed))

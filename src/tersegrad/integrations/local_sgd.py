@@ -160,6 +160,7 @@ class Handle:
         self._totals = _Totals()
         self._flights: list[_Flight] = []
         self._rounds = 0
+        self._departed: dict[int, int] = {}  # fragment -> the step of its latest exchange
         for parameter in self._parameters.values():  # all start alike
             dist.broadcast(
                 parameter.detach(), dist.get_global_rank(process_group, 0) if process_group else 0, group=process_group
@@ -234,7 +235,8 @@ class Handle:
         for flight in list(self._flights):
             self._apply(flight, 1.0)  # the anchors move; what the worker learned since is exchanged next
         for fragment in range(self.method.fragments):
-            self._apply(self._depart(fragment), 0.0)
+            if self.method.kept or self._departed.get(fragment) != self.steps:  # else the worker is at the anchor already
+                self._apply(self._depart(fragment), 0.0)
         self._totals.seconds += time.perf_counter() - begin
 
     def _depart(self, fragment: int) -> _Flight:
@@ -250,6 +252,7 @@ class Handle:
                 earlier.advance()
             flight.pendings.append((number, pending))
         self._rounds += 1
+        self._departed[fragment] = self.steps
         self._totals.exchanges += 1
         self._flights.append(flight)
         return flight
@@ -380,6 +383,7 @@ class Handle:
             "method": str(self.method),
             "dense_below": self.dense_below,
             "layout": [list(g.names) for g in self.groups],
+            "departed": sorted(self._departed.items()),
             "flights": [[f.fragment, f.due, bool(f.means)] for f in self._flights],
         }
         flights = {str(f.fragment): self._by_name(f.means or {}) for f in self._flights}
@@ -446,6 +450,7 @@ class Handle:
             self._outer.state.pop(self._anchors[number], None)
             if set(group.names) <= parts[0]["momenta"].keys():
                 self._outer.state[self._anchors[number]] = {"momentum_buffer": self._flat(number, parts[0]["momenta"])}
+        self._departed = {int(fragment): int(step) for fragment, step in public["departed"]}
         self._flights = []
         for fragment, due, kept in public["flights"]:
             named = parts[0]["flights"].get(str(fragment), {})

@@ -2,6 +2,6 @@
 
 from tersegrad.train.compare import comparison_table, demonstration, result_table
 from tersegrad.train.data import Images
-from tersegrad.train.loop import Job, Progress, Result, run
+from tersegrad.train.loop import Job, Progress, Result, load, run
 
-__all__ = ["Images", "Job", "Progress", "Result", "comparison_table", "demonstration", "result_table", "run"]
+__all__ = ["Images", "Job", "Progress", "Result", "comparison_table", "demonstration", "load", "result_table", "run"]

@@ -134,12 +134,20 @@ class Result:
         return self.cpu_seconds + 8 * self.bytes_per_step / bits_per_second
 
 
+def load(source: str, worker: Worker) -> data.Images:
+    """The images of a source on every worker (a collective call)."""
+    if source != "digits":
+        return data.load(source)
+    found: data.Images = worker.share(data.load(source) if worker.leads else None)  # small, and importing scikit-learn is not
+    return found
+
+
 def run(
     job: Job, worker: Worker, on_step: Callable[[Progress], None] | None = None, images: data.Images | None = None
 ) -> Result:
     """Train on every worker of the group (the same call on each); continues from the job's checkpoint if told or restarted."""
     begin = time.perf_counter()
-    images = (images or data.load(job.data)).to(worker.device)
+    images = (images or load(job.data, worker)).to(worker.device)
     total = len(images.train) // (job.batch * worker.size)
     require(total > 0, f"{worker.size} workers x {job.batch} images are more than the {len(images.train)} there are")
     trainer = _Trainer(job, worker, images, total)
