@@ -131,7 +131,9 @@ def made(count: int = 4096, seed: int = 0) -> Images:
 
 
 def load(name: str) -> Images:
-    """``digits``, ``made`` or a folder with CIFAR-10."""
+    """``digits``, ``made`` (or ``made256``: so many) or a folder with CIFAR-10."""
     if name == "digits":
         return digits()
-    return made() if name == "made" else cifar10(Path(name))
+    if name.startswith("made") and not Path(name).is_dir():
+        return made(int(name[4:] or 4096))
+    return cifar10(Path(name))

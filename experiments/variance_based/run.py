@@ -345,7 +345,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(given)
     small = options.data == "digits"
     if options.out is None:
-        options.out = Path("out") / "variance_based" if small or options.data == "made" else RESULTS
+        options.out = Path("out") / "variance_based" if small or options.data.startswith("made") else RESULTS
     options.epochs = options.epochs or (40 if small else 50)
     options.batch = options.batch or (16 if small else None)
     options.encode_every = options.encode_every if options.encode_every is not None else (40 if small else 200)
