@@ -52,6 +52,10 @@ class Method:
         """Wire form to the package's text form of the same method; empty where none is."""
         return {}
 
+    def fixed_bytes(self, layout: Layout) -> int | None:
+        """Bytes of every message where they do not depend on the gradient: float32 numbers as they are."""
+        return None
+
 
 def blocks(flat: Tensor) -> Tensor:
     """(..., padded) as (..., blocks, BLOCK)."""
@@ -78,8 +82,8 @@ class Dense(Method):
         torch.mul(buffers.gradient[0], 1.0 / self.workers, out=buffers.mean)
         buffers.words.fill_(buffers.layout.numel * self.workers)
 
-    def forms(self) -> dict[str, str]:
-        return {"float32": "identity"}
+    def fixed_bytes(self, layout: Layout) -> int | None:
+        return 4 * layout.numel
 
 
 @fused
@@ -383,6 +387,9 @@ class PowerSGD(Method):
             torch.mm(p, q.t(), out=means[name].view(rows, columns))
         r.sub_(buffers.mean)
         buffers.words.fill_(self.words(buffers.layout) * self.workers)
+
+    def fixed_bytes(self, layout: Layout) -> int | None:
+        return 4 * self.words(layout)
 
     def words(self, layout: Layout) -> int:
         """Numbers that a worker sends in a step."""

@@ -64,7 +64,7 @@ def rate_of(job: Job, out: Path) -> float:
 
 def perform(job: Job, options: argparse.Namespace, images: data.Images) -> dict[str, Any]:
     """Run one job and write its file."""
-    changes: dict[str, Any] = {"graph": not options.no_graph, "encode_every": options.encode_every, "dense_warmup": options.dense_warmup}
+    changes: dict[str, Any] = {"graph": not options.no_graph, "encode_every": options.encode_every, "dense_warmup": options.dense_warmup, "engine": options.engine}
     if options.halve_every is not None and job.optimiser == "momentum":
         changes["halve_every"] = options.halve_every
     if options.batch:
@@ -76,7 +76,7 @@ def perform(job: Job, options: argparse.Namespace, images: data.Images) -> dict[
     result["row"] = job.method
     write(options.out / f"{job.name}.json", result)
     ratio, encoded = result["ratio_words"], result["encoded"]
-    sizes = ", ".join(f"{form} {encoded[form]['ratio']:g}x" for form in encoded["forms"] if form in encoded)
+    sizes = ", ".join(f"{form} {encoded[form]['ratio']:g}x" for form in ("paper", "compact") if form in encoded)
     say(
         f"[{job.name}] done: accuracy {result['accuracy']:.2f}, words {ratio or 0:.1f}x, {sizes or 'no bytes'}, "
         f"{result['seconds']['epoch']:.2f} s an epoch, {result['seconds']['run']:.0f} s in all{', no graph' if not result['graph'] else ''}"
@@ -235,14 +235,14 @@ def timed(call: Callable[[], Any], count: int, device: str) -> float:
 
 def smoke(options: argparse.Namespace, images: data.Images) -> None:
     """Every method for some steps, with step times; then one epoch without compression and one with VGC."""
-    steps = 60 if options.device.startswith("cuda") else 5
+    steps = 60 if options.device.startswith("cuda") else 2
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = True
     for name, method in METHODS.items():
         begun = time.perf_counter()
         try:
             with torch.no_grad():
-                trainer = Trainer(Config(method, graph=not options.no_graph, batch=options.batch or 64), images, options.device)
+                trainer = Trainer(Config(method, graph=not options.no_graph, batch=options.batch or 64, engine=options.engine), images, options.device)
                 trainer.shuffle(0)
                 step = trainer.captured(trainer.step)
                 ready = time.perf_counter() - begun
@@ -265,7 +265,7 @@ def smoke(options: argparse.Namespace, images: data.Images) -> None:
             torch.cuda.reset_peak_memory_stats()
     for name in ("none", "vgc_1.5"):
         epochs = 2 if options.device.startswith("cuda") else 1
-        config = Job(name).config(epochs, ADAM_LR, graph=not options.no_graph, encode_every=98, batch=options.batch or 64)
+        config = Job(name).config(epochs, ADAM_LR, graph=not options.no_graph, encode_every=98, batch=options.batch or 64, engine=options.engine)
         result = train(config, images, options.device, lambda text, name=name: say(f"[{name}] {text}"))  # type: ignore[misc]
         encoded = {k: v for k, v in result["encoded"].items() if k != "forms"}
         say(f"[{name}] {result['seconds']}, words {result['ratio_words']:.1f}, encoded {encoded}")
@@ -281,7 +281,7 @@ def profile(options: argparse.Namespace, images: data.Images) -> None:
     names = options.only.split(",") if options.only else ["none", "strom_0.1", "vgc_1.5"]
     for name in names:
         with torch.no_grad():
-            trainer = Trainer(Config(METHODS[name], graph=not options.no_graph, batch=options.batch or 64), images, options.device)
+            trainer = Trainer(Config(METHODS[name], graph=not options.no_graph, batch=options.batch or 64, engine=options.engine), images, options.device)
             trainer.shuffle(0)
             before, row = 0.0, {}
             for phase in Trainer.PHASES:
@@ -334,6 +334,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--smoke", action="store_true")
     p.add_argument("--profile", action="store_true")
     p.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--engine", choices=("one_pass", "collector"), default="one_pass", help="who computes gradients and squares: engine.py")
     p.add_argument("--no-compile", action="store_true", help="plain torch")
     p.add_argument("--no-graph", action="store_true", help="no CUDA graphs")
     return p

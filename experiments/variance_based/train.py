@@ -21,6 +21,7 @@ from torch import Tensor
 from experiments.variance_based import batched, fused, network, wire
 from experiments.variance_based.batched import Buffers, Method
 from experiments.variance_based.data import Images
+from experiments.variance_based.engine import Collected, Engine, OnePass, twin
 
 Optimiser = Literal["adam", "momentum"]
 
@@ -43,6 +44,7 @@ class Config:
     dense_warmup: int = 0  # epochs without compression at the start
     encode_every: int = 200  # steps between those that are encoded to real bytes; 0: none
     graph: bool = True
+    engine: Literal["one_pass", "collector"] = "one_pass"
 
     def rate(self, epoch: float) -> float:
         """The learning rate at a time in epochs."""
@@ -98,8 +100,9 @@ class Trainer:
         self.images = images.to(self.device)
         self.half = self.device.type == "cuda"
         side = images.x.shape[1]
-        self.net = network.vgg() if side == 32 else network.small(side)
-        layout = self.net.layout
+        net = network.vgg() if side == 32 else network.small(side)
+        self.engine: Engine = OnePass(net) if config.engine == "one_pass" else Collected(twin(net))
+        layout = self.engine.layout
         mode = config.method.mode
         rows = 1 if mode == "mean" else config.workers
 
@@ -114,19 +117,9 @@ class Trainer:
             zeros(1, dtype=torch.int64),
         )
         self.params = zeros(layout.padded)
-        self.low = zeros(layout.padded, dtype=torch.bfloat16) if self.half else self.params
-        self.net.init(self.params, config.seed)
+        net.init(self.params, config.seed)  # both engines store the parameters alike
         self.state = config.method.init(self.buffers, config.seed)
-        squares = layout.views(self.buffers.squares) if self.buffers.squares is not None else {}
-        self.run = network.Pass(
-            weights=layout.views(self.low),
-            params=layout.views(self.params),
-            gradients=layout.views(self.buffers.gradient),
-            squares=squares,
-            buffers=self.net.buffers(self.device),
-            workers=config.workers,
-            mode=mode,
-        )
+        self.engine.bind(self.params, self.buffers, config.workers, mode)
         self.moments = [zeros(layout.padded) for _ in range(2 if config.optimiser == "adam" else 1)]
         self.powers = torch.ones(2, dtype=torch.float64, device=self.device)
         self.betas = torch.tensor([0.9, 0.999], dtype=torch.float64, device=self.device)
@@ -146,7 +139,7 @@ class Trainer:
     def everything(self) -> list[Tensor]:
         """Every tensor that a step changes."""
         own = [self.params, *self.moments, self.powers, self.total_words, self.total_loss, self.at, self.buffers.gradient]
-        return [*own, *self.state.values(), *self.run.buffers.values()]
+        return [*own, *self.state.values(), *self.engine.changing()]
 
     def batch(self, indices: Tensor, x: Tensor) -> Tensor:
         """Images by index as channels-last activations."""
@@ -158,13 +151,11 @@ class Trainer:
         phase = self.PHASES.index(until)
         indices = self.order.index_select(0, self.at + self.within)
         self.at.add_(self.size).remainder_(self.order.numel())
-        if self.half:
-            self.low.copy_(self.params)
         x, labels = self.batch(indices, self.images.x), self.images.y.index_select(0, indices)
         if phase == 0:
-            self.net.forward(self.run, x)
+            self.engine.forward(x, training=True)
             return
-        self.total_loss.add_(self.net.step(self.run, x, labels))
+        self.total_loss.add_(self.engine.step(x, labels))
         if phase == 1:
             return
         (method or config.method).step(buffers, self.state)
@@ -220,15 +211,12 @@ class Trainer:
 
     def accuracy(self) -> float:
         """Per cent of the test images that are classified correctly."""
-        run = dataclasses.replace(self.run, training=False)
-        if self.half:
-            self.low.copy_(self.params)
         count = len(self.images.x_test)
         right = torch.zeros((), dtype=torch.int64, device=self.device)
         for start in range(0, count, self.size):
             # Always whole batches: the same kernels as in training.
             indices = (start + self.within) % count
-            guess = self.net.forward(run, self.batch(indices, self.images.x_test)).argmax(1)
+            guess = self.engine.forward(self.batch(indices, self.images.x_test)).argmax(1)
             hit = (guess == self.images.y_test.index_select(0, indices)) & (start + self.within < count)
             right.add_(hit.sum())
         return 100.0 * int(right) / count

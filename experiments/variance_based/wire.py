@@ -124,6 +124,9 @@ class Sampler:
                 self.refused = f"{type(error).__name__}: {str(error)[:200]}"
         result: dict[str, Any] = {"every": self.every, "forms": self.forms, "samples": samples}
         number = self.trainer.buffers.layout.numel
+        fixed = self.trainer.config.method.fixed_bytes(self.trainer.buffers.layout)
+        if fixed is not None:
+            result["compact"] = {"bytes": fixed, "ratio": round(4 * number / fixed, 2)}
         for form in self.forms:
             sizes = [s[form] for s in samples if form in s]
             if sizes:
