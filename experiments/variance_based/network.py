@@ -55,10 +55,11 @@ def _bmm32(a: Tensor, b: Tensor) -> Tensor:
             return torch.bmm(a, b, out_dtype=torch.float32)
         except (RuntimeError, TypeError, NotImplementedError):
             _wide[0] = False
-    return torch.bmm(a, b).float()
+    return torch.bmm(a, b)
 
 
 _wide = [True]  # whether this torch has bmm(out_dtype=)
+SMALL = 4096  # reductions below this are not worth a compiled kernel of their own
 
 
 @fused
@@ -73,9 +74,14 @@ def put_shares(run: Pass, name: str, shares: Tensor) -> None:
     """Reduce (batch, ...) shares of one parameter into the buffers."""
     n = math.prod(shares.shape[1:])
     if run.mode == "moments":
-        _sum_and_squares(
-            shares.reshape(run.workers, -1, n), run.gradients[name].view(run.workers, n), run.squares[name].view(run.workers, n)
-        )
+        grouped = shares.reshape(run.workers, -1, n)
+        gradient, squares = run.gradients[name].view(run.workers, n), run.squares[name].view(run.workers, n)
+        if n >= SMALL:
+            _sum_and_squares(grouped, gradient, squares)
+        else:
+            wide = grouped.float()
+            torch.sum(wide, dim=1, out=gradient)
+            torch.sum(wide.square(), dim=1, out=squares)
     else:
         rows = 1 if run.mode == "mean" else run.workers
         torch.sum(shares.reshape(rows, -1, n).float(), dim=1, out=run.gradients[name].view(rows, n))
@@ -146,7 +152,8 @@ class Conv(Layer):
         if not mean:
             columns = unfold(x, self.size, pad)
             if run.mode == "moments":
-                put_shares(run, name, _bmm32(rows.transpose(1, 2), columns))
+                # Shares stay in the activations' precision, which is that of both factors; they are summed in float32.
+                put_shares(run, name, torch.bmm(rows.transpose(1, 2), columns))
             else:
                 n = run.workers
                 product = _bmm32(rows.reshape(n, -1, self.outputs).transpose(1, 2), columns.view(n, -1, columns.shape[-1]))
@@ -205,9 +212,10 @@ class NormRelu(Layer):
         nhwc = x.permute(0, 2, 3, 1)
         mean, var = run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"]
         if not run.training:
-            rows = nhwc.reshape(1, -1, self.channels)
-            y = _normalise(rows, mean.view(1, 1, -1), torch.rsqrt(var + self.eps).view(1, 1, -1), weight, bias)
-            return y.view(nhwc.shape).permute(0, 3, 1, 2)
+            parts = run.workers if len(x) % run.workers == 0 else 1  # the same shapes, and so kernels, as in training
+            rows = nhwc.reshape(parts, -1, self.channels)
+            both = [t.expand(parts, 1, -1).contiguous() for t in (mean, torch.rsqrt(var + self.eps))]
+            return _normalise(rows, *both, weight, bias).view(nhwc.shape).permute(0, 3, 1, 2)
         rows = nhwc.reshape(run.workers, -1, self.channels)
         now, spread = _statistics(rows)
         count = rows.shape[1]

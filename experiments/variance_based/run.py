@@ -30,7 +30,7 @@ import torch
 
 from experiments.variance_based import batched, data, fused, methods, wire
 from experiments.variance_based.methods import ADAM_LR, METHODS, PLANS, Job
-from experiments.variance_based.train import Config, Trainer, train
+from experiments.variance_based.train import Config, Trainer, prepare, train
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -236,8 +236,7 @@ def timed(call: Callable[[], Any], count: int, device: str) -> float:
 def smoke(options: argparse.Namespace, images: data.Images) -> None:
     """Every method for some steps, with step times; then one epoch without compression and one with VGC."""
     steps = 60 if options.device.startswith("cuda") else 2
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = True
+    prepare()
     for name, method in METHODS.items():
         begun = time.perf_counter()
         try:
@@ -274,8 +273,7 @@ def smoke(options: argparse.Namespace, images: data.Images) -> None:
 
 def profile(options: argparse.Namespace, images: data.Images) -> None:
     """Time per phase of a step (graphs that end after it, differences) and the slowest kernels."""
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = True
+    prepare()
     cuda = options.device.startswith("cuda")
     found: dict[str, dict[str, float]] = {}
     names = options.only.split(",") if options.only else ["none", "strom_0.1", "vgc_1.5"]
@@ -353,11 +351,11 @@ def main(arguments: list[str] | None = None) -> None:
     fused.enabled = not options.no_compile
     if options.download:
         data.download(Path(options.data))
-    if options.plan:
-        plan(options, [a for a in given if a != "--download"])
-        return
     if options.serve:
         serve(options)
+        return
+    if options.plan:
+        plan(options, [a for a in given if a != "--download"])
         return
     images = data.load(options.data).to(options.device)
     try:

@@ -222,14 +222,19 @@ class Trainer:
         return 100.0 * int(right) / count
 
 
+def prepare() -> None:
+    """Matrix units for float32 products, and the fastest convolutions."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
 def train(config: Config, images: Images, device: torch.device | str, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Train once; the result as plain values."""
     begun = time.perf_counter()
     torch.manual_seed(config.seed)
-    if torch.device(device).type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = True
+    prepare()
     with torch.no_grad():
         trainer = Trainer(config, images, device)
         step = trainer.captured(trainer.step)

@@ -91,7 +91,7 @@ class Sampler:
         self.refused = ""
 
     def due(self, step: int) -> bool:
-        return bool(self.forms) and self.every > 0 and step % self.every == self.every - 1 and self.trainer.config.method.mode != "mean"
+        return bool(self.forms) and not self.refused and self.every > 0 and step % self.every == self.every - 1 and self.trainer.config.method.mode != "mean"
 
     def _worker(self, step: int) -> int:
         return (step // self.every) % self.trainer.config.workers
@@ -112,7 +112,11 @@ class Sampler:
         given |= {f"{k}_after": self._take(trainer.state[k], step) for k in self.held}
         arrays: dict[str, Array] = {k: np.ascontiguousarray(v.cpu().numpy()) for k, v in given.items()}
         spec, seed = trainer.buffers.layout.spec, trainer.config.seed
-        self.futures.append(pool().submit(encode, self.forms, spec, arrays, step, self._worker(step), seed))
+        try:
+            self.futures.append(pool().submit(encode, self.forms, spec, arrays, step, self._worker(step), seed))
+        except Exception as error:  # training goes on; the result says that bytes are missing
+            self.refused = f"{type(error).__name__}: {str(error)[:200]}"
+            close()
 
     def finish(self) -> dict[str, Any]:
         """Mean bytes and ratios over the samples."""
