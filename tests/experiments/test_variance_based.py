@@ -272,3 +272,64 @@ def test_states_are_restored_by_role() -> None:
     compressor = tersegrad.parse("error_feedback(top_k(fraction=0.5))")
     state = wire.restored(compressor.init(spec, "cpu"), {"r": torch.arange(4.0)})
     assert state.residual.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_the_collector_fills_the_same_buffers() -> None:
+    """An ordinary model with the package's collector gives the gradients and squares of the hand-written pass."""
+    from experiments.variance_based.engine import Collected, OnePass, twin
+
+    net = tiny(norm=True)
+    workers, generator = 2, torch.Generator().manual_seed(2)
+    x = torch.randn(8, 3, 4, 4, generator=generator).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, 3, (8,), generator=generator)
+    layout = net.layout
+    params = torch.zeros(layout.padded)
+    net.init(params, 0)
+    found = []
+    for engine in (OnePass(net), Collected(twin(net))):
+        assert [s for _, s in engine.layout.shapes] == [s for _, s in layout.shapes]
+        zeros = torch.zeros(workers, layout.padded)
+        shared = batched.Buffers(layout, zeros.clone(), zeros.clone(), params.clone(), torch.zeros(1, dtype=torch.int64))
+        engine.bind(params.clone(), shared, workers, "moments")
+        with torch.no_grad():
+            loss = engine.step(x, labels)
+        found.append((float(loss), shared, engine.forward(x), [t.float().sum() for t in engine.changing() if t.dim()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    assert torch.allclose(found[0][1].gradient, found[1][1].gradient, atol=1e-6)
+    squares = [f[1].squares for f in found]
+    assert squares[0] is not None
+    assert squares[1] is not None
+    assert torch.allclose(squares[0], squares[1], atol=1e-8, rtol=1e-4)
+    assert torch.allclose(found[0][2], found[1][2], atol=1e-5)  # with the running statistics
+    assert torch.allclose(torch.stack(found[0][3]), torch.stack(found[1][3]), atol=1e-5)
+
+
+def test_resnet_trains_from_a_folder(tmp_path: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    from experiments.variance_based import imagenet
+
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 8), ("val", 3)):
+        for label, colour in (("a", 60), ("b", 190)):
+            place = tmp_path / part / label
+            place.mkdir(parents=True)
+            for i in range(count):
+                pixels = np.clip(rng.normal(colour, 30, (20, 24, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(place / f"{i}.png")
+    options = f"--data {tmp_path} --out {tmp_path} --epochs 2 --workers 4 --batch 2 --size 16 --depths 1 1 1 1 --width 4"
+    found = imagenet.main([*options.split(), "--loaders", "0", "--device", "cpu", "--encode-every", "2", "--method", "vgc_2"])
+    assert len(found["curve"]) == 2
+    assert found["ratio_words"] > 1
+    assert found["encoded"]["compact"]["bytes"] > 0
+    assert (tmp_path / "imagenet_vgc_2_s0.json").is_file()
+    with pytest.raises(FileNotFoundError, match="train"):
+        imagenet.main(["--data", str(tmp_path / "nothing")])
+
+
+def test_the_full_network_for_imagenet_has_its_published_size() -> None:
+    from experiments.variance_based.imagenet import resnet
+
+    with torch.device("meta"):
+        assert sum(p.numel() for p in resnet(1000).parameters()) == 25_557_032
