@@ -76,7 +76,9 @@ class Copies:
     def __init__(self, model: nn.Module, samples: int, workers: int = 1) -> None:
         self.model, self.samples, self.workers = model, samples, workers
         self.copies = {
-            p: p.detach().unsqueeze(0).repeat(samples, *[1] * p.ndim).requires_grad_() for p in model.parameters() if p.requires_grad
+            p: p.detach().unsqueeze(0).repeat(samples, *[1] * p.ndim).requires_grad_()
+            for p in model.parameters()
+            if p.requires_grad
         }
 
     def shares(self, x: Tensor, loss: Callable[[Tensor], Tensor]) -> dict[Parameter, Tensor]:

@@ -119,7 +119,9 @@ class Collector:
 
     def _fall_back(self, module: nn.Module, name: str, parameters: list[Parameter], axis: int) -> None:
         names = {p: n for n, p in self.model.named_parameters()}
-        self.fallbacks.update((names[p], f"{type(module).__name__} has no rule: {self.micro_batches} micro-batches") for p in parameters)
+        self.fallbacks.update(
+            (names[p], f"{type(module).__name__} has no rule: {self.micro_batches} micro-batches") for p in parameters
+        )
         within = Site(self, module, name, replay, parameters, axis)
         before = module.__dict__.get("forward")
         if isinstance(before, Site):  # a ruled module with a parameter that its rule does not cover (attention's bias_k)
@@ -229,7 +231,9 @@ class Collector:
         for p in fresh:
             self.fallbacks[names[p]] = f"{where} {why}: each backward call is one share"
             self._whole[p] = p.register_hook(lambda g, p=p: self._square(p, g))
-        warnings.warn(f"moments: {where} {why}: each backward call counts as one share; split the batch over some", stacklevel=2)
+        warnings.warn(
+            f"moments: {where} {why}: each backward call counts as one share; split the batch over some", stacklevel=2
+        )
 
     def _square(self, parameter: Parameter, gradient: Tensor) -> None:
         _add(self._moments, parameter, gradient.detach().float().square().unsqueeze(0))
@@ -308,7 +312,13 @@ class Collector:
         return found
 
 
-_HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict, parametrize.ParametrizationList)  # are never called
+_HOLDERS = (
+    nn.ParameterList,
+    nn.ParameterDict,
+    nn.ModuleList,
+    nn.ModuleDict,
+    parametrize.ParametrizationList,
+)  # are never called
 
 
 def _add(table: dict[Parameter, Tensor], parameter: Parameter, value: Tensor) -> None:

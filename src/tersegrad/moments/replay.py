@@ -60,7 +60,8 @@ class ReplayUse(Use):
     def _gradient(self, low: int, high: int) -> list[Tensor | None]:
         """The gradient that samples low..high give to each parameter."""
         leaves = [
-            leaf if axis is None else leaf.narrow(axis, low, high - low) for leaf, axis in zip(self.leaves, self.axes, strict=True)
+            leaf if axis is None else leaf.narrow(axis, low, high - low)
+            for leaf, axis in zip(self.leaves, self.axes, strict=True)
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         device, enabled, dtype = self.autocast
@@ -170,5 +171,3 @@ def _random_state() -> list[Tensor]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())
     return states
-
-

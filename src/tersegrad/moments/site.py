@@ -26,7 +26,9 @@ class Rule(Protocol):
 class Site:
     """Callable put in place of ``module.forward``. A copy or a pickle of the module gets the module's own forward back."""
 
-    def __init__(self, collector: Collector, module: nn.Module, name: str, rule: Rule, parameters: Sequence[Parameter], axis: int):
+    def __init__(
+        self, collector: Collector, module: nn.Module, name: str, rule: Rule, parameters: Sequence[Parameter], axis: int
+    ):
         self.collector = collector
         self.module = module
         self.name = name

@@ -62,7 +62,9 @@ class ConvolutionUse(Use):
             shares = torch.bmm(rows.mT, patches.reshape(n, positions, -1))  # (n, o, *kernel * i)
             return shares.reshape(n, -1, *kernel, x.shape[1]).movedim(-1, 2)
         padded = _pad(x, self.padding, self.padding_mode)
-        patches = windows(padded, 2, kernel, self.stride, self.dilation, d.shape[2:], kernel_first=True)  # (n, i, *kernel, *out)
+        patches = windows(
+            padded, 2, kernel, self.stride, self.dilation, d.shape[2:], kernel_first=True
+        )  # (n, i, *kernel, *out)
         n, g = x.shape[0], self.groups
         columns = patches.reshape(n * g, x.shape[1] // g * math.prod(kernel), -1)
         shares = torch.bmm(d.reshape(n * g, d.shape[1] // g, -1), columns.mT)
@@ -165,7 +167,5 @@ def transposed_convolution(site: Site, x: Tensor, output_size: list[int] | None 
     run = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}[x.ndim - 2]
     bias = detached(module.bias)
     out = run(x, module.weight.detach(), bias, module.stride, module.padding, extra, module.groups, module.dilation)
-    use = TransposedUse(
-        module.weight, module.bias, x.shape[0], module.stride, module.dilation, module.padding, module.groups
-    )
+    use = TransposedUse(module.weight, module.bias, x.shape[0], module.stride, module.dilation, module.padding, module.groups)
     return site.supply(out, use, (x,))

@@ -75,9 +75,7 @@ class ReadyUse(Use):
     samples: int
 
     def per_sample(self, saved: Sequence[Tensor], delta: Tensor, low: int, high: int) -> Sequence[Tensor | None]:
-        return [
-            s[low:high] if p is not None and p.requires_grad else None for p, s in zip(self.parameters, saved, strict=True)
-        ]
+        return [s[low:high] if p is not None and p.requires_grad else None for p, s in zip(self.parameters, saved, strict=True)]
 
 
 def worker_batch_norm(site: Site, x: Tensor) -> Tensor:
@@ -119,7 +117,7 @@ class ScaleUse(Use):
     def _gather(self, x: Tensor, parameter: Parameter) -> Tensor:
         """Sum over the positions that one element of ``parameter`` serves."""
         if self.trailing:
-            return x.flatten(1, x.ndim - parameter.ndim).sum(1) if x.ndim > 1 + parameter.ndim else x
+            return x.flatten(1, x.ndim - parameter.ndim - 1).sum(1) if x.ndim > 1 + parameter.ndim else x
         if parameter.numel() == 1:
             return x.flatten(1).sum(1, keepdim=True)
         return x.flatten(2).sum(2) if x.ndim > 2 else x
