@@ -7,6 +7,7 @@ ordinary model, serves ``imagenet.py``, and is compared with the first by a test
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from typing import Any, Protocol
 
 import torch
@@ -103,7 +104,7 @@ def twin(net: Network, seed: int = 0) -> nn.Sequential:
                 add(layer.name, nn.Linear(layer.inputs, layer.outputs), *tail)
             case _:
                 raise TypeError(f"no module for {type(layer).__name__}")
-    return nn.Sequential(modules)  # type: ignore[arg-type]
+    return nn.Sequential(OrderedDict(modules))
 
 
 class _ChannelsLastFlatten(nn.Module):

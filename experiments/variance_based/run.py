@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -62,36 +61,62 @@ def rate_of(job: Job, out: Path) -> float:
     return best[1] if best else methods.SWEEP[0]
 
 
-def perform(job: Job, options: argparse.Namespace, images: data.Images) -> dict[str, Any]:
+@dataclasses.dataclass
+class Open:
+    """A finished run whose messages may still be encoded in the background."""
+
+    path: Path
+    result: dict[str, Any]
+    sampler: wire.Sampler
+
+    def settle(self, seconds: float = 0.0) -> bool:
+        """Write the file with what is encoded; wait so long for the rest. Returns whether it is complete."""
+        end = time.perf_counter() + seconds
+        while not self.sampler.complete and time.perf_counter() < end:
+            time.sleep(0.1)
+        done = self.sampler.complete
+        self.result["encoded"] = self.sampler.result()
+        write(self.path, self.result)
+        return done
+
+
+def perform(job: Job, options: argparse.Namespace, images: data.Images) -> Open:
     """Run one job and write its file."""
-    changes: dict[str, Any] = {"graph": not options.no_graph, "encode_every": options.encode_every, "dense_warmup": options.dense_warmup, "engine": options.engine}
+    changes: dict[str, Any] = {
+        "graph": not options.no_graph,
+        "encode_every": options.encode_every,
+        "dense_warmup": options.dense_warmup,
+        "engine": options.engine,
+    }
     if options.halve_every is not None and job.optimiser == "momentum":
         changes["halve_every"] = options.halve_every
     if options.batch:
         changes["batch"] = options.batch
     config = job.config(options.epochs, rate_of(job, options.out), **changes)
     say(f"[{job.name}] starts, lr {config.lr:g}")
-    result = train(config, images, options.device, lambda text: say(f"[{job.name}] {text}"))
-    result["name"] = job.name
-    result["row"] = job.method
-    write(options.out / f"{job.name}.json", result)
-    ratio, encoded = result["ratio_words"], result["encoded"]
-    sizes = ", ".join(f"{form} {encoded[form]['ratio']:g}x" for form in ("paper", "compact") if form in encoded)
-    say(
-        f"[{job.name}] done: accuracy {result['accuracy']:.2f}, words {ratio or 0:.1f}x, {sizes or 'no bytes'}, "
-        f"{result['seconds']['epoch']:.2f} s an epoch, {result['seconds']['run']:.0f} s in all{', no graph' if not result['graph'] else ''}"
-        + (f", REFUSED {encoded['refused']}" if "refused" in encoded else "")
-    )
-    return result
+    result, sampler = train(config, images, options.device, lambda text: say(f"[{job.name}] {text}"))
+    result["name"], result["row"] = job.name, job.method
+    found = Open(options.out / f"{job.name}.json", result, sampler)
+    found.settle()
+    encoded = result["encoded"]
+    sizes = [f"{form} {encoded[form]['ratio']:g}x" for form in ("paper", "compact") if form in encoded]
+    notes = [f"{result['seconds']['epoch']:.2f} s an epoch", f"{result['seconds']['run']:.0f} s in all"]
+    notes += [] if result["graph"] else ["no graph"]
+    notes += [f"REFUSED {encoded['refused']}"] if "refused" in encoded else []
+    words = f"words {result['ratio_words'] or 0:.1f}x"
+    say(f"[{job.name}] done: accuracy {result['accuracy']:.2f}, " + ", ".join([words, *sizes, *notes]))
+    return found
 
 
 def serve(options: argparse.Namespace) -> None:
     """A worker of a plan: jobs come as JSON lines, answers go as lines that start with a mark."""
     images = data.load(options.data).to(options.device)
+    still: list[Open] = []
     for line in sys.stdin:
         job = Job(**json.loads(line))
         try:
-            perform(job, options, images)
+            still.append(perform(job, options, images))
+            still = [found for found in still if not found.settle()]
             say(f"@done {job.name}")
         except Exception as error:
             traceback.print_exc()
@@ -100,6 +125,9 @@ def serve(options: argparse.Namespace) -> None:
                 break
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+    end = time.perf_counter() + 90
+    for found in still:
+        found.settle(max(0.0, end - time.perf_counter()))
     wire.close()
 
 
@@ -210,6 +238,11 @@ def plan(options: argparse.Namespace, arguments: list[str]) -> None:
             worker.process.stdin.close()
     for worker in busy:
         worker.process.terminate()
+    for worker in idle:
+        try:
+            worker.process.wait(timeout=100)  # the last messages are being encoded
+        except subprocess.TimeoutExpired:
+            worker.process.terminate()
     say(f"{(time.perf_counter() - begun) / 60:.1f} minutes; failed: {', '.join(failed) or 'none'}; left: {len(waiting)}")
     table(options.out)
 
@@ -265,8 +298,11 @@ def smoke(options: argparse.Namespace, images: data.Images) -> None:
     for name in ("none", "vgc_1.5"):
         epochs = 2 if options.device.startswith("cuda") else 1
         config = Job(name).config(epochs, ADAM_LR, graph=not options.no_graph, encode_every=98, batch=options.batch or 64, engine=options.engine)
-        result = train(config, images, options.device, lambda text, name=name: say(f"[{name}] {text}"))  # type: ignore[misc]
-        encoded = {k: v for k, v in result["encoded"].items() if k != "forms"}
+        result, sampler = train(config, images, options.device, lambda text, name=name: say(f"[{name}] {text}"))  # type: ignore[misc]
+        end = time.perf_counter() + 60
+        while not sampler.complete and time.perf_counter() < end:
+            time.sleep(0.1)
+        encoded = {k: v for k, v in sampler.result().items() if k != "forms"}
         say(f"[{name}] {result['seconds']}, words {result['ratio_words']:.1f}, encoded {encoded}")
     say(f"not compiled: {fused.failures or 'nothing'}")
 
@@ -364,10 +400,10 @@ def main(arguments: list[str] | None = None) -> None:
         elif options.profile:
             profile(options, images)
         elif options.method:
-            perform(Job(options.method, options.optimiser, options.seed, options.lr), options, images)
+            perform(Job(options.method, options.optimiser, options.seed, options.lr), options, images).settle(600)
         else:
-            for job in PLANS["quick"]:
-                perform(job, options, images)
+            for found in [perform(job, options, images) for job in PLANS["quick"]]:
+                found.settle(600)
             table(options.out)
     finally:
         wire.close()

@@ -230,8 +230,10 @@ def prepare() -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def train(config: Config, images: Images, device: torch.device | str, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Train once; the result as plain values."""
+def train(
+    config: Config, images: Images, device: torch.device | str, say: Callable[[str], None] = print
+) -> tuple[dict[str, Any], wire.Sampler]:
+    """Train once; the result as plain values, and the sampler, whose messages may still be in the making."""
     begun = time.perf_counter()
     torch.manual_seed(config.seed)
     prepare()
@@ -240,7 +242,7 @@ def train(config: Config, images: Images, device: torch.device | str, say: Calla
         step = trainer.captured(trainer.step)
         dense = trainer.captured(lambda: trainer.step(trainer.dense)) if config.dense_warmup else step
         torch.manual_seed(config.seed)
-        sampler = wire.Sampler(config.method.forms(), trainer, config.encode_every)
+        sampler = wire.Sampler(trainer, config.encode_every, config.epochs * trainer.steps)
         ready = time.perf_counter() - begun
         curve: list[dict[str, float]] = []
         words = 0
@@ -284,9 +286,9 @@ def train(config: Config, images: Images, device: torch.device | str, say: Calla
                 say(f"epoch {epoch + 1}: the loss is {loss}: stopped")
                 break
         sent = words / (len(curve) * trainer.steps * config.workers)
-        encoded = sampler.finish()
     ordered = sorted(durations)
-    return {
+    sampler.release()
+    result = {
         "method": batched.describe(config.method),
         "config": {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "method"},
         "data": images.name,
@@ -296,7 +298,7 @@ def train(config: Config, images: Images, device: torch.device | str, say: Calla
         "best_accuracy": max(c["accuracy"] for c in curve),
         "diverged": not math.isfinite(curve[-1]["loss"]),
         "ratio_words": number / sent if sent else None,
-        "encoded": encoded,
+        "encoded": sampler.result(),
         "curve": curve,
         "seconds": {
             "ready": round(ready, 2),
@@ -308,6 +310,7 @@ def train(config: Config, images: Images, device: torch.device | str, say: Calla
         "machine": machine(device),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+    return result, sampler
 
 
 def machine(device: torch.device | str) -> str:

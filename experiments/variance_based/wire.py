@@ -84,8 +84,12 @@ def encode(
 class Sampler:
     """Takes a sample of every k-th step of a run."""
 
-    def __init__(self, forms: dict[str, str], trainer: Trainer, every: int) -> None:
-        self.forms, self.trainer, self.every = forms, trainer, every
+    def __init__(self, trainer: Trainer, every: int, steps: int) -> None:
+        method = trainer.config.method
+        self.forms, self.trainer = method.forms(), trainer
+        self.every = max(every, steps // method.samples) if every else 0
+        self.number = trainer.buffers.layout.numel
+        self.fixed = method.fixed_bytes(trainer.buffers.layout)
         self.held: dict[str, Tensor] = {}
         self.futures: list[concurrent.futures.Future[dict[str, Any]]] = []
         self.refused = ""
@@ -118,19 +122,32 @@ class Sampler:
             self.refused = f"{type(error).__name__}: {str(error)[:200]}"
             close()
 
-    def finish(self) -> dict[str, Any]:
-        """Mean bytes and ratios over the samples."""
+    def release(self) -> None:
+        """Let the run's tensors go; the futures stay."""
+        del self.trainer
+        self.held = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every message has been encoded."""
+        return all(future.done() for future in self.futures)
+
+    def result(self) -> dict[str, Any]:
+        """Mean bytes and ratios over the samples that are encoded so far."""
         samples = []
         for future in self.futures:
+            if not future.done():
+                continue
             try:
-                samples.append(future.result(timeout=300))
+                samples.append(future.result())
             except Exception as error:
                 self.refused = f"{type(error).__name__}: {str(error)[:200]}"
         result: dict[str, Any] = {"every": self.every, "forms": self.forms, "samples": samples}
-        number = self.trainer.buffers.layout.numel
-        fixed = self.trainer.config.method.fixed_bytes(self.trainer.buffers.layout)
-        if fixed is not None:
-            result["compact"] = {"bytes": fixed, "ratio": round(4 * number / fixed, 2)}
+        if not self.complete:
+            result["pending"] = sum(not future.done() for future in self.futures)
+        number = self.number
+        if self.fixed is not None:
+            result["compact"] = {"bytes": self.fixed, "ratio": round(4 * number / self.fixed, 2)}
         for form in self.forms:
             sizes = [s[form] for s in samples if form in s]
             if sizes:

@@ -192,7 +192,7 @@ def test_power_sgd_keeps_a_matrix_of_its_rank() -> None:
 
 
 def test_error_feedback_with_dithering_loses_nothing() -> None:
-    method = batched.SparseDithering(nu=0.5)
+    method = batched.SparseDithering(alpha=0.5)
     shared = buffers(8)
     state = method.init(shared, 0)
     given, received = torch.zeros(LAYOUT.padded), torch.zeros(LAYOUT.padded)
