@@ -84,10 +84,16 @@ def parse(text: str, *, extra: Iterable[type[Configuration]] = ()) -> Compressor
       error_feedback(topk(fraction=0.01))
                      ^
     """
+    known: dict[str, Callable[..., Any]] = {**COMPRESSORS, **WRAPPERS, **RECIPES, **{c.name: c for c in extra}}
+    made: Compressor[Any] = parse_form(text, known, "compressor")
+    return made
+
+
+def parse_form(text: str, known: Mapping[str, Callable[..., Any]], kind: str) -> Any:
+    """What a text form over the given names makes; ``kind`` is what complaints call them."""
     require(isinstance(text, str), f"a text form is a string, got {type(text).__name__}")
     require(len(text) <= MAX_LENGTH, f"a text form has at most {MAX_LENGTH} characters, got {len(text)}")
-    known: dict[str, Callable[..., Any]] = {**COMPRESSORS, **WRAPPERS, **RECIPES, **{c.name: c for c in extra}}
-    return _Parser(text, known).whole()
+    return _Parser(text, known, kind).whole()
 
 
 _CONSTANTS: Mapping[str, Any] = types.MappingProxyType({"true": True, "false": False, "none": None, "inf": math.inf})
@@ -120,10 +126,14 @@ class _Bare:
 class _Parser:
     """Recursive descent over the tokens; every complaint points at its place."""
 
-    def __init__(self, text: str, known: Mapping[str, Callable[..., Any]]) -> None:
-        self.text, self.known = text, known
+    def __init__(self, text: str, known: Mapping[str, Callable[..., Any]], kind: str) -> None:
+        self.text, self.known, self.kind = text, known, kind
         self.tokens = self._tokenise()
         self.next = 0
+
+    @property
+    def article(self) -> str:
+        return f"an {self.kind}" if self.kind[0] in "aeiou" else f"a {self.kind}"
 
     def fail(self, message: str, at: int) -> BadConfiguration:
         start = max(0, at - 60)
@@ -156,12 +166,12 @@ class _Parser:
     def whole(self) -> Compressor[Any]:
         token = self.peek()
         if token.kind != "name":
-            raise self.fail("a text form starts with the name of a compressor", token.at)
+            raise self.fail(f"a text form starts with the name of {self.article}", token.at)
         made = self.compressor(self.value(0))
         if self.peek().kind != "end":
             raise self.fail("the text form should end here", self.peek().at)
         if token.text in _CONSTANTS:
-            raise self.fail("a text form starts with the name of a compressor", token.at)
+            raise self.fail(f"a text form starts with the name of {self.article}", token.at)
         return made
 
     def compressor(self, value: Any) -> Compressor[Any]:
@@ -238,7 +248,7 @@ class _Parser:
 
     def build(self, name: str, at: int, positional: list[tuple[Any, int]], keywords: dict[str, tuple[Any, int]]) -> Any:
         if name not in self.known:
-            raise self.fail(f"there is no compressor called {name!r}{_nearest(name, self.known)}", at)
+            raise self.fail(f"there is no {self.kind} called {name!r}{_nearest(name, self.known)}", at)
         maker = self.known[name]
         parameters = inspect.signature(maker).parameters
         hints = _hints(maker)

@@ -33,6 +33,7 @@ class BF16(Configuration):
     """
 
     name: ClassVar[str] = "bf16"
+    fixed_size: ClassVar[bool] = True
 
     @property
     def wire_id(self) -> int:

@@ -37,6 +37,7 @@ class FP16(Configuration):
     """
 
     name: ClassVar[str] = "fp16"
+    fixed_size: ClassVar[bool] = True
 
     @property
     def wire_id(self) -> int:

@@ -38,6 +38,7 @@ class FP8(Configuration):
     """
 
     name: ClassVar[str] = "fp8"
+    fixed_size: ClassVar[bool] = True
     block: int = 32
 
     def __post_init__(self) -> None:

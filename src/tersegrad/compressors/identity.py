@@ -34,6 +34,7 @@ class Identity(Configuration):
     """
 
     name: ClassVar[str] = "identity"
+    fixed_size: ClassVar[bool] = True
 
     @property
     def wire_id(self) -> int:

@@ -42,6 +42,7 @@ class _IntBlock(Configuration):
 
     block: int = 256
 
+    fixed_size: ClassVar[bool] = True
     width: ClassVar[int] = 8
     bfloat16: ClassVar[bool] = False  # steps of 2 bytes instead of 4
 

@@ -73,6 +73,10 @@ class Natural(Configuration):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         return self._decode(message, spec, out, weight)
 
+    @property
+    def fixed_size(self) -> bool:
+        return self.coder == "packed"
+
     def max_nbytes(self, spec: Spec) -> int:
         return self._nbytes(spec.numel)
 

@@ -111,6 +111,10 @@ class QSGD(Configuration):
         """Bytes of the steps and of the packed codes."""
         return 4 * -(-numel // self.bucket), (numel * self._width + 7) // 8
 
+    @property
+    def fixed_size(self) -> bool:
+        return self.coder == "packed"
+
     def max_nbytes(self, spec: Spec) -> int:
         return sum(self._sizes(spec.numel)) + (self.coder != "packed")
 

@@ -56,6 +56,7 @@ class RandomK(Configuration):
     """
 
     name: ClassVar[str] = "random_k"
+    fixed_size: ClassVar[bool] = True
 
     fraction: float | None = None
     k: int | None = None

@@ -36,6 +36,7 @@ class Sign(Configuration):
     """
 
     name: ClassVar[str] = "sign"
+    fixed_size: ClassVar[bool] = True
 
     @property
     def wire_id(self) -> int:

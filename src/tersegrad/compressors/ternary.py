@@ -40,6 +40,7 @@ class Ternary(Configuration):
     """
 
     name: ClassVar[str] = "ternary"
+    fixed_size: ClassVar[bool] = True
     bucket: int | None = None
 
     def __post_init__(self) -> None:

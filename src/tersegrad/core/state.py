@@ -132,7 +132,7 @@ def tensors(state: Any) -> list[Tensor]:
 
 def nbytes(state: Any) -> int:
     """Memory that a state holds."""
-    return sum(t.numel() * t.element_size() for t in tensors(state))
+    return sum(t.numel() * t.element_size() for t in state_dict(state).values() if isinstance(t, Tensor))
 
 
 def _combine(states: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:

@@ -7,14 +7,18 @@
 >>> vectors = [torch.full((1000,), float(rank)) for rank in range(4)]
 >>> outcome = virtual.run(exchange, vectors, virtual.init(exchange, spec, 4), spec, tersegrad.Context(seed=1))
 >>> float(outcome.mean[0]), outcome.sent[0]
-(1.5, 12024)
+(1.5, 12000)
 """
 
 from tersegrad.exchange import virtual
 from tersegrad.exchange.all_gather import AllGatherExchange
-from tersegrad.exchange.steps import AllGather, AllToAll, Exchange, Pending, ProcessGroup, Steps, start
+from tersegrad.exchange.hierarchical import HierarchicalExchange
+from tersegrad.exchange.plans import Plan, plan
+from tersegrad.exchange.power_sgd import PowerSGDExchange
+from tersegrad.exchange.steps import AllGather, AllToAll, Exchange, Part, Pending, ProcessGroup, Steps, start
 from tersegrad.exchange.two_shot import TwoShotExchange
 
 __all__ = [
-    "AllGather", "AllGatherExchange", "AllToAll", "Exchange", "Pending", "ProcessGroup", "Steps", "TwoShotExchange", "start", "virtual",
+    "AllGather", "AllGatherExchange", "AllToAll", "Exchange", "HierarchicalExchange", "Part", "Pending", "Plan", "PowerSGDExchange",
+    "ProcessGroup", "Steps", "TwoShotExchange", "plan", "start", "virtual",
 ]  # fmt: skip

@@ -2,20 +2,21 @@
 
 One compression, so its error is the compressor's own: the mean errs by at most (1/p) sum ||C(x_i) - x_i||^2. Every rank sends p - 1
 copies of its message: cheapest for small groups and for very short (sparse) messages. Sizes travel first (8 bytes), then the
-messages; compressors of a fixed rate need one round only.
+messages; compressors that declare ``fixed_size`` need one round only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec, Stats
-from tersegrad.exchange.steps import AllGather, AllToAll, Steps, integers, read_integers
+from tersegrad.core.errors import BadConfiguration, CorruptMessage
+from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec, Stats, has_fixed_size
+from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, integers, read_integers
 
 
 def accumulate(compressor: Compressor[Any], message: Message, spec: Spec, ctx: Context, out: Tensor) -> None:
@@ -26,12 +27,24 @@ def accumulate(compressor: Compressor[Any], message: Message, spec: Spec, ctx: C
         out.add_(compressor.decode(message, spec, ctx))
 
 
-def gather_messages(message: Message, limit: int, rank: int, size: int) -> Steps[Any]:
-    """Every rank's message, as a list in rank order (returned in place of a mean)."""
-    sizes = read_integers((yield AllGather(integers([int(message.nbytes)], message.data.device))))
-    if max(sizes) > limit:
-        raise CorruptMessage(f"a rank announces {max(sizes)} bytes, the limit for this buffer is {limit}")
+def gather_messages(message: Message, limits: Sequence[int], fixed: bool, rank: int, size: int) -> Steps[Any]:
+    """Every rank's message, as a list in rank order (returned in place of a mean).
+
+    ``limits``: the most bytes of each rank's message; all of them have exactly that many where ``fixed``.
+    """
     payload = message.payload
+    if fixed:
+        sizes = list(limits)
+        if payload.numel() != sizes[rank]:
+            raise BadConfiguration(f"a compressor that declares fixed_size wrote {payload.numel()} bytes, not {sizes[rank]}")
+        if len(set(sizes)) == 1:
+            arrived = yield AllGather(payload)
+            return payload, [Message(part, n) for part, n in zip(torch.split(arrived, sizes), sizes)]
+    else:
+        sizes = read_integers((yield AllGather(integers([payload.numel()], message.data.device))))
+        for r, (n, limit) in enumerate(zip(sizes, limits)):
+            if n > limit:
+                raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for its message is {limit}")
     send = tuple(0 if r == rank else payload.numel() for r in range(size))
     receive = tuple(0 if r == rank else n for r, n in enumerate(sizes))
     arrived = yield AllToAll(payload.repeat(size - 1), send, receive)
@@ -53,8 +66,16 @@ class AllGatherExchange:
     ) -> Steps[Any]:
         mine = dataclasses.replace(ctx, sender=rank)
         message, state = self.compressor.encode(x, state, mine, stats=stats)
-        _, messages = yield from gather_messages(message, self.compressor.max_nbytes(spec), rank, size)
+        _, messages = yield from gather_messages(
+            message, [self.compressor.max_nbytes(spec)] * size, has_fixed_size(self.compressor), rank, size
+        )
         total = torch.zeros(spec.numel, dtype=torch.float32, device=x.device)
         for sender, part in enumerate(messages):
             accumulate(self.compressor, part, spec, dataclasses.replace(ctx, sender=sender), total)
         return total.mul_(1.0 / size), state
+
+    def parts(self, state: Any, spec: Spec, rank: int, size: int) -> list[Part]:
+        return [Part("first", 0, spec.numel, state)]
+
+    def join(self, parts: Sequence[Any], spec: Spec, rank: int, size: int) -> Any:
+        return parts[0]

@@ -8,7 +8,7 @@ both on uint8 buffers, both available everywhere.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -34,10 +34,21 @@ class AllToAll:
     data: Tensor
     send: tuple[int, ...]
     receive: tuple[int, ...]
+    inside: bool = False  # these bytes stay within a node, and are counted apart
 
 
 Collective = AllGather | AllToAll
 Steps = Generator[Collective, Tensor, tuple[Tensor, R]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of an exchange's state: what one round's compressor keeps for coordinates start .. stop of the buffer."""
+
+    round: str
+    start: int
+    stop: int
+    state: Any
 
 
 class Exchange(Protocol[R]):
@@ -56,6 +67,14 @@ class Exchange(Protocol[R]):
         """The mean over ranks (float32, the same bits on every rank) and the next state. ``ctx.sender`` is set to the rank."""
         ...
 
+    def parts(self, state: R, spec: Spec, rank: int, size: int) -> list[Part]:
+        """The state by coordinates, so that a checkpoint can cut it by parameter and another world size can average it."""
+        ...
+
+    def join(self, parts: Sequence[Any], spec: Spec, rank: int, size: int) -> R:
+        """The inverse of :meth:`parts`: a state from compressor states in the same order."""
+        ...
+
 
 class Pending(Generic[R]):
     """An exchange under way. Collectives of several exchanges must be advanced in the same order on every rank."""
@@ -64,6 +83,7 @@ class Pending(Generic[R]):
         self._steps, self._group = steps, group
         self._result: tuple[Tensor, R] | None = None
         self.sent = 0  # bytes that left this rank
+        self.inside = 0  # of them, bytes that stayed within the node
         self.received = 0
         self._continue(None)
 
@@ -74,7 +94,9 @@ class Pending(Generic[R]):
             self._result = stop.value
             return
         self._work, self._out = self._group.launch(request)
-        self.sent += self._group.sent(request)
+        sent = self._group.sent(request)
+        self.sent += sent
+        self.inside += sent if isinstance(request, AllToAll) and request.inside else 0
         self.received += self._group.received(request)
 
     @property
@@ -103,6 +125,13 @@ class ProcessGroup:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         # torch 2.13 renames the collective; older releases know the old name only.
         self._all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where small tensors of the group's collectives live: the current accelerator for NCCL, else the CPU."""
+        return (
+            torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else torch.device("cpu")
+        )
 
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         """Start a collective; the tensor is filled once the work is done."""

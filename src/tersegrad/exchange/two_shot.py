@@ -4,24 +4,30 @@ The buffer is cut into p parts. Every rank sends part j to rank j, which decodes
 the mean with a second state (its own error feedback, if the compressor has one), and sends it to all. A rank sends 2 (p-1)/p
 messages' worth of bytes.
 
-Error, against (1/p) sum ||x_i||^2: if every message errs by at most alpha (relative, squared), the mean of part j errs by at most
-alpha before and alpha more, of a vector of squared norm at most (1 + sqrt(alpha))^2, after the second compression; in the norm
-sqrt(alpha) + sqrt(alpha) (1 + sqrt(alpha)). Unbiased compressors stay unbiased: variances alpha/p and alpha (1 + alpha/p) add.
+Error, against (1/p) sum ||x_i||^2 (:meth:`TwoShotExchange.guarantee`). If every message errs by at most alpha (relative, squared),
+the mean errs by at most alpha after the first round, by convexity, and the second adds alpha of a vector of squared norm at most
+(1 + sqrt(alpha))^2: in the norm, sqrt(alpha) + sqrt(alpha) (1 + sqrt(alpha)). Unbiased compressors stay unbiased, with variance at
+most omega + omega (1 + omega); where ranks draw independently the first omega is omega/p. A second compressor may be given; its
+alpha or omega then stands in the second place.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats
+from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec, Stats, has_fixed_size
 from tersegrad.core.state import slice_spec
 from tersegrad.exchange.all_gather import accumulate, gather_messages
-from tersegrad.exchange.steps import AllGather, AllToAll, Steps, integers, read_integers
+from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, integers, read_integers
+from tersegrad.wrappers.by_tensor import worst
 
 UNIT = 64  # parts begin at multiples of this many coordinates
 
@@ -30,6 +36,48 @@ def borders(numel: int, size: int) -> list[int]:
     """Where the p parts of a buffer begin and end: as equal as multiples of 64 allow."""
     units = -(-numel // UNIT)
     return [min(numel, units * r // size * UNIT) for r in range(size)] + [numel]
+
+
+def reduce_scatter(
+    compressor: Compressor[Any],
+    xs: Sequence[Tensor],
+    states: Sequence[Any],
+    parts: Sequence[Spec],
+    ctx: Context,
+    rank: int,
+    size: int,
+    stats: Sequence[Stats] | None = None,
+) -> Steps[tuple[Any, ...]]:
+    """The first half: part j of every rank's vector goes to rank j. Returns the sum over ranks of this rank's part (in place of
+    a mean), in rank order, and the next states of all parts.
+    """
+    messages, after = [], []
+    for j, x in enumerate(xs):
+        mine = dataclasses.replace(ctx.child(j), sender=rank)
+        message, next_state = compressor.encode(x, states[j], mine, stats=None if stats is None else stats[j])
+        messages.append(message)
+        after.append(next_state)
+    device = messages[rank].data.device
+    limit = compressor.max_nbytes(parts[rank])
+    if has_fixed_size(compressor):
+        incoming = [limit] * size
+    else:
+        sizes = read_integers((yield AllGather(integers([int(m.nbytes) for m in messages], device))))
+        incoming = [sizes[r * size + rank] for r in range(size)]
+    if max(incoming) > limit:
+        raise CorruptMessage(f"a rank announces {max(incoming)} bytes, the limit for this part is {limit}")
+    outgoing = torch.cat([m.payload if j != rank else m.payload[:0] for j, m in enumerate(messages)])
+    arrived = yield AllToAll(
+        outgoing,
+        tuple(0 if j == rank else int(m.nbytes) for j, m in enumerate(messages)),
+        tuple(0 if r == rank else n for r, n in enumerate(incoming)),
+    )
+    received = iter(torch.split(arrived, [n for r, n in enumerate(incoming) if r != rank]))
+    total = torch.zeros(parts[rank].numel, dtype=torch.float32, device=device)
+    for sender in range(size):
+        message = messages[rank] if sender == rank else Message(next(received), incoming[sender])
+        accumulate(compressor, message, parts[rank], dataclasses.replace(ctx.child(rank), sender=sender), total)
+    return total, tuple(after)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,37 +110,41 @@ class TwoShotExchange:
         at = borders(spec.numel, size)
         parts = [slice_spec(spec, at[r], at[r + 1]) for r in range(size)]
         flat = x.detach().reshape(-1)
-        messages, first = [], []
-        for j in range(size):
-            where = slice(at[j], at[j + 1])
-            share = None if stats is None or stats.second_moment is None else Stats(stats.second_moment.reshape(-1)[where])
-            message, next_state = self.compressor.encode(
-                flat[where], state.first[j], dataclasses.replace(ctx.child(j), sender=rank), stats=share
-            )
-            messages.append(message)
-            first.append(next_state)
-        sizes = read_integers((yield AllGather(integers([int(m.nbytes) for m in messages], x.device))))
-        incoming = [sizes[r * size + rank] for r in range(size)]
-        limit = self.compressor.max_nbytes(parts[rank])
-        if max(incoming) > limit:
-            raise CorruptMessage(f"a rank announces {max(incoming)} bytes, the limit for this part is {limit}")
-        outgoing = torch.cat([m.payload if j != rank else m.payload[:0] for j, m in enumerate(messages)])
-        arrived = yield AllToAll(
-            outgoing,
-            tuple(0 if j == rank else int(m.nbytes) for j, m in enumerate(messages)),
-            tuple(0 if r == rank else n for r, n in enumerate(incoming)),
-        )
-        received = iter(torch.split(arrived, [n for r, n in enumerate(incoming) if r != rank]))
-        mean = torch.zeros(parts[rank].numel, dtype=torch.float32, device=x.device)
-        for sender in range(size):
-            message = messages[rank] if sender == rank else Message(next(received), incoming[sender])
-            accumulate(self.compressor, message, parts[rank], dataclasses.replace(ctx.child(rank), sender=sender), mean)
+        xs = torch.split(flat, [p.numel for p in parts])
+        moment = None if stats is None or stats.second_moment is None else stats.second_moment.reshape(-1)
+        shares = None if moment is None else [Stats(moment[a:b]) for a, b in itertools.pairwise(at)]
+        mean, first = yield from reduce_scatter(self.compressor, xs, state.first, parts, ctx, rank, size, shares)
         mean.mul_(1.0 / size)
         again = ctx.child(size)
         own, second = self._second.encode(mean, state.second, dataclasses.replace(again, sender=rank))
-        most = max(self._second.max_nbytes(p) for p in parts)
-        _, all_parts = yield from gather_messages(own, most, rank, size)
+        limits = [self._second.max_nbytes(p) for p in parts]
+        _, all_parts = yield from gather_messages(own, limits, has_fixed_size(self._second), rank, size)
         out = torch.empty(spec.numel, dtype=torch.float32, device=x.device)
         for r, message in enumerate(all_parts):
             self._second.decode(message, parts[r], dataclasses.replace(again, sender=r), out[at[r] : at[r + 1]])
-        return out, TwoShotState(tuple(first), second)
+        return out, TwoShotState(first, second)
+
+    def guarantee(self, spec: Spec, size: int) -> Guarantee:
+        """What holds of the mean over ``size`` ranks, against (1/p) sum ||x_i||^2, with fresh states."""
+        at = borders(spec.numel, size)
+        parts = [slice_spec(spec, a, b) for a, b in itertools.pairwise(at) if a < b]
+        if not parts:
+            return Guarantee("contractive", 0.0, sure=True)
+        first = worst([self.compressor.guarantee(p) for p in parts])
+        second = worst([self._second.guarantee(p) for p in parts])
+        if "none" in (first.kind, second.kind):
+            return Guarantee("none")
+        one, two = first.value, second.value
+        if first.kind == second.kind == "unbiased":
+            return Guarantee("unbiased", one + two * (1 + one))
+        raised = math.sqrt(1 + one) if first.kind == "unbiased" else 1 + math.sqrt(one)  # norm of what the second round sees
+        value = (math.sqrt(one) + math.sqrt(two) * raised) ** 2
+        return Guarantee("contractive", value, sure=first.sure and second.sure)
+
+    def parts(self, state: TwoShotState, spec: Spec, rank: int, size: int) -> list[Part]:
+        at = borders(spec.numel, size)
+        first = [Part("first", a, b, part) for (a, b), part in zip(itertools.pairwise(at), state.first)]
+        return [*first, Part("second", at[rank], at[rank + 1], state.second)]
+
+    def join(self, parts: Sequence[Any], spec: Spec, rank: int, size: int) -> TwoShotState:
+        return TwoShotState(tuple(parts[:-1]), parts[-1])

@@ -1,7 +1,11 @@
 """Exchange states by parameter name: what a checkpoint holds, and how it is read back on the same or another world size.
 
-Saved for one rank: ``first`` maps a parameter to the entries of its own compressor state; ``second`` maps a parameter to the range
-of it that this rank re-encodes in a two-shot exchange, with the entries for that range. All tensors are copies.
+One rank saves, for each round of its exchange (``first``, ``second``), for each parameter and each range ``"start:stop"`` of its elements
+that the rank keeps a state for, the entries of that state. All-gather and the first round of two-shot keep whole parameters on every
+rank, the second round of two-shot a range on one rank, and hierarchical exchanges ranges on one rank of each node.
+
+Reading gives every element the mean over the ranks that saved it: of a rank's own state, exactly what it saved; of all ranks' states, the
+mean of their residuals, or the one that there is. All tensors are copies.
 """
 
 from __future__ import annotations
@@ -14,84 +18,89 @@ from torch import Tensor
 
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.core.protocol import Spec
+from tersegrad.core.protocol import Piece, Spec
 from tersegrad.core.state import slice_spec
-from tersegrad.exchange.two_shot import TwoShotState, borders
+from tersegrad.exchange import Exchange, Part
 
-Saved = dict[str, Any]
-
-
-def save(state: Any, spec: Spec, rank: int, size: int) -> tuple[Saved, Saved]:
-    """The entries of the first and of the second round, by parameter; stateless parts are left out."""
-    if not isinstance(state, TwoShotState):
-        return _by_name(state, spec), {}
-    at = borders(spec.numel, size)
-    own = slice_spec(spec, at[rank], at[rank + 1])
-    second = {}
-    for piece, part in zip(own.pieces, states.split(state.second, own)):
-        if entries := states.state_dict(part):
-            second[piece.name] = {"start": piece.start, "stop": piece.stop, "state": entries}
-    return _by_name(states.concat(state.first), spec), second
+Entries = Mapping[str, Any]
+Saved = dict[str, dict[str, dict[str, Entries]]]  # round -> parameter -> "start:stop" -> entries
 
 
-def restore(fresh: Any, spec: Spec, rank: int, size: int, first: Mapping[str, Any], second: Mapping[str, Sequence[Any]]) -> Any:
-    """A state like ``fresh`` with saved entries; ``second`` lists, by parameter, the ranges that were saved by any rank."""
-    if not isinstance(fresh, TwoShotState):
-        return _load(fresh, spec, [first.get(p.name, {}) for p in spec.pieces])
-    at = borders(spec.numel, size)
-    whole = _load(states.concat(fresh.first), spec, [first.get(p.name, {}) for p in spec.pieces])
-    parts = []
-    for part, a, b in zip(fresh.first, at, at[1:]):
-        parts.append(states.load(part, states.state_dict(states.slice(whole, a, b))))
-    own = slice_spec(spec, at[rank], at[rank + 1])
-    wanted = [_range(p.name, second.get(p.name, ()), p.start, p.stop) for p in own.pieces]
-    return TwoShotState(tuple(parts), _load(fresh.second, own, wanted))
+def save(exchange: Exchange[Any], state: Any, spec: Spec, rank: int, size: int) -> Saved:
+    """The entries of one rank's state; what keeps nothing is left out."""
+    return save_parts([(part, slice_spec(spec, part.start, part.stop)) for part in exchange.parts(state, spec, rank, size)])
 
 
-def mean(entries: Sequence[Mapping[str, Any]]) -> Saved:
-    """The mean over ranks of one parameter's entries; what is not a tensor is the first rank's."""
-    merged = dict(entries[0])
-    for name, value in merged.items():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            total = torch.zeros(value.shape, dtype=torch.float64, device=value.device)
-            for other in entries:
-                total += other[name]
-            merged[name] = (total / len(entries)).to(value.dtype)
-    return merged
+def save_parts(parts: Sequence[tuple[Part, Spec]]) -> Saved:
+    """The entries of states whose specs are given."""
+    pieces: dict[tuple[str, str], list[tuple[Piece, Any]]] = {}
+    for part, spec in parts:
+        for piece, state in zip(spec.pieces, states.split(part.state, spec)):
+            pieces.setdefault((part.round, piece.name), []).append((piece, state))
+    saved: Saved = {}
+    for (round_, name), found in pieces.items():
+        for start, stop, state in _runs(found):
+            if entries := states.state_dict(state):
+                saved.setdefault(round_, {}).setdefault(name, {})[f"{start}:{stop}"] = entries
+    return saved
 
 
-def _by_name(state: Any, spec: Spec) -> Saved:
-    named = zip(spec.pieces, states.split(state, spec))
-    return {piece.name: entries for piece, part in named if (entries := states.state_dict(part))}
-
-
-def _load(fresh: Any, spec: Spec, entries: Sequence[Mapping[str, Any]]) -> Any:
-    if not spec.pieces:
+def restore(exchange: Exchange[Any], fresh: Any, spec: Spec, rank: int, size: int, saved: Sequence[Saved]) -> Any:
+    """A state like ``fresh`` with what the given ranks saved; ``fresh`` itself where nobody kept anything (one node has no peers)."""
+    if not any(parameters for one in saved for parameters in one.values()):
         return fresh
-    parts = []
-    for piece, template, saved in zip(spec.pieces, states.split(fresh, spec), entries, strict=True):
+    parts = exchange.parts(fresh, spec, rank, size)
+    loaded = [restore_part(part, slice_spec(spec, part.start, part.stop), saved) for part in parts]
+    return exchange.join(loaded, spec, rank, size)
+
+
+def restore_part(part: Part, spec: Spec, saved: Sequence[Saved]) -> Any:
+    """The state of one part, whose spec is given, with what the given ranks saved of its round."""
+    if not spec.pieces:
+        return part.state
+    loaded = []
+    for piece, template in zip(spec.pieces, states.split(part.state, spec), strict=True):
+        ranges = [ranges for one in saved if (ranges := one.get(part.round, {}).get(piece.name))]
         try:
-            parts.append(states.load(template, saved))
+            loaded.append(states.load(template, _mean(ranges, piece.start, piece.stop)))
         except BadConfiguration as error:
             raise BadConfiguration(f"the state of {piece.name}: {error}") from None
-    return states.load(fresh, states.state_dict(states.concat(parts)))
+    return states.load(part.state, states.state_dict(states.concat(loaded)))
 
 
-def _range(name: str, segments: Sequence[Any], start: int, stop: int) -> Saved:
-    """Entries for elements start .. stop of a parameter, put together from the ranges that ranks saved."""
-    if not segments:
+def _runs(found: Sequence[tuple[Piece, Any]]) -> list[tuple[int, int, Any]]:
+    """(start, stop, state) of one parameter, neighbours joined: what is saved does not depend on how an exchange cuts."""
+    runs: list[tuple[int, int, list[Any]]] = []
+    for piece, state in sorted(found, key=lambda f: f[0].start):
+        if runs and runs[-1][1] == piece.start:
+            start, _, joined = runs[-1]
+            runs[-1] = (start, piece.stop, [*joined, state])
+        else:
+            runs.append((piece.start, piece.stop, [state]))
+    return [(start, stop, states.concat(joined)) for start, stop, joined in runs]
+
+
+def _mean(saved: Sequence[Mapping[str, Entries]], start: int, stop: int) -> dict[str, Any]:
+    """Entries for elements start .. stop: of each element the mean over the ranks that have it; else the first rank's value."""
+    overlapping = []
+    for ranges in saved:
+        for key, entries in ranges.items():
+            a, b = (int(end) for end in key.split(":"))
+            if a < stop and start < b:
+                overlapping.append((a, b, entries))
+    if not overlapping:
         return {}
-    overlapping = [s for s in sorted(segments, key=lambda s: int(s["start"])) if s["start"] < stop and start < s["stop"]]
-    covered = sum(min(stop, s["stop"]) - max(start, s["start"]) for s in overlapping)
-    if covered != stop - start:
-        raise BadConfiguration(
-            f"{name}: the saved second-round state lacks some of elements {start}..{stop}: pass all ranks' states"
-        )
-    joined: Saved = dict(overlapping[0]["state"])
-    for key, value in joined.items():
-        if isinstance(value, Tensor) and value.dim() == 1:
-            cut = [
-                s["state"][key][max(start, s["start"]) - s["start"] : min(stop, s["stop"]) - s["start"]] for s in overlapping
-            ]
-            joined[key] = torch.cat(cut)
+    joined: dict[str, Any] = dict(overlapping[0][2])
+    for name, value in joined.items():
+        if not isinstance(value, Tensor) or value.dim() != 1:
+            continue
+        total = torch.zeros(stop - start, dtype=torch.float64, device=value.device)
+        count = torch.zeros(stop - start, dtype=torch.int64, device=value.device)
+        for a, b, entries in overlapping:
+            low, high = max(a, start), min(b, stop)
+            total[low - start : high - start] += entries[name][low - a : high - a]
+            count[low - start : high - start] += 1
+        if not bool((count > 0).all()):
+            raise BadConfiguration(f"some of elements {start}..{stop} were not saved: pass the states of all ranks")
+        joined[name] = (total / count).to(value.dtype)
     return joined

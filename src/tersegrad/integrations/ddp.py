@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,16 +30,14 @@ from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration, TersegradError
 from tersegrad.core.protocol import Compressor, Context
 from tersegrad.core.text import require
-from tersegrad.exchange import AllGather, AllGatherExchange, Exchange, Pending, TwoShotExchange, start
-from tersegrad.exchange.two_shot import TwoShotState
+from tersegrad.exchange import AllGather, Exchange, Pending, Plan, PowerSGDExchange, plan, start
 from tersegrad.integrations import checkpoint
 from tersegrad.integrations.groups import Group, from_layout, make_groups
 from tersegrad.integrations.meter import Meter, TimedGroup, watch
 from tersegrad.recipes import parse
 from tersegrad.wrappers import ByTensor
 
-ExchangeName = Literal["two_shot", "all_gather"]
-FORMAT = 1  # of state_dict
+FORMAT = 2  # of state_dict
 
 
 class ReplicasDiffer(TersegradError):
@@ -54,6 +52,7 @@ class _Totals:
     dropped: int = 0
     warmup: int = 0
     sent: int = 0
+    inside: int = 0
     received: int = 0
     coordinates: int = 0
     seconds: float = 0.0  # in the hook, all in all
@@ -78,8 +77,8 @@ class Handle:
 
     def __init__(
         self,
-        compressor: Compressor[Any] | str,
-        exchange: ExchangeName = "two_shot",
+        compressor: Compressor[Any] | str | None,
+        exchange: Plan | str = "two_shot",
         *,
         group_bytes: int = 25 << 20,
         dense_below: int = 1024,
@@ -92,7 +91,6 @@ class Handle:
         measure_every: int = 0,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        require(exchange in ("two_shot", "all_gather"), f"exchange is two_shot or all_gather, got {exchange!r}")
         require(group_bytes > 0, f"group_bytes must be positive, got {group_bytes}")
         for name, value in (
             ("dense_below", dense_below),
@@ -101,8 +99,8 @@ class Handle:
             ("measure_every", measure_every),
         ):
             require(value >= 0, f"{name} must not be negative, got {value}")
-        self.compressor = _compressor(compressor)
-        self.exchange: ExchangeName = exchange
+        self.plan = plan(exchange)
+        self.compressor = self._checked(compressor)
         self.group_bytes, self.dense_below = group_bytes, dense_below
         self.dense_compressor = None if dense is None else _compressor(dense)
         self.warmup_steps, self.schedule, self.scaler = warmup_steps, schedule, scaler
@@ -122,6 +120,20 @@ class Handle:
         self._saved: Sequence[Mapping[str, Any]] | None = None  # a checkpoint read before the parameters were known
         self._totals = _Totals()
         self._begin()
+
+    def _checked(self, given: Compressor[Any] | str | None) -> Compressor[Any]:
+        """The compressor that goes with the exchange; Identity stands for none."""
+        chosen = Identity() if given is None else _compressor(given)
+        if self.plan.compresses and chosen != Identity():
+            raise BadConfiguration(f"{self.plan} compresses by itself and takes no compressor: pass None instead of {chosen}")
+        if not self.plan.compresses and given is None:
+            raise BadConfiguration(f"{self.plan} needs a compressor, got None; identity sends gradients as they are")
+        return chosen
+
+    @property
+    def exchange(self) -> str:
+        """The text form of the exchange."""
+        return str(self.plan)
 
     # ------------------------------------------------------------------------------------------------ what it is attached to
 
@@ -171,6 +183,7 @@ class Handle:
         self._begin()
 
     def _make_exchanges(self) -> None:
+        self._resolved = self.plan.resolve(self.group)
         self._exchanges = [self._exchange(self._effective(g), self._totals) for g in self.groups]
 
     def _fresh(self) -> list[Any]:
@@ -186,32 +199,24 @@ class Handle:
             return self.compressor
         return ByTensor(self.compressor, small=self._dense(group), below=self.dense_below)
 
-    def _exchange(self, compressor: Compressor[Any], totals: _Totals) -> Exchange[Any]:
-        first = watch(compressor, totals.first)
-        return (
-            AllGatherExchange(first)
-            if self.exchange == "all_gather"
-            else TwoShotExchange(first, watch(compressor, totals.second))
-        )
+    def _exchange(self, compressor: Compressor[Any], totals: _Totals, how: Plan | None = None) -> Exchange[Any]:
+        return (how or self._resolved).make(watch(compressor, totals.first), watch(compressor, totals.second))
 
     # -------------------------------------------------------------------------------------------------------------- settings
 
     def set_compressor(self, compressor: Compressor[Any] | str) -> None:
         """Use another compressor from the next step on (call it on every rank). Residuals are kept where both have them."""
-        chosen = _compressor(compressor)
+        chosen = self._checked(compressor)
         if chosen == self.compressor:
             return
         require(not self._buckets, "the compressor can only change between two steps")
-        saved = [checkpoint.save(s, g.spec, self.group.rank, self.group.size) for s, g in zip(self._states, self.groups)]
+        saved = [self._saved_group(number) for number in range(len(self.groups))]
         self.compressor = chosen
         self._make_exchanges()
         self._states = self._fresh()
-        for number, (group, (first, second)) in enumerate(zip(self.groups, saved)):
-            ranges = {name: [entry] for name, entry in second.items()}
+        for number, one in enumerate(saved):
             try:
-                self._states[number] = checkpoint.restore(
-                    self._states[number], group.spec, self.group.rank, self.group.size, first, ranges
-                )
+                self._restore_group(number, [one])
             except BadConfiguration:
                 continue  # the two keep different things: start anew
 
@@ -307,7 +312,7 @@ class Handle:
             flat.mul_(1.0 / self._step_scale)
         exchange, state = self._exchanges[number], self._states[number]
         if self.warming_up:
-            exchange = self._exchange(self._dense(group), self._totals)
+            exchange = self._exchange(self._dense(group), self._totals, plan("two_shot") if self.plan.compresses else None)
             state = exchange.init(group.spec, group.device, self.group.rank, self.group.size)
         ctx = Context(seed=self.seed, step=self.step % (1 << 32), buffer=number)
         pending = start(exchange, flat, state, group.spec, ctx, self.group)
@@ -334,6 +339,7 @@ class Handle:
             means[number] = mean.to(self.groups[number].dtype)
             finite = finite and _finite(means[number])
             self._totals.sent += pending.sent
+            self._totals.inside += pending.inside
             self._totals.received += pending.received
             self._totals.coordinates += mean.numel()
         for bucket in self._buckets:
@@ -387,6 +393,9 @@ class Handle:
         """The parameters that are sent dense, each with the reason."""
         if self.warming_up:
             return dict.fromkeys(self._parameters, f"warm-up until step {self.warmup_steps}")
+        if isinstance(self._exchanges[0] if self._exchanges else None, PowerSGDExchange):
+            found = [e.dense(g.spec) for e, g in zip(self._exchanges, self.groups) if isinstance(e, PowerSGDExchange)]
+            return {name: why for one in found for name, why in one.items()}
         small = {name: p.numel() for name, p in self._parameters.items() if p.numel() < self.dense_below}
         return {name: f"{numel} elements, fewer than dense_below={self.dense_below}" for name, numel in small.items()}
 
@@ -398,12 +407,13 @@ class Handle:
         dense = self.dense()
         coded = t.first.seconds + t.second.seconds
         out: dict[str, float | str] = {
-            "compressor": str(self.compressor),
+            "compressor": "none" if self.plan.compresses else str(self.compressor),
             "exchange": self.exchange,
             "steps": t.steps,
             "steps/dropped": t.dropped,
             "steps/warmup": t.warmup,
             "bytes/sent": t.sent,
+            "bytes/sent/inside": t.inside,
             "bytes/received": t.received,
             "bits_per_coordinate": 8 * t.first.nbytes / t.first.coordinates if t.first.coordinates else 0.0,
             "bits_per_coordinate/sent": 8 * t.sent / t.coordinates if t.coordinates else 0.0,
@@ -414,7 +424,7 @@ class Handle:
             "dense/parameters": len(dense),
             "dense/coordinates": sum(self._parameters[name].numel() for name in dense),
             "dense/why": "; ".join(sorted({reason.split(", ")[-1] for reason in dense.values()})),
-            "state/bytes": sum(_memory(s) for s in self._states),
+            "state/bytes": sum(map(self._memory, range(len(self.groups)))),
             "groups": len(self.groups),
             # At two ranks both send the same; all_gather then compresses once instead of twice.
             "cheaper_exchange": "all_gather" if estimates["all_gather"] <= estimates["two_shot"] else "two_shot",
@@ -423,7 +433,19 @@ class Handle:
         }
         if t.power:
             out["relative_error"] = t.error / t.power
+        if self.plan.compresses:
+            exchanges = [(e, g.spec) for e, g in zip(self._exchanges, self.groups) if isinstance(e, PowerSGDExchange)]
+            coordinates = sum(spec.numel for _, spec in exchanges)
+            if coordinates:
+                out["bits_per_coordinate"] = 8 * sum(e.message_nbytes(spec) for e, spec in exchanges) / coordinates
+        if self.exchange not in ("two_shot", "all_gather"):
+            for name in ("cheaper_exchange", "bytes/step/all_gather", "bytes/step/two_shot"):
+                del out[name]
         return out
+
+    def _memory(self, number: int) -> int:
+        parts = self._exchanges[number].parts(self._states[number], self.groups[number].spec, self.group.rank, self.group.size)
+        return sum(states.nbytes(part.state) for part in parts)
 
     def reset_report(self) -> None:
         """Count from zero again, between two steps."""
@@ -438,12 +460,10 @@ class Handle:
         """The state of this rank under ``rank<r>``, keyed by parameter names; what a checkpoint stores (every rank its own)."""
         require(not self._buckets, "a state can only be saved between two steps")
         rank, size = self.group.rank, self.group.size
-        first: dict[str, Any] = {}
-        second: dict[str, Any] = {}
-        for state, group in zip(self._states, self.groups):
-            ours, means = checkpoint.save(state, group.spec, rank, size)
-            first |= ours
-            second |= means
+        rounds: dict[str, dict[str, Any]] = {"first": {}, "second": {}}
+        for number in range(len(self.groups)):
+            for name, parameters in self._saved_group(number).items():
+                rounds.setdefault(name, {}).update(parameters)
         shapes = {p.name: list(p.shape) for g in self.groups for p in g.spec.pieces}
         public = {
             "format": FORMAT,
@@ -458,7 +478,15 @@ class Handle:
             "shapes": shapes,
         }
         # One text, so that torch.distributed.checkpoint keeps it whole.
-        return {f"rank{rank}": {"public": json.dumps(public), "first": first, "second": second}}
+        return {f"rank{rank}": {"public": json.dumps(public), **rounds}}
+
+    def _saved_group(self, number: int) -> checkpoint.Saved:
+        spec, rank, size = self.groups[number].spec, self.group.rank, self.group.size
+        return checkpoint.save(self._exchanges[number], self._states[number], spec, rank, size)
+
+    def _restore_group(self, number: int, saved: Sequence[checkpoint.Saved]) -> None:
+        spec, rank, size = self.groups[number].spec, self.group.rank, self.group.size
+        self._states[number] = checkpoint.restore(self._exchanges[number], self._states[number], spec, rank, size, saved)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from this rank's :meth:`state_dict`: the next steps are bit for bit those of the run that saved it."""
@@ -511,16 +539,9 @@ class Handle:
             self.compressor = parse(str(public["compressor"]))
         self.step, self.seed = int(public["step"]), int(public["seed"])
         self._arrange(from_layout(self._parameters, public["layout"]))
-        names = sorted({name for part in parts for name in part.get("first", {})})
-        first = {name: checkpoint.mean([part["first"][name] for part in parts]) for name in names}
-        second: dict[str, list[Any]] = {}
-        for part in parts:
-            for name, entry in part.get("second", {}).items():
-                second.setdefault(name, []).append(entry)
-        for number, group in enumerate(self.groups):
-            self._states[number] = checkpoint.restore(
-                self._states[number], group.spec, self.group.rank, self.group.size, first, second
-            )
+        saved_rounds = [{name: value for name, value in part.items() if name != "public"} for part in parts]
+        for number in range(len(self.groups)):
+            self._restore_group(number, saved_rounds)
 
 
 def compressed_hook(state: Handle, bucket: GradBucket) -> Future[Tensor]:
@@ -530,8 +551,8 @@ def compressed_hook(state: Handle, bucket: GradBucket) -> Future[Tensor]:
 
 def attach(
     model: torch.nn.Module,
-    compressor: Compressor[Any] | str,
-    exchange: ExchangeName = "two_shot",
+    compressor: Compressor[Any] | str | None,
+    exchange: Plan | str = "two_shot",
     *,
     group_bytes: int = 25 << 20,
     dense_below: int = 1024,
@@ -546,6 +567,8 @@ def attach(
 ) -> Handle:
     """Exchange the gradients of a DistributedDataParallel model through ``compressor``; the same call on every rank.
 
+    ``exchange``: "two_shot", "all_gather", "hierarchical(ranks_per_node=8)" or "power_sgd(rank=4)"; the last compresses by itself, and
+    ``compressor`` is None then.
     ``group_bytes``: how much float32 gradient one message serves. ``dense_below``: tensors with fewer elements are sent with
     ``dense`` (default: exactly, as float32 or bfloat16), as is everything in the first ``warmup_steps`` steps. ``schedule``: a
     function of the step that returns the compressor to use from then on, or None for no change. ``scaler``: the GradScaler, so
@@ -577,7 +600,7 @@ def attach(
 
 
 def make_hook(
-    compressor: Compressor[Any] | str, exchange: ExchangeName = "two_shot", **options: Any
+    compressor: Compressor[Any] | str | None, exchange: Plan | str = "two_shot", **options: Any
 ) -> tuple[Handle, Callable[[Handle, GradBucket], Future[Tensor]]]:
     """A plain ``(state, hook)`` pair, with the options of :func:`attach`, for frameworks that register the hook themselves.
 
@@ -604,11 +627,6 @@ def _finite(x: Tensor) -> bool:
 def _digest(x: Tensor) -> bytes:
     data = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return hashlib.blake2b(data.data, digest_size=16).digest()
-
-
-def _memory(state: Any) -> int:
-    parts = (*state.first, state.second) if isinstance(state, TwoShotState) else (state,)
-    return sum(states.nbytes(part) for part in parts)
 
 
 def _public(part: Mapping[str, Any]) -> dict[str, Any]:

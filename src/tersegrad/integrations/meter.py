@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats
+from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats, has_fixed_size
 from tersegrad.exchange import ProcessGroup
 from tersegrad.exchange.steps import Collective
 
@@ -62,6 +62,10 @@ class Watched:
         decoded = self.inner.decode(message, spec, ctx, out)
         self.meter.decode += time.perf_counter() - begin
         return decoded
+
+    @property
+    def fixed_size(self) -> bool:
+        return has_fixed_size(self.inner)
 
     def max_nbytes(self, spec: Spec) -> int:
         return self.inner.max_nbytes(spec)

@@ -31,7 +31,18 @@ from torch import Tensor
 
 from tersegrad.codecs import varint
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Piece, Spec, Stats, flat, flat_float32
+from tersegrad.core.protocol import (
+    Compressor,
+    Context,
+    Guarantee,
+    Message,
+    Piece,
+    Spec,
+    Stats,
+    flat,
+    flat_float32,
+    has_fixed_size,
+)
 from tersegrad.core.state import Parts
 from tersegrad.core.text import Configuration, require
 
@@ -137,6 +148,10 @@ class ByTensor(Configuration):
         if at != data.numel():
             raise CorruptMessage(f"{data.numel() - at} bytes follow the last group")
         return out
+
+    @property
+    def fixed_size(self) -> bool:
+        return all(part is None or has_fixed_size(part) for part in self.compressors)
 
     def max_nbytes(self, spec: Spec) -> int:
         sizes = [part.max_nbytes(sub) for _, part, sub in self._groups(self._layout(spec))]

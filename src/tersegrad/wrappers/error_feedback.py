@@ -28,7 +28,17 @@ from torch import Tensor
 
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32
+from tersegrad.core.protocol import (
+    Accumulator,
+    Compressor,
+    Context,
+    Guarantee,
+    Message,
+    Spec,
+    Stats,
+    flat_float32,
+    has_fixed_size,
+)
 from tersegrad.core.text import Configuration, require
 
 _PROBE = Spec.flat(4096)  # an ordinary buffer: what a compressor promises for it is known at construction
@@ -125,6 +135,10 @@ class ErrorFeedback(Configuration):
         if isinstance(self.inner, Accumulator):
             return self.inner.decode_add(message, inner_spec, ctx, out, weight * self._weight(inner_spec))
         return out.add_(self.decode(message, spec, ctx) * weight)
+
+    @property
+    def fixed_size(self) -> bool:
+        return has_fixed_size(self.inner)
 
     def max_nbytes(self, spec: Spec) -> int:
         return self.inner.max_nbytes(_corrected(spec))

@@ -17,7 +17,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32
+from tersegrad.core.protocol import (
+    Accumulator,
+    Compressor,
+    Context,
+    Guarantee,
+    Message,
+    Spec,
+    Stats,
+    flat_float32,
+    has_fixed_size,
+)
 from tersegrad.core.text import Configuration, require
 
 
@@ -114,6 +124,10 @@ class Metered(Configuration):
         if isinstance(self.inner, Accumulator):
             return self.inner.decode_add(message, spec, ctx, out, weight)
         return out.add_(self.inner.decode(message, spec, ctx) * weight)
+
+    @property
+    def fixed_size(self) -> bool:
+        return has_fixed_size(self.inner)
 
     def max_nbytes(self, spec: Spec) -> int:
         return self.inner.max_nbytes(spec)

@@ -30,7 +30,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32
+from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32, has_fixed_size
 from tersegrad.core.text import Configuration, require
 
 LARGEST_BLOCK = 1 << 16
@@ -122,6 +122,10 @@ class Rotated(Configuration):
         y = self.inner.decode(Message(message.data[:length], length), inner, ctx, out if inner.numel == spec.numel else None)
         kernels.get(y.device).unrotate(y, out, self.block, ctx.shared())
         return out.mul_(1.0 / _SHRINK).clamp_(-_LARGEST, _LARGEST) if big else out
+
+    @property
+    def fixed_size(self) -> bool:
+        return has_fixed_size(self.inner)
 
     def max_nbytes(self, spec: Spec) -> int:
         return self.inner.max_nbytes(self.inner_spec(spec)) + 1

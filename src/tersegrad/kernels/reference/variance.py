@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["exp4_round", "exp4_top", "hybrid_update", "variance_update"]
+from tersegrad.kernels.reference.select import select_compact
+
+__all__ = ["exp4_round", "exp4_top", "hybrid_select", "hybrid_update", "variance_select", "variance_update"]
 
 EXPONENT = 0x7F800000  # the bits of a float32's exponent
 HALF_MANTISSA = 0x00400000
@@ -45,6 +47,34 @@ def hybrid_update(
     step = torch.where(sent, torch.copysign(torch.full_like(total, tau), total), zero)
     corrected = (spread - size * (2 * tau)) + tau * tau
     return total - step, torch.where(sent, corrected.clamp_min(0.0), spread * zeta), step
+
+
+def variance_select(
+    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, zeta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    """:func:`variance_update` of flat tensors: the next r and v, indices and values of what is sent, whether all is finite."""
+    return _compact(*variance_update(r, v, x, s, alpha, zeta))
+
+
+def hybrid_select(
+    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    """:func:`hybrid_update` of flat tensors, likewise."""
+    return _compact(*hybrid_update(r, v, x, s, alpha, tau, zeta))
+
+
+def _compact(r: Tensor, v: Tensor, sent: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    numel = sent.numel()
+    indices, values, count = select_compact(sent, 1, numel // 16 + 1024)
+    if count > indices.numel():
+        indices, values, count = select_compact(sent, 1, count)
+    finite = all(_finite(t) for t in (r, v, values))
+    return r, v, indices, values, finite
+
+
+def _finite(x: Tensor) -> bool:
+    # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
 def exp4_top(sent: Tensor) -> Tensor:

@@ -1,0 +1,150 @@
+"""Exchanges by name: ``plan("two_shot")``, ``plan("hierarchical(ranks_per_node=8)")``, ``plan("power_sgd(rank=4)")``.
+
+A plan is an exchange without its compressor: a configuration with a text form, from which an integration makes an exchange for each
+group of parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import socket
+import types
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.protocol import Compressor
+from tersegrad.core.text import Configuration, require
+from tersegrad.exchange.all_gather import AllGatherExchange
+from tersegrad.exchange.hierarchical import HierarchicalExchange
+from tersegrad.exchange.power_sgd import PowerSGDExchange
+from tersegrad.exchange.steps import AllGather, Exchange, ProcessGroup
+from tersegrad.exchange.two_shot import TwoShotExchange
+from tersegrad.recipes import parse_form
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(Configuration):
+    """How messages travel. ``make`` gives the exchange; a compressor is required unless ``compresses`` is true."""
+
+    compresses: ClassVar[bool] = False  # the exchange is a compressor of its own
+
+    def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
+        """The exchange with its compressor, and the one of its second round if that differs."""
+        raise NotImplementedError
+
+    def resolve(self, group: ProcessGroup) -> Plan:
+        """The same plan with what only the process group knows (a collective call)."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class AllGatherPlan(Plan):
+    """Every rank sends its message to all."""
+
+    name: ClassVar[str] = "all_gather"
+
+    def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
+        return AllGatherExchange(first)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoShotPlan(Plan):
+    """Reduce-scatter and all-gather, both compressed."""
+
+    name: ClassVar[str] = "two_shot"
+
+    def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
+        return TwoShotExchange(first, second)
+
+
+@dataclasses.dataclass(frozen=True)
+class HierarchicalPlan(Plan):
+    """Exact inside a node, compressed between nodes; without ``ranks_per_node``, ranks with one host name share a node."""
+
+    name: ClassVar[str] = "hierarchical"
+
+    ranks_per_node: int | None = None
+    between: Literal["two_shot", "all_gather"] = "two_shot"
+
+    def __post_init__(self) -> None:
+        positive = self.ranks_per_node is None or self.ranks_per_node >= 1
+        require(positive, f"hierarchical: ranks_per_node is at least 1, got {self.ranks_per_node}")
+        require(
+            self.between in ("two_shot", "all_gather"), f"hierarchical: between is two_shot or all_gather, got {self.between!r}"
+        )
+
+    def resolve(self, group: ProcessGroup) -> Plan:
+        return self if self.ranks_per_node else dataclasses.replace(self, ranks_per_node=ranks_per_host(group))
+
+    def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
+        require(self.ranks_per_node is not None, "how many ranks share a node? hierarchical(ranks_per_node=...)")
+        assert self.ranks_per_node is not None
+        return HierarchicalExchange(PLANS[self.between]().make(first, second), self.ranks_per_node)
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerSGDPlan(Plan):
+    """Rank-``rank`` factors by power iteration, instead of a compressor."""
+
+    name: ClassVar[str] = "power_sgd"
+    compresses: ClassVar[bool] = True
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        PowerSGDExchange(self.rank)
+
+    def make(self, first: Compressor[Any] | None = None, second: Compressor[Any] | None = None) -> Exchange[Any]:
+        return PowerSGDExchange(self.rank)
+
+
+PLANS: Mapping[str, type[Plan]] = types.MappingProxyType(
+    {p.name: p for p in (AllGatherPlan, TwoShotPlan, HierarchicalPlan, PowerSGDPlan)}
+)
+
+
+def plan(text: str | Plan) -> Plan:
+    """The plan that a text form describes.
+
+    >>> plan("power_sgd(rank=2)")
+    PowerSGDPlan(rank=2)
+    >>> plan("ring")
+    Traceback (most recent call last):
+    tersegrad.core.errors.BadConfiguration: there is no exchange called 'ring'...
+    """
+    if isinstance(text, Plan):
+        return text
+    made = parse_form(text, PLANS, "exchange")
+    assert isinstance(made, Plan)
+    return made
+
+
+def ranks_per_host(group: ProcessGroup) -> int:
+    """How many ranks of a group run on each host, from their host names (a collective call)."""
+    name = hashlib.blake2b(socket.gethostname().encode(), digest_size=16).digest()
+    mine = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(group.device)
+    work, everyone = group.launch(AllGather(mine))
+    work.wait()
+    return per_node([bytes(row.tolist()) for row in everyone.cpu().view(group.size, -1)])
+
+
+def per_node(hosts: list[bytes]) -> int:
+    """The size of nodes, given each rank's host.
+
+    >>> per_node([b"a", b"a", b"b", b"b", b"c"])
+    2
+    """
+    runs = [(host, len(list(ranks))) for host, ranks in itertools.groupby(hosts)]
+    first = runs[0][1]
+    even = all(count == first for _, count in runs[:-1]) and runs[-1][1] <= first
+    if not even or len({host for host, _ in runs}) != len(runs):
+        raise BadConfiguration(
+            f"the ranks lie on hosts in runs of {[count for _, count in runs]}: hierarchical needs nodes of one size (the last may be "
+            "smaller) with consecutive ranks, as torchrun numbers them; or say hierarchical(ranks_per_node=...)"
+        )
+    return first
