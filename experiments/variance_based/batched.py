@@ -182,7 +182,7 @@ class Strom(Method):
         buffers.words.copy_(count.sum(dtype=torch.int64).view(1))
 
     def forms(self) -> dict[str, str]:
-        return {wire: f"strom(tau={self.tau:g}, wire={wire})" for wire in ("paper", "compact")}
+        return {"compact": f"strom(tau={self.tau:g})"}
 
 
 @fused
