@@ -253,7 +253,7 @@ class QSGD(Method):
     The draws are torch's, not the package's Philox stream: same distribution, other numbers. Buckets restart at every tensor.
     """
 
-    samples: ClassVar[int] = 8
+    samples: ClassVar[int] = 4
     bits: int = 4
     bucket: int = 512
 
@@ -332,7 +332,7 @@ class SparseDithering(Method):
     """
 
     samples: ClassVar[int] = 3
-    alpha: float = 0.98
+    alpha: float = 0.95
 
     STRIDE: ClassVar[int] = 16
     STEPS: ClassVar[int] = 32

@@ -24,7 +24,7 @@ METHODS: dict[str, Method] = {
     "qsgd_4bit": batched.QSGD(bits=4, bucket=512),
     "top_k_0.001": batched.TopK(fraction=0.001),
     "power_sgd_4": batched.PowerSGD(rank=4),
-    "dithering_0.98": batched.SparseDithering(alpha=0.98),
+    "dithering_0.95": batched.SparseDithering(alpha=0.95),
 }
 LABELS = {
     "none": "none",
@@ -41,7 +41,7 @@ LABELS = {
     "qsgd_4bit": "QSGD, 4 bit, bucket 512",
     "top_k_0.001": "error feedback, top 0.1 %",
     "power_sgd_4": "PowerSGD, rank 4",
-    "dithering_0.98": "error feedback, Sparse Dithering, error 0.98",
+    "dithering_0.95": "error feedback, Sparse Dithering, error 0.95",
 }
 # Test accuracy in per cent and compression ratio in words after 300 epochs (arXiv 1802.06058, table for CIFAR-10); None: not published.
 PUBLISHED: dict[Optimiser, dict[str, tuple[float | None, float | None]]] = {
@@ -134,7 +134,7 @@ PLANS: dict[str, list[Job]] = {
         Job("qsgd_3bit"),
         Job("top_k_0.001"),
         Job("power_sgd_4"),
-        Job("dithering_0.98"),
+        Job("dithering_0.95"),
     ],
     "quick": [Job("none"), Job("vgc_1.5"), Job("strom_0.1"), Job("hybrid_0.1"), Job("qsgd_4bit")],
 }
