@@ -186,9 +186,7 @@ class Strom(Method):
 
 
 @fused
-def _hybrid(
-    r: Tensor, v: Tensor, g: Tensor, s: Tensor, mean: Tensor, alpha: float, tau: float, zeta: float
-) -> Tensor:
+def _hybrid(r: Tensor, v: Tensor, g: Tensor, s: Tensor, mean: Tensor, alpha: float, tau: float, zeta: float) -> Tensor:
     """The hybrid for (workers, blocks, BLOCK)."""
     r_next, v_next, step = variance.hybrid_update(r, v, g, s, alpha, tau, zeta)
     total = step[0]
@@ -299,7 +297,7 @@ class TopK(Method):
 
 @fused
 def _dither_sums(r: Tensor, g: Tensor) -> Tensor:
-    """r += g; returns the sum of squares of each block."""
+    """Adds g to r; returns the sum of squares of each block."""
     y = r + g
     r.copy_(y)
     return (y * y).sum(-1)

@@ -77,7 +77,9 @@ def _batch(folder: Path, name: str) -> np.ndarray[Any, Any]:
             records = np.concatenate([labels[:, None], np.asarray(content[b"data"], dtype=np.uint8)], axis=1)
             break
     else:
-        raise FileNotFoundError(f"{folder} holds neither {name}.bin nor {name}: give the folder of the unpacked CIFAR-10 archive")
+        raise FileNotFoundError(
+            f"{folder} holds neither {name}.bin nor {name}: give the folder of the unpacked CIFAR-10 archive"
+        )
     found = hashlib.sha256(np.ascontiguousarray(records).tobytes()).hexdigest()
     if name in RECORDS and found != RECORDS[name]:
         raise ValueError(f"{name} in {folder} is not the published batch: its SHA-256 is {found}")

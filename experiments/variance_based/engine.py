@@ -151,7 +151,7 @@ class Collected:
     def _autocast(self, x: Tensor) -> Any:
         return torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=x.is_cuda, cache_enabled=False)
 
-    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    @torch.enable_grad()
     def step(self, x: Tensor, labels: Tensor) -> Tensor:
         self.model.train()
         for p in self.model.parameters():
@@ -175,7 +175,7 @@ class Collected:
                 self.collector.clear()
         return loss.detach() / x.shape[0]
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def forward(self, x: Tensor, training: bool = False) -> Tensor:
         self.model.train(training)
         with self._autocast(x):

@@ -46,7 +46,9 @@ def fused(function: F) -> F:
             return compiled[0](*args, **keywords)
         except Exception as error:  # a compiler that is missing or refuses: plain torch gives the same
             compiled[0] = False
-            failures.append(f"{function.__name__}: {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}")
+            failures.append(
+                f"{function.__name__}: {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+            )
             print(f"not compiled, plain torch instead: {failures[-1]}", file=sys.stderr, flush=True)
             return function(*args, **keywords)
 

@@ -179,7 +179,9 @@ def accuracy(engine: Collected, folder: Folder, options: argparse.Namespace) -> 
     return 100.0 * right / len(folder)
 
 
-def encoded_bytes(method: batched.Method, buffers: Buffers, before: dict[str, Tensor], worker: int, step: int) -> dict[str, Any]:
+def encoded_bytes(
+    method: batched.Method, buffers: Buffers, before: dict[str, Tensor], worker: int, step: int
+) -> dict[str, Any]:
     """Bytes of one worker's message of the step that has just been made."""
 
     def take(flat: Tensor) -> Any:
@@ -234,7 +236,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     decay, velocity, total = decays(engine, 1e-4).to(device), zeros(layout.padded), torch.zeros_like(words)
     steps = len(train) // size
     if not steps:
-        raise ValueError(f"{len(train)} images do not fill one step of {options.workers} x {options.batch}: lower --workers or --batch")
+        raise ValueError(
+            f"{len(train)} images do not fill one step of {options.workers} x {options.batch}: lower --workers or --batch"
+        )
     samples: list[dict[str, Any]] = []
     curve: list[dict[str, float]] = []
     begun, done, counted = time.perf_counter(), 0, 0
@@ -245,7 +249,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             loss_sum += engine.step(x, labels)
             worker = done // options.encode_every % options.workers
             due = bool(method.forms()) and done % options.encode_every == options.encode_every - 1
-            before = {k: layout.packed(state[k][worker]) for k in ("r", "v") if k in state} if due else {}
+            before: dict[str, Tensor] = {k: layout.packed(state[k][worker]) for k in state if due and k in ("r", "v")}
             with torch.no_grad():
                 method.step(buffers, state)
                 velocity.mul_(0.9).add_(buffers.mean).addcmul_(params, decay)

@@ -143,9 +143,7 @@ class Conv(Layer):
         name = f"{self.name}.weight"
         if needs_input or mean:
             mask = [needs_input, mean, False]
-            found = torch.ops.aten.convolution_backward(
-                delta, x, w, None, [1, 1], [pad, pad], [1, 1], False, [0, 0], 1, mask
-            )
+            found = torch.ops.aten.convolution_backward(delta, x, w, None, [1, 1], [pad, pad], [1, 1], False, [0, 0], 1, mask)
             if mean:
                 run.gradients[name][0].copy_(found[1].permute(0, 2, 3, 1))
         rows = delta.permute(0, 2, 3, 1).flatten(1, 2)  # (B, positions, out)
@@ -214,8 +212,8 @@ class NormRelu(Layer):
         if not run.training:
             parts = run.workers if len(x) % run.workers == 0 else 1  # the same shapes, and so kernels, as in training
             rows = nhwc.reshape(parts, -1, self.channels)
-            both = [t.expand(parts, 1, -1).contiguous() for t in (mean, torch.rsqrt(var + self.eps))]
-            return _normalise(rows, *both, weight, bias).view(nhwc.shape).permute(0, 3, 1, 2)
+            mean, rstd = (t.expand(parts, 1, -1).contiguous() for t in (mean, torch.rsqrt(var + self.eps)))
+            return _normalise(rows, mean, rstd, weight, bias).view(nhwc.shape).permute(0, 3, 1, 2)
         rows = nhwc.reshape(run.workers, -1, self.channels)
         now, spread = _statistics(rows)
         count = rows.shape[1]
@@ -443,6 +441,13 @@ def vgg(classes: int = 10) -> Network:
 
 def small(side: int = 8, classes: int = 10) -> Network:
     """A small network for digits: two convolutions and two linear layers, no BatchNorm; 13,706 parameters at 8 x 8."""
-    layers: list[Any] = [Conv("conv0", 1, 16, bias=True), Relu(), PoolDrop(), Conv("conv1", 16, 32, bias=True), Relu(), PoolDrop()]
+    layers: list[Any] = [
+        Conv("conv0", 1, 16, bias=True),
+        Relu(),
+        PoolDrop(),
+        Conv("conv1", 16, 32, bias=True),
+        Relu(),
+        PoolDrop(),
+    ]
     layers += [Flatten(), Linear("fc0", 32 * (side // 4) ** 2, 64), Linear("fc1", 64, classes, last=True)]
     return Network(layers)

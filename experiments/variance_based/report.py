@@ -71,7 +71,9 @@ def bits_per_sent(run: Result) -> tuple[float, float] | None:
         return None
     sent = sum(s["sent"] for s in samples)
     n = run["parameters"]
-    places = sum((math.lgamma(n + 1) - math.lgamma(s["sent"] + 1) - math.lgamma(n - s["sent"] + 1)) / math.log(2) for s in samples)
+    places = sum(
+        (math.lgamma(n + 1) - math.lgamma(s["sent"] + 1) - math.lgamma(n - s["sent"] + 1)) / math.log(2) for s in samples
+    )
     return 8 * sum(s["compact"] for s in samples) / sent, places / sent
 
 
@@ -131,15 +133,18 @@ def notes(results: Sequence[Result]) -> str:
         f"{r['config']['lr']:g}: {'diverged' if r['diverged'] else format(r['accuracy'], '.2f')}"
         for r in sorted(sweep, key=lambda r: r["config"]["lr"])
     )
+    steps = " or ".join(map(str, every)) or "-"
     lines = [
-        "Accuracy is that of the last epoch: the median over seeds [lowest, highest]; ratios are those of the run with the median accuracy. "
-        "Ratio in words: parameters divided by those that a worker sends in a step on average, counted in every step. Ratios in bytes: 32 bits "
-        f"a parameter against whole messages, encoded and decoded on every {' or '.join(map(str, every)) or '-'}th step for one worker in turn.",
+        "Accuracy is that of the last epoch: the median over seeds [lowest, highest]; ratios are those of the run with the median "
+        "accuracy. Ratio in words: parameters divided by those that a worker sends in a step on average, counted in every step. "
+        f"Ratios in bytes: 32 bits a parameter against whole messages, encoded and decoded on every {steps}th step for one worker in turn.",
         "",
         f"{messages} messages were encoded; the states they left differ from the batched step's in {differing} coordinates.",
     ]
     lines += ["", f"Momentum without compression by learning rate: {rates}."] if rates else []
-    return "\n".join([*lines, "", f"{one['date']}, {one['machine']}, {one['config']['workers']} workers x {one['config']['batch']}"])
+    return "\n".join(
+        [*lines, "", f"{one['date']}, {one['machine']}, {one['config']['workers']} workers x {one['config']['batch']}"]
+    )
 
 
 def _style(row: str) -> dict[str, Any]:
@@ -212,7 +217,9 @@ def scatter(results: Sequence[Result], stem: Path) -> None:
                 )
                 accuracy, ratio = published.get(row, (None, None))
                 if accuracy is not None and ratio is not None:
-                    axis.plot(ratio, accuracy, marker=marker, color=colour, markersize=8, linestyle="none", markerfacecolor="white")
+                    axis.plot(
+                        ratio, accuracy, marker=marker, color=colour, markersize=8, linestyle="none", markerfacecolor="white"
+                    )
                     axis.plot([run["ratio_words"], ratio], [run["accuracy"], accuracy], color=colour, linewidth=0.5, alpha=0.6)
             shown = [r["accuracy"] for runs in rows.values() for r in runs] + [a for a, _ in published.values() if a]
             axis.set_ylim(max(0.0, min(a for a in shown) - 3), max(shown) + 2)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import queue
 import subprocess
@@ -164,7 +165,9 @@ def plan(options: argparse.Namespace, arguments: list[str]) -> None:
     limit = options.minutes * 60
     jobs = [job for job in PLANS[options.plan] if not options.only or job.method in options.only.split(",")]
     waiting = [job for job in jobs if not (options.out / f"{job.name}.json").is_file()]
-    say(f"plan {options.plan}: {len(jobs)} runs, {len(jobs) - len(waiting)} of them finished before, {options.minutes:g} minutes")
+    say(
+        f"plan {options.plan}: {len(jobs)} runs, {len(jobs) - len(waiting)} of them finished before, {options.minutes:g} minutes"
+    )
     events: queue.Queue[tuple[Worker, str]] = queue.Queue()
     count = max(1, min(options.processes, len(waiting)))
     idle = [Worker(arguments, events) for _ in range(count)] if waiting else []
@@ -266,39 +269,48 @@ def timed(call: Callable[[], Any], count: int, device: str) -> float:
     return (time.perf_counter() - start) * 1000 / count
 
 
+def shortly(method: batched.Method, options: argparse.Namespace) -> Config:
+    """What smoke tests and profiles run."""
+    return Config(method, graph=not options.no_graph, batch=options.batch or 64, engine=options.engine)
+
+
+def try_out(name: str, options: argparse.Namespace, images: data.Images) -> str:
+    """Some steps of one method, as a line: time, loss, ratio."""
+    steps = 60 if options.device.startswith("cuda") else 2
+    begun = time.perf_counter()
+    with torch.no_grad():
+        trainer = Trainer(shortly(METHODS[name], options), images, options.device)
+        trainer.shuffle(0)
+        step = trainer.captured(trainer.step)
+        ready = time.perf_counter() - begun
+        duration = timed(step, steps, options.device)
+        loss = float(trainer.total_loss) / steps
+        words = int(trainer.total_words) / (steps * trainer.config.workers)
+    ratio = trainer.buffers.layout.numel / words if words else 0.0
+    memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if options.device.startswith("cuda") else ""
+    mark = "" if loss < 10 else "  <-- LOOK"
+    return (
+        f"{name:14s} {duration:7.2f} ms a step, graph {trainer.graphed!s:5s} loss {loss:.3f}, ratio {ratio:.1f}, "
+        f"ready after {ready:.1f} s{memory}{mark}"
+    )
+
+
 def smoke(options: argparse.Namespace, images: data.Images) -> None:
     """Every method for some steps, with step times; then one epoch without compression and one with VGC."""
-    steps = 60 if options.device.startswith("cuda") else 2
     prepare()
-    for name, method in METHODS.items():
-        begun = time.perf_counter()
+    cuda = options.device.startswith("cuda")
+    for name in options.only.split(",") if options.only else METHODS:
         try:
-            with torch.no_grad():
-                trainer = Trainer(Config(method, graph=not options.no_graph, batch=options.batch or 64, engine=options.engine), images, options.device)
-                trainer.shuffle(0)
-                step = trainer.captured(trainer.step)
-                ready = time.perf_counter() - begun
-                duration = timed(step, steps, options.device)
-                loss = float(trainer.total_loss) / steps
-                words = int(trainer.total_words) / (steps * 8)
-            ratio = trainer.buffers.layout.numel / words if words else 0.0
-            mark = "" if loss == loss and loss < 10 else "  <-- LOOK"
-            memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if options.device.startswith("cuda") else ""
-            say(
-                f"{name:14s} {duration:7.2f} ms a step, graph {trainer.graphed!s:5s} loss {loss:.3f}, ratio {ratio:.1f}, "
-                f"ready after {ready:.1f} s{memory}{mark}"
-            )
-            del trainer, step
+            say(try_out(name, options, images))
         except Exception as error:
             traceback.print_exc()
             say(f"{name:14s} FAILED: {type(error).__name__}: {str(error)[:300]}")
-        if options.device.startswith("cuda"):
+        if cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
     for name in ("none", "vgc_1.5"):
-        epochs = 2 if options.device.startswith("cuda") else 1
-        config = Job(name).config(epochs, ADAM_LR, graph=not options.no_graph, encode_every=98, batch=options.batch or 64, engine=options.engine)
-        result, sampler = train(config, images, options.device, lambda text, name=name: say(f"[{name}] {text}"))  # type: ignore[misc]
+        config = dataclasses.replace(shortly(METHODS[name], options), epochs=2 if cuda else 1, encode_every=98)
+        result, sampler = train(config, images, options.device)
         end = time.perf_counter() + 60
         while not sampler.complete and time.perf_counter() < end:
             time.sleep(0.1)
@@ -307,42 +319,44 @@ def smoke(options: argparse.Namespace, images: data.Images) -> None:
     say(f"not compiled: {fused.failures or 'nothing'}")
 
 
-def profile(options: argparse.Namespace, images: data.Images) -> None:
-    """Time per phase of a step (graphs that end after it, differences) and the slowest kernels."""
-    prepare()
+def phases(name: str, options: argparse.Namespace, images: data.Images, kernels: bool) -> dict[str, float]:
+    """Milliseconds of every phase of one method's step; ``kernels`` prints the slowest ones."""
     cuda = options.device.startswith("cuda")
-    found: dict[str, dict[str, float]] = {}
-    names = options.only.split(",") if options.only else ["none", "strom_0.1", "vgc_1.5"]
-    for name in names:
-        with torch.no_grad():
-            trainer = Trainer(Config(METHODS[name], graph=not options.no_graph, batch=options.batch or 64, engine=options.engine), images, options.device)
-            trainer.shuffle(0)
-            before, row = 0.0, {}
-            for phase in Trainer.PHASES:
-                step = trainer.captured(lambda phase=phase: trainer.step(until=phase))  # type: ignore[misc]
-                duration = timed(step, 50 if cuda else 3, options.device)
-                row[phase] = duration - before
-                before = duration
-            row["step"] = before
-            found[name] = row
-            say(f"{name:12s} " + ", ".join(f"{k} {v:.2f} ms" for k, v in row.items()))
-            if cuda and name == names[-1]:
-                from torch.profiler import ProfilerActivity
-                from torch.profiler import profile as record
+    row: dict[str, float] = {}
+    with torch.no_grad():
+        trainer = Trainer(shortly(METHODS[name], options), images, options.device)
+        trainer.shuffle(0)
+        before = 0.0
+        for phase in Trainer.PHASES:
+            step = trainer.captured(functools.partial(trainer.step, until=phase))
+            duration = timed(step, 50 if cuda else 2, options.device)
+            row[phase], before = duration - before, duration
+        row["step"] = before
+        if kernels and cuda:
+            from torch.profiler import ProfilerActivity
+            from torch.profiler import profile as record
 
-                with record(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
-                    for _ in range(3):
-                        trainer.step()
-                    torch.cuda.synchronize()
-                try:
-                    say(recorded.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=60))
-                except Exception:
-                    say(recorded.key_averages().table(sort_by="self_device_time_total", row_limit=25, max_name_column_width=60))
-        del trainer, step
+            with record(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
+                for _ in range(3):
+                    trainer.step()
+                torch.cuda.synchronize()
+            say(recorded.key_averages().table(sort_by="self_device_time_total", row_limit=30, max_name_column_width=70))
+    return row
+
+
+def profile(options: argparse.Namespace, images: data.Images) -> None:
+    """Time per phase of a step (graphs that end after it, differences), the slowest kernels, the overhead of the moments."""
+    prepare()
+    names = options.only.split(",") if options.only else ["none", "strom_0.1", "vgc_1.5"]
+    found: dict[str, dict[str, float]] = {}
+    for name in names:
+        found[name] = phases(name, options, images, kernels=name == names[-1])
+        say(f"{name:12s} " + ", ".join(f"{k} {v:.2f} ms" for k, v in found[name].items()))
     if "none" in found:
+        plain = found["none"]["forward"] + found["none"]["backward"]
         for name, row in found.items():
-            say(f"{name}: forward and backward take {(row['forward'] + row['backward']) / (found['none']['forward'] + found['none']['backward']):.2f} of none's")
-    write(options.out / "profile.json", {"milliseconds": found, "kind": "profile"})
+            say(f"{name}: forward and backward take {(row['forward'] + row['backward']) / plain:.2f} times those of none")
+    write(options.out / f"profile_{options.engine}.json", {"milliseconds": found, "engine": options.engine})
 
 
 def parser() -> argparse.ArgumentParser:
@@ -354,13 +368,22 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--method", choices=sorted(METHODS), help="run this one")
     p.add_argument("--optimiser", choices=("adam", "momentum"), default="adam")
-    p.add_argument("--lr", type=float, default=0.0, help="learning rate; Adam's is 0.001, momentum's that of the best run without compression")
-    p.add_argument("--halve-every", type=float, default=None, help="epochs between halvings of momentum's rate; a twelfth of the run")
+    p.add_argument(
+        "--lr",
+        type=float,
+        default=0.0,
+        help="learning rate; Adam's is 0.001, momentum's that of the best run without compression",
+    )
+    p.add_argument(
+        "--halve-every", type=float, default=None, help="epochs between halvings of momentum's rate; a twelfth of the run"
+    )
     p.add_argument("--epochs", type=int, default=None, help="50; 40 on digits")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--batch", type=int, default=None, help="of one worker: 64; 16 on digits")
     p.add_argument("--dense-warmup", type=int, default=0, help="epochs without compression at the start")
-    p.add_argument("--encode-every", type=int, default=None, help="steps between those that are encoded to real bytes: 200; 40 on digits")
+    p.add_argument(
+        "--encode-every", type=int, default=None, help="steps between those that are encoded to real bytes: 200; 40 on digits"
+    )
     p.add_argument("--plan", choices=sorted(PLANS))
     p.add_argument("--only", default="", help="of a plan or profile: these methods, separated by commas")
     p.add_argument("--minutes", type=float, default=25.0, help="a plan ends before this")
@@ -368,7 +391,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--smoke", action="store_true")
     p.add_argument("--profile", action="store_true")
     p.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    p.add_argument("--engine", choices=("one_pass", "collector"), default="one_pass", help="who computes gradients and squares: engine.py")
+    p.add_argument(
+        "--engine", choices=("one_pass", "collector"), default="one_pass", help="who computes gradients and squares: engine.py"
+    )
     p.add_argument("--no-compile", action="store_true", help="plain torch")
     p.add_argument("--no-graph", action="store_true", help="no CUDA graphs")
     return p

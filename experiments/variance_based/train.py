@@ -164,7 +164,7 @@ class Trainer:
             return
         if config.optimiser == "adam":
             self.powers.mul_(self.betas)
-            _adam(self.params, buffers.mean, *self.moments, self.lr, self.powers, config.weight_decay)
+            _adam(self.params, buffers.mean, self.moments[0], self.moments[1], self.lr, self.powers, config.weight_decay)
         else:
             _momentum(self.params, buffers.mean, self.moments[0], self.lr, config.weight_decay, config.momentum)
 
@@ -198,7 +198,11 @@ class Trainer:
             self.graphed = True
             return graph.replay
         except Exception as error:
-            print(f"no CUDA graph, launching kernel by kernel: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr, flush=True)
+            print(
+                f"no CUDA graph, launching kernel by kernel: {type(error).__name__}: {str(error)[:300]}",
+                file=sys.stderr,
+                flush=True,
+            )
             restore()
             return step
 
@@ -281,7 +285,9 @@ def train(
             )
             if epoch < 2 or (epoch + 1) % 10 == 0 or epoch + 1 == config.epochs:
                 last = curve[-1]
-                say(f"epoch {epoch + 1}: loss {loss:.4f}, accuracy {last['accuracy']:.2f}, ratio {last['ratio']:g}, {durations[-1]:.2f} s")
+                say(
+                    f"epoch {epoch + 1}: loss {loss:.4f}, accuracy {last['accuracy']:.2f}, ratio {last['ratio']:g}, {durations[-1]:.2f} s"
+                )
             if not math.isfinite(loss):
                 say(f"epoch {epoch + 1}: the loss is {loss}: stopped")
                 break

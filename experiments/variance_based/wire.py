@@ -95,7 +95,8 @@ class Sampler:
         self.refused = ""
 
     def due(self, step: int) -> bool:
-        return bool(self.forms) and not self.refused and self.every > 0 and step % self.every == self.every - 1 and self.trainer.config.method.mode != "mean"
+        usable = bool(self.forms) and not self.refused and self.trainer.config.method.mode != "mean"
+        return usable and self.every > 0 and step % self.every == self.every - 1
 
     def _worker(self, step: int) -> int:
         return (step // self.every) % self.trainer.config.workers

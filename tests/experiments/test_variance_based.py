@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from experiments.variance_based import batched, data, methods, network, report, run, train, wire
 from experiments.variance_based.layout import Layout
 from experiments.variance_based.network import Conv, Flatten, Linear, Network, NormRelu, Pass, PoolDrop, Relu
+from torch import Tensor
+
 from tersegrad.exchange import virtual
 from tersegrad.exchange.all_gather import AllGatherExchange
 
@@ -95,7 +95,7 @@ def test_gradients_and_squares_are_those_of_a_loop_over_samples(norm: bool) -> N
 def test_dropout_lets_the_same_elements_through_backwards() -> None:
     layer = Linear("fc", 8, 64, drop=0.5)
     net = Network([layer])
-    given, flat = make_pass(net, 1, "workers")
+    given, _ = make_pass(net, 1, "workers")
     x = torch.randn(4, 8)
     with torch.no_grad():
         y = layer.forward(given, x)
@@ -306,9 +306,8 @@ def test_the_collector_fills_the_same_buffers() -> None:
 
 def test_resnet_trains_from_a_folder(tmp_path: Path) -> None:
     import numpy as np
-    from PIL import Image
-
     from experiments.variance_based import imagenet
+    from PIL import Image
 
     rng = np.random.default_rng(0)
     for part, count in (("train", 8), ("val", 3)):
