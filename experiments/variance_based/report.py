@@ -26,6 +26,16 @@ FAMILIES = {  # marker and colour: shapes tell them apart without colour
     "power": ("P", "#0f8b8d"),
     "dithering": ("X", "#8c1c3a"),
 }
+FAMILY_NAMES = {
+    "none": "no compression",
+    "strom": "Strom (tau)",
+    "vgc": "VGC (alpha)",
+    "hybrid": "hybrid (tau), alpha = 2",
+    "qsgd": "QSGD (bits)",
+    "top": "error feedback, top-k (fraction)",
+    "power": "PowerSGD (rank)",
+    "dithering": "error feedback, Sparse Dithering (error)",
+}
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 SETTINGS = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "tersegrad", "axes.linewidth": 0.8, "lines.linewidth": 1.2}
 
@@ -57,6 +67,13 @@ def chosen(results: Sequence[Result], optimiser: str) -> dict[str, list[Result]]
         best = max(usable, key=lambda r: r["accuracy"])
         rows["none"] = [r for r in usable if r["config"]["lr"] == best["config"]["lr"]]
     return {row: sorted(rows[row], key=lambda r: r["config"]["seed"]) for row in LABELS if row in rows}
+
+
+def known(run: Result) -> dict[str, tuple[float | None, float | None]]:
+    """The published numbers that a run can be compared with: those of its optimiser, on CIFAR-10 only."""
+    if run["data"] != "cifar10":
+        return {}
+    return PUBLISHED["adam" if run["config"]["optimiser"] == "adam" else "momentum"]
 
 
 def middle_run(runs: Sequence[Result]) -> Result:
@@ -103,7 +120,7 @@ def table(results: Sequence[Result]) -> str:
             encoded, bits = run["encoded"], bits_per_sent(run)
             sizes = {form: encoded[form]["ratio"] if form in encoded else None for form in ("paper", "compact")}
             share = sizes["paper"] / sizes["compact"] if sizes["paper"] and sizes["compact"] else None
-            published = PUBLISHED["adam" if optimiser == "adam" else "momentum"].get(row, (None, None))
+            published = known(run).get(row, (None, None))
             cells = [
                 LABELS[row],
                 accuracy,
@@ -192,7 +209,9 @@ def curves(results: Sequence[Result], stem: Path) -> None:
             bottom.set_xlabel("epoch")
             for axis in (top, bottom):
                 axis.grid(color="#e4e4e4", linewidth=0.6)
-            top.legend(frameon=False, fontsize=7, ncols=2, loc="lower right")
+        widest = max(range(len(present)), key=lambda column: len(chosen(results, present[column])))
+        handles, labels = axes[0][widest].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
         _save(figure, stem)
 
 
@@ -205,29 +224,36 @@ def scatter(results: Sequence[Result], stem: Path) -> None:
         figure, axes = _figure(len(present), 1)
         for axis, optimiser in zip(axes[0], present):
             rows = chosen(results, optimiser)
-            published = PUBLISHED["adam" if optimiser == "adam" else "momentum"]
+            published = known(next(iter(rows.values()))[0])
             for row, runs in rows.items():
                 run = middle_run(runs)
                 marker, colour = FAMILIES[row.partition("_")[0]]
                 if not run["ratio_words"]:
                     continue
                 axis.plot(run["ratio_words"], run["accuracy"], marker=marker, color=colour, markersize=8, linestyle="none")
-                axis.annotate(
-                    LABELS[row], (run["ratio_words"], run["accuracy"]), fontsize=6.5, xytext=(6, 4), textcoords="offset points"
-                )
+                place = (run["ratio_words"], run["accuracy"])
+                axis.annotate(row.rpartition("_")[2], place, fontsize=7, xytext=(6, 3), textcoords="offset points")
                 accuracy, ratio = published.get(row, (None, None))
                 if accuracy is not None and ratio is not None:
                     axis.plot(
                         ratio, accuracy, marker=marker, color=colour, markersize=8, linestyle="none", markerfacecolor="white"
                     )
                     axis.plot([run["ratio_words"], ratio], [run["accuracy"], accuracy], color=colour, linewidth=0.5, alpha=0.6)
-            shown = [r["accuracy"] for runs in rows.values() for r in runs] + [a for a, _ in published.values() if a]
-            axis.set_ylim(max(0.0, min(a for a in shown) - 3), max(shown) + 2)
+            shown = [r["accuracy"] for runs in rows.values() for r in runs]
+            shown += [a for row, (a, _) in published.items() if a and row in rows]
+            axis.set_ylim(max(0.0, min(shown) - 3), max(shown) + 2)
+            axis.set_xlim(left=0.5)
             axis.set_xscale("log")
             axis.set_xlabel("parameters per word sent, mean over the run")
             axis.set_ylabel("test accuracy, %")
-            axis.set_title(f"{TITLES[optimiser]}: filled ours, hollow published (300 epochs)", loc="left", fontweight="bold")
+            legend = ": filled ours, hollow published (300 epochs)" if published else ""
+            axis.set_title(TITLES[optimiser] + legend, loc="left", fontweight="bold")
             axis.grid(color="#e4e4e4", linewidth=0.6)
+        handles = [
+            axes[0][0].plot([], [], marker=marker, color=colour, linestyle="none", label=FAMILY_NAMES[family])[0]
+            for family, (marker, colour) in FAMILIES.items()
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
         _save(figure, stem)
 
 

@@ -218,9 +218,13 @@ def test_a_small_run_learns_and_writes_bytes(tmp_path: Path) -> None:
         assert sample["differing"] == 0
         assert sample["compact"] < sample["paper"]
     assert (tmp_path / "adam_vgc_1_s0.json").stat().st_size < 200_000
-    text = report.table(report.read(tmp_path))
-    assert "VGC, alpha = 1 |" in text
-    assert "120.7" in text
+    results = report.read(tmp_path)
+    assert "VGC, alpha = 1 |" in report.table(results)
+    assert "120.7" not in report.table(results)  # published for CIFAR-10 only
+    assert "120.7" in report.table([{**results[0], "data": "cifar10"}])
+    report.main(tmp_path)
+    assert {p.name for p in tmp_path.glob("*.png")} == {"curves.png", "scatter.png"}
+    assert "differ from the batched step's in 0 coordinates" in (tmp_path / "table.md").read_text()
 
 
 def test_momentum_takes_the_rate_of_the_best_uncompressed_run(tmp_path: Path) -> None:
