@@ -1567,9 +1567,7 @@ def decode_vgc(form: Form, message: bytes, spec: Spec, context: Context) -> list
         require(not any(message[8 + pieces : start]), "padding is not zero")
         exponents = struct.unpack(f"<{pieces}b", message[8 : 8 + pieces])
         tensors = owners(where, spec)
-        require(
-            {j for j, e in enumerate(exponents) if e != -128} == set(tensors), "the exponents are not those of the words"
-        )
+        require({j for j, e in enumerate(exponents) if e != -128} == set(tensors), "the exponents are not those of the words")
         return scattered(d, where, [signed_power(exponents[j], code) for j, code in zip(tensors, codes)])
     mode = source.byte()
     if mode in (ZERO, NON_FINITE):
@@ -1966,7 +1964,10 @@ COMPRESSORS: dict[str, Compressor] = {
         valid_variance,
     ),
     "hybrid": Compressor(
-        25, decode_hybrid, {"alpha": (real, MISSING), "tau": (real, MISSING), "zeta": (real, 0.999), "wire": WIRE}, valid_variance
+        25,
+        decode_hybrid,
+        {"alpha": (real, MISSING), "tau": (real, MISSING), "zeta": (real, 0.999), "wire": WIRE},
+        valid_variance,
     ),
     "error_feedback": Compressor(
         64,

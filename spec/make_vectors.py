@@ -206,7 +206,10 @@ VARIANCE: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("vgc(alpha=0.2, wire=paper)", (*EVERY, ("normal", 700))),
     ("vgc(alpha=1, values=sign)", (*EVERY, ("normal", 700))),
     ("vgc(alpha=1, values=bf16)", (*EVERY, ("normal", 700))),
-    ("vgc(alpha=1, zeta=0.9, values=qsgd(bits=3, bucket=64), residual=keep)", (("normal", 65), ("zero", 65), ("nonfinite", 65))),
+    (
+        "vgc(alpha=1, zeta=0.9, values=qsgd(bits=3, bucket=64), residual=keep)",
+        (("normal", 65), ("zero", 65), ("nonfinite", 65)),
+    ),
     ("vgc(alpha=1, values=rotated(int8))", SMALL),
     ("hybrid(alpha=2, tau=0.5)", (*EVERY, ("normal", 700))),
     ("hybrid(alpha=2, tau=0.5, wire=paper)", (*EVERY, ("normal", 700))),

@@ -201,6 +201,12 @@ def test_messages_of_fixed_size_need_no_round_for_their_lengths(text: str, kind:
 
 
 def test_a_false_declaration_of_fixed_size_is_an_error() -> None:
+    class Liar(tersegrad.TopK):
+        fixed_size = True
+
+    liar, spec = TwoShotExchange(Liar(k=2)), Spec.flat(500)
+    with pytest.raises(BadConfiguration, match="fixed_size"):
+        virtual.run(liar, [vector(500, r, 0) for r in range(2)], virtual.init(liar, spec, 2), spec, Context())
     message, _ = tersegrad.parse("identity").encode(torch.ones(4), None, Context())
     with pytest.raises(BadConfiguration, match="fixed_size"):
         next(gather_messages(message, [15, 15], True, 0, 2))

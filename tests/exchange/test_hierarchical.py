@@ -16,11 +16,11 @@ from tests.exchange.test_exchange import vector
 TEXT = "error_feedback(sparse_dithering(alpha=0.1))"
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
-@pytest.mark.parametrize("ranks_per_node", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("ranks_per_node", [1, 2, 3, 8])
 @pytest.mark.parametrize("between", [AllGatherExchange, TwoShotExchange])
 def test_any_world_size_and_length(size: int, ranks_per_node: int, between: type) -> None:
-    for d in (0, 1, 65, 1000):
+    for d in (0, 65, 1000):
         spec, xs = Spec.flat(d), [vector(d, r, 0) for r in range(size)]
         exact = HierarchicalExchange(between(tersegrad.parse("identity")), ranks_per_node)
         outcome = virtual.run(exact, xs, virtual.init(exact, spec, size), spec, Context())

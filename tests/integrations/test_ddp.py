@@ -559,6 +559,8 @@ def test_hierarchical_finds_the_ranks_of_a_host() -> None:
     report = handle.report()
     assert report["exchange"] == "hierarchical"
     assert report["bytes/sent/inside"] == report["bytes/sent"] == 0
+    handle.reset_report()
+    assert str(handle._resolved) == "hierarchical(ranks_per_node=1)"
 
 
 @pytest.mark.usefixtures("single")

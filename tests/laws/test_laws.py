@@ -91,7 +91,7 @@ def test_fixed_size_is_declared_exactly_where_it_holds(text: str) -> None:
     for d in (0, 1, 65, 1000):
         for x in (*adversarial(d).values(), torch.full((d,), math.nan)):
             spec = pieces(d)
-            message, _ = c.encode(x, c.init(spec, "cpu"), Context(seed=3))
+            message, _ = c.encode(x, c.init(spec, "cpu"), Context(seed=3), **given(c, x))
             constant = constant and int(message.nbytes) == c.max_nbytes(spec)
     assert has_fixed_size(c) == constant
 

@@ -18,8 +18,8 @@ lost and what was too small, as published; ``"keep"`` leaves it in r.
 Guarantee. None for one message: what is ambiguous is not sent at all. Over time nothing but rounding is lost (``drop``), or nothing
 (``keep``, and the hybrid).
 
-Wire (``spec/wire.md``, "vgc" and "hybrid"). ``compact``: mode byte, count, index set, entropy-coded values. ``paper``: one 32-bit word for each
-value, 4 bits of code and 28 of index (hybrid: 1 and 31). Both decode to the same tensor.
+Wire (``spec/wire.md``, "vgc" and "hybrid"). ``compact``: mode byte, count, index set, entropy-coded values. ``paper``: one 32-bit
+word for each value, 4 bits of code and 28 of index (hybrid: 1 and 31). Both decode to the same tensor.
 
 Citation: Tsuzuku, Imachi, Akiba, "Variance-based gradient compression for efficient distributed deep learning", ICLR 2018 workshop
 (arXiv:1802.06058). The compact form, the other values and ``keep`` are ours; exponents are those of sent components, not of all.
@@ -414,7 +414,7 @@ def _paper_head(magic: bytes, count: int) -> Tensor:
 
 
 def _words(codes: Tensor, width: int, indices: Tensor) -> Tensor:
-    """code << width | index as little-endian 32-bit words."""
+    """Little-endian 32-bit words, code << width | index."""
     words = codes.to(torch.int64) << width | indices.to(torch.int64)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32).view(torch.uint8)
 

@@ -174,6 +174,7 @@ class Handle:
         self.dense_below, self.scaler, self.seed = dense_below, scaler, seed
         self._dense_compressor = dense
         self._between = None if between is None else TimedGroup(between)
+        self._resolved = exchange if self._between is None else exchange.resolve(self._between)
         self._groups: dict[int, TimedGroup] = {}
         self._totals = _Totals()
         self._tentative: dict[int, tuple[tuple[Any, ...], Any]] = {}
@@ -187,14 +188,13 @@ class Handle:
 
     def _make(self) -> None:
         totals = self._totals
-        plan_ = self.plan if self._between is None else self.plan.resolve(self._between)
         self._inside: list[Compressor[Any] | None] = []
         self._exchanges: list[Exchange[Any] | None] = []
         for unit in self.units:
             inside = None if self.inside is None else self._effective(self.inside, unit)
             self._inside.append(None if inside is None else watch(inside, totals.first))
             c = self._effective(self.compressor, unit)
-            exchange = None if self._between is None else plan_.make(watch(c, totals.first), watch(c, totals.second))
+            exchange = None if self._between is None else self._resolved.make(watch(c, totals.first), watch(c, totals.second))
             self._exchanges.append(exchange)
 
     def _effective(self, compressor: Compressor[Any], unit: Unit) -> Compressor[Any]:

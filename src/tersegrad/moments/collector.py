@@ -16,11 +16,11 @@ from torch.nn.utils import parametrize
 from tersegrad.core.errors import BadConfiguration, MissingStatistics
 from tersegrad.moments import rules
 from tersegrad.moments.replay import replay
-from tersegrad.moments.shares import Budget, Grouped, Use, fold
+from tersegrad.moments.shares import Budget, Grouped, Totals, Use, fold
 from tersegrad.moments.site import Site
 from tersegrad.moments.tap import Record
 
-CPU_CHUNK = 16 << 20  # shares that stay near the cache between being made and being squared
+CPU_CHUNK = 8 << 20  # shares that stay near the cache between being made and being squared
 CUDA_CHUNK = 1 << 30
 
 
@@ -78,12 +78,14 @@ class Collector:
         self._over = False  # whether a backward pass has run since it began
         self._held: dict[Parameter, list[_Held]] = {}
         self._whole: dict[Parameter, Any] = {}  # parameters whose backward calls are shares, with their hooks
+        if micro_batches < 1:
+            raise BadConfiguration(f"micro_batches must be at least 1, got {micro_batches}")
         self.micro_batches = micro_batches
         self.samples: int | None = None  # of the batch that the model was called with last, where it was
         self.fallbacks: dict[str, str] = {}
         self._paused = False
         self._attach()
-        self._root = model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        self._root = model.register_forward_pre_hook(_Begin(self), with_kwargs=True)
 
     def _attach(self) -> None:
         axes = dict.fromkeys(self.model.modules(), self.batch_dim)
@@ -263,7 +265,8 @@ class Collector:
 
     # ---- passes ----
 
-    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is being called: see how many samples its batch has."""
         if self._paused or _in_backward():
             return
         self._next()
@@ -289,7 +292,7 @@ class Collector:
             raise BadConfiguration(f"a parameter was used with batches of {sorted(samples)} samples in one pass")
         delta = uses[0].delta
         nbytes = 4 * parameter.numel() + max(h.use.nbytes(h.saved, h.delta) for h in uses)
-        squares = torch.zeros((self.workers, *parameter.shape), device=delta.device)
+        found: Totals | None = None
         for low, high, workers in self._budget(delta).chunks(samples.pop(), nbytes):
             total: Tensor | None = None
             for h in uses:
@@ -297,8 +300,10 @@ class Collector:
                 if shares is not None:
                     total = shares.float() if total is None else total.add_(shares)
             if total is not None:
-                squares[workers] += fold(total, workers.stop - workers.start, gradient=False).squares
-        return squares
+                found = fold(total, workers, self.workers, False, found)
+        if found is None:
+            raise MissingStatistics("no use of the parameter gave shares")
+        return found.squares
 
     def _budget(self, delta: Tensor) -> Budget:
         return Budget(self.workers, self.chunk_bytes or (CUDA_CHUNK if delta.is_cuda else CPU_CHUNK))
@@ -310,6 +315,20 @@ class Collector:
             why = "is no parameter of the model" if name is None else "has taken part in no backward pass since the last take()"
             raise MissingStatistics(f"no second moment: {name or 'this tensor'} {why}")
         return found
+
+
+class _Begin:
+    """Hook of the model itself. Copies and pickles of the model get one that does nothing."""
+
+    def __init__(self, collector: Collector | None = None) -> None:
+        self.collector = collector
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.collector is not None:
+            self.collector.begin(args, kwargs)
+
+    def __reduce__(self) -> Any:  # what copy.deepcopy uses, too
+        return _Begin, ()
 
 
 _HOLDERS = (

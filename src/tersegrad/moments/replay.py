@@ -11,6 +11,7 @@ is one share: square(gradient). Gradient accumulation then makes the micro-batch
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from tersegrad.moments.shares import Budget, Totals, Use, fold
 from tersegrad.moments.site import Site
 
 
-class Inseparable(Exception):  # noqa: N818 - a finding, not a failure
+class Inseparable(Exception):
     """The module's output has no axis that follows the samples."""
 
 
@@ -50,8 +51,8 @@ class ReplayUse(Use):
         part = budget.part(self.samples)
         pieces = min(part, self.micro_batches)
         edges = [w * part + part * k // pieces for w in range(budget.workers) for k in range(pieces)] + [self.samples]
-        shares = self._slices(list(zip(edges[:-1], edges[1:], strict=True)))
-        return [None if s is None else fold(s, budget.workers, gradient) for s in shares]
+        shares = self._slices(list(itertools.pairwise(edges)))
+        return [None if s is None else fold(s, slice(0, budget.workers), budget.workers, gradient) for s in shares]
 
     def _slices(self, slices: list[tuple[int, int]]) -> list[Tensor | None]:
         found = [self._gradient(low, high) for low, high in slices]
@@ -99,6 +100,7 @@ def _outputs(out: Any) -> list[Tensor]:
 
 
 def replay(site: Site, *args: Any, **kwargs: Any) -> Any:
+    """Rule of last resort."""
     collector = site.collector
     why = _coupled(site.module)
     if why is None:

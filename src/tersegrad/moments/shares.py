@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
+import importlib
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -83,31 +85,43 @@ class Use(abc.ABC):
         found: list[Totals | None] = [None] * len(self.parameters)
         for low, high, workers in budget.chunks(self.samples, self.nbytes(saved, delta)):
             for k, shares in enumerate(self.per_sample(saved, delta, low, high)):
-                if shares is None:
-                    continue
-                part = fold(shares, workers.stop - workers.start, gradient)
-                if low == 0 and high == self.samples:
-                    found[k] = part
-                    continue
-                whole = found[k]
-                if whole is None:
-                    whole = found[k] = _empty(part, budget.workers)
-                whole.squares[workers] += part.squares
-                if whole.gradient is not None:
-                    whole.gradient[workers] += part.gradient
+                if shares is not None:
+                    found[k] = fold(shares, workers, budget.workers, gradient, found[k])
         return found
 
 
-def _empty(like: Totals, workers: int) -> Totals:
-    zeros = like.squares.new_zeros((workers, *like.squares.shape[1:]))
-    return Totals(None if like.gradient is None else torch.zeros_like(zeros), zeros)
+def fold(shares: Tensor, workers: slice, count: int, gradient: bool, into: Totals | None = None) -> Totals:
+    """Add (samples, *shape) shares, all of ``workers`` out of ``count``, to the totals; no float32 copy of them is made."""
+    if shares.dtype == torch.float64:
+        shares = shares.float()
+    grouped = shares.unflatten(0, (workers.stop - workers.start, -1))
+    if shares.is_cuda or shares[0].numel() < 1 << 12:
+        squares = torch.linalg.vector_norm(grouped, dim=1, dtype=torch.float32).square_()
+        part = Totals(grouped.sum(1, dtype=torch.float32) if gradient else None, squares)
+        if into is None and squares.shape[0] == count:
+            return part
+        into = into or _empty(grouped, count, gradient)
+        into.squares[workers] += part.squares
+        if into.gradient is not None:
+            into.gradient[workers] += part.gradient
+        return into
+    into = into or _empty(grouped, count, gradient)
+    for worker, group in zip(range(workers.start, workers.stop), grouped, strict=True):
+        squares = into.squares[worker]
+        total = None if into.gradient is None else into.gradient[worker]
+        for one in group:  # a sample's shares are read twice while they are in the cache; reducing over samples is slower
+            squares.addcmul_(one, one)
+            if total is not None:
+                total += one
+    return into
 
 
-def fold(shares: Tensor, workers: int, gradient: bool) -> Totals:
-    """Sums over the samples of each worker of (samples, *shape); no float32 copy of the shares is made."""
-    grouped = shares.unflatten(0, (workers, -1))
-    squares = torch.linalg.vector_norm(grouped, dim=1, dtype=torch.float32).square_()
-    return Totals(grouped.sum(1, dtype=torch.float32) if gradient else None, squares)
+def _empty(grouped: Tensor, count: int, gradient: bool) -> Totals:
+    like = grouped[0, 0]  # keeps the memory format, so that adding runs through memory in order
+    zeros = torch.zeros_like(
+        like.unsqueeze(0).expand(count, *like.shape), dtype=torch.float32, memory_format=torch.preserve_format
+    )
+    return Totals(torch.zeros_like(zeros) if gradient else None, zeros)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,3 +145,22 @@ class Grouped(Use):
     def per_sample(self, saved: Sequence[Tensor], delta: Tensor, low: int, high: int) -> Sequence[Tensor | None]:
         rows = self.inner.per_sample(saved, delta, low * self.size, high * self.size)
         return [None if r is None else r.unflatten(0, (high - low, self.size)).sum(1, dtype=torch.float32) for r in rows]
+
+
+@functools.cache
+def _triton() -> bool:
+    try:
+        importlib.import_module("tersegrad.kernels.triton.shares")
+    except ImportError:
+        return False
+    return True
+
+
+def accelerated(*tensors: Tensor) -> bool:
+    """Whether the Triton kernels can run on ``tensors``: 16-bit, channels-last (or without positions), on a CUDA device."""
+    for t in tensors:
+        if not t.is_cuda or t.dtype not in (torch.bfloat16, torch.float16) or t.dtype != tensors[0].dtype:
+            return False
+        if not (t.is_contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t.ndim == 2 and t.is_contiguous()):
+            return False
+    return _triton()

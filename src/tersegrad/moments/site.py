@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,7 +37,12 @@ class Site:
         self.parameters = tuple(parameters)
         self.axis = axis  # of the samples, in the module's input and output
 
+        self._run = torch.compiler.disable(self._watched)  # a compiled model breaks its graph here and runs this as it is
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    def _watched(self, *args: Any, **kwargs: Any) -> Any:
         if self.collector.expects(self.parameters):
             return self.rule(self, *args, **kwargs)
         return self.plain(*args, **kwargs)
@@ -63,11 +69,14 @@ class Site:
             del self.module.__dict__["forward"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        module = memo.get(id(self.module), self.module)
-        return types.MethodType(type(module).forward, module)
+        return _own_forward(copy.deepcopy(self.module, memo))
 
     def __reduce__(self) -> Any:
-        return types.MethodType, (type(self.module).forward, self.module)
+        return _own_forward, (self.module,)
+
+
+def _own_forward(module: nn.Module) -> Any:
+    return types.MethodType(type(module).forward, module)
 
 
 def autocast(x: Tensor) -> Tensor:
@@ -78,4 +87,5 @@ def autocast(x: Tensor) -> Tensor:
 
 
 def detached(parameter: Parameter | None) -> Tensor | None:
+    """``parameter`` without its gradient."""
     return None if parameter is None else parameter.detach()

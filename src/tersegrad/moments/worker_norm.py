@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.moments.shares import accelerated
 
 Report = Callable[[Tensor, Tensor], object]
 
@@ -45,11 +46,18 @@ class _WorkerNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, delta: Tensor) -> Any:
         x, gamma, mean, inverse = ctx.saved_tensors
+        delta = delta.to(memory_format=torch.channels_last) if x.ndim == 4 and x.is_cuda else delta
         workers, axes = mean.shape[0], tuple(range(3, mean.ndim))
         parts, d = x.unflatten(0, (workers, -1)), delta.unflatten(0, (workers, -1))
-        by_beta = d.sum(axes, dtype=torch.float32, keepdim=True) if axes else d.float()  # (workers, part, channels, 1..)
-        by_gamma = torch.sub(parts, mean).mul_(d)
-        by_gamma = (by_gamma.sum(axes, keepdim=True) if axes else by_gamma).mul_(inverse)
+        if accelerated(x, delta):
+            from tersegrad.kernels.triton import shares
+
+            both = shares.norm_sums(x, delta, mean, inverse).view(2, workers, -1, *mean.shape[2:])
+            by_gamma, by_beta = both.unbind(0)  # (workers, part, channels, 1..)
+        else:
+            by_beta = d.sum(axes, dtype=torch.float32, keepdim=True) if axes else d.float()
+            by_gamma = torch.sub(parts, mean).mul_(d)
+            by_gamma = (by_gamma.sum(axes, keepdim=True) if axes else by_gamma).mul_(inverse)
         if ctx.report is not None:
             ctx.report(by_gamma.flatten(0, 1).flatten(1), by_beta.flatten(0, 1).flatten(1))
         sum_beta, sum_gamma = by_beta.sum(1, keepdim=True), by_gamma.sum(1, keepdim=True)  # (workers, 1, channels, 1..)

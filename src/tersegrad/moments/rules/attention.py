@@ -67,7 +67,7 @@ class _Projections(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _rebound(self) -> Any:
-        """torch's function, and those of its own that it calls, with ``linear`` tapped."""
+        """Torch's function, and those of its own that it calls, with ``linear`` tapped."""
         names = {**vars(F), "linear": self._linear, "has_torch_function": lambda _: False}
         for name in ("_in_projection_packed", "_in_projection", "multi_head_attention_forward"):
             function: Any = vars(F)[name]
@@ -95,6 +95,7 @@ class _Projections(TorchFunctionMode):
 
 
 def attention(site: Site, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Rule of MultiheadAttention."""
     module: Any = site.module
     samples = 1 if query.ndim == 2 else query.shape[0 if module.batch_first else 1]
     with _Projections(site, samples):

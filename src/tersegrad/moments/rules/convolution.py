@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from tersegrad.moments.shares import Use
+from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site, autocast, detached
 
 
@@ -50,6 +50,24 @@ class ConvolutionUse(Use):
         if self.bias is not None and self.bias.requires_grad:
             bias = d.flatten(2).sum(2, dtype=torch.float32)
         return weight, bias
+
+    def totals(self, saved: Sequence[Tensor], delta: Tensor, budget: Budget, gradient: bool) -> list[Totals | None]:
+        x, bias = saved[0], self.bias is not None and self.bias.requires_grad
+        delta = delta.to(memory_format=torch.channels_last) if _channels_last(x) else delta
+        if not (self.weight.requires_grad and self.groups == 1 and self.padding_mode == "zeros" and accelerated(x, delta)):
+            return super().totals(saved, delta, budget, gradient)
+        from tersegrad.kernels.triton import shares
+
+        budget.part(self.samples)
+        right, left, bottom, top = self.padding
+        if right != left or bottom != top:
+            x, left, top = F.pad(x, self.padding).contiguous(memory_format=torch.channels_last), 0, 0
+        kernel = self.weight.shape[2:]
+        found = shares.convolution(x, delta, kernel, self.stride, self.dilation, (top, left), budget.workers, bias)
+        weights = found[..., : self.weight.numel()].view(2, budget.workers, self.weight.shape[0], *kernel, x.shape[1])
+        weights = weights.movedim(-1, 3)
+        biases = found[..., self.weight.numel() :]
+        return [Totals(weights[0], weights[1]), Totals(biases[0], biases[1]) if bias else None]
 
     def _weight(self, x: Tensor, d: Tensor) -> Tensor:
         kernel = self.weight.shape[2:]
@@ -103,6 +121,7 @@ def _pad(x: Tensor, padding: tuple[int, ...], mode: str) -> Tensor:
 
 
 def convolution(site: Site, x: Tensor) -> Tensor:
+    """Rule of Conv1d, 2d and 3d."""
     module: Any = site.module
     spatial = module.weight.ndim - 2
     if x.ndim == spatial + 1:  # one sample without a batch axis
@@ -157,6 +176,7 @@ class TransposedUse(Use):
 
 
 def transposed_convolution(site: Site, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+    """Rule of ConvTranspose1d, 2d and 3d."""
     module: Any = site.module
     if x.ndim == module.weight.ndim - 1:
         return transposed_convolution(site, x.unsqueeze(0), output_size).squeeze(0)

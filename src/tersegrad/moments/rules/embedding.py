@@ -65,6 +65,7 @@ class EmbeddingUse(Use):
 
 
 def embedding(site: Site, ids: Tensor) -> Tensor:
+    """Rule of Embedding."""
     module: Any = site.module
     if module.max_norm is not None:
         with torch.no_grad():  # looked-up rows are shrunk in place, as F.embedding does, before the use is recorded

@@ -54,7 +54,7 @@ class LinearUse(Use):
         if self.weight.requires_grad:
             weight = Totals(product(d, x) if gradient else None, product(_squared(d), _squared(x)))
         if self.bias is not None and self.bias.requires_grad:
-            bias = fold(d.flatten(0, 1), budget.workers, gradient)
+            bias = fold(d.flatten(0, 1), slice(0, budget.workers), budget.workers, gradient)
         return [weight, bias]
 
 
@@ -72,6 +72,7 @@ def _squared(x: Tensor) -> Tensor:
 
 
 def linear(site: Site, x: Tensor) -> Tensor:
+    """Rule of Linear."""
     module = site.module
     weight: Parameter = module.weight  # type: ignore[assignment]
     bias: Parameter | None = module.bias  # type: ignore[assignment]

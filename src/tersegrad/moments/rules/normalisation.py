@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from tersegrad.moments.shares import Use
+from tersegrad.moments.shares import Budget, Totals, Use, accelerated, fold
 from tersegrad.moments.site import Site
 
 
@@ -34,6 +34,19 @@ class BatchNormUse(Use):
     def nbytes(self, saved: Sequence[Tensor], delta: Tensor) -> int:
         return 4 * saved[0].numel() // self.samples
 
+    def totals(self, saved: Sequence[Tensor], delta: Tensor, budget: Budget, gradient: bool) -> list[Totals | None]:
+        x, mean, inverse = saved
+        delta = delta.to(memory_format=torch.channels_last) if x.ndim == 4 and x.is_cuda else delta
+        if len(self.wanted) < 2 or not accelerated(x, delta) or mean.dtype != torch.float32:
+            return super().totals(saved, delta, budget, gradient)
+        from tersegrad.kernels.triton import shares
+
+        budget.part(self.samples)
+        found = shares.norm_sums(x, delta, mean, inverse).transpose(0, 1)  # (samples, 2, channels)
+        both = fold(found, slice(0, budget.workers), budget.workers, gradient)
+        sums = None if both.gradient is None else both.gradient.unbind(1)
+        return [Totals(None if sums is None else sums[k], squares) for k, squares in enumerate(both.squares.unbind(1))]
+
     def per_sample(self, saved: Sequence[Tensor], delta: Tensor, low: int, high: int) -> Sequence[Tensor | None]:
         x, mean, inverse = saved
         x, d = x[low:high], delta[low:high]
@@ -49,6 +62,7 @@ class BatchNormUse(Use):
 
 
 def batch_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of BatchNorm1d, 2d and 3d."""
     module: Any = site.module
     module._check_input_dim(x)
     training = module.training or (module.running_mean is None and module.running_var is None)
@@ -79,6 +93,7 @@ class ReadyUse(Use):
 
 
 def worker_batch_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of what ``moments.worker_batch_norm`` makes."""
     module: Any = site.module
     if not module.training:
         return batch_norm(site, x)
@@ -124,6 +139,7 @@ class ScaleUse(Use):
 
 
 def layer_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of LayerNorm."""
     module: Any = site.module
 
     def function(t: Tensor) -> Tensor:
@@ -134,6 +150,7 @@ def layer_norm(site: Site, x: Tensor) -> Tensor:
 
 
 def rms_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of RMSNorm."""
     module: Any = site.module
     eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps  # of the dtype it ran in
 
@@ -145,6 +162,7 @@ def rms_norm(site: Site, x: Tensor) -> Tensor:
 
 
 def group_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of GroupNorm."""
     module: Any = site.module
 
     def function(t: Tensor) -> Tensor:
@@ -154,6 +172,7 @@ def group_norm(site: Site, x: Tensor) -> Tensor:
 
 
 def instance_norm(site: Site, x: Tensor) -> Tensor:
+    """Rule of InstanceNorm1d, 2d and 3d."""
     module: Any = site.module
     mean, var = module.running_mean, module.running_var
     own = module.training or not module.track_running_stats
@@ -165,5 +184,6 @@ def instance_norm(site: Site, x: Tensor) -> Tensor:
 
 
 def prelu(site: Site, x: Tensor) -> Tensor:
+    """Rule of PReLU: y = max(x, 0) + gamma min(x, 0)."""
     use = ScaleUse(site.module.weight, None, x.shape[site.axis], site.axis, lambda t: t.clamp(max=0), trailing=False)  # type: ignore[arg-type]
     return site.observe(site.plain(x), use, (x,))
