@@ -46,7 +46,8 @@ def steps(device: str, width: int = 64, batch: int = BATCH, workers: int = 1) ->
     plain = vgg(width).to(device)
     x, labels = torch.randn(batch, 3, 32, 32, device=device), torch.randint(10, (batch,), device=device)
     if device == "cuda":
-        plain, x = plain.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        x = x.to(memory_format=torch.channels_last)
+        plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     watched = copy.deepcopy(plain)
     collector = Collector(watched, workers)
 

@@ -86,7 +86,7 @@ class Copies:
         for m in modules:
             m.__dict__["forward"] = functools.partial(self._forward, m)
         try:
-            loss(self.model(x)).backward()  # type: ignore[no-untyped-call]
+            loss(self.model(x)).backward()
         finally:
             for m in modules:
                 del m.__dict__["forward"]

@@ -23,9 +23,10 @@ def compare(model: nn.Module, x: Tensor, reduction: str, workers: int, own: bool
     if own:
         worker_batch_norm(model, workers)
     if channels_last:
-        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        x = x.to(memory_format=torch.channels_last)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     collector = Collector(model, workers)
-    loss(model(x)).backward()  # type: ignore[no-untyped-call]
+    loss(model(x)).backward()
     assert not collector.fallbacks
     for name, p in model.named_parameters():
         parts = shares[p].double().unflatten(0, (workers, -1))

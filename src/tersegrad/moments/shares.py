@@ -10,7 +10,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import importlib
+import importlib.util
+import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -102,7 +103,7 @@ def fold(shares: Tensor, workers: slice, count: int, gradient: bool, into: Total
             return part
         into = into or _empty(grouped, count, gradient)
         into.squares[workers] += part.squares
-        if into.gradient is not None:
+        if into.gradient is not None and part.gradient is not None:
             into.gradient[workers] += part.gradient
         return into
     into = into or _empty(grouped, count, gradient)
@@ -149,9 +150,14 @@ class Grouped(Use):
 
 @functools.cache
 def _triton() -> bool:
+    """Whether the Triton kernels are there and right on this machine: they are compared once with plain torch."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    kernels = importlib.import_module("tersegrad.kernels.triton.shares")
     try:
-        importlib.import_module("tersegrad.kernels.triton.shares")
-    except ImportError:
+        kernels.check()
+    except Exception as error:
+        warnings.warn(f"moments: plain torch instead of the Triton kernels: {type(error).__name__}: {error}", stacklevel=2)
         return False
     return True
 

@@ -39,5 +39,5 @@ def tap(out: Tensor, record: Record, saved: Sequence[Tensor | None], parameters:
     ``parameters`` are those that ``out`` was computed from detached: their gradient is the tap's to give.
     """
     kept = [None if s is None else s.detach() for s in saved]
-    result: Tensor = _Tap.apply(record, len(kept), out, *kept, *parameters)
+    result: Tensor = _Tap.apply(record, len(kept), out, *kept, *parameters)  # type: ignore[no-untyped-call]
     return result

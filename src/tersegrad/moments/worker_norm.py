@@ -95,7 +95,8 @@ class _WorkerBatchNorm:
         mean, var, count = self._statistics(x)
         if module.track_running_stats:
             self._follow(mean, var, count)
-        result: Tensor = _WorkerNorm.apply(x, module.weight, module.bias, mean, (var + module.eps).rsqrt_(), report)
+        inverse = (var + module.eps).rsqrt_()
+        result: Tensor = _WorkerNorm.apply(x, module.weight, module.bias, mean, inverse, report)  # type: ignore[no-untyped-call]
         return result
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -137,3 +137,40 @@ def norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor
         x, delta, mean, inverse, out, part, samples * c, C=c, L=places, BC=block, BL=min(64, triton.next_power_of_2(places))
     )
     return out
+
+
+def check() -> None:
+    """Raise unless both kernels agree with plain torch here, on shapes with a rest in every tile."""
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def made(*shape: int) -> Tensor:
+        drawn = torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+        return drawn.to(memory_format=torch.channels_last)
+
+    for samples, c, o, height, width, stride, dilation, padding in ((6, 5, 70, 9, 8, 2, 1, 1), (4, 64, 130, 8, 10, 1, 2, 2)):
+        x = made(samples, c, height, width)
+        weight = torch.zeros(o, c, 3, 2, device="cuda")
+        out = torch.nn.functional.conv2d(x.float(), weight, None, stride, padding, dilation)
+        delta = made(*out.shape)
+        sums, squares = convolution(x, delta, (3, 2), (stride,) * 2, (dilation,) * 2, (padding,) * 2, 2, True)
+        rows = []
+        for z in range(samples):
+            options = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 1, [False, True, False])
+            one = torch.ops.aten.convolution_backward(
+                delta[z : z + 1].double(), x[z : z + 1].double(), weight.double(), None, *options
+            )
+            rows.append(torch.cat([one[1].permute(0, 2, 3, 1).flatten(), delta[z].double().sum((1, 2))]))
+        shares = torch.stack(rows).unflatten(0, (2, -1))
+        _agree("convolution", sums, shares.sum(1))
+        _agree("squares of a convolution", squares, shares.square().sum(1))
+        mean, inverse = (torch.rand((2, c), generator=generator, device="cuda") + 0.5 for _ in range(2))
+        d = made(*x.shape)
+        by_sample = mean.repeat_interleave(samples // 2, 0)[:, :, None, None]
+        expected = (d.double() * (x.double() - by_sample)).sum((2, 3)) * inverse.repeat_interleave(samples // 2, 0)
+        _agree("norm", norm_sums(x, d, mean, inverse), torch.stack([expected, d.double().sum((2, 3))]))
+
+
+def _agree(what: str, found: Tensor, expected: Tensor) -> None:
+    error = float((found - expected).norm() / expected.norm())
+    if not error < 1e-4:
+        raise ArithmeticError(f"{what} is off by {error:.2g}")

@@ -6,6 +6,8 @@ forward of its own, or a weight under a parametrisation, has no rule).
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.nn import Parameter
 
@@ -53,10 +55,11 @@ RULES: dict[type[nn.Module], Rule] = {
 
 def find(module: nn.Module) -> Rule | None:
     """The rule of ``module``, or None."""
-    for kind in type(module).__mro__:
+    own: Any = type(module)
+    for kind in own.__mro__:
         rule = RULES.get(kind)
         if rule is not None:
-            return rule if type(module).forward is kind.forward and not hasattr(module, "parametrizations") else None
+            return rule if own.forward is kind.forward and not hasattr(module, "parametrizations") else None
     return None
 
 

@@ -67,12 +67,15 @@ def batch_norm(site: Site, x: Tensor) -> Tensor:
     module._check_input_dim(x)
     training = module.training or (module.running_mean is None and module.running_var is None)
     momentum = 0.0 if module.momentum is None else module.momentum
+    if training:
+        F._verify_batch_size(x.size())  # type: ignore[attr-defined]
     if module.training and module.track_running_stats and module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
         if module.momentum is None:
             momentum = 1.0 / float(module.num_batches_tracked)
     keep = not module.training or module.track_running_stats
     mean, var = (module.running_mean, module.running_var) if keep else (None, None)
+    saved_mean: Any
     out, saved_mean, saved_inverse, *_ = torch._batch_norm_impl_index(  # F.batch_norm, with the statistics it used
         x, module.weight, module.bias, mean, var, training, momentum, module.eps, torch.backends.cudnn.enabled
     )
