@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from tersegrad import kernels
 from tersegrad.core.errors import BadConfiguration
 
 
@@ -153,9 +154,8 @@ def _triton() -> bool:
     """Whether the Triton kernels are there and right on this machine: they are compared once with plain torch."""
     if importlib.util.find_spec("triton") is None:
         return False
-    kernels = importlib.import_module("tersegrad.kernels.triton.shares")
     try:
-        kernels.check()
+        importlib.import_module("tersegrad.kernels.triton.shares").check()
     except Exception as error:
         warnings.warn(f"moments: plain torch instead of the Triton kernels: {type(error).__name__}: {error}", stacklevel=2)
         return False
@@ -169,4 +169,4 @@ def accelerated(*tensors: Tensor) -> bool:
             return False
         if not (t.is_contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t.ndim == 2 and t.is_contiguous()):
             return False
-    return _triton()
+    return kernels.forced() != "reference" and _triton()
