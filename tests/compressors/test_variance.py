@@ -285,7 +285,7 @@ def test_what_is_kept_is_not_lost(text: str) -> None:
 
 def test_dropping_forgets_what_rounding_lost_and_what_was_too_small() -> None:
     for residual, left in (("drop", [0.0] * 5), ("keep", [0.04, 0.06, 1.75, 6.25, -3.75])):
-        c, spec = VGC(alpha=1, residual=residual), Spec.of(EXAMPLE)
+        c, spec = VGC(alpha=1, residual=residual), Spec.of(EXAMPLE)  # type: ignore[arg-type]
         _, state = c.encode(EXAMPLE, c.init(spec, "cpu"), Context(), stats=Stats(torch.zeros(5)))
         torch.testing.assert_close(state.r, torch.tensor(left))
         assert not state.v.any()

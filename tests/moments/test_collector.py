@@ -214,7 +214,11 @@ def test_worker_batch_norm_is_what_workers_compute_alone(dtype: torch.dtype, mom
         assert y.grad is not None
         torch.testing.assert_close(y.grad, x.grad, rtol=tolerance, atol=tolerance)
     for name, p in together.named_parameters():
-        total = sum((w.get_parameter(name).grad for w in workers), torch.zeros(3))
+        total = torch.zeros(3)
+        for w in workers:
+            gradient = w.get_parameter(name).grad
+            assert gradient is not None
+            total += gradient
         assert p.grad is not None
         assert relative_error(p.grad, total) < (1e-5 if dtype == torch.float32 else 1e-2)
     for name in ("running_mean", "running_var"):

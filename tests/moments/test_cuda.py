@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 from torch.nn import functional as F
 
 from tersegrad.moments import Collector, worker_batch_norm
@@ -27,7 +29,7 @@ def test_autocast_on_a_gpu(workers: int, own: bool) -> None:
         worker_batch_norm(model, workers)
     x = torch.randn(32, 3, 8, 8, device="cuda").to(memory_format=torch.channels_last)
     labels = torch.arange(32, device="cuda") % 10
-    found = []
+    found: list[tuple[dict[Parameter, Tensor | None], dict[Parameter, Tensor]]] = []
     for enabled in (False, True):
         model.zero_grad()
         with Collector(model, workers) as collector:
@@ -38,8 +40,7 @@ def test_autocast_on_a_gpu(workers: int, own: bool) -> None:
     for name, p in model.named_parameters():
         if ".bias" in name and p.ndim == 1 and found[0][1][p].sum() < 1e-9:
             continue  # a bias before batch norm has no gradient but rounding
-        for exact, rounded in zip(found[0], found[1], strict=True):
-            a, b = exact[p], rounded[p]
+        for a, b in ((found[0][0][p], found[1][0][p]), (found[0][1][p], found[1][1][p])):
             assert a is not None
             assert b is not None
             assert float((a - b).norm() / a.norm()) < 0.25, name

@@ -15,7 +15,6 @@ and at the loss scale, is finite: the means are the same on all ranks, so the de
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import time
@@ -31,22 +30,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.compressors import BF16, Identity
 from tersegrad.core import state as states
-from tersegrad.core.errors import BadConfiguration, MissingStatistics, TersegradError
+from tersegrad.core.errors import BadConfiguration, MissingStatistics
 from tersegrad.core.protocol import Compressor, Context, Stats, needs_second_moment
 from tersegrad.core.text import require
-from tersegrad.exchange import AllGather, Exchange, Pending, Plan, PowerSGDExchange, plan, start
-from tersegrad.integrations import checkpoint
+from tersegrad.exchange import Exchange, Pending, Plan, PowerSGDExchange, plan, start
+from tersegrad.integrations import checkpoint, replicas
 from tersegrad.integrations.groups import Group, from_layout, make_groups
 from tersegrad.integrations.meter import Meter, TimedGroup, watch
+from tersegrad.integrations.replicas import ReplicasDiffer as ReplicasDiffer
 from tersegrad.moments import Collector
 from tersegrad.recipes import parse
 from tersegrad.wrappers import ByTensor
 
 FORMAT = 2  # of state_dict
-
-
-class ReplicasDiffer(TersegradError):
-    """Parameters that must be the same on every rank are not."""
 
 
 @dataclasses.dataclass
@@ -275,6 +271,7 @@ class Handle:
         self._begin()
         scale = self.scaler.get_scale() if self.scaler is not None else self._scale
         self._step_scale = 1.0 if scale is None else float(scale)
+        self._totals.first.probing = bool(self.measure_every) and self.step % self.measure_every == 0
         self._choose()
 
     def _choose(self) -> None:
@@ -444,18 +441,7 @@ class Handle:
 
     def check_replicas(self) -> None:
         """Raise :class:`ReplicasDiffer` unless every parameter has the same bits on all ranks (a collective call)."""
-        if not self._replicas:
-            return
-        device = next(iter(self._replicas.values())).device
-        digests = b"".join(_digest(p) for p in self._replicas.values())
-        mine = torch.frombuffer(bytearray(digests), dtype=torch.uint8).to(device)
-        work, everyone = self.group.launch(AllGather(mine))
-        work.wait()
-        rows = everyone.cpu().view(self.group.size, len(self._replicas), -1)
-        for number, name in enumerate(self._replicas):
-            differ = [rank for rank in range(1, self.group.size) if not torch.equal(rows[rank, number], rows[0, number])]
-            if differ:
-                raise ReplicasDiffer(f"{name} on rank {differ[0]} differs from rank 0 before step {self.step}")
+        replicas.compare(self._replicas, self.group, self.step)
 
     # ---------------------------------------------------------------------------------------------------------------- report
 
@@ -505,6 +491,8 @@ class Handle:
             out["relative_error"] = t.error / t.power
         if self._collector is not None:
             out["moments/fallbacks"] = len(self._collector.fallbacks)
+        if t.first.power:
+            out["message_error"] = t.first.error / t.first.power
         if self.plan.compresses:
             exchanges = [(e, g.spec) for e, g in zip(self._exchanges, self.groups) if isinstance(e, PowerSGDExchange)]
             coordinates = sum(spec.numel for _, spec in exchanges)
@@ -694,11 +682,6 @@ def _plain(name: str) -> str:
 def _finite(x: Tensor) -> bool:
     # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
     return bool(torch.isfinite(x.sum(dtype=torch.float32))) or bool(torch.isfinite(x).all())
-
-
-def _digest(x: Tensor) -> bytes:
-    data = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hashlib.blake2b(data.data, digest_size=16).digest()
 
 
 def _public(part: Mapping[str, Any]) -> dict[str, Any]:
