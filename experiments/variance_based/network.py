@@ -147,18 +147,69 @@ class Conv(Layer):
             if mean:
                 run.gradients[name][0].copy_(found[1].permute(0, 2, 3, 1))
         rows = delta.permute(0, 2, 3, 1).flatten(1, 2)  # (B, positions, out)
-        if not mean:
-            columns = unfold(x, self.size, pad)
-            if run.mode == "moments":
-                # Shares stay in the activations' precision, which is that of both factors; they are summed in float32.
-                put_shares(run, name, torch.bmm(rows.transpose(1, 2), columns))
-            else:
-                n = run.workers
-                product = _bmm32(rows.reshape(n, -1, self.outputs).transpose(1, 2), columns.view(n, -1, columns.shape[-1]))
-                run.gradients[name].view(n, self.outputs, -1).copy_(product)
+        if run.mode == "moments":
+            self._moments(run, x, delta)
+        elif not mean:
+            columns, n = unfold(x, self.size, pad), run.workers
+            product = _bmm32(rows.reshape(n, -1, self.outputs).transpose(1, 2), columns.view(n, -1, columns.shape[-1]))
+            run.gradients[name].view(n, self.outputs, -1).copy_(product)
         if self.bias:
             put_shares(run, f"{self.name}.bias", rows.float().sum(1))
         return found[0] if needs_input else None
+
+    def _moments(self, run: Pass, x: Tensor, delta: Tensor) -> None:
+        """Sum and squares of the shares: by the package's Triton kernel or by stored products, whichever is faster here."""
+        if not x.is_cuda:
+            self._stored(run, x, delta)
+            return
+        key = (x.shape, self.outputs, run.workers)
+        if key not in _choices:
+            _choices[key] = self._choose(run, x, delta)
+        (self._unstored if _choices[key] else self._stored)(run, x, delta)
+
+    def _stored(self, run: Pass, x: Tensor, delta: Tensor) -> None:
+        # Shares stay in the activations' precision, which is that of both factors; they are summed in float32.
+        rows = delta.permute(0, 2, 3, 1).flatten(1, 2)
+        put_shares(run, f"{self.name}.weight", torch.bmm(rows.transpose(1, 2), unfold(x, self.size, self.size // 2)))
+
+    def _unstored(self, run: Pass, x: Tensor, delta: Tensor) -> None:
+        from tersegrad.kernels.triton import shares
+
+        pad = self.size // 2
+        found = shares.convolution(x, delta, (self.size,) * 2, (1, 1), (1, 1), (pad, pad), run.workers, False)
+        name = f"{self.name}.weight"
+        run.gradients[name].view(run.workers, -1).copy_(found[0])
+        run.squares[name].view(run.workers, -1).copy_(found[1])
+
+    def _choose(self, run: Pass, x: Tensor, delta: Tensor) -> bool:
+        """Whether the Triton kernel works, agrees and is faster; said aloud."""
+        name = f"{self.name}.weight"
+        try:
+            times, results = [], []
+            for way in (self._stored, self._unstored):
+                for _ in range(2):
+                    way(run, x, delta)
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record()
+                for _ in range(5):
+                    way(run, x, delta)
+                end.record()
+                end.synchronize()
+                times.append(start.elapsed_time(end) / 5)
+                results.append((run.gradients[name].clone(), run.squares[name].clone()))
+            errors = [float((a - b).norm() / a.norm().clamp_min(1e-30)) for a, b in zip(*results)]
+            print(
+                f"{self.name} {tuple(x.shape)}: stored shares {times[0]:.2f} ms, Triton {times[1]:.2f} ms, "
+                f"relative differences {errors[0]:.1e} and {errors[1]:.1e}",
+                flush=True,
+            )
+            return times[1] < times[0] and max(errors) < 0.02
+        except Exception as error:
+            print(f"{self.name}: no Triton kernel: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            return False
+
+
+_choices: dict[Any, bool] = {}
 
 
 @fused

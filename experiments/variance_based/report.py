@@ -242,7 +242,7 @@ def scatter(results: Sequence[Result], stem: Path) -> None:
             shown = [r["accuracy"] for runs in rows.values() for r in runs]
             shown += [a for row, (a, _) in published.items() if a and row in rows]
             axis.set_ylim(max(0.0, min(shown) - 3), max(shown) + 2)
-            axis.set_xlim(left=0.5)
+            axis.set_xlim(0.5, 3 * max(axis.get_xlim()[1], 10.0))
             axis.set_xscale("log")
             axis.set_xlabel("parameters per word sent, mean over the run")
             axis.set_ylabel("test accuracy, %")
