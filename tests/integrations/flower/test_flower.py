@@ -398,7 +398,7 @@ def test_bad_configurations_say_so() -> None:
         ({"clip": 0.0}, "above zero"),
     ):
         with pytest.raises(tersegrad.BadConfiguration, match=message):
-            flower.CompressedStrategy(good, **options)  # type: ignore[arg-type]
+            flower.CompressedStrategy(good, **options)
     with pytest.raises(tersegrad.BadConfiguration, match="Strategy"):
         flower.CompressedStrategy("fedavg")  # type: ignore[arg-type]
     with pytest.raises(tersegrad.BadConfiguration, match="nothing to compress"):

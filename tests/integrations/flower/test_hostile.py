@@ -46,7 +46,7 @@ def reframed(framed: bytes, **changes: Any) -> bytes:
         "<4sBBHQIHHQQB", b"TGRD", 1, frame.DTYPES.index(facts["dtype"]), facts["wire_id"], context.seed, context.step,
         context.buffer, context.sender, facts["numel"], len(facts["payload"]), len(label),
     )  # fmt: skip
-    body = header + label + facts["payload"]
+    body: bytes = header + label + facts["payload"]
     return body + struct.pack("<I", zlib.crc32(body))
 
 
