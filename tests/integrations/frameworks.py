@@ -57,7 +57,8 @@ def run_lightning() -> tuple[nn.Module, Any]:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = space["fit"](module, data(), accelerator="cpu", devices=2, max_epochs=4, **quiet)
     handle = next(c for c in trainer.callbacks if isinstance(c, space["Compress"])).handle
-    assert float(trainer.callback_metrics["bits_per_coordinate"]) == handle.report()["bits_per_coordinate"]
+    logged = float(trainer.callback_metrics["bits_per_coordinate"])
+    assert abs(logged - handle.report()["bits_per_coordinate"]) < 1e-4
     return module.network, handle
 
 

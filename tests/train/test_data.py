@@ -81,7 +81,7 @@ def test_unknown_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         data.check(str(tmp_path / "none"))
     with pytest.raises(BadConfiguration, match="neither"):
         data.load(str(tmp_path))
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    monkeypatch.setitem(__import__("sys").modules, "sklearn", None)
     with pytest.raises(MissingExtra, match=r"tersegrad\[experiments\]"):
         data.check("digits")
 

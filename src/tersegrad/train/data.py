@@ -9,7 +9,6 @@ import dataclasses
 import gzip
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -69,24 +68,26 @@ def load(source: str) -> Images:
 def check(source: str) -> None:
     """Raise what :func:`load` would raise for a source that is not there, before any process is started."""
     if source == "digits":
-        _load_digits()
+        load_digits()
     elif not Path(source).is_dir():
         load(source)
 
 
-def _load_digits() -> Any:
+def load_digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's digits as they are: (1797, 64) pixels from 0 to 16, and their classes."""
     try:
-        from sklearn.datasets import load_digits
+        from sklearn import datasets
     except ImportError as e:
         raise MissingExtra(
             "digits are scikit-learn's: pip install 'tersegrad[experiments]', or pass a folder of MNIST files"
         ) from e
-    return load_digits
+    pixels, classes = datasets.load_digits(return_X_y=True)
+    return pixels, classes
 
 
 def digits() -> Images:
     """scikit-learn's 1797 handwritten digits of 8 x 8 pixels, a part of them held out for the test."""
-    pixels, classes = _load_digits()(return_X_y=True)
+    pixels, classes = load_digits()
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0)).numpy()
     images, labels = pixels[order].reshape(-1, 1, 8, 8), classes[order]
     cut = len(images) - HELD_OUT
