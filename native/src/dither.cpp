@@ -335,18 +335,18 @@ private:
         bits::elias_encode(escapes_.data(), escapes_.size(), bits::Elias::gamma, tail_.data(), tail_.size());
     }
 
-    // The bytes of rans::encode_message for one chunk, without its copies. The first symbol of the window is stored as `base`.
+    // The bytes of rans::encode_counted for one chunk, without its copies. The first symbol of the window is stored as `base`.
     void code_symbols(int window, int base, rans::Ahead next) {
         const std::uint8_t* symbols = levels_.data.get();
         const int alphabet = 2 * window + 1;
         std::uint64_t counts[256];
         std::uint16_t frequencies[256] = {};
-        rans::histogram(symbols, n_, base + alphabet, {}, 1, rans::worth_sampling(n_, alphabet, 1), counts);
+        rans::histogram_dense(symbols, n_, base, alphabet, counts);
         const std::vector<std::uint8_t> tables = rans::write_tables(counts + base, alphabet, 1);
         rans::read_tables(tables.data(), tables.size(), alphabet, 1, frequencies + base);
         const std::size_t most = rans::max_message(n_, alphabet), lanes = rans::lanes_of(n_), before = head_size_;
         const bool informative = std::none_of(frequencies, frequencies + base + alphabet, [](auto f) { return f == rans::kTotal; });
-        if (!informative || 1 + tables.size() >= most) return code_rarely(window, base);
+        if (!informative || 1 + tables.size() >= most) return code_rarely(window, base, counts + base);
         const rans::EncodeModel model(frequencies, base + alphabet, 1);
         std::uint32_t states[rans::kLanes];
         std::uint8_t* const end = words_.data.get() + words_.size;
@@ -354,7 +354,7 @@ private:
         const auto later = static_cast<const char*>(next.end) - static_cast<const char*>(next.begin);
         fetched_ = std::min<std::size_t>(128 * (n_ / rans::kLanes), static_cast<std::size_t>(later));
         words_size_ = static_cast<std::size_t>(end - words_at_);
-        if (1 + tables.size() + 4 + 4 * lanes + words_size_ >= most) return code_rarely(window, base);
+        if (1 + tables.size() + 4 + 4 * lanes + words_size_ >= most) return code_rarely(window, base, counts + base);
         const auto count = static_cast<std::uint32_t>(words_size_ / 2);
         head_size_ = before;
         put(0);
@@ -363,10 +363,10 @@ private:
         put(states, 4 * lanes);
     }
 
-    void code_rarely(int window, int base) {
+    void code_rarely(int window, int base, const std::uint64_t* counts) {
         if (base) ops().shift(levels_.data.get(), n_, window);
         std::vector<std::uint8_t> message(rans::max_message(n_, 2 * window + 1));
-        message.resize(rans::encode_message(levels_.data.get(), n_, 2 * window + 1, {}, 1, true, message.data()));
+        message.resize(rans::encode_counted(levels_.data.get(), n_, 2 * window + 1, {}, 1, counts, message.data()));
         tail_.insert(tail_.begin(), message.begin(), message.end());
         words_size_ = 0;
     }

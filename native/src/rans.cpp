@@ -376,9 +376,15 @@ std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alpha
     const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
     std::vector<std::uint64_t> counts(cells);
     if (!histogram(symbols, n, alphabet, ctx, contexts, sample && worth_sampling(n, alphabet, contexts), counts.data())) return kBad;
+    return encode_counted(symbols, n, alphabet, ctx, contexts, counts.data(), out);
+}
+
+std::size_t encode_counted(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts ctx, int contexts, const std::uint64_t* counts,
+                           std::uint8_t* out) {
+    const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
     const std::size_t most = max_message(n, alphabet);
     if (most == 0) return 0;
-    const std::vector<std::uint8_t> tables = write_tables(counts.data(), alphabet, contexts);
+    const std::vector<std::uint8_t> tables = write_tables(counts, alphabet, contexts);
     if (1 + tables.size() < most) {
         std::vector<std::uint16_t> frequencies(cells);
         read_tables(tables.data(), tables.size(), alphabet, contexts, frequencies.data());

@@ -16,9 +16,9 @@ namespace tersegrad::rans::detail {
 namespace {
 
 // ---- encoder: 64 states in four registers of 16 ----
-// A half step (32 lanes) is a pair of registers whose 128-bit blocks alternate, so that one pack brings the low words into
-// lane order: register 2h holds lanes 32h + {0-3, 8-11, 16-19, 24-27}, register 2h+1 the others.
-constexpr int lane_of(int reg, int k) { return reg / 2 * 32 + k / 4 * 8 + reg % 2 * 4 + k % 4; }
+// A half step (32 lanes) is a pair of registers, one with the even lanes and one with the odd, so that the low words of both
+// stand in lane order once the odd ones are moved up by 16 bits.
+constexpr int lane_of(int reg, int k) { return reg / 2 * 32 + 2 * k + reg % 2; }
 
 struct Spread {  // byte indices that bring a register's symbols to the low bytes of its 16 words
     __m512i index[4];
@@ -31,6 +31,12 @@ struct Spread {  // byte indices that bring a register's symbols to the low byte
     }
 };
 
+// An entry as the encoder wants it: f below, start in the highest 12 bits.
+inline __m512i raised(__m512i packed) {
+    const __m512i word = _mm512_set1_epi32(0xffff);
+    return _mm512_or_si512(_mm512_and_si512(packed, word), _mm512_slli_epi32(_mm512_andnot_si512(word, packed), 4));
+}
+
 // Tables of up to 16 * G entries.
 template <int G>
 struct Lookup {
@@ -38,7 +44,7 @@ struct Lookup {
     __m512 reciprocal[G];
     void load(const EncodeTable& table) {
         for (int g = 0; g < G; ++g) {
-            packed[g] = _mm512_load_si512(table.packed + 16 * g);
+            packed[g] = raised(_mm512_load_si512(table.packed + 16 * g));
             reciprocal[g] = _mm512_load_ps(table.reciprocal + 16 * g);
         }
     }
@@ -59,23 +65,25 @@ struct Lookup {
     }
 };
 
-inline __m512i encode_16(__m512i x, __m512i entry, __m512 rcp, __mmask16& emits, __m512i& low) {
+// `Certain`: a symbol may have all the probability, 2^12, which does not fit above 20 bits.
+template <bool Certain>
+inline __m512i encode_16(__m512i x, __m512i entry, __m512 rcp, __mmask16& emits) {
     const __m512i word = _mm512_set1_epi32(0xffff);
     const __m512i f = _mm512_and_si512(entry, word);
-    low = _mm512_and_si512(x, word);
-    emits = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x, 20), f);
+    if constexpr (Certain) emits = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x, 20), f);
+    else emits = _mm512_cmpge_epu32_mask(x, _mm512_slli_epi32(entry, 20));
     x = _mm512_mask_srli_epi32(x, emits, x, 16);
     const __m512i q = _mm512_cvttps_epu32(_mm512_mul_ps(_mm512_cvtepu32_ps(x), rcp));
     // The remainder lies in [0, 2f), so its low 16 bits suffice.
-    const __m512i r = _mm512_and_si512(_mm512_sub_epi16(x, _mm512_mullo_epi16(q, f)), word);
+    const __m512i r = _mm512_maskz_sub_epi16(0x55555555, x, _mm512_mullo_epi16(q, entry));
     const __mmask16 more = _mm512_cmpge_epu32_mask(r, f);
-    const __m512i y = _mm512_add_epi32(_mm512_slli_epi32(q, kPrecision), _mm512_add_epi32(r, _mm512_srli_epi32(entry, 16)));
+    const __m512i y = _mm512_add_epi32(_mm512_shldi_epi32(q, entry, kPrecision), r);  // q, then start, then r
     return _mm512_mask_add_epi32(y, more, y, _mm512_sub_epi32(_mm512_set1_epi32(kTotal), f));
 }
 
-inline std::uint8_t* push(std::uint8_t* p, __mmask16 even, __mmask16 odd, __m512i low_even, __m512i low_odd) {
-    const __m512i words = _mm512_packus_epi32(low_even, low_odd);
-    const std::uint32_t emits = _pdep_u32(even, 0x0f0f0f0f) | _pdep_u32(odd, 0xf0f0f0f0);
+inline std::uint8_t* push(std::uint8_t* p, __mmask16 even, __mmask16 odd, __m512i from_even, __m512i from_odd) {
+    const __m512i words = _mm512_mask_blend_epi16(0xaaaaaaaa, from_even, _mm512_slli_epi32(from_odd, 16));
+    const std::uint32_t emits = _pdep_u32(even, 0x55555555) | _pdep_u32(odd, 0xaaaaaaaa);
     const int count = std::popcount(emits);
     p -= 2 * count;
     _mm512_mask_storeu_epi16(p, _bzhi_u32(~0u, static_cast<unsigned>(count)), _mm512_maskz_compress_epi16(emits, words));
@@ -115,7 +123,8 @@ std::uint8_t* encode_registers(const EncodeModel& model, const std::uint8_t* sym
             __m512i entry;
             __m512 rcp;
             lookup.find(_mm512_permutexvar_epi8(index[reg], s), entry, rcp);
-            x[reg] = encode_16(x[reg], entry, rcp, emits[reg], low[reg]);
+            low[reg] = x[reg];
+            x[reg] = encode_16<C != Choice::one>(x[reg], entry, rcp, emits[reg]);
         }
         p = push(p, emits[2], emits[3], low[2], low[3]);
         p = push(p, emits[0], emits[1], low[0], low[1]);
@@ -130,6 +139,8 @@ std::uint8_t* encode_registers(const EncodeModel& model, const std::uint8_t* sym
 std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
                            std::uint32_t* states) {
     alignas(64) std::uint32_t entries[kAhead][kLanes], ordered[4][16];
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
     __m512i x[4];
     for (int reg = 0; reg < 4; ++reg) {
         for (int k = 0; k < 16; ++k) ordered[reg][k] = states[lane_of(reg, k)];
@@ -147,13 +158,14 @@ std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols
 #pragma GCC unroll 4
             for (int reg = 3; reg >= 0; --reg) {
                 const __m512i a = row[reg & 2], b = row[reg | 1];
-                const __m512i entry = reg & 1 ? _mm512_shuffle_i32x4(a, b, 0xdd) : _mm512_shuffle_i32x4(a, b, 0x88);
+                const __m512i entry = raised(_mm512_permutex2var_epi32(a, reg & 1 ? odd : even, b));
                 const __m512 f = _mm512_cvtepi32_ps(_mm512_and_si512(entry, _mm512_set1_epi32(0xffff)));
                 // One Newton step leaves errors of a few 2^-24; shortening by 2^-21 keeps the quotient right or one too small.
                 const __m512 guess = _mm512_rcp14_ps(f);
                 const __m512 rcp = _mm512_mul_ps(_mm512_mul_ps(guess, _mm512_set1_ps(1.0f - 0x1p-21f)),
                                                  _mm512_sub_ps(_mm512_set1_ps(2.0f), _mm512_mul_ps(f, guess)));
-                x[reg] = encode_16(x[reg], entry, rcp, emits[reg], low[reg]);
+                low[reg] = x[reg];
+                x[reg] = encode_16<true>(x[reg], entry, rcp, emits[reg]);
             }
             p = push(p, emits[2], emits[3], low[2], low[3]);
             p = push(p, emits[0], emits[1], low[0], low[1]);

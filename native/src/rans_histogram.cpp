@@ -96,6 +96,16 @@ bool worth_sampling(std::size_t n, int alphabet, int contexts) {
     return n >= std::max<std::size_t>(std::size_t{1} << 16, 4096 * cells);
 }
 
+void histogram_dense(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, std::uint64_t* counts) {
+    const bool sample = worth_sampling(n, alphabet, 1);
+    Counters counters(1, true, first + alphabet);
+    for (std::size_t i = 0; i < n; i += kBlock * kStride) counters.add(symbols + i, std::min(n - i, sample ? kBlock : kBlock * kStride), {});
+    for (std::size_t s = 0; s < static_cast<std::size_t>(first + alphabet); ++s) {
+        const auto& r = counters.rows;
+        counts[s] = r[s] + r[256 + s] + r[512 + s] + r[768 + s] + (sample && s >= static_cast<std::size_t>(first));
+    }
+}
+
 bool histogram(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts ctx, int contexts, bool sample, std::uint64_t* counts) {
     const std::size_t rows = static_cast<std::size_t>(contexts) * 256;
     std::vector<std::uint64_t> total(rows);

@@ -1,9 +1,15 @@
 // Index sets as bytes. Every decoder here is safe on arbitrary bytes: it reads within [data, data + size) and throws otherwise.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cstring>
+#include <memory>
+#include <numeric>
 #include <stdexcept>
+#include <vector>
 
+#include "tersegrad/runtime.hpp"
 #include "tersegrad/select.hpp"
 
 namespace tersegrad::select {
@@ -305,13 +311,18 @@ void complement(const I* indices, std::size_t count, std::uint64_t n, I* out) {
     }
 }
 
+namespace {
+
+constexpr std::size_t kGapGrain = std::size_t{1} << 15;  // indices that pay for a thread
+
+// The gaps to indices[begin .. end), the first one to the index before it.
 template <class I>
-std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, std::uint8_t* out, std::size_t capacity) {
+void golomb_write(const I* indices, std::size_t begin, std::size_t end, std::uint64_t m, BitWriter& bits) {
     const Golomb code(m);
     const Divider<I> divide(m);
-    BitWriter bits(out, capacity);
-    std::int64_t before = -1;
-    std::size_t j = 0;
+    std::int64_t before = begin ? static_cast<std::int64_t>(indices[begin - 1]) : -1;
+    std::size_t j = begin;
+    const std::size_t count = end;
     // Short remainders: r in `width` bits. Long ones: (r + u) >> 1 in `width` bits, then the lowest bit of r + u.
     auto word = [&](std::uint64_t r, unsigned& length) {
         const std::uint64_t is_long = r >= code.short_codes, moved = r + code.short_codes;
@@ -347,22 +358,72 @@ std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, 
         bits.put(rest & ((std::uint64_t{1} << 28) - 1), std::min(length, 28u));
         if (length > 28) bits.put(rest >> 28, length - 28);
     }
-    return bits.finish();
 }
 
 template <class I>
-std::size_t golomb_size(const I* indices, std::size_t count, std::uint64_t m) {
+std::uint64_t golomb_bits(const I* indices, std::size_t begin, std::size_t end, std::uint64_t m) {
     const Golomb code(m);
     const Divider<I> divide(m);
-    std::int64_t before = -1;
-    std::uint64_t total = static_cast<std::uint64_t>(count) * (code.width + 1);
-    for (std::size_t j = 0; j < count; ++j) {
+    std::int64_t before = begin ? static_cast<std::int64_t>(indices[begin - 1]) : -1;
+    std::uint64_t total = static_cast<std::uint64_t>(end - begin) * (code.width + 1);
+    for (std::size_t j = begin; j < end; ++j) {
         const std::uint64_t gap = static_cast<std::uint64_t>(indices[j] - before - 1);
         before = indices[j];
         const std::uint64_t q = divide(gap), r = gap - q * m;
         total += q + (r >= code.short_codes);
     }
-    return (total + 7) / 8;
+    return total;
+}
+
+// body(part, begin, end) for every thread's part of `count` indices.
+template <class Body>
+void each_part(std::size_t count, std::size_t parts, Body&& body) {
+    parallel_for(parts, 1, 1, [&](std::size_t b, std::size_t e) {
+        for (std::size_t p = b; p < e; ++p) body(p, count * p / parts, count * (p + 1) / parts);
+    });
+}
+
+std::size_t parts_of(std::size_t count) { return static_cast<std::size_t>(plan_threads(count, kGapGrain)); }
+
+}  // namespace
+
+template <class I>
+std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, std::uint8_t* out, std::size_t capacity) {
+    const std::size_t parts = parts_of(count);
+    if (parts == 1) {
+        BitWriter bits(out, capacity);
+        golomb_write(indices, 0, count, m, bits);
+        return bits.finish();
+    }
+    // Every part is written on its own, from the bit where it will stand, and then joined to the others.
+    std::vector<std::uint64_t> starts(parts + 1);
+    each_part(count, parts, [&](std::size_t p, std::size_t begin, std::size_t end) { starts[p + 1] = golomb_bits(indices, begin, end, m); });
+    for (std::size_t p = 0; p < parts; ++p) starts[p + 1] += starts[p];
+    if ((starts[parts] + 7) / 8 > capacity) no_room();
+    std::vector<std::uint8_t> firsts(parts);
+    each_part(count, parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
+        const std::size_t at = starts[p] / 8, size = (starts[p + 1] + 7) / 8 - at;
+        const std::unique_ptr<std::uint8_t[]> own(new std::uint8_t[size]);
+        BitWriter bits(own.get(), size);
+        bits.zeros(starts[p] % 8);
+        golomb_write(indices, begin, end, m, bits);
+        firsts[p] = own[0];
+        std::memcpy(out + at + 1, own.get() + 1, size - 1);
+    });
+    out[0] = firsts[0];
+    for (std::size_t p = 1; p < parts; ++p) {
+        const std::size_t at = starts[p] / 8;
+        out[at] = starts[p] % 8 ? static_cast<std::uint8_t>(out[at] | firsts[p]) : firsts[p];
+    }
+    return (starts[parts] + 7) / 8;
+}
+
+template <class I>
+std::size_t golomb_size(const I* indices, std::size_t count, std::uint64_t m) {
+    const std::size_t parts = parts_of(count);
+    std::vector<std::uint64_t> sizes(parts);
+    each_part(count, parts, [&](std::size_t p, std::size_t begin, std::size_t end) { sizes[p] = golomb_bits(indices, begin, end, m); });
+    return (std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0}) + 7) / 8;
 }
 
 template <class I>
@@ -471,14 +532,28 @@ void gap_classes(const I* indices, std::size_t count, std::uint8_t* classes) {
 
 template <class I>
 void gap_histogram(const I* indices, std::size_t count, std::uint64_t n, std::uint64_t* histogram) {
-    if (!increasing(indices, count, n)) throw std::invalid_argument("indices must increase strictly and lie within the vector");
-    std::uint64_t quarter[4][128] = {};  // four, because one counter cannot be raised again within five cycles
-    std::int64_t before = -1;
-    for (std::size_t j = 0; j < count; ++j) {
-        ++quarter[j & 3][class_of(static_cast<std::uint64_t>(indices[j] - before - 1)) & 127];
-        before = indices[j];
+    using Counts = std::array<std::uint64_t, 128>;
+    std::vector<Counts> sums(parts_of(count));
+    std::atomic<bool> good{true};
+    each_part(count, sums.size(), [&](std::size_t p, std::size_t begin, std::size_t end) {
+        const std::size_t from = begin ? begin - 1 : 0;  // order is checked across the border too
+        if (!increasing(indices + from, end - from, n)) {
+            good = false;
+            return;
+        }
+        std::uint64_t quarter[4][128] = {};  // four, because one counter cannot be raised again within five cycles
+        std::int64_t before = begin ? static_cast<std::int64_t>(indices[begin - 1]) : -1;
+        for (std::size_t j = begin; j < end; ++j) {
+            ++quarter[j & 3][class_of(static_cast<std::uint64_t>(indices[j] - before - 1)) & 127];
+            before = indices[j];
+        }
+        for (unsigned c = 0; c < 128; ++c) sums[p][c] = quarter[0][c] + quarter[1][c] + quarter[2][c] + quarter[3][c];
+    });
+    if (!good) throw std::invalid_argument("indices must increase strictly and lie within the vector");
+    for (unsigned c = 0; c < 128; ++c) {
+        histogram[c] = 0;
+        for (const Counts& part : sums) histogram[c] += part[c];
     }
-    for (unsigned c = 0; c < 128; ++c) histogram[c] = quarter[0][c] + quarter[1][c] + quarter[2][c] + quarter[3][c];
 }
 
 template <class I>

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,11 +10,14 @@ import torch
 from torch import Tensor
 
 import tersegrad
-from tersegrad.core.protocol import Context, Spec
-from tersegrad.exchange import AllGatherExchange, Exchange, ProcessGroup, TwoShotExchange, start, virtual
-from tests.exchange.pool import Pool, pool
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.exchange import AllGatherExchange, Exchange, ProcessGroup, TwoShotExchange, plan, start, virtual
+from tersegrad.exchange.all_gather import gather_messages
+from tests.exchange.pool import Pool
+from tests.laws.zoo import adversarial
 
-KINDS: dict[str, type[Any]] = {"all_gather": AllGatherExchange, "two_shot": TwoShotExchange}
+KINDS = ("all_gather", "two_shot", "hierarchical(ranks_per_node=2)", "hierarchical(ranks_per_node=2, between=all_gather)")
 TEXTS = (
     "identity",
     "bf16",
@@ -23,6 +25,8 @@ TEXTS = (
     "sparse_dithering(alpha=0.1)",
     "error_feedback(top_k(fraction=0.05))",
     "error_feedback(random_k(fraction=0.1))",
+    "error_feedback(rotated(int4))",
+    "by_tensor(error_feedback(sign), small=bf16, below=10)",
     "random_sparse_dithering(omega=0.5)",
 )
 SIZES = (0, 1, 65, 3001)
@@ -33,8 +37,7 @@ def vector(d: int, rank: int, step: int) -> Tensor:
 
 
 def make(kind: str, text: str) -> Exchange[Any]:
-    exchange: Exchange[Any] = KINDS[kind](tersegrad.parse(text))
-    return exchange
+    return plan(kind).make(tersegrad.parse(text))
 
 
 def real_steps(kind: str, text: str, d: int, steps: int) -> list[tuple[bytes, int]]:
@@ -68,12 +71,6 @@ def interleaved(d: int) -> bytes:
         for p in pendings:
             p.advance()
     return b"".join(p.wait()[0].numpy().tobytes() for p in pendings)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Pool]:
-    with pool(3) as p:
-        yield p
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,7 +113,10 @@ def test_identity_gives_the_mean_in_rank_order(kind: str, size: int) -> None:
         total = torch.zeros(d)
         for x in xs:
             total += x
-        assert torch.equal(outcome.mean, total * (1.0 / size))
+        if kind in ("all_gather", "two_shot"):
+            assert torch.equal(outcome.mean, total * (1.0 / size))
+        else:  # sums of sums
+            torch.testing.assert_close(outcome.mean, total / size)
 
 
 def test_traffic_follows_the_formulas() -> None:
@@ -132,17 +132,84 @@ def test_traffic_follows_the_formulas() -> None:
                 assert abs(n / (messages * int(alone.nbytes)) - 1) < 0.1
 
 
-def test_two_shot_error_bounds() -> None:
-    d, size, alpha = 4096, 4, 0.1
-    spec = Spec.flat(d)
-    for seed in range(5):
-        xs = [vector(d, r, seed) for r in range(size)]
-        exchange = make("two_shot", f"sparse_dithering(alpha={alpha})")
-        outcome = virtual.run(exchange, xs, virtual.init(exchange, spec, size), spec, Context(seed=seed))
-        error = float((outcome.mean - torch.stack(xs).mean(0)).double().norm())
-        power = math.sqrt(sum(float(x.double().square().sum()) for x in xs) / size)
-        root = math.sqrt(alpha)
-        assert error <= (root + root * (1 + root)) * power * (1 + 1e-6)
+SURE = ("sparse_dithering(alpha=0.1)", "top_k(fraction=0.2)", "int4(block=64)", "sign", "error_feedback(top_k(fraction=0.3))")
+UNBIASED = ("random_sparse_dithering(omega=0.5)", "qsgd(bits=3, bucket=64)", "random_k(fraction=0.25)", "natural")
+
+
+def relative_error(exchange: Exchange[Any], xs: list[Tensor], seed: int) -> float:
+    """The squared error of the mean against (1/p) sum ||x_i||^2."""
+    spec = Spec.flat(xs[0].numel())
+    outcome = virtual.run(exchange, xs, virtual.init(exchange, spec, len(xs)), spec, Context(seed=seed))
+    exact = torch.stack(xs).double().mean(0)
+    power = sum(float(x.double().square().sum()) for x in xs) / len(xs)
+    return float((outcome.mean.double() - exact).square().sum()) / power
+
+
+@pytest.mark.parametrize("text", SURE)
+def test_two_shot_keeps_its_sure_guarantee(text: str) -> None:
+    exchange = TwoShotExchange(tersegrad.parse(text))
+    for size in (2, 3, 5):
+        promise = exchange.guarantee(Spec.flat(2048), size)
+        assert (promise.kind, promise.sure) == ("contractive", True)
+        families = [adversarial(2048)[name] for name in ("gaussian", "one_big", "geometric", "student_t", "constant")]
+        for case in range(3):
+            xs = [families[(case + r) % len(families)] * (1 + r) for r in range(size)]
+            assert relative_error(exchange, xs, case) <= promise.value * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("text", UNBIASED)
+def test_two_shot_keeps_its_guarantee_on_average_and_stays_unbiased(text: str) -> None:
+    exchange, size, runs = TwoShotExchange(tersegrad.parse(text)), 3, 60
+    xs = [vector(512, r, 7) for r in range(size)]
+    promise = exchange.guarantee(Spec.flat(512), size)
+    assert promise.kind == "unbiased"
+    assert sum(relative_error(exchange, xs, seed) for seed in range(runs)) / runs <= promise.value
+    spec, total = Spec.flat(512), torch.zeros(512, dtype=torch.float64)
+    for seed in range(runs):
+        total += virtual.run(exchange, xs, virtual.init(exchange, spec, size), spec, Context(seed=seed)).mean
+    exact = torch.stack(xs).double().mean(0)
+    power = sum(float(x.double().square().sum()) for x in xs) / size
+    # The mean of the runs has at most 1/runs of the promised variance; Markov's inequality at 1/20.
+    assert float((total / runs - exact).square().sum()) <= 20 * promise.value * power / runs
+
+
+def test_two_shot_promises() -> None:
+    spec = Spec.flat(4096)
+    identity, half = tersegrad.parse("identity"), tersegrad.parse("sparse_dithering(alpha=0.25)")
+    assert TwoShotExchange(identity).guarantee(spec, 4) == Guarantee("contractive", 0.0, True)
+    assert TwoShotExchange(half).guarantee(spec, 4).value == pytest.approx((0.5 + 0.5 * 1.5) ** 2)
+    assert TwoShotExchange(half, identity).guarantee(spec, 4).value == pytest.approx(0.25)
+    assert TwoShotExchange(tersegrad.parse("threshold(tau=1.0)")).guarantee(spec, 4).kind == "none"
+    assert TwoShotExchange(half).guarantee(Spec.flat(0), 4).value == 0.0
+
+
+@pytest.mark.parametrize(("text", "kind", "rounds"), [
+    ("qsgd", "all_gather", 1), ("error_feedback(sign)", "two_shot", 2), ("top_k(fraction=0.1)", "all_gather", 2),
+    ("sparse_dithering(nu=0.1)", "two_shot", 4),
+])  # fmt: skip
+def test_messages_of_fixed_size_need_no_round_for_their_lengths(text: str, kind: str, rounds: int) -> None:
+    exchange, spec = make(kind, text), Spec.flat(1000)
+    steps = exchange.steps(vector(1000, 0, 0), exchange.init(spec, "cpu", 0, 1), spec, Context(), 0, 1)
+    count, answer = 0, None
+    while True:
+        try:
+            request = next(steps) if answer is None else steps.send(answer)
+        except StopIteration:
+            break
+        count, answer = count + 1, request.data
+    assert count == rounds
+
+
+def test_a_false_declaration_of_fixed_size_is_an_error() -> None:
+    class Liar(tersegrad.TopK):
+        fixed_size = True
+
+    liar, spec = TwoShotExchange(Liar(k=2)), Spec.flat(500)
+    with pytest.raises(BadConfiguration, match="fixed_size"):
+        virtual.run(liar, [vector(500, r, 0) for r in range(2)], virtual.init(liar, spec, 2), spec, Context())
+    message, _ = tersegrad.parse("identity").encode(torch.ones(4), None, Context())
+    with pytest.raises(BadConfiguration, match="fixed_size"):
+        next(gather_messages(message, [15, 15], True, 0, 2))
 
 
 def test_non_finite_on_one_rank_is_nan_on_all() -> None:

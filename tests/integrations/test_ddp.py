@@ -7,7 +7,7 @@ import copy
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tersegrad
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.exchange import AllGatherExchange, TwoShotExchange, virtual
+from tersegrad.exchange import plan, virtual
 from tersegrad.integrations import ddp
 from tersegrad.integrations.groups import make_groups
 from tersegrad.wrappers import ByTensor
@@ -99,8 +99,10 @@ def steps(model: nn.Module, first: int, last: int, **kwargs: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------ jobs for workers
 
 
-def job_train(text: str | None, exchange: Any, situation: str, count: int) -> tuple[bytes, Tensor, dict[str, Any]]:
-    """Train in one situation; ``text`` None is plain DDP."""
+def job_train(
+    text: str | None, exchange: Any, situation: str, count: int, compressed: bool
+) -> tuple[bytes, Tensor, dict[str, Any]]:
+    """Train in one situation, ``compressed`` or with plain DDP."""
     rank = dist.get_rank()
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(situation, torch.float32)
     options: dict[str, dict[str, Any]] = {
@@ -112,7 +114,7 @@ def job_train(text: str | None, exchange: Any, situation: str, count: int) -> tu
     if situation == "compile_inner":
         core = torch.compile(core, backend="aot_eager")  # type: ignore[assignment]
     model = wrap(core, **options.get(situation, {}))
-    handle = ddp.attach(model, text, exchange, seed=5, measure_every=1, **SMALL) if text else None
+    handle = ddp.attach(model, text, exchange, seed=5, measure_every=1, **SMALL) if compressed else None
     run: nn.Module = torch.compile(model, backend="aot_eager") if situation == "compile_outer" else model  # type: ignore[assignment]
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     if situation == "join":
@@ -135,7 +137,7 @@ def job_train(text: str | None, exchange: Any, situation: str, count: int) -> tu
     return flat(model), vector(model), handle.report() if handle else {}
 
 
-def job_gradients(text: str, exchange: Any, count: int) -> list[bytes]:
+def job_gradients(text: str | None, exchange: Any, count: int) -> list[bytes]:
     """The averaged gradients of some steps at fixed parameters."""
     model = wrap(net())
     handle = ddp.attach(model, text, exchange, seed=9, **SMALL)
@@ -160,7 +162,7 @@ def job_gradients(text: str, exchange: Any, count: int) -> list[bytes]:
     return results
 
 
-def job_resume(text: str, exchange: Any, how: str) -> tuple[bytes, bytes]:
+def job_resume(text: str | None, exchange: Any, how: str) -> tuple[bytes, bytes]:
     """Six steps at once, and three plus three through a checkpoint (other buckets after resuming)."""
     rank = dist.get_rank()
     options: dict[str, Any] = {"seed": 4, "warmup_steps": 1, **SMALL}
@@ -311,38 +313,41 @@ def job_until(folder: str, last: int, killed: tuple[int, int] | None) -> bytes:
 SITUATIONS = (
     "plain", "unused", "static", "view", "no_sync", "bf16", "fp16", "join", "clip", "compile_inner", "compile_outer",
 )  # fmt: skip
-CASES = [*(("two_shot", s) for s in SITUATIONS), *(("all_gather", s) for s in ("plain", "unused", "join"))]
+NODES, FACTORS = "hierarchical(ranks_per_node=2)", "power_sgd(rank=2)"
+CASES = [*(("two_shot", s) for s in SITUATIONS), *(("all_gather", s) for s in ("plain", "unused", "join")), (NODES, "plain")]
 
 
 @pytest.mark.parametrize(("exchange", "situation"), CASES)
 def test_identity_equals_plain_ddp(workers: Pool, exchange: str, situation: str) -> None:
-    ours = workers.run(job_train, "identity", exchange, situation, 3)
-    plain = workers.run(job_train, None, exchange, situation, 3)
+    ours = workers.run(job_train, "identity", exchange, situation, 3, True)
+    plain = workers.run(job_train, None, exchange, situation, 3, False)
     assert len({bits for bits, _, _ in ours}) == 1
     loose = situation in ("bf16", "fp16")
     torch.testing.assert_close(ours[0][1], plain[0][1], rtol=2e-2 if loose else 1e-5, atol=1e-2 if loose else 1e-6)
 
 
-@pytest.mark.parametrize(("exchange", "situation"), CASES)
+@pytest.mark.parametrize(("exchange", "situation"), [*CASES, (FACTORS, "plain"), (FACTORS, "bf16")])
 def test_ranks_agree_bit_for_bit_when_compressed(workers: Pool, exchange: str, situation: str) -> None:
-    results = workers.run(job_train, FEEDBACK, exchange, situation, 3)
+    results = workers.run(job_train, None if exchange == FACTORS else FEEDBACK, exchange, situation, 3, True)
     assert len({bits for bits, _, _ in results}) == 1
     report = results[0][2]
-    assert 0 < report["bits_per_coordinate"] < 16
+    assert 0 < report["bits_per_coordinate"] < (24 if exchange == FACTORS else 16)
     assert report["bytes/sent"] > 0
     assert 0 < report["relative_error"] < 10
 
 
-@pytest.mark.parametrize("exchange", ["two_shot", "all_gather"])
-@pytest.mark.parametrize("text", [FEEDBACK, "sparse_dithering(alpha=0.1)", "qsgd"])
-def test_equals_virtual_ranks(workers: Pool, exchange: str, text: str) -> None:
+VIRTUAL = [(e, t) for e in ("two_shot", "all_gather", NODES) for t in (FEEDBACK, "sparse_dithering(alpha=0.1)", "qsgd")]
+
+
+@pytest.mark.parametrize(("exchange", "text"), [*VIRTUAL, (FACTORS, None)])
+def test_equals_virtual_ranks(workers: Pool, exchange: str, text: str | None) -> None:
     count = 3
     real = workers.run(job_gradients, text, exchange, count)
     model = net()
     groups = make_groups({n: p for n, p in model.named_parameters() if p.requires_grad}, SMALL["group_bytes"])
-    compressor = ByTensor(tersegrad.parse(text), small=tersegrad.Identity(), below=SMALL["dense_below"])
-    kind: Callable[..., Any] = {"two_shot": TwoShotExchange, "all_gather": AllGatherExchange}[exchange]
-    states = [virtual.init(kind(compressor), g.spec, SIZE) for g in groups]
+    compressor = ByTensor(tersegrad.parse(text or "identity"), small=tersegrad.Identity(), below=SMALL["dense_below"])
+    made = plan(exchange).make(compressor)
+    states = [virtual.init(made, g.spec, SIZE) for g in groups]
     for step in range(count):
         gradients: list[dict[str, Tensor]] = []
         for rank in range(SIZE):
@@ -353,17 +358,26 @@ def test_equals_virtual_ranks(workers: Pool, exchange: str, text: str) -> None:
         for number, group in enumerate(groups):
             xs = [torch.cat([g[name].reshape(-1) for name in group.names]) for g in gradients]
             ctx = tersegrad.Context(seed=9, step=step, buffer=number)
-            outcome = virtual.run(kind(compressor), xs, states[number], group.spec, ctx)
+            outcome = virtual.run(made, xs, states[number], group.spec, ctx)
             states[number] = list(outcome.states)
             means |= zip(group.names, torch.split(outcome.mean, [p.numel for p in group.spec.pieces]))
         expected = b"".join(means[n].numpy().tobytes() for n, p in model.named_parameters() if p.requires_grad)
         assert {r[step] for r in real} == {expected}
 
 
-@pytest.mark.parametrize("how", ["torch", "dcp", "pair"])
-@pytest.mark.parametrize("exchange", ["two_shot", "all_gather"])
-@pytest.mark.parametrize("text", [FEEDBACK, "random_sparse_dithering(omega=0.5)"])
-def test_resuming_is_bit_identical(workers: Pool, how: str, exchange: str, text: str) -> None:
+RESUMED = [
+    (how, exchange, text)
+    for how in ("torch", "dcp", "pair")
+    for exchange in ("two_shot", "all_gather")
+    for text in (FEEDBACK, "random_sparse_dithering(omega=0.5)")
+]
+
+
+@pytest.mark.parametrize(
+    ("how", "exchange", "text"),
+    [*RESUMED, *((how, exchange, text) for how in ("torch", "dcp") for exchange, text in ((NODES, FEEDBACK), (FACTORS, None)))],
+)
+def test_resuming_is_bit_identical(workers: Pool, how: str, exchange: str, text: str | None) -> None:
     for whole, resumed in workers.run(job_resume, text, exchange, how):
         assert whole == resumed
 
@@ -375,17 +389,19 @@ def test_another_world_size_keeps_the_mean_of_residuals(workers: Pool, exchange:
     loaded = [s for s in workers.run(job_resized, saved, FEEDBACK, exchange, size) if s is not None]
     old = [s[f"rank{r}"] for r, s in enumerate(saved)]
     new = [s[f"rank{r}"] for r, s in enumerate(loaded)]
-    for name, entries in old[0]["first"].items():
+    for name, ranges in old[0]["first"].items():
+        ((whole, entries),) = ranges.items()
         for key in entries:
-            before = torch.stack([o["first"][name][key] for o in old]).mean(0)
-            after = torch.stack([n["first"][name][key] for n in new]).mean(0)
+            before = torch.stack([o["first"][name][whole][key] for o in old]).mean(0)
+            after = torch.stack([n["first"][name][whole][key] for n in new]).mean(0)
             torch.testing.assert_close(after, before)
 
     def seconds(parts: list[Any]) -> dict[str, Tensor]:
         segments: dict[str, list[Any]] = {}
         for part in parts:
-            for name, entry in part["second"].items():
-                segments.setdefault(name, []).append((entry["start"], *entry["state"].values()))
+            for name, ranges in part["second"].items():
+                for key, entries in ranges.items():
+                    segments.setdefault(name, []).append((int(key.split(":")[0]), *entries.values()))
         return {n: torch.cat([t for _, t in sorted(s, key=lambda e: int(e[0]))]) for n, s in segments.items()}
 
     before_second, after_second = seconds(old), seconds(new)
@@ -463,7 +479,11 @@ def test_clear_errors() -> None:
     with pytest.raises(BadConfiguration, match="DistributedDataParallel"):
         ddp.attach(net(), "identity")
     with pytest.raises(BadConfiguration, match="exchange"):
-        ddp.make_hook("identity", "ring")  # type: ignore[arg-type]
+        ddp.make_hook("identity", "ring")
+    with pytest.raises(BadConfiguration, match="takes no compressor"):
+        ddp.make_hook("qsgd", "power_sgd(rank=2)")
+    with pytest.raises(BadConfiguration, match="needs a compressor"):
+        ddp.make_hook(None, "two_shot")
     with pytest.raises(BadConfiguration, match="group_bytes"):
         ddp.make_hook("identity", group_bytes=0)
     model = wrap(net())
@@ -511,6 +531,36 @@ def test_report_is_flat_and_says_what_is_dense() -> None:
     steps(model, 2, 3)
     assert handle.report()["steps"] == 1
     assert handle.report()["bits_per_coordinate"] != 0
+
+
+@pytest.mark.usefixtures("single")
+def test_power_sgd_reports_what_it_sends_and_what_it_sends_exactly() -> None:
+    model = wrap(net())
+    handle = ddp.attach(model, None, "power_sgd(rank=2)", warmup_steps=1)
+    steps(model, 0, 3)
+    assert handle.dense()["inp.bias"] == "not a matrix"
+    assert "shared.weight" not in handle.dense()
+    report = handle.report()
+    sides = {n: p for n, p in model.module.named_parameters() if p.requires_grad}
+    sent = sum(2 * (p.shape[0] + p[0].numel()) if n not in handle.dense() else p.numel() for n, p in sides.items())
+    assert report["bits_per_coordinate"] == pytest.approx(32 * sent / sum(p.numel() for p in sides.values()))
+    assert report["compressor"] == "none"
+    assert report["exchange"] == "power_sgd(rank=2)"
+    assert "cheaper_exchange" not in report
+    assert int(report["state/bytes"]) > 0
+    assert report["steps/warmup"] == 1
+
+
+@pytest.mark.usefixtures("single")
+def test_hierarchical_finds_the_ranks_of_a_host() -> None:
+    model = wrap(net())
+    handle = ddp.attach(model, FEEDBACK, "hierarchical", **SMALL)
+    steps(model, 0, 2)
+    report = handle.report()
+    assert report["exchange"] == "hierarchical"
+    assert report["bytes/sent/inside"] == report["bytes/sent"] == 0
+    handle.reset_report()
+    assert str(handle._resolved) == "hierarchical(ranks_per_node=1)"
 
 
 @pytest.mark.usefixtures("single")

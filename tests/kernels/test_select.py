@@ -122,6 +122,27 @@ def test_scatter(n: int, isa: str) -> None:
         assert torch.equal(sums, total)
 
 
+@pytest.mark.parametrize("divisor", [1, 7, 64, 1 << 20])
+def test_gaps_with_threads(divisor: int) -> None:
+    """Bit streams that several threads write are joined within a byte."""
+    numel = 3 << 20
+    indices = torch.randperm(numel, generator=torch.Generator().manual_seed(3))[:200_003].sort().values.to(torch.int32)
+    out, joined = torch.zeros(1 << 20, dtype=torch.uint8), torch.full((1 << 20,), 255, dtype=torch.uint8)
+    with native.using(threads=1):
+        size = native.golomb_encode(indices, divisor, out)
+        histogram = native.gap_histogram(indices, numel)
+    for threads in (2, 3, 5):
+        with native.using(threads=threads):
+            assert native.golomb_encode(indices, divisor, joined) == native.golomb_size(indices, divisor) == size
+            assert torch.equal(joined[:size], out[:size])
+            assert native.gap_histogram(indices, numel) == histogram
+            unordered = indices.clone()
+            unordered[numel // 7 % indices.numel()] = numel - 1
+            with pytest.raises(ValueError, match="increase strictly"):
+                native.gap_histogram(unordered, numel)
+    assert torch.equal(native.golomb_decode(out[:size], indices.numel(), numel, divisor)[0], indices)
+
+
 @pytest.mark.parametrize("bad", [[3, 3], [-1, 2], [2, 10], [5, 4]])
 def test_scatter_refuses_bad_indices(bad: list[int]) -> None:
     indices, values = torch.tensor(bad, dtype=torch.int32), torch.ones(2)

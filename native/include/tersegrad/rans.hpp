@@ -48,6 +48,9 @@ std::uint8_t largest(const std::uint8_t* values, std::size_t n);  // 0 if there 
 // ---- histograms: counts[context * alphabet + symbol]. False if a symbol lies outside the alphabet. ----
 bool worth_sampling(std::size_t n, int alphabet, int contexts);
 bool histogram(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, bool sample, std::uint64_t* counts);
+// For alphabets of which nearly every symbol occurs: where sampling is worth it, the sampled blocks' counts and one for every symbol
+// from `first` on, which spares a look at all the others; else exact counts. Symbols below `first` do not occur.
+void histogram_dense(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, std::uint64_t* counts);
 
 // ---- tables: frequencies[context * alphabet + symbol], each table sums to 4096 (an unused one: symbol 0 alone) ----
 std::vector<std::uint8_t> write_tables(const std::uint64_t* counts, int alphabet, int contexts);
@@ -116,6 +119,7 @@ std::size_t raw_bits(int alphabet);  // ceil(log2 alphabet)
 std::size_t max_message(std::size_t n, int alphabet);
 // Returns the length (at most max_message), or kBad if a symbol lies outside the alphabet.
 std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, bool sample, std::uint8_t* out);
+std::size_t encode_counted(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, const std::uint64_t* counts, std::uint8_t* out);
 // Returns the bytes read, or kBad if they are malformed. Contexts must be below `contexts`.
 std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts, int contexts,
                            std::uint8_t* symbols);

@@ -123,7 +123,7 @@ class QSGD(Configuration):
     ) -> tuple[Message, None]:
         x = flat_float32(x)
         steps, codes = self._sizes(x.numel())
-        size = steps + codes + (self.coder != "packed")
+        size = self.max_nbytes(Spec.flat(x.numel()))
         data = out if out is not None else torch.empty(size, dtype=torch.uint8, device=x.device)
         if self.coder == "packed":
             self._quantise(x, ctx, data[:steps], data[steps:size], self._width)
@@ -146,9 +146,10 @@ class QSGD(Configuration):
         if not bool(step.any()):
             data[:1] = ZERO
             return 1
-        coded = (
-            self._elias(levels) if self.coder == "elias" else rans.encode((levels + self.s).view(torch.uint8), 2 * self.s + 1)
-        )
+        if self.coder == "elias":
+            coded = self._elias(levels)
+        else:
+            coded = rans.encode(levels.add_(self.s).view(torch.uint8), 2 * self.s + 1)
         data[1 : 1 + steps] = scale
         if coded.numel() < packed:
             data[:1] = NORMAL

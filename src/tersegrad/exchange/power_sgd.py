@@ -11,8 +11,8 @@ exact means (:mod:`tersegrad.exchange.dense`). Vectors, and matrices for which r
 Error feedback is part of the method: rank i keeps M_i - P^ (M_i^T P^)^T, what its own matrix loses in the projection, so that the
 residuals' mean is what the mean lost, and no residual is longer than its matrix.
 
-Promise: contractive with alpha <= 1 only; how much a rank-r projection loses depends on the gradient. Ranks agree bit for bit as long as they
-compute matrix products alike (one kind of machine, one number of threads): means travel, products are computed by each rank.
+Promise: contractive with alpha <= 1 only; how much a rank-r projection loses depends on the gradient. Ranks agree bit for bit as
+long as they compute matrix products alike (one kind of machine, one number of threads): means travel, products do not.
 
 Citation: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS
 2019. Ours differs in three ways: the first Q is uniform Philox noise; a QR decomposition in float64 stands for Gram-Schmidt, so a

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec, Stats, has_fixed_size
 from tersegrad.core.state import slice_spec
 from tersegrad.exchange.all_gather import accumulate, gather_messages
@@ -61,6 +61,8 @@ def reduce_scatter(
     limit = compressor.max_nbytes(parts[rank])
     if has_fixed_size(compressor):
         incoming = [limit] * size
+        if any(int(m.nbytes) != compressor.max_nbytes(p) for m, p in zip(messages, parts)):
+            raise BadConfiguration(f"{compressor} declares fixed_size, but its messages are not all of max_nbytes")
     else:
         sizes = read_integers((yield AllGather(integers([int(m.nbytes) for m in messages], device))))
         incoming = [sizes[r * size + rank] for r in range(size)]

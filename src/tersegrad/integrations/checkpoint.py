@@ -1,7 +1,7 @@
 """Exchange states by parameter name: what a checkpoint holds, and how it is read back on the same or another world size.
 
-One rank saves, for each round of its exchange (``first``, ``second``), for each parameter, for each range ``"start:stop"`` of its elements that
-the rank keeps a state for, the entries of that state. All-gather and the first round of two-shot keep whole parameters on every
+One rank saves, for each round of its exchange (``first``, ``second``), for each parameter and each range ``"start:stop"`` of its elements
+that the rank keeps a state for, the entries of that state. All-gather and the first round of two-shot keep whole parameters on every
 rank, the second round of two-shot a range on one rank, and hierarchical exchanges ranges on one rank of each node.
 
 Reading gives every element the mean over the ranks that saved it: of a rank's own state, exactly what it saved; of all ranks' states, the
@@ -46,7 +46,9 @@ def save_parts(parts: Sequence[tuple[Part, Spec]]) -> Saved:
 
 
 def restore(exchange: Exchange[Any], fresh: Any, spec: Spec, rank: int, size: int, saved: Sequence[Saved]) -> Any:
-    """A state like ``fresh`` with what the given ranks saved."""
+    """A state like ``fresh`` with what the given ranks saved; ``fresh`` itself where nobody kept anything (one node has no peers)."""
+    if not any(parameters for one in saved for parameters in one.values()):
+        return fresh
     parts = exchange.parts(fresh, spec, rank, size)
     loaded = [restore_part(part, slice_spec(spec, part.start, part.stop), saved) for part in parts]
     return exchange.join(loaded, spec, rank, size)

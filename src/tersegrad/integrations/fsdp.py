@@ -4,8 +4,8 @@ FSDP gathers parameters and reduce-scatters gradients, one group of parameters (
 the first half of a two-shot exchange: every rank encodes each shard of its gradient, sends it to the shard's owner, and the owner adds up
 what it decodes, in rank order and in float32. Nothing else of FSDP changes; parameters are gathered as before.
 
-With ``between`` shards live inside a node and gradients are averaged between nodes by any exchange: FSDP's own reduce-scatter runs inside (or a
-compressed one), and an all-reduce hook exchanges each rank's shard with its peers in the other nodes.
+With ``between`` shards live inside a node and gradients are averaged between nodes by any exchange: FSDP's own reduce-scatter runs
+inside (or a compressed one), and an all-reduce hook exchanges each rank's shard with its peers in the other nodes.
 
 States (residuals) belong to named parameters and ranges of their elements. They are committed at the end of a backward pass, once every
 reduced gradient is finite on every rank, as a GradScaler decides it.
@@ -13,11 +13,12 @@ reduced gradient is finite on every rank, as a GradScaler decides it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -136,7 +137,7 @@ class Unit:
         return Layout(tuple(slot for p, slot in self._slots if p.sharded_param.requires_grad), self.size)
 
     def local(self) -> list[tuple[str, Tensor]]:
-        """This rank's shards of the parameters."""
+        """The shards of the parameters that this rank holds."""
         return [(slot.name, p.sharded_param.to_local()) for p, slot in self._slots]
 
 
@@ -173,6 +174,7 @@ class Handle:
         self.dense_below, self.scaler, self.seed = dense_below, scaler, seed
         self._dense_compressor = dense
         self._between = None if between is None else TimedGroup(between)
+        self._resolved = exchange if self._between is None else exchange.resolve(self._between)
         self._groups: dict[int, TimedGroup] = {}
         self._totals = _Totals()
         self._tentative: dict[int, tuple[tuple[Any, ...], Any]] = {}
@@ -186,14 +188,13 @@ class Handle:
 
     def _make(self) -> None:
         totals = self._totals
-        plan_ = self.plan if self._between is None else self.plan.resolve(self._between)
         self._inside: list[Compressor[Any] | None] = []
         self._exchanges: list[Exchange[Any] | None] = []
         for unit in self.units:
             inside = None if self.inside is None else self._effective(self.inside, unit)
             self._inside.append(None if inside is None else watch(inside, totals.first))
             c = self._effective(self.compressor, unit)
-            exchange = None if self._between is None else plan_.make(watch(c, totals.first), watch(c, totals.second))
+            exchange = None if self._between is None else self._resolved.make(watch(c, totals.first), watch(c, totals.second))
             self._exchanges.append(exchange)
 
     def _effective(self, compressor: Compressor[Any], unit: Unit) -> Compressor[Any]:
@@ -242,26 +243,35 @@ class Handle:
                 "not used"
             )
 
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around the work on one unit: counts its seconds; if it fails the step is lost, and the states are those before it."""
+        begin = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self._tentative, self._finite = {}, True
+            raise
+        finally:
+            self._totals.seconds += time.perf_counter() - begin
+
     def reduce(self, unit: Unit, out: Tensor, x: Tensor, group: dist.ProcessGroup, op: Any) -> None:
         """FSDP's reduce-scatter of one unit: ``x`` holds a row for every rank, ``out`` becomes the reduced own row."""
-        begin = time.perf_counter()
         driver = self._groups.setdefault(id(group), TimedGroup(group))
         first, second = self._current(unit)
         self._row(unit, x.numel() // driver.size)
         layout, compressor = unit.layout, self._inside[unit.number]
         assert compressor is not None
         weight, scale = _weight(op, unit, driver.size), self._scale()
-        xs = [layout.take(row, r).mul(1.0 / scale) for r, row in enumerate(x.view(driver.size, -1))]
+        xs = [_unscaled(layout.take(row, r), scale) for r, row in enumerate(x.view(driver.size, -1))]
         specs = [layout.spec(r) for r in range(driver.size)]
         steps = reduce_scatter(compressor, xs, first, specs, self._context(unit), driver.rank, driver.size)
         total, after = self._wait(Pending(steps, driver))
         layout.put(total.mul_(weight * scale), out, driver.rank)
         self._note(unit, (after, second), out, last=self._between is None)
-        self._totals.seconds += time.perf_counter() - begin
 
     def exchange(self, unit: Unit, row: Tensor) -> None:
         """The exchange of one unit's reduced gradient between nodes, in place."""
-        begin = time.perf_counter()
         group, exchange = self._between, self._exchanges[unit.number]
         assert group is not None
         assert exchange is not None
@@ -270,14 +280,13 @@ class Handle:
         first, second = self._current(unit)
         self._row(unit, row.numel())
         scale = self._scale()
-        x = unit.layout.take(row, unit.rank).mul(1.0 / scale)
+        x = _unscaled(unit.layout.take(row, unit.rank), scale)
         ctx = self._context(unit).child(unit.size + unit.rank)
         mean, after = self._wait(start(exchange, x, second, unit.layout.spec(unit.rank), ctx, group))
         # With a divide factor of the user's, FSDP divides by it and sums between nodes, as it does in native HSDP.
         summed = unit.group.gradient_divide_factor is not None
         unit.layout.put(mean.mul_(scale * (group.size if summed else 1)), row, unit.rank)
         self._note(unit, (first, after), row, last=True)
-        self._totals.seconds += time.perf_counter() - begin
 
     def _wait(self, pending: Pending[Any]) -> tuple[Tensor, Any]:
         result = pending.wait()
@@ -300,8 +309,9 @@ class Handle:
         finite = self._finite
         if self._stateful:
             flag = torch.tensor([int(finite)], dtype=torch.int32, device=self.units[0].device)
-            for group in (*self._groups.values(), *([self._between] if self._between else [])):
-                dist.all_reduce(flag, dist.ReduceOp.MIN, group=group.group)
+            shards = {id(group): group for group in (unit.group.mesh_info.shard_process_group for unit in self.units)}
+            for group in (*shards.values(), *([self._between.group] if self._between else [])):
+                dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
             finite = bool(flag.item())
         if finite:
             for number, (inside, between) in self._tentative.items():
@@ -487,7 +497,8 @@ class ReduceScatter:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        self.handle.reduce(self.unit, output_tensor, input_tensor, group, op)
+        with self.handle.timed():
+            self.handle.reduce(self.unit, output_tensor, input_tensor, group, op)
 
 
 def attach(
@@ -504,10 +515,10 @@ def attach(
 ) -> Handle:
     """Reduce the gradients of an FSDP2 model through ``compressor``; the same call on every rank, after the last ``fully_shard``.
 
-    Without ``between``, gradients are reduce-scattered in compressed messages. With ``between``, the group of this rank's peers in all nodes,
-    the model is sharded inside each node: reduce-scatter is FSDP's own (or compressed with ``inside``), and shards are averaged between
-    nodes by ``exchange``. ``dense_below``: tensors with fewer elements are sent with ``dense`` (default: exactly). ``scaler``: the
-    GradScaler, so that residuals are kept at scale 1.
+    Without ``between``, gradients are reduce-scattered in compressed messages. With ``between``, the group of this rank's peers in
+    all nodes, the model is sharded inside each node: reduce-scatter is FSDP's own (or compressed with ``inside``), and shards are
+    averaged between nodes by ``exchange``. ``dense_below``: tensors with fewer elements are sent with ``dense`` (default: exactly).
+    ``scaler``: the GradScaler, so that residuals are kept at scale 1.
     """
     chosen = parse(compressor) if isinstance(compressor, str) else compressor
     first = parse(inside) if isinstance(inside, str) else inside
@@ -515,7 +526,9 @@ def attach(
     how = plan(exchange)
     require(dense_below >= 0, f"dense_below must not be negative, got {dense_below}")
     require(first is None or between is not None, "inside= goes with between=: without it, compressor= is what serves inside")
-    require(not how.compresses, f"{how} needs whole matrices, and FSDP shards them: use two_shot or all_gather with a compressor")
+    require(
+        not how.compresses, f"{how} needs whole matrices, and FSDP shards them: use two_shot or all_gather with a compressor"
+    )
     Context(seed=seed)  # refuses a seed that does not fit
     units = find_units(model)
     handle = Handle(
@@ -559,12 +572,15 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
             seen.add(id(group))
             if getattr(group.mesh_info, "replicate_mesh_dim", None) is not None:
                 raise BadConfiguration(
-                    "this model is sharded on a 2-D mesh (native HSDP), whose all-reduce between nodes is FSDP's own: it runs, uncompressed, "
-                    "before any hook. Shard on the inner dimension alone and name the outer one: fully_shard(m, mesh=mesh['shard']), "
+                    "this model is sharded on a 2-D mesh (native HSDP), whose all-reduce between nodes is FSDP's own: it runs, "
+                    "uncompressed, before any hook. Shard on the inner dimension alone and name the outer one: "
+                    "fully_shard(m, mesh=mesh['shard']), "
                     "attach(model, ..., between=mesh['replicate'].get_group())"
                 )
             if not hasattr(module, "set_custom_reduce_scatter"):
-                raise BadConfiguration(f"torch {torch.__version__} has no FSDPModule.set_custom_reduce_scatter: use a newer one")
+                raise BadConfiguration(
+                    f"torch {torch.__version__} has no FSDPModule.set_custom_reduce_scatter: use a newer one"
+                )
             found.append((module, Unit(len(found), group, names)))
     require(bool(found), f"attach takes a model with fully_shard applied, got a plain {type(model).__name__}")
     require(len(found) < 1 << 16, f"at most 65535 units are supported, got {len(found)}")
@@ -573,9 +589,14 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
 
 def _hook(handle: Handle, unit: Unit) -> Any:
     def exchange(row: Tensor) -> None:
-        handle.exchange(unit, row)
+        with handle.timed():
+            handle.exchange(unit, row)
 
     return exchange
+
+
+def _unscaled(x: Tensor, scale: float) -> Tensor:
+    return x if scale == 1.0 else x * (1.0 / scale)
 
 
 def _weight(op: Any, unit: Unit, size: int) -> float:

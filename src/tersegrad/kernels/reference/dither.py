@@ -21,7 +21,7 @@ from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.reference.bits import elias_decode, elias_encode
 from tersegrad.kernels.reference.levels import levels_decode, levels_encode
-from tersegrad.kernels.reference.rans import chunk_lengths, rans_decode, rans_encode
+from tersegrad.kernels.reference.rans import chunk_lengths, dense_histogram, encode_counted, rans_decode
 from tersegrad.kernels.reference.rounding import CHUNK, ordered_sum, random_u16, sum_squares
 
 __all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
@@ -173,7 +173,7 @@ def _segment(x: Tensor, start: int, nu: float, step: float, ctx: Context | None)
     if top > window:
         tail = bytes(elias_encode((size - window + 1)[size >= window].contiguous(), GAMMA).cpu().numpy().tobytes())
     body = torch.empty(x.numel() + 16, dtype=torch.uint8, device=x.device)
-    length = rans_encode(symbols, 2 * window + 1, None, 1, True, body)
+    length = encode_counted(symbols, 2 * window + 1, None, 1, dense_histogram(symbols, 2 * window + 1), body)
     head = bytes([CODED, window]) + _varint(len(tail)) + struct.pack(f"<{len(scales)}f", *scales)
     data = head + body[:length].cpu().numpy().tobytes() + tail
     return (data, norm, error) if len(data) <= len(raw) else (raw, norm, 0.0)

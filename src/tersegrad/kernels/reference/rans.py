@@ -70,6 +70,14 @@ def rans_histogram(symbols: Tensor, alphabet: int, contexts: Tensor | None, num_
     return counts.view(num_contexts, alphabet)
 
 
+def dense_histogram(symbols: Tensor, alphabet: int) -> Tensor:
+    """Counts for an alphabet of which nearly every symbol occurs: where sampling is worth it, each symbol gets one for good measure."""
+    if symbols.numel() < max(1 << 16, 4096 * alphabet):
+        return rans_histogram(symbols, alphabet, None, 1, False)
+    taken = torch.arange(symbols.numel(), device=symbols.device) // BLOCK % STRIDE == 0
+    return torch.bincount(symbols[taken].long(), minlength=alphabet).view(1, alphabet) + 1
+
+
 # Tables
 
 
@@ -365,8 +373,15 @@ def _unpack_raw(data: Tensor, count: int, bits: int, alphabet: int) -> Tensor:
 
 def rans_encode(symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor) -> int:
     """Write the whole message into ``out`` and return its length."""
-    count = symbols.numel()
     counts = rans_histogram(symbols, alphabet, contexts, num_contexts, sample)
+    return encode_counted(symbols, alphabet, contexts, num_contexts, counts, out)
+
+
+def encode_counted(
+    symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, counts: Tensor, out: Tensor
+) -> int:
+    """As :func:`rans_encode`, with the counts that the tables are made from."""
+    count = symbols.numel()
     if count == 0 or alphabet == 1:
         return 0
     most = 1 + -(-count * _raw_bits(alphabet) // 8)

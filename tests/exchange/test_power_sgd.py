@@ -1,0 +1,170 @@
+"""PowerSGD: the method of its paper, on virtual ranks and on real ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tersegrad.core import state as states
+from tersegrad.core.protocol import Context, Piece, Spec
+from tersegrad.core.state import Parts
+from tersegrad.exchange import PowerSGDExchange, ProcessGroup, start, virtual
+from tests.exchange.pool import Pool
+from tests.exchange.test_exchange import vector
+
+SHAPES = {
+    "conv": (8, 6, 3, 3),
+    "bias": (30,),
+    "wide": (12, 90),
+    "thin": (1, 40),
+    "empty": (0, 5),
+    "tall": (70, 20),
+    "two": (2, 2),
+}
+SPEC = Spec(tuple(Piece(shape, 0, math.prod(shape), name) for name, shape in SHAPES.items()))
+
+
+def test_what_is_a_matrix() -> None:
+    exchange = PowerSGDExchange(2)
+    sizes = {p.name: exchange.matrix(p) for p in SPEC.pieces}
+    assert sizes == {
+        "conv": (8, 54), "bias": None, "wide": (12, 90), "thin": None, "empty": None, "tall": (70, 20), "two": None,
+    }  # fmt: skip
+    assert set(exchange.dense(SPEC)) == {"bias", "thin", "empty", "two"}
+    assert exchange.matrix(Piece((70, 20), 0, 700)) is None
+    assert exchange.dense(Spec((Piece((70, 20), 0, 700, "cut"),))) == {"cut": "cut out of a tensor"}
+
+
+def low_rank(n: int, m: int, r: int, seed: int) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, r, generator=g) @ torch.randn(r, m, generator=g)
+
+
+def test_a_mean_of_low_rank_is_sent_exactly() -> None:
+    spec, size = Spec((Piece((50, 40), 0, 2000, "w"),)), 3
+    exchange = PowerSGDExchange(3)
+    noise = [vector(2000, r, 0) for r in range(size)]
+    centre = torch.stack(noise).mean(0)
+    target = low_rank(50, 40, 3, 1).view(-1)
+    outcome = virtual.run(exchange, [target + x - centre for x in noise], virtual.init(exchange, spec, size), spec, Context())
+    torch.testing.assert_close(outcome.mean, target, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_residuals_hold_what_was_not_sent(size: int) -> None:
+    exchange = PowerSGDExchange(2)
+    kept = virtual.init(exchange, SPEC, size)
+    sent, given = torch.zeros(SPEC.numel, dtype=torch.float64), torch.zeros(SPEC.numel, dtype=torch.float64)
+    for step in range(12):
+        xs = [vector(SPEC.numel, r, step) for r in range(size)]
+        before = kept
+        outcome = virtual.run(exchange, xs, kept, SPEC, Context(step=step))
+        kept = list(outcome.states)
+        sent += outcome.mean
+        given += torch.stack(xs).double().mean(0)
+        for x, old, new in zip(xs, before, kept):
+            for (j, a), (_, b) in zip(old.states, new.states):
+                piece = x.split([p.numel for p in SPEC.pieces])[j]
+                assert float(b.residual.norm()) <= float((piece + a.residual).norm()) * (1 + 1e-5)
+    left = torch.zeros(SPEC.numel, dtype=torch.float64)
+    for state in kept:
+        for j, matrix in state.states:
+            at = sum(p.numel for p in SPEC.pieces[:j])
+            left[at : at + matrix.residual.numel()] += matrix.residual.double() / size
+    torch.testing.assert_close(sent + left, given, rtol=1e-4, atol=1e-4)
+
+
+def test_the_iteration_finds_the_best_factors() -> None:
+    """A matrix with a spectrum that falls: after a few steps the projection loses hardly more than the best one of its rank."""
+    n, m, r = 60, 50, 4
+    u, v = (torch.linalg.qr(torch.randn(k, 50, generator=torch.Generator().manual_seed(k)))[0] for k in (n, m))
+    matrix = u @ torch.diag(0.7 ** torch.arange(50.0)) @ v.T
+    spec, exchange = Spec((Piece((n, m), 0, n * m, "w"),)), PowerSGDExchange(r)
+    best = float(torch.linalg.svdvals(matrix)[r:].square().sum())
+    (state,) = virtual.init(exchange, spec, 1)
+    losses = []
+    for step in range(5):
+        outcome = virtual.run(exchange, [matrix.reshape(-1)], [state], spec, Context(step=step))
+        losses.append(float((outcome.mean.view(n, m) - matrix).square().sum()))
+        ((j, after),) = outcome.states[0].states  # without the residual, to see the iteration alone
+        clean = dataclasses.replace(after, residual=torch.zeros(n * m))
+        state = dataclasses.replace(outcome.states[0], states=((j, clean),))
+    assert losses[0] > losses[-1]
+    assert best <= losses[-1] * (1 + 1e-4) <= 1.05 * best
+
+
+def test_a_gradient_of_zeros_does_not_end_the_iteration() -> None:
+    spec, exchange = Spec((Piece((30, 20), 0, 600, "w"),)), PowerSGDExchange(2)
+    kept = virtual.init(exchange, spec, 2)
+    kept = list(virtual.run(exchange, [torch.zeros(600)] * 2, kept, spec, Context()).states)
+    target = low_rank(30, 20, 2, 5).view(-1)
+    sent = torch.zeros(600)
+    for step in (1, 2):
+        outcome = virtual.run(exchange, [target] * 2, kept, spec, Context(step=step))
+        kept = list(outcome.states)
+        sent += outcome.mean
+    torch.testing.assert_close(sent, 2 * target, rtol=1e-3, atol=1e-3)  # what the first left out came with the second
+
+
+def test_traffic_is_two_means_of_the_factors() -> None:
+    exchange = PowerSGDExchange(4)
+    spec = Spec((Piece((300, 500), 0, 150000, "w"), Piece((500,), 0, 500, "b")))
+    assert exchange.message_nbytes(spec) == 4 * (4 * 800 + 500)
+    for size in (2, 4, 8):
+        xs = [vector(spec.numel, r, 0) for r in range(size)]
+        sent = virtual.run(exchange, xs, virtual.init(exchange, spec, size), spec, Context()).sent
+        expected = 2 * (size - 1) / size * exchange.message_nbytes(spec)
+        assert all(expected <= n <= expected + 2 * 2 * 4 * size for n in sent)
+
+
+def test_non_finite_input_is_nan_everywhere_and_leaves_the_state() -> None:
+    exchange = PowerSGDExchange(2)
+    kept = virtual.init(exchange, SPEC, 3)
+    xs = [vector(SPEC.numel, r, 0) for r in range(3)]
+    xs[1][5] = math.inf
+    outcome = virtual.run(exchange, xs, kept, SPEC, Context())
+    assert bool(torch.isnan(outcome.mean[: 8 * 54]).all())
+    assert all(a is b for a, b in zip(outcome.states, kept))
+
+
+def test_the_state_is_cut_and_joined_by_parameter() -> None:
+    exchange = PowerSGDExchange(2)
+    (state,) = virtual.run(exchange, [vector(SPEC.numel, 0, 0)], virtual.init(exchange, SPEC, 1), SPEC, Context()).states
+    parts = states.split(state, SPEC)
+    joined: Parts = states.concat(parts)
+    assert [p for p in joined.spec.pieces if p.numel] == [p for p in SPEC.pieces if p.numel]
+    for (a, one), (b, other) in zip(joined.states, state.states, strict=True):
+        assert a == b
+        assert torch.equal(one.residual, other.residual)
+        assert torch.equal(one.q, other.q)
+    assert states.nbytes(state) == 4 * sum(m.residual.numel() + m.q.numel() for _, m in state.states)
+
+
+def real_steps(rank: int, count: int) -> list[tuple[bytes, int]]:
+    group, exchange = ProcessGroup(), PowerSGDExchange(rank)
+    state = exchange.init(SPEC, "cpu", group.rank, group.size)
+    results = []
+    for step in range(count):
+        pending = start(exchange, vector(SPEC.numel, group.rank, step), state, SPEC, Context(step=step), group)
+        mean, state = pending.wait()
+        results.append((mean.numpy().tobytes(), pending.sent))
+    return results
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_process_groups_equal_virtual_ranks_bit_for_bit(workers: Pool, rank: int) -> None:
+    exchange, size = PowerSGDExchange(rank), workers.size
+    real = workers.run(real_steps, rank, 3)
+    kept = virtual.init(exchange, SPEC, size)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the workers: products are computed by each rank
+    for step in range(3):
+        outcome = virtual.run(exchange, [vector(SPEC.numel, r, step) for r in range(size)], kept, SPEC, Context(step=step))
+        kept = list(outcome.states)
+        for r in range(size):
+            assert real[r][step] == (outcome.mean.numpy().tobytes(), outcome.sent[r])
+    torch.set_num_threads(before)
