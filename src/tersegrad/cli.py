@@ -145,7 +145,7 @@ def _show_comparison(results: list[Result], out: Path) -> None:
     )
     console.print()
     _show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"), wide=190)
-    console.print(compare.closing(results), highlight=False, width=min(console.width, 120))
+    console.print(compare.closing(results), highlight=False)
     figure = figures.seconds_against_link([(r.job.label, r.step_seconds) for r in results], out / "demo")
     document = {"machine": bench.describe(), "results": as_json(results)}
     (out / "demo.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
