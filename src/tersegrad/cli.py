@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tersegrad.report import Table
     from tersegrad.train import Job, Progress, Result
 
-WIDE = 180  # columns when the output is not a terminal: a file or a log should not break lines
+WIDE = 150  # columns when the output is not a terminal: a file or a log should not break lines
 
 
 class Guarded(TyperGroup):
@@ -63,14 +63,14 @@ Json = Annotated[Path | None, typer.Option("--json", help="Also write the result
 Size = Annotated[str, typer.Option("--size", help="Coordinates: a number, or one with Ki, Mi or Gi.")]
 
 
-def _console() -> Console:
+def _console(wide: int = WIDE) -> Console:
     console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
+    return console if console.is_terminal else Console(width=wide)
 
 
-def _show(table: Table) -> None:
+def _show(table: Table, wide: int = WIDE) -> None:
     """Title, rows and note; the two texts are not squeezed into the table's width."""
-    console = _console()
+    console = _console(wide)
     if table.title:
         console.print(table.title, style="bold", markup=False, highlight=False)
     console.print(table.rich())
@@ -144,8 +144,8 @@ def _show_comparison(results: list[Result], out: Path) -> None:
         f"{sum(r.wall_seconds for r in results):.0f} s in all"
     )
     console.print()
-    _show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"))
-    console.print(compare.closing(results), highlight=False, width=min(console.width, 120))
+    _show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"), wide=190)
+    console.print(compare.closing(results), highlight=False)
     figure = figures.seconds_against_link([(r.job.label, r.step_seconds) for r in results], out / "demo")
     document = {"machine": bench.describe(), "results": as_json(results)}
     (out / "demo.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -38,7 +38,7 @@ def data() -> DataLoader[Any]:
 def lightning_module() -> Any:
     import lightning
 
-    class Module(lightning.LightningModule):
+    class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.network = network()
@@ -67,16 +67,13 @@ def run_pair() -> tuple[nn.Module, Any]:
 
     space = snippets("lightning")
 
-    class OnCPU(space["DDPStrategy"]):  # type: ignore[misc]
-        """Registers what it was given as it does on GPUs."""
+    module, strategy = lightning_module(), space["strategy"]
 
-        def _register_ddp_hooks(self) -> None:
-            assert self.root_device.type == "cpu"
-            self.model.register_comm_hook(state=self._ddp_comm_state, hook=self._ddp_comm_hook)
+    def register() -> None:  # what Lightning does itself on GPUs only
+        strategy.model.register_comm_hook(state=strategy._ddp_comm_state, hook=strategy._ddp_comm_hook)
 
-    module = lightning_module()
+    strategy._register_ddp_hooks = register
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    strategy = OnCPU(ddp_comm_state=space["state"], ddp_comm_hook=space["hook"])
     lightning.Trainer(strategy=strategy, accelerator="cpu", devices=2, max_epochs=4, **quiet).fit(module, data())
     return module.network, space["state"]
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ def join(timeout: float = 600.0) -> Iterator[Worker]:
         dist.destroy_process_group()
 
 
-def _store(timeout: timedelta) -> dist.Store:
+def _store(timeout: timedelta) -> Store:
     """The store of torchrun's variables, with keys of this attempt only.
 
     torchrun's agent keeps one store over all restarts, where gloo would find the addresses of workers that have died.
@@ -105,8 +106,8 @@ def _store(timeout: timedelta) -> dist.Store:
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     size = int(os.environ["WORLD_SIZE"])
     host, port, serves = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), os.environ["RANK"] == "0" and not kept
-    store = dist.TCPStore(host, port, size, is_master=serves, timeout=timeout, multi_tenant=not kept)
-    return dist.PrefixStore(f"attempt{restarts()}of{size}", store)
+    store = TCPStore(host, port, size, is_master=serves, timeout=timeout, multi_tenant=not kept)
+    return PrefixStore(f"attempt{restarts()}of{size}", store)
 
 
 def _device(backend: str) -> torch.device:
