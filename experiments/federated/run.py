@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from experiments.federated.methods import METHODS, SMALL
-from experiments.federated.simulate import Method, Run, Setting, simulate
+from experiments.federated.simulate import Method, Point, Run, Setting, simulate
 from tersegrad import bench
 from tersegrad.bench.machine import cores
 from tersegrad.report.figures import require_matplotlib
@@ -104,6 +104,30 @@ def figure(runs: Sequence[Run], setting: Setting, stem: Path) -> list[Path]:
         return paths
 
 
+def write(out: Path, task: str, found: Sequence[Run], quick: bool) -> dict[str, Any]:
+    """Every run as JSON, under a head with date and machine, which is returned."""
+    out.mkdir(parents=True, exist_ok=True)
+    head = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "machine": bench.describe(), "quick": quick}
+    plain = as_json([dataclasses.replace(r, setting=dataclasses.replace(r.setting, folder="")) for r in found])
+    (out / f"{task}.json").write_text(json.dumps({**head, "results": plain}) + "\n")
+    return head
+
+
+def read(path: Path, setting: Setting) -> list[Run]:
+    """The runs in a file that had this setting; where the data lay does not matter."""
+    if not path.exists():
+        return []
+    found = []
+    for facts in json.loads(path.read_text())["results"]:
+        made = {
+            "method": Method(**facts["method"]),
+            "setting": dataclasses.replace(Setting(**facts["setting"]), folder=setting.folder),
+            "points": tuple(Point(**p) for p in facts["points"]),
+        }
+        found.append(Run(**{**facts, **made}))
+    return [r for r in found if r.setting == setting]
+
+
 def main(
     task: Annotated[str, typer.Option(help="digits, digits-small, mnist, shakespeare or parkinsons")] = "digits",
     folder: Annotated[Path | None, typer.Option(help="where the files of the last three lie")] = None,
@@ -111,6 +135,7 @@ def main(
     clients: Annotated[int, typer.Option(help="how many; 0: as usual for the task")] = 0,
     only: Annotated[str, typer.Option(help="methods whose label contains one of these words, separated by commas")] = "",
     jobs: Annotated[int, typer.Option(help="processes; 0: one a core")] = 0,
+    fresh: Annotated[bool, typer.Option(help="compute everything again, not only what the results lack")] = False,
     quick: Annotated[bool, typer.Option(help="few rounds and clients, to see that it runs")] = False,
     out: Annotated[Path, typer.Option(help="folder for the results")] = RESULTS,
 ) -> None:
@@ -125,23 +150,26 @@ def main(
     words = [w for w in only.split(",") if w]
     methods = [m for m in METHODS if not words or m.uplink is None or any(w in m.label for w in words)]
     methods = [m for m in methods if "spherical" not in (m.uplink or "") or _parameters(setting) <= SMALL]
-    work = [(method, setting, seed) for seed in chosen for method in methods]
+    known = [] if fresh or quick else read(out / f"{task}.json", setting)
+    have = {(r.method, r.seed) for r in known}
+    work = [(method, setting, seed) for seed in chosen for method in methods if (method, seed) not in have]
+    found = list(known)
     if quick:
-        found = [execute(job) for job in work]
-    else:
+        found += [execute(job) for job in work]
+    elif work:
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(jobs or min(cores(), len(work)), context) as pool:
-            found = []
-            for r in pool.map(execute, work):
+            for future in concurrent.futures.as_completed([pool.submit(execute, job) for job in work]):
+                r = future.result()
                 found.append(r)
                 console.print(f"{r.method.label}, seed {r.seed}: {r.last.score:.2f} %, {r.uplink_message:,.0f} bytes up")
+                write(out, task, found, quick)
+    place = {method: number for number, method in enumerate(METHODS)}
+    found.sort(key=lambda r: (place.get(r.method, len(place)), r.seed))
     shown = table(found, setting)
     console.print(shown.title, style="bold")
     console.print(shown.rich())
-    out.mkdir(parents=True, exist_ok=True)
-    head = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "machine": bench.describe(), "quick": quick}
-    plain = as_json([dataclasses.replace(r, setting=dataclasses.replace(r.setting, folder="")) for r in found])
-    (out / f"{task}.json").write_text(json.dumps({**head, "results": plain}) + "\n")
+    head = write(out, task, found, quick)
     pictures = figure(found, setting, out / task)
     text = [
         f"# {task}",
