@@ -16,7 +16,7 @@
 namespace tersegrad::dither {
 namespace detail {
 const Implementation portable = {norm_plain,  quick_plain, exact_plain, random_plain, above_plain,
-                                 shift_plain, ends_plain,  scale_plain, nullptr};
+                                 shift_plain, ends_plain,  scale_plain, leave_plain,  nullptr};
 }
 namespace {
 
@@ -61,6 +61,10 @@ std::int32_t level(float x, float inverse, const Stream* draws, std::uint64_t in
     if (!draws) return detail::round_one(x, inverse, false, 0);
     const std::uint32_t word = philox_block(*draws, index >> 3).w[index % 8 / 2];
     return detail::round_one(x, inverse, true, index & 1 ? word >> 16 : word & 0xffff);
+}
+
+void add(const float* x, const float* y, std::size_t n, float* sum) {
+    for (std::size_t i = 0; i < n; ++i) sum[i] = x[i] + y[i];
 }
 
 // ---- rounding a block of at most 2^16 coordinates (or a short vector) ----
@@ -235,7 +239,7 @@ struct Bytes {
     std::unique_ptr<std::uint8_t[]> data;
 };
 struct Workspace {
-    Bytes levels, words, head;
+    Bytes levels, words, head, sum;
     static Workspace& of_thread() {
         thread_local Workspace kept;
         return kept;
@@ -246,15 +250,19 @@ struct Workspace {
 class SegmentEncoder {
 public:
     SegmentEncoder(const Options& options, std::size_t longest)
-        : options_(options), levels_(Workspace::of_thread().levels), words_(Workspace::of_thread().words), head_(Workspace::of_thread().head) {
+        : options_(options), levels_(Workspace::of_thread().levels), words_(Workspace::of_thread().words), head_(Workspace::of_thread().head),
+          sum_(Workspace::of_thread().sum) {
         levels_.fit(longest + 64);
         words_.fit(2 * longest + rans::kSlack);
         head_.fit(16 + 4 * kMostScales + 4096);
+        if (options.carry) sum_.fit(4 * std::min(longest, kScaleBlock));
     }
 
     // False: not finite. `next`: the coordinates that will be coded after these.
     bool encode(const float* x, std::size_t n, std::uint64_t start, rans::Ahead next) {
         x_ = x, n_ = n;
+        carry_ = options_.carry ? options_.carry + start : nullptr;
+        float* const left = options_.left ? options_.left + start : nullptr;
         norm = error = 0;
         head_size_ = words_size_ = 0;
         tail_.clear();
@@ -265,12 +273,19 @@ public:
         std::uint32_t top = 0;
         Ahead ahead{reinterpret_cast<const char*>(x) + fetched_};
         for (std::size_t b = 0; b < scales; ++b) {
-            const std::size_t at = b * kScaleBlock;
-            blocks[b] = round_block(x + at, std::min(kScaleBlock, n - at), start + at, options_, ahead, k + at);
+            const std::size_t at = b * kScaleBlock, length = std::min(kScaleBlock, n - at);
+            const float* here = x + at;
+            if (carry_) {
+                float* const sum = reinterpret_cast<float*>(sum_.data.get());
+                add(here, carry_ + at, length, sum);
+                here = sum;
+            }
+            blocks[b] = round_block(here, length, start + at, options_, ahead, k + at);
             if (!std::isfinite(blocks[b].norm)) {
                 norm = blocks[b].norm;
                 return false;
             }
+            if (left) leave(here, length, start + at, blocks[b], k + at, left + at);
             norms[b] = blocks[b].norm;
             errors[b] = blocks[b].error;
             top = std::max(top, blocks[b].top);
@@ -284,6 +299,7 @@ public:
         if (top >= kTooLarge) {
             put(raw);
             error = 0;
+            if (left) std::memset(left, 0, 4 * n);
             return true;
         }
         const int window = choose_window(k, n, top);
@@ -299,6 +315,7 @@ public:
             tail_.clear();
             put(raw);
             error = 0;
+            if (left) std::memset(left, 0, 4 * n);
         }
         return true;
     }
@@ -307,7 +324,12 @@ public:
     void write(std::uint8_t* out) const {
         std::memcpy(out, head_.data.get(), head_size_);
         if (head_.data[0] == raw) {
-            std::memcpy(out + 1, x_, 4 * n_);
+            if (!carry_) std::memcpy(out + 1, x_, 4 * n_);
+            else
+                for (std::size_t i = 0; i < n_; ++i) {
+                    const float v = value(i);
+                    std::memcpy(out + 1 + 4 * i, &v, 4);
+                }
             return;
         }
         if (words_size_) std::memcpy(out + head_size_, words_at_, words_size_);
@@ -317,6 +339,17 @@ public:
     double norm = 0, error = 0;
 
 private:
+    float value(std::size_t i) const { return carry_ ? x_[i] + carry_[i] : x_[i]; }
+
+    // What the decoder of a block that was just rounded will not give back.
+    void leave(const float* x, std::size_t n, std::uint64_t start, const Block& b, const std::uint8_t* k, float* left) const {
+        ops().leave(k, n, b.scale, x, left);
+        if (b.top < 127) return;
+        for (std::size_t i = 0; i < n; ++i)  // those levels do not fit into bytes
+            if (detail::magnitude(detail::unbiased(k[i])) >= 127)
+                left[i] = x[i] - detail::limited(static_cast<float>(level(x[i], b.inverse, options_.draws, start + i)) * b.scale);
+    }
+
     void put(std::uint8_t byte) { head_.data[head_size_++] = byte; }
     void put(const void* data, std::size_t size) {
         if (size) std::memcpy(head_.data.get() + head_size_, data, size);
@@ -326,7 +359,7 @@ private:
     void escape(const Block* blocks, std::uint64_t start, int window) {
         escapes_.clear();
         at_ends(levels_.data.get(), n_, window, [&](std::size_t i) {
-            const std::int32_t k = level(x_[i], blocks[i / kScaleBlock].inverse, options_.draws, start + i);
+            const std::int32_t k = level(value(i), blocks[i / kScaleBlock].inverse, options_.draws, start + i);
             escapes_.push_back(static_cast<std::int64_t>(detail::magnitude(k)) - window + 1);
             return true;
         });
@@ -372,10 +405,10 @@ private:
     }
 
     Options options_;
-    Bytes &levels_, &words_, &head_;
+    Bytes &levels_, &words_, &head_, &sum_;
     std::size_t head_size_ = 0, words_size_ = 0, n_ = 0, fetched_ = 0;
     const std::uint8_t* words_at_ = nullptr;
-    const float* x_ = nullptr;
+    const float *x_ = nullptr, *carry_ = nullptr;
     std::vector<std::int64_t> escapes_;
     std::vector<std::uint8_t> tail_;
 };
@@ -712,6 +745,16 @@ std::size_t max_bytes(std::size_t n) {
 }
 
 Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* out) {
+    if (o.left && (o.coder == Coder::paper || n <= kShort)) {  // several codes may be tried: ask the decoder of the one that is sent
+        Options plain = o;
+        plain.left = nullptr;
+        plain.carry = nullptr;
+        if (o.carry) add(x, o.carry, n, o.left);
+        else if (n) std::memcpy(o.left, x, 4 * n);
+        const Outcome outcome = encode(o.left, n, plain, out);
+        decode_add(out, outcome.bytes, n, -1.0f, o.left);
+        return outcome;
+    }
     Outcome best;
     if (o.coder == Coder::paper || (o.coder == Coder::automatic && n <= kShort)) {
         const double norm = sum_squares(x, n);
@@ -739,21 +782,28 @@ bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float
     return decode_any<true>(data, size, n, weight, out);
 }
 
-Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride) {
-    Moments m;
-    std::vector<double> dots, energies, norms;
+Sampled sample(const float* x, std::size_t n, float inverse, std::size_t stride, const float* carry) {
+    std::vector<double> errors, norms;
+    double dots[kScaleBlock / kSumChunk], energies[kScaleBlock / kSumChunk], squares[kScaleBlock / kSumChunk];
+    std::size_t chunks = 0;
     std::uint8_t k[kSumChunk];
+    std::uint32_t top = 0;
     for (std::size_t i = 0; i < n; i += kSumChunk * stride) {
         double lanes[96] = {};
-        ops().exact(x + i, std::min(kSumChunk, n - i), inverse, reinterpret_cast<const char*>(x + i + kSumChunk * stride), k, lanes, m.top);
-        dots.push_back(fold(lanes, 32));
-        energies.push_back(fold(lanes + 32, 32));
-        norms.push_back(fold(lanes + 64, 32));
+        float sum[kSumChunk];
+        const std::size_t length = std::min(kSumChunk, n - i), later = i + kSumChunk * stride;
+        if (carry) add(x + i, carry + i, length, sum);
+        ops().exact(carry ? sum : x + i, length, inverse, reinterpret_cast<const char*>(x + later), k, lanes, top);
+        dots[chunks] = fold(lanes, 32);
+        energies[chunks] = fold(lanes + 32, 32);
+        squares[chunks++] = fold(lanes + 64, 32);
+        if (later < n && later / kScaleBlock == i / kScaleBlock) continue;
+        const double dot = fold(dots, chunks), energy = fold(energies, chunks), norm = fold(squares, chunks);
+        errors.push_back(energy > 0 ? norm - dot / energy * dot : norm);
+        norms.push_back(norm);
+        chunks = 0;
     }
-    m.dot = fold(dots.data(), dots.size());
-    m.energy = fold(energies.data(), energies.size());
-    m.norm = fold(norms.data(), norms.size());
-    return m;
+    return {fold(errors.data(), errors.size()), fold(norms.data(), norms.size())};
 }
 
 }  // namespace tersegrad::dither

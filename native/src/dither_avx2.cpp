@@ -157,6 +157,6 @@ std::size_t ends_avx2(const std::uint8_t* symbols, std::size_t n, std::uint8_t l
 }  // namespace
 
 const Implementation avx2 = {norm_avx2,   quick_avx2, exact_avx2,  random_avx2, above_avx2,
-                             shift_plain, ends_avx2,  scale_plain, nullptr};
+                             shift_plain, ends_avx2,  scale_plain, leave_plain, nullptr};
 
 }  // namespace tersegrad::dither::detail

@@ -331,6 +331,6 @@ bool decode_avx512(Track& x, Track* y, bool add, float weight, bool stream) {
 }  // namespace
 
 const Implementation avx512 = {norm_avx512,  quick_avx512, exact_avx512, random_avx512, above_avx512,
-                               shift_avx512, ends_avx512,  scale_avx512, decode_avx512};
+                               shift_avx512, ends_avx512,  scale_avx512, leave_plain,   decode_avx512};
 
 }  // namespace tersegrad::dither::detail

@@ -111,5 +111,10 @@ inline std::int8_t unbiased(std::uint8_t b) { return static_cast<std::int8_t>(b 
         for (std::size_t i = 0; i < n; ++i) out[i] = limited(static_cast<float>(static_cast<int>(symbols[i]) - window) * step);
 }
 
+[[maybe_unused]] void leave_plain(const std::uint8_t* k, std::size_t n, float step, const float* x, float* left) {
+#pragma GCC ivdep
+    for (std::size_t i = 0; i < n; ++i) left[i] = x[i] - limited(static_cast<float>(unbiased(k[i])) * step);
+}
+
 }  // namespace
 }  // namespace tersegrad::dither::detail

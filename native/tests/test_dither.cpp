@@ -53,6 +53,27 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
             const auto outcome = dither::encode(x.get(), n, options, message.data());
             CHECK(outcome.bytes <= message.size());
             message.resize(outcome.bytes);
+            std::vector<float> apart(n, -1.0f), summed(n, -1.0f), half(values);  // what is left of x, and of a sum
+            for (auto& v : half) v *= 0.5f;
+            if (std::isfinite(outcome.norm) && n && std::isnormal(half[0])) {
+                dither::Options carrying = options;
+                carrying.left = summed.data();
+                carrying.carry = half.data();
+                std::vector<std::uint8_t> again(dither::max_bytes(n));
+                again.resize(dither::encode(half.data(), n, carrying, again.data()).bytes);
+                std::vector<float> whole(n);
+                for (std::size_t i = 0; i < n; ++i) whole[i] = half[i] + half[i];
+                std::vector<std::uint8_t> direct(dither::max_bytes(n));
+                direct.resize(dither::encode(whole.data(), n, options, direct.data()).bytes);
+                CHECK(again == direct);
+                CHECK(dither::decode_add(direct.data(), direct.size(), n, -1.0f, whole.data()));
+                CHECK(std::memcmp(whole.data(), summed.data(), 4 * n) == 0);
+            }
+            dither::Options keeping = options;
+            std::vector<std::uint8_t> once_more(dither::max_bytes(n));
+            keeping.left = apart.data();
+            once_more.resize(dither::encode(x.get(), n, keeping, once_more.data()).bytes);
+            CHECK(once_more == message);
             const bool start = first.empty();
             if (start) first = message;
             CHECK(message == first);
@@ -63,6 +84,10 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
             if (start) decoded = out, added = sum;
             CHECK(n == 0 || std::memcmp(out.data(), decoded.data(), 4 * n) == 0);
             CHECK(n == 0 || std::memcmp(sum.data(), added.data(), 4 * n) == 0);
+            std::vector<float> wanted(values);
+            CHECK(dither::decode_add(bytes.get(), message.size(), n, -1.0f, wanted.data()));
+            const bool finite = std::isfinite(outcome.norm);
+            CHECK(n == 0 || !finite || std::memcmp(apart.data(), wanted.data(), 4 * n) == 0);
         }
     double error = 0, norm = 0;
     for (std::size_t i = 0; i < n; ++i) {

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import tersegrad
+from tersegrad.compressors import sparse_dithering
 from tersegrad.compressors.sparse_dithering import Coder, RandomSparseDithering, SparseDithering
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.core.protocol import Context, Spec
+from tersegrad.core.protocol import Context, Spec, Splitter
 
 MILLION = 10**6
 Source = Callable[[int], Tensor]
@@ -176,3 +179,42 @@ def test_bad_configurations_say_what_to_do() -> None:
             SparseDithering(**arguments)
     with pytest.raises(BadConfiguration):
         RandomSparseDithering(omega=0.0)
+
+
+@pytest.mark.parametrize("text", ["nu=0.1", "nu=0.1, scale=global", "alpha=0.3", "bits=1.5", "nu=0.2, coder=paper"])
+@pytest.mark.parametrize("d", [0, 1, 1000, 20_000, 300_000])
+def test_what_is_left_comes_with_the_message(text: str, d: int) -> None:
+    if "paper" in text and d > 20_000:
+        pytest.skip("slow")
+    compressor = tersegrad.parse(f"sparse_dithering({text})")
+    assert isinstance(compressor, Splitter)
+    x, residual = gaussian(d), 0.3 * gaussian(d).flip(0)
+    y, left, spec, ctx = x + residual, torch.full((d,), 7.0), Spec.flat(d), Context(seed=1)
+    message, _, finite = compressor.encode_split(x, residual, left, None, ctx)
+    assert finite
+    assert message.tobytes() == compressor.encode(y, None, ctx)[0].tobytes()
+    assert torch.equal(left, y - compressor.decode(message, spec, ctx))
+    if d:
+        x[d // 2] = math.inf
+        message, _, finite = compressor.encode_split(x, residual, left, None, ctx)
+        assert not finite
+        assert bool(compressor.decode(message, spec, ctx).isnan().all())
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.3, 0.8])
+def test_a_target_error_takes_one_full_pass_on_uneven_vectors_too(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = gaussian(700_000)
+    for k in range(7):
+        x[100_000 * k : 100_000 * (k + 1)] *= 3.0 ** (k % 4)
+    passes = 0
+    encode = sparse_dithering.encode_at
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(sparse_dithering, "encode_at", counted)
+    coded = sparse_dithering.encode_to_error(x, alpha, "rans", None)
+    assert 0.99 * alpha <= coded.error / coded.norm <= alpha
+    assert passes <= 2

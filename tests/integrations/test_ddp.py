@@ -31,6 +31,7 @@ from tests.exchange.pool import Pool, pool
 SIZE = 3
 FEEDBACK = "error_feedback(top_k(fraction=0.1))"
 SMALL: dict[str, Any] = {"group_bytes": 3000, "dense_below": 20}  # several groups, and buckets that cut across them
+SMALL_GROUPS = {"group_bytes": SMALL["group_bytes"], "small": SMALL["dense_below"]}
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def job_gradients(text: str | None, exchange: Any, count: int) -> list[bytes]:
     def watching(bucket: Any) -> Any:
         future = inner(bucket)
         buckets.append(bucket.index())
-        early.append(not bucket.is_last() and len(handle._pendings))
+        early.append(not bucket.is_last() and len(handle._pipeline.pendings))
         return future
 
     handle.on_bucket = watching  # type: ignore[method-assign]
@@ -344,7 +345,7 @@ def test_equals_virtual_ranks(workers: Pool, exchange: str, text: str | None) ->
     count = 3
     real = workers.run(job_gradients, text, exchange, count)
     model = net()
-    groups = make_groups({n: p for n, p in model.named_parameters() if p.requires_grad}, SMALL["group_bytes"])
+    groups = make_groups({n: p for n, p in model.named_parameters() if p.requires_grad}, **SMALL_GROUPS)
     compressor = ByTensor(tersegrad.parse(text or "identity"), small=tersegrad.Identity(), below=SMALL["dense_below"])
     made = plan(exchange).make(compressor)
     states = [virtual.init(made, g.spec, SIZE) for g in groups]

@@ -58,6 +58,20 @@ def agree(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None = N
             assert got == wanted, (isa, threads, x.numel())
             if math.isfinite(norm):
                 assert (got_norm, got_error) == (norm, error), (isa, threads)
+            if math.isfinite(norm):
+                rest = native.dither_decode(tensor(got), x.clone(), -1.0)
+                left, buffer = (
+                    torch.full((x.numel(),), 7.0),
+                    torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8),
+                )
+                nbytes, _, _ = native.dither_encode(x, nu, step, coder, ctx, buffer, left)
+                assert buffer[:nbytes].numpy().tobytes() == wanted
+                assert torch.equal(left.view(torch.int32), rest.view(torch.int32)), (isa, threads)
+                half, left = x * 0.5, torch.full((x.numel(),), 7.0)
+                if x.numel() and torch.equal(half + half, x):
+                    nbytes, _, _ = native.dither_encode(half, nu, step, coder, ctx, buffer, left, half.clone())
+                    assert buffer[:nbytes].numpy().tobytes() == wanted
+                    assert torch.equal(left.view(torch.int32), rest.view(torch.int32)), (isa, threads)
             out = native.dither_decode(tensor(got), torch.full((x.numel(),), 7.0), None)
             assert torch.equal(out.view(torch.int32), values.view(torch.int32)), (isa, threads)
             total = native.dither_decode(tensor(got), torch.ones(x.numel()), -0.75)

@@ -25,6 +25,8 @@ struct Options {
     float step = 0;
     Coder coder = Coder::automatic;
     const Stream* draws = nullptr;  // stochastic rounding, and steps are sent; else least-squares scales are
+    const float* carry = nullptr;   // added to x before anything else
+    float* left = nullptr;          // wanted with `carry`: the sum minus what is decoded; not x, not carry. Undefined if not finite
 };
 
 struct Outcome {
@@ -47,8 +49,12 @@ struct Moments {
     double norm = 0;        // ||x||^2
     std::uint32_t top = 0;  // largest |k|, saturated
 };
-// Of a strided sample, for the search of a target: whole blocks of 4096, one in `stride`.
-Moments sample(const float* x, std::size_t n, float inverse, std::size_t stride);
+// Squared error (with the best scale for every scale block) and squared norm of a strided sample, for the search of a target: whole
+// blocks of 4096, one in `stride`.
+struct Sampled {
+    double error = 0, norm = 0;
+};
+Sampled sample(const float* x, std::size_t n, float inverse, std::size_t stride, const float* carry = nullptr);
 
 namespace detail {
 
@@ -84,6 +90,7 @@ struct Implementation {
     void (*shift)(std::uint8_t* k, std::size_t n, int window);              // k -> clamp(k, -window, window) + window
     std::size_t (*ends)(const std::uint8_t* symbols, std::size_t n, std::uint8_t last, std::uint16_t* at);  // where 0 and `last` are
     void (*scale)(const std::uint8_t* symbols, std::size_t n, int window, float step, bool add, float weight, float* out);
+    void (*leave)(const std::uint8_t* k, std::size_t n, float step, const float* x, float* left);  // left = x - k * step
     // Decodes one or two segments at once, all their whole steps; nullptr where there is nothing better than symbols first.
     bool (*decode)(Track&, Track*, bool add, float weight, bool stream);
 };

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.core import buffers
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, flat_float32
 from tersegrad.core.text import Configuration, require
 
@@ -63,11 +64,25 @@ def toward_zero(value: float) -> float:
     return float(torch.nextafter(torch.tensor(rounded), torch.tensor(0.0))) if rounded > value else rounded
 
 
-def encode_at(x: Tensor, step: float | None, nu: float, coder: Coder, out: Tensor | None, ctx: Context | None = None) -> Coded:
-    """Code x at one step, or with ``step=None`` at one step a block; ``ctx`` asks for stochastic rounding."""
+def encode_at(
+    x: Tensor,
+    step: float | None,
+    nu: float,
+    coder: Coder,
+    out: Tensor | None,
+    ctx: Context | None = None,
+    left: Tensor | None = None,
+    carry: Tensor | None = None,
+) -> Coded:
+    """Code x (plus ``carry``) at one step, or with ``step=None`` at one step a block; ``ctx`` asks for stochastic rounding.
+
+    ``left`` becomes what the message leaves out.
+    """
     run = kernels.get(x.device)
-    buffer = torch.empty(run.dither_max_bytes(x.numel()), dtype=torch.uint8, device=x.device) if out is None else out
-    nbytes, norm, error = run.dither_encode(x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), ctx, buffer)
+    buffer = buffers.empty(run.dither_max_bytes(x.numel()), torch.uint8, x.device) if out is None else out
+    nbytes, norm, error = run.dither_encode(
+        x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), ctx, buffer, left, carry
+    )
     return Coded(buffer[:nbytes], norm, error)
 
 
@@ -98,34 +113,54 @@ def largest_step(error: Callable[[float], float], start: float, aim: float, slac
     return low[0]
 
 
-def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None) -> Coded:
-    """Code x at nearly the largest step whose error is at most alpha; every message is verified."""
+def refined_step(error: Callable[[float], float], low: float, slope: float, aim: float, slack: float) -> tuple[float, float]:
+    """log2 of a step whose error lies between (1 - slack) aim and aim, or nearly so, from a near one; and the slope there."""
+    tight, before = math.log2(1 - slack), None
+    for _ in range(4):
+        ratio = math.log2(max(error(2.0**low), 1e-300) / aim)
+        if not math.isfinite(ratio) or tight <= ratio <= 0:
+            break
+        if before is not None and low != before[0]:
+            slope = min(max((ratio - before[1]) / (low - before[0]), 0.25), 4.0)
+        before = low, ratio
+        low = min(max(low + min(max((tight / 2 - ratio) / slope, -4.0), 4.0), -126.0), 127.0)
+        if abs(ratio) < 0.05:  # so short a way that the slope leads there
+            break
+    return low, slope
+
+
+def encode_to_error(
+    x: Tensor, alpha: float, coder: Coder, out: Tensor | None, left: Tensor | None = None, carry: Tensor | None = None
+) -> Coded:
+    """Code x (plus ``carry``) at nearly the largest step whose error is at most alpha; every message is verified.
+
+    ``left``, a buffer of its own, becomes what the message leaves out.
+    """
     run = kernels.get(x.device)
     d = x.numel()
 
     def sampled(stride: int) -> Callable[[float], float]:
         def error(step: float) -> float:
-            dot, energy, norm = run.dither_sample(x, toward_zero(step), stride)
-            return 1.0 if energy == 0 else 1 - dot / energy * dot / norm
+            wrong, power = run.dither_sample(x, toward_zero(step), stride, carry)
+            return max(wrong, 0.0) / power if power > 0 else 0.0
 
         return error
 
     coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
-    norm = run.dither_sample(x, HUGE, coarse)[2] or float(run.sum_squares(x))
+    norm = run.dither_sample(x, HUGE, coarse, carry)[1] or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
-        return encode_at(x, TINY, 0.0, coder, out)
+        return encode_at(x, TINY, 0.0, coder, out, left=left, carry=carry)
     aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0))
     error = sampled(coarse)
     low = largest_step(error, math.log2(math.sqrt(12 * aim * norm / (d // coarse + 1))), aim, SLACK)
     slope = 2.0
-    if coarse > 1:  # one look at many, and the slope that the few have told
+    if coarse > 1:  # a few looks at many, with the slope that the few have told
         rise = math.log2(max(error(2.0 ** (low + 0.125)), 1e-300) / max(error(2.0 ** (low - 0.125)), 1e-300))
-        slope = min(max(4 * rise, 0.25), 4.0)
-        low += math.log2(aim / max(sampled(fine)(2.0**low), 1e-300)) / slope
-    # The sample may mislead, and scales by blocks do better than the one it knows: verify on everything, and correct a few times.
+        low, slope = refined_step(sampled(fine), low, min(max(4 * rise, 0.25), 4.0), aim, SLACK * (0.8 if fine == 1 else 0.5))
+    # The sample may mislead: verify on everything, and correct a few times.
     best, failed, corrections = None, None, 5 if d > SCALE_BLOCK else 0
     for _ in range(40):
-        coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out)
+        coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out, left=left, carry=carry)
         if coded.error > alpha * coded.norm:
             failed = low
             low += math.log2(aim * coded.norm / coded.error) / slope - 1e-3
@@ -138,7 +173,7 @@ def encode_to_error(x: Tensor, alpha: float, coder: Coder, out: Tensor | None) -
             low += math.log2(alpha * (1 + CLOSE) / 2 * coded.norm / coded.error) / slope
             low = low if failed is None else min(low, (best + failed) / 2)
         corrections = max(corrections - (best is not None), 0)
-    return encode_at(x, None, alpha, coder, out)
+    return encode_at(x, None, alpha, coder, out, left=left, carry=carry)
 
 
 def encode_to_size(x: Tensor, budget: int, coder: Coder, out: Tensor | None) -> Coded:
@@ -183,7 +218,7 @@ class _Dithering(Configuration):
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
+            out = buffers.empty(spec.numel, torch.float32, message.data.device)
         return kernels.get(out.device).dither_decode(message.payload, out, None)
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
@@ -235,6 +270,31 @@ class SparseDithering(_Dithering):
         else:
             data = encode_to_size(flat, self.max_nbytes(Spec.flat(flat.numel())), self.coder, out).data
         return Message(data if out is None else out, data.numel()), None
+
+    def encode_split(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        left: Tensor,
+        state: None,
+        ctx: Context,
+        *,
+        stats: Stats | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Message, None, bool]:
+        if self.nu is not None and self.scale == "chunk":
+            coded = encode_at(x, None, self.nu, self.coder, out, left=left, carry=residual)
+        elif self.alpha is not None:
+            coded = encode_to_error(x, self.alpha, self.coder, out, left, residual)
+        else:
+            y = torch.add(x, residual, out=left)
+            if self.nu is not None:
+                coded = encode_at(y, global_step(y, self.nu, self.scale), self.nu, self.coder, out)
+            else:
+                coded = encode_to_size(y, self.max_nbytes(Spec.flat(y.numel())), self.coder, out)
+            kernels.get(y.device).dither_decode(coded.data, left, -1.0)
+        message = Message(coded.data if out is None else out, coded.data.numel())
+        return message, None, math.isfinite(coded.norm)
 
 
 @dataclasses.dataclass(frozen=True)

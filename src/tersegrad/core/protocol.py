@@ -187,6 +187,28 @@ def needs_second_moment(configuration: object) -> bool:
     return False
 
 
+@runtime_checkable
+class Splitter(Protocol[S]):
+    """Optional third protocol, for error feedback: add a residual, encode, and tell what the message leaves out, in one pass."""
+
+    def encode_split(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        left: Tensor,
+        state: S,
+        ctx: Context,
+        *,
+        stats: Stats | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Message, S, bool]:
+        """Encode y = x + residual, and write y minus what the message decodes to into ``left``.
+
+        All three are flat, contiguous float32 and do not overlap. False: y is not finite, and ``left`` is undefined.
+        """
+        ...
+
+
 def has_fixed_size(compressor: object) -> bool:
     """Whether every message for a spec has exactly ``max_nbytes`` bytes, so that lengths need not be sent.
 

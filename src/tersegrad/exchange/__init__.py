@@ -15,10 +15,10 @@ from tersegrad.exchange.all_gather import AllGatherExchange
 from tersegrad.exchange.hierarchical import HierarchicalExchange
 from tersegrad.exchange.plans import Plan, plan
 from tersegrad.exchange.power_sgd import PowerSGDExchange
-from tersegrad.exchange.steps import AllGather, AllToAll, Exchange, Part, Pending, ProcessGroup, Steps, start
+from tersegrad.exchange.steps import AllGather, AllToAll, Exchange, Part, Pending, Pipeline, ProcessGroup, Steps, start
 from tersegrad.exchange.two_shot import TwoShotExchange
 
 __all__ = [
-    "AllGather", "AllGatherExchange", "AllToAll", "Exchange", "HierarchicalExchange", "Part", "Pending", "Plan", "PowerSGDExchange",
-    "ProcessGroup", "Steps", "TwoShotExchange", "plan", "start", "virtual",
+    "AllGather", "AllGatherExchange", "AllToAll", "Exchange", "HierarchicalExchange", "Part", "Pending", "Pipeline", "Plan",
+    "PowerSGDExchange", "ProcessGroup", "Steps", "TwoShotExchange", "plan", "start", "virtual",
 ]  # fmt: skip

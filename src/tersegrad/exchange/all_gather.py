@@ -14,17 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec, Stats, has_fixed_size
 from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, integers, read_integers
 
 
-def accumulate(compressor: Compressor[Any], message: Message, spec: Spec, ctx: Context, out: Tensor) -> None:
-    """``out += decode(message)``."""
-    if isinstance(compressor, Accumulator):
-        compressor.decode_add(message, spec, ctx, out)
-    else:
-        out.add_(compressor.decode(message, spec, ctx))
+def add_up(compressor: Compressor[Any], messages: Sequence[Message], spec: Spec, ctx: Context, device: torch.device) -> Tensor:
+    """The sum, in rank order, of what every rank's message decodes to."""
+    total = buffers.empty(spec.numel, torch.float32, device)
+    for sender, message in enumerate(messages):
+        mine = dataclasses.replace(ctx, sender=sender)
+        if sender == 0:
+            compressor.decode(message, spec, mine, total)
+        elif isinstance(compressor, Accumulator):
+            compressor.decode_add(message, spec, mine, total)
+        else:
+            total.add_(compressor.decode(message, spec, mine))
+    return total
 
 
 def gather_messages(message: Message, limits: Sequence[int], fixed: bool, rank: int, size: int) -> Steps[Any]:
@@ -47,7 +54,8 @@ def gather_messages(message: Message, limits: Sequence[int], fixed: bool, rank: 
                 raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for its message is {limit}")
     send = tuple(0 if r == rank else payload.numel() for r in range(size))
     receive = tuple(0 if r == rank else n for r, n in enumerate(sizes))
-    arrived = yield AllToAll(payload.repeat(size - 1), send, receive)
+    copies = buffers.cat([payload] * (size - 1)) if size > 2 else payload.repeat(size - 1)
+    arrived = yield AllToAll(copies, send, receive)
     parts = iter(torch.split(arrived, [n for r, n in enumerate(sizes) if r != rank]))
     return payload, [message if r == rank else Message(next(parts), n) for r, n in enumerate(sizes)]
 
@@ -65,14 +73,12 @@ class AllGatherExchange:
         self, x: Tensor, state: Any, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
     ) -> Steps[Any]:
         mine = dataclasses.replace(ctx, sender=rank)
-        message, state = self.compressor.encode(x, state, mine, stats=stats)
+        place = buffers.empty(self.compressor.max_nbytes(spec), torch.uint8, x.device)
+        message, state = self.compressor.encode(x, state, mine, stats=stats, out=place)
         _, messages = yield from gather_messages(
             message, [self.compressor.max_nbytes(spec)] * size, has_fixed_size(self.compressor), rank, size
         )
-        total = torch.zeros(spec.numel, dtype=torch.float32, device=x.device)
-        for sender, part in enumerate(messages):
-            accumulate(self.compressor, part, spec, dataclasses.replace(ctx, sender=sender), total)
-        return total.mul_(1.0 / size), state
+        return add_up(self.compressor, messages, spec, ctx, x.device).mul_(1.0 / size), state
 
     def parts(self, state: Any, spec: Spec, rank: int, size: int) -> list[Part]:
         return [Part("first", 0, spec.numel, state)]

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core.protocol import Context, Spec, Stats
 
 R = TypeVar("R")
@@ -117,6 +118,33 @@ class Pending(Generic[R]):
         return self._result
 
 
+class Pipeline(Generic[R]):
+    """Exchanges that follow one another: while the bytes of one travel, others are coded.
+
+    Each exchange that is added, and then each round of :meth:`finish`, moves all of them on by one collective, the youngest
+    first: its collective is under way before an older one is waited for, so that the wire does not idle while that one's bytes
+    are decoded. The order follows from the order of adding alone, so it is the same on every rank.
+    """
+
+    def __init__(self) -> None:
+        self.pendings: list[Pending[R]] = []
+
+    def add(self, pending: Pending[R]) -> None:
+        """Take in an exchange that was just started."""
+        self._advance()
+        self.pendings.append(pending)
+
+    def _advance(self) -> None:
+        for pending in reversed(self.pendings):
+            pending.advance()
+
+    def finish(self) -> list[tuple[Tensor, R]]:
+        """All means and next states, in the order of adding."""
+        while not all(pending.done for pending in self.pendings):
+            self._advance()
+        return [pending.wait() for pending in self.pendings]
+
+
 class ProcessGroup:
     """A torch process group (the default one if None) as the driver of steps."""
 
@@ -136,9 +164,9 @@ class ProcessGroup:
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         """Start a collective; the tensor is filled once the work is done."""
         if isinstance(request, AllGather):
-            out = request.data.new_empty(self.size * request.data.numel())
+            out = buffers.empty(self.size * request.data.numel(), torch.uint8, request.data.device)
             return self._all_gather(out, request.data, group=self.group, async_op=True), out
-        out = request.data.new_empty(sum(request.receive))
+        out = buffers.empty(sum(request.receive), torch.uint8, request.data.device)
         work = dist.all_to_all_single(
             out, request.data, list(request.receive), list(request.send), group=self.group, async_op=True
         )

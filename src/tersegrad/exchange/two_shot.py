@@ -14,6 +14,7 @@ alpha or omega then stands in the second place.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -22,10 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec, Stats, has_fixed_size
 from tersegrad.core.state import slice_spec
-from tersegrad.exchange.all_gather import accumulate, gather_messages
+from tersegrad.exchange.all_gather import add_up, gather_messages
 from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, integers, read_integers
 from tersegrad.wrappers.by_tensor import worst
 
@@ -36,6 +38,13 @@ def borders(numel: int, size: int) -> list[int]:
     """Where the p parts of a buffer begin and end: as equal as multiples of 64 allow."""
     units = -(-numel // UNIT)
     return [min(numel, units * r // size * UNIT) for r in range(size)] + [numel]
+
+
+@functools.lru_cache(maxsize=256)
+def layout(spec: Spec, size: int) -> tuple[list[int], list[Spec]]:
+    """The borders and the specs of the p parts."""
+    at = borders(spec.numel, size)
+    return at, [slice_spec(spec, a, b) for a, b in itertools.pairwise(at)]
 
 
 def reduce_scatter(
@@ -54,7 +63,9 @@ def reduce_scatter(
     messages, after = [], []
     for j, x in enumerate(xs):
         mine = dataclasses.replace(ctx.child(j), sender=rank)
-        message, next_state = compressor.encode(x, states[j], mine, stats=None if stats is None else stats[j])
+        place = buffers.empty(compressor.max_nbytes(parts[j]), torch.uint8, x.device)
+        share = None if stats is None else stats[j]
+        message, next_state = compressor.encode(x, states[j], mine, stats=share, out=place)
         messages.append(message)
         after.append(next_state)
     device = messages[rank].data.device
@@ -68,18 +79,15 @@ def reduce_scatter(
         incoming = [sizes[r * size + rank] for r in range(size)]
     if max(incoming) > limit:
         raise CorruptMessage(f"a rank announces {max(incoming)} bytes, the limit for this part is {limit}")
-    outgoing = torch.cat([m.payload if j != rank else m.payload[:0] for j, m in enumerate(messages)])
+    outgoing = buffers.cat([m.payload if j != rank else m.payload[:0] for j, m in enumerate(messages)])
     arrived = yield AllToAll(
         outgoing,
         tuple(0 if j == rank else int(m.nbytes) for j, m in enumerate(messages)),
         tuple(0 if r == rank else n for r, n in enumerate(incoming)),
     )
     received = iter(torch.split(arrived, [n for r, n in enumerate(incoming) if r != rank]))
-    total = torch.zeros(parts[rank].numel, dtype=torch.float32, device=device)
-    for sender in range(size):
-        message = messages[rank] if sender == rank else Message(next(received), incoming[sender])
-        accumulate(compressor, message, parts[rank], dataclasses.replace(ctx.child(rank), sender=sender), total)
-    return total, tuple(after)
+    everyone = [messages[rank] if r == rank else Message(next(received), incoming[r]) for r in range(size)]
+    return add_up(compressor, everyone, parts[rank], ctx.child(rank), device), tuple(after)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +110,13 @@ class TwoShotExchange:
         return self.second or self.compressor
 
     def init(self, spec: Spec, device: torch.device | str, rank: int, size: int) -> TwoShotState:
-        at = borders(spec.numel, size)
-        parts = [slice_spec(spec, at[r], at[r + 1]) for r in range(size)]
+        _, parts = layout(spec, size)
         return TwoShotState(tuple(self.compressor.init(p, device) for p in parts), self._second.init(parts[rank], device))
 
     def steps(
         self, x: Tensor, state: TwoShotState, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
     ) -> Steps[TwoShotState]:
-        at = borders(spec.numel, size)
-        parts = [slice_spec(spec, at[r], at[r + 1]) for r in range(size)]
+        at, parts = layout(spec, size)
         flat = x.detach().reshape(-1)
         xs = torch.split(flat, [p.numel for p in parts])
         moment = None if stats is None or stats.second_moment is None else stats.second_moment.reshape(-1)
@@ -118,10 +124,11 @@ class TwoShotExchange:
         mean, first = yield from reduce_scatter(self.compressor, xs, state.first, parts, ctx, rank, size, shares)
         mean.mul_(1.0 / size)
         again = ctx.child(size)
-        own, second = self._second.encode(mean, state.second, dataclasses.replace(again, sender=rank))
         limits = [self._second.max_nbytes(p) for p in parts]
+        place = buffers.empty(limits[rank], torch.uint8, x.device)
+        own, second = self._second.encode(mean, state.second, dataclasses.replace(again, sender=rank), out=place)
         _, all_parts = yield from gather_messages(own, limits, has_fixed_size(self._second), rank, size)
-        out = torch.empty(spec.numel, dtype=torch.float32, device=x.device)
+        out = buffers.empty(spec.numel, torch.float32, x.device)
         for r, message in enumerate(all_parts):
             self._second.decode(message, parts[r], dataclasses.replace(again, sender=r), out[at[r] : at[r + 1]])
         return out, TwoShotState(first, second)

@@ -17,6 +17,7 @@ and at the loss scale, is finite: the means are the same on all ranks, so the de
 import dataclasses
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration, MissingStatistics
 from tersegrad.core.protocol import Compressor, Context, Stats, needs_second_moment
 from tersegrad.core.text import require
-from tersegrad.exchange import Exchange, Pending, Plan, PowerSGDExchange, plan, start
+from tersegrad.exchange import Exchange, Pipeline, Plan, PowerSGDExchange, plan, start
 from tersegrad.integrations import checkpoint, replicas
 from tersegrad.integrations.groups import Group, from_layout, make_groups
 from tersegrad.integrations.meter import Meter, TimedGroup, watch
@@ -43,6 +44,7 @@ from tersegrad.recipes import parse
 from tersegrad.wrappers import ByTensor
 
 FORMAT = 2  # of state_dict
+GROUP_BYTES = 25 << 20  # of float32 gradient that one message serves, unless told otherwise
 
 
 @dataclasses.dataclass
@@ -81,7 +83,7 @@ class Handle:
         compressor: Compressor[Any] | str | None,
         exchange: Plan | str | None = None,
         *,
-        group_bytes: int = 25 << 20,
+        group_bytes: int = GROUP_BYTES,
         dense_below: int | None = None,
         dense: Compressor[Any] | str | None = None,
         warmup_steps: int = 0,
@@ -128,6 +130,7 @@ class Handle:
         self._module: torch.nn.Module | None = None
         self._collector: Collector | None = None  # of second moments, while the compressor asks for them
         self._totals = _Totals()
+        self._dense_seconds: dict[str, float] | None = None  # of dense all-reduces on this link
         self._begin()
 
     def _checked(self, given: Compressor[Any] | str | None) -> Compressor[Any]:
@@ -179,7 +182,7 @@ class Handle:
     def _bind(self, named: Mapping[str, Tensor]) -> None:
         self._replicas = dict(named)
         self._parameters = {name: p for name, p in named.items() if p.requires_grad}
-        self._arrange(make_groups(self._parameters, self.group_bytes))
+        self._arrange(make_groups(self._parameters, self.group_bytes, self.dense_below))
         if self._saved is not None:
             saved, self._saved = self._saved, None
             self.load_state_dicts(saved)
@@ -262,7 +265,8 @@ class Handle:
     def _begin(self) -> None:
         self._buckets: list[_Bucket] = []
         self._missing = [len(g.spec.pieces) for g in self.groups]
-        self._pendings: list[tuple[int, Pending[Any]]] = []
+        self._pipeline: Pipeline[Any] = Pipeline()
+        self._started: list[int] = []  # the groups in it
         self._complete: list[int] = []  # groups that wait for their second moments
         self._step_scale = 1.0
 
@@ -375,10 +379,8 @@ class Handle:
             state = exchange.init(group.spec, group.device, self.group.rank, self.group.size)
         ctx = Context(seed=self.seed, step=self.step % (1 << 32), buffer=number)
         stats = None if second_moment is None else Stats(second_moment)
-        pending = start(exchange, flat, state, group.spec, ctx, self.group, stats)
-        for _, earlier in self._pendings:  # their bytes travelled while this group was encoded
-            earlier.advance()
-        self._pendings.append((number, pending))
+        self._pipeline.add(start(exchange, flat, state, group.spec, ctx, self.group, stats))
+        self._started.append(number)
 
     def _finish(self) -> None:
         if any(self._missing):
@@ -390,14 +392,12 @@ class Handle:
                 self._start(number, moments.pop(number))
         elif self._collector is not None:
             self._collector.clear()  # a dense step
-        while not all(pending.done for _, pending in self._pendings):
-            for _, pending in self._pendings:
-                pending.advance()
+        results = self._pipeline.finish()
         means: dict[int, Tensor] = {}
         after: dict[int, Any] = {}
         finite = True
-        for number, pending in self._pendings:
-            mean, after[number] = pending.wait()
+        for number, pending, (mean, state) in zip(self._started, self._pipeline.pendings, results, strict=True):
+            after[number] = state
             if self.measure_every and self.step % self.measure_every == 0:
                 self._measure(self._flat[number], mean)
             if self._step_scale != 1.0:
@@ -413,8 +413,7 @@ class Handle:
                 number, at = self._where[id(parameter)]
                 gradient.copy_(means[number][at : at + gradient.numel()].view(gradient.shape))
         if finite and not self.warming_up:
-            for number, state in after.items():
-                self._states[number] = state
+            self._states = [after[number] for number in range(len(self.groups))]
         self._totals.steps += 1
         self._totals.dropped += not finite
         self._totals.warmup += self.warming_up
@@ -501,7 +500,58 @@ class Handle:
         if self.exchange not in ("two_shot", "all_gather"):
             for name in ("cheaper_exchange", "bytes/step/all_gather", "bytes/step/two_shot"):
                 del out[name]
+        if t.steps:
+            out |= self._verdict()
         return out
+
+    def _verdict(self) -> dict[str, float | str]:
+        """Whether compression pays, against a bf16 all-reduce: on this link if it was compared, else on which links."""
+        t, size = self._totals, self.group.size
+        taken = t.seconds / t.steps
+        saved = 2 * (size - 1) / size * 2 * t.coordinates - t.sent  # bytes, in all steps
+        rate = 8 * saved / max(t.seconds - self.group.waited, 1e-9)
+        out: dict[str, float | str] = {"seconds/step": taken, "pays_below": max(0.0, rate)}
+        if self._dense_seconds is not None:
+            out |= {f"seconds/step/{kind}": seconds for kind, seconds in self._dense_seconds.items()}
+            kind, dense = min(self._dense_seconds.items(), key=lambda item: item[1])
+            word = "pays" if taken < dense else "does not pay"
+            out["verdict"] = (
+                f"compression {word} here: {taken:.4f} s a step in the exchange, {kind} all-reduce takes {dense:.4f} s"
+            )
+        elif rate <= 0:
+            out["verdict"] = "compression does not pay: a bf16 all-reduce would not send more bytes"
+        else:
+            out["verdict"] = (
+                f"compression pays where a rank's link is slower than {rate / 1e6:.3g} Mbit/s; compare() tells for this one"
+            )
+        return out
+
+    def compare(self, rounds: int = 3) -> dict[str, float]:
+        """Time dense all-reduces of all gradients on this link, for the report (a collective call, between two steps)."""
+        require(not self._buckets, "links are compared between two steps")
+        device = self.groups[0].device if self.groups else torch.device("cpu")
+        numel = sum(g.spec.numel for g in self.groups)
+        found: dict[str, float] = {}
+        for kind, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
+            buffer, taken = torch.zeros(numel, dtype=dtype, device=device), []
+            for _ in range(rounds + 1):
+                dist.barrier(group=self._process_group)
+                begin = time.perf_counter()
+                dist.all_reduce(buffer, group=self._process_group)
+                if buffer.is_cuda:
+                    torch.cuda.synchronize(device)
+                taken.append(time.perf_counter() - begin)
+            found[kind] = statistics.median(taken[1:])
+        # The mean over ranks, so that all say the same.
+        shared = torch.tensor(list(found.values()), dtype=torch.float32, device=device)
+        dist.all_reduce(shared, group=self._process_group)
+        self._dense_seconds = dict(zip(found, (shared / self.group.size).tolist()))
+        return self._dense_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Spent in the hook since the start or :meth:`reset_report`, the time that was waited for the wire included."""
+        return self._totals.seconds
 
     def _memory(self, number: int) -> int:
         parts = self._exchanges[number].parts(self._states[number], self.groups[number].spec, self.group.rank, self.group.size)
@@ -614,7 +664,7 @@ def attach(
     compressor: Compressor[Any] | str | None,
     exchange: Plan | str | None = None,
     *,
-    group_bytes: int = 25 << 20,
+    group_bytes: int = GROUP_BYTES,
     dense_below: int | None = None,
     dense: Compressor[Any] | str | None = None,
     warmup_steps: int = 0,

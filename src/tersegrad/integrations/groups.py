@@ -31,12 +31,16 @@ class Group:
         return tuple(p.name for p in self.spec.pieces)
 
 
-def make_groups(parameters: Mapping[str, Tensor], group_bytes: int) -> list[Group]:
+def make_groups(parameters: Mapping[str, Tensor], group_bytes: int, small: int = 0) -> list[Group]:
     """Reverse registration order; up to ``group_bytes`` of float32 each (at least one parameter), one dtype and device.
+
+    In a group the tensors with fewer than ``small`` elements come last: what is compressed then lies in one piece.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
     >>> [g.names for g in make_groups(dict(model.named_parameters()), 300)]
     [('1.bias', '1.weight', '0.bias'), ('0.weight',)]
+    >>> [g.names for g in make_groups(dict(model.named_parameters()), 1000, small=10)]
+    [('1.weight', '0.weight', '1.bias', '0.bias')]
     """
     layout: list[list[str]] = []
     open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
@@ -48,6 +52,8 @@ def make_groups(parameters: Mapping[str, Tensor], group_bytes: int) -> list[Grou
             layout.append(names)
         names.append(name)
         open_groups[key] = names, used + size
+    for names in layout:
+        names.sort(key=lambda name: parameters[name].numel() < small)  # stable
     return from_layout(parameters, layout)
 
 

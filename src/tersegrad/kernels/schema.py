@@ -118,13 +118,23 @@ class DitherKernels(Protocol):
         ...
 
     def dither_encode(
-        self, x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor
+        self,
+        x: Tensor,
+        nu: float,
+        step: float,
+        coder: int,
+        ctx: Context | None,
+        out: Tensor,
+        left: Tensor | None = None,
+        carry: Tensor | None = None,
     ) -> tuple[int, float, float]:
         """Write a message for x into ``out``: length in bytes, ||x||^2 (not finite where x is not), squared error.
 
         With ``nu`` > 0 every block takes the step 2 sqrt(nu/n) ||x||, else all take ``step``. Levels are rounded to nearest and
         least-squares scales are sent; with ``ctx`` they are rounded stochastically and steps are sent. ``coder``: 0 the shortest,
         1 rANS, 2 the published code. The error is exact only with ``step`` and without ``ctx``.
+        ``carry`` is added to x before anything else, and ``left`` (a place of its own, needed with ``carry``) becomes the sum minus
+        what the message decodes to; it is undefined where the sum is not finite.
         """
         ...
 
@@ -132,8 +142,11 @@ class DitherKernels(Protocol):
         """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message."""
         ...
 
-    def dither_sample(self, x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
-        """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest."""
+    def dither_sample(self, x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
+        """Squared error and squared norm of a sample of x (plus ``carry``): one block of 4096 coordinates in ``stride``.
+
+        Levels are rounded to nearest, and every block of 2^16 has its least-squares scale.
+        """
         ...
 
 

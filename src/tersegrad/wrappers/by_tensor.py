@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -30,8 +30,10 @@ import torch
 from torch import Tensor
 
 from tersegrad.codecs import varint
+from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import (
+    Accumulator,
     Compressor,
     Context,
     Guarantee,
@@ -111,43 +113,63 @@ class ByTensor(Configuration):
         moment = None if stats is None or stats.second_moment is None else flat_float32(stats.second_moment)
         sent: list[Tensor] = []
         after: list[tuple[int, Any]] = []
-        for (g, part, _), (key, before) in zip(self._groups(state), state.states, strict=True):
+        for (g, part, sub), (key, before) in zip(self._groups(state), state.states, strict=True):
             require(g == key, "the state was made by other rules")
             runs = state.runs(g)
             part_stats = stats if moment is None else Stats(_gather(moment, runs))
-            message, next_state = part.encode(_gather(x, runs), before, ctx.child(g), stats=part_stats)
+            place = buffers.empty(part.max_nbytes(sub), torch.uint8, x.device)
+            message, next_state = part.encode(_gather(x, runs), before, ctx.child(g), stats=part_stats, out=place)
             payload = message.payload
             sent += [torch.tensor(list(varint.write(payload.numel())), dtype=torch.uint8, device=x.device), payload]
             after.append((g, next_state))
-        data = torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8, device=x.device)
-        nbytes = data.numel()
-        if out is not None:
-            out[:nbytes] = data
-            data = out
+        nbytes = sum(part.numel() for part in sent)
+        data = out if out is not None else buffers.empty(nbytes, torch.uint8, x.device)
+        if sent:
+            torch.cat(sent, out=data[:nbytes])
         return Message(data, nbytes), dataclasses.replace(state, states=tuple(after))
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        data = message.payload
         if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=data.device)
-        layout, at = self._layout(spec), 0
-        for g, part, sub in self._groups(layout):
-            length, at = varint.read(data, at)
-            if length > min(data.numel() - at, part.max_nbytes(sub)):
-                raise CorruptMessage(f"group {g} announces {length} bytes, {data.numel() - at} are left")
-            payload = data[at : at + length].clone()  # starts at an address that any decoder may view as words
-            at += length
-            runs = layout.runs(g)
+            out = buffers.empty(spec.numel, torch.float32, message.data.device)
+        for part, sub, payload, child, runs in self._read(message, spec, ctx):
             whole = out[runs[0][0] : runs[0][1]] if len(runs) == 1 else None
-            decoded = part.decode(Message(payload, length), sub, ctx.child(g), whole)
+            decoded = part.decode(payload, sub, child, whole)
             if whole is None:
                 start = 0
                 for a, b in runs:
                     out[a:b] = decoded[start : start + b - a]
                     start += b - a
+        return out
+
+    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
+        """``out += weight * decode(message)``, in one pass where a part can and lies in one run."""
+        for part, sub, payload, child, runs in self._read(message, spec, ctx):
+            if len(runs) == 1 and isinstance(part, Accumulator):
+                part.decode_add(payload, sub, child, out[runs[0][0] : runs[0][1]], weight)
+                continue
+            decoded, start = part.decode(payload, sub, child), 0
+            if weight != 1.0:
+                decoded.mul_(weight)
+            for a, b in runs:
+                out[a:b] += decoded[start : start + b - a]
+                start += b - a
+        return out
+
+    def _read(
+        self, message: Message, spec: Spec, ctx: Context
+    ) -> Iterator[tuple[Compressor[Any], Spec, Message, Context, tuple[tuple[int, int], ...]]]:
+        """Every group's compressor, spec, message, context and runs; raises after the last where bytes are left."""
+        data = message.payload
+        layout, at = self._layout(spec), 0
+        for g, part, sub in self._groups(layout):
+            length, at = varint.read(data, at)
+            if length > min(data.numel() - at, part.max_nbytes(sub)):
+                raise CorruptMessage(f"group {g} announces {length} bytes, {data.numel() - at} are left")
+            payload = buffers.cat([data[at : at + length]])  # starts at an address that any decoder may view as words
+            at += length
+            yield part, sub, Message(payload, length), ctx.child(g), layout.runs(g)
         if at != data.numel():
             raise CorruptMessage(f"{data.numel() - at} bytes follow the last group")
-        return out
 
     @property
     def fixed_size(self) -> bool:
@@ -185,4 +207,4 @@ def worst(promises: Sequence[Guarantee]) -> Guarantee:
 
 def _gather(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
     """The sub-buffer of these runs: a view where it is one run."""
-    return x[runs[0][0] : runs[0][1]] if len(runs) == 1 else torch.cat([x[a:b] for a, b in runs])
+    return x[runs[0][0] : runs[0][1]] if len(runs) == 1 else buffers.cat([x[a:b] for a, b in runs])

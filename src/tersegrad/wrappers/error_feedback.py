@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import (
@@ -35,6 +36,7 @@ from tersegrad.core.protocol import (
     Guarantee,
     Message,
     Spec,
+    Splitter,
     Stats,
     flat_float32,
     has_fixed_size,
@@ -115,9 +117,15 @@ class ErrorFeedback(Configuration):
         out: Tensor | None = None,
     ) -> tuple[Message, ErrorFeedbackState]:
         require(x.numel() == state.residual.numel(), f"the state is for {state.residual.numel()} coordinates, got {x.numel()}")
-        y = torch.add(flat_float32(x), state.residual)  # ours to overwrite: it becomes the next residual
+        weight, flat = self._weight(state.spec), flat_float32(x)
+        if isinstance(self.inner, Splitter) and weight == 1.0 and state.residual.dtype == torch.float32:
+            left = buffers.empty(flat.numel(), torch.float32, flat.device)
+            message, inner, finite = self.inner.encode_split(flat, state.residual, left, state.inner, ctx, stats=stats, out=out)
+            return message, ErrorFeedbackState(left, inner, state.spec) if finite else state
+        y = buffers.empty(flat.numel(), torch.float32, flat.device)  # ours to overwrite: it becomes the next residual
+        torch.add(flat, state.residual, out=y)
         message, inner = self.inner.encode(y, state.inner, ctx, stats=stats, out=out)
-        left = _subtract(self.inner, message, state.spec, ctx, y, self._weight(state.spec)).to(state.residual.dtype)
+        left = _subtract(self.inner, message, state.spec, ctx, y, weight).to(state.residual.dtype)
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
         if not (bool(torch.isfinite(left.sum())) or bool(torch.isfinite(left).all())):
             return message, state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
@@ -12,17 +13,28 @@ from tersegrad.kernels.native.module import module
 __all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
 
 NEAREST = (False, 0, 0, 0, 0)
+NOTHING = torch.empty(0)
 
 
 def dither_max_bytes(numel: int) -> int:
     return int(module.dither_max_bytes(numel))
 
 
-def dither_encode(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor) -> tuple[int, float, float]:
+def dither_encode(
+    x: Tensor,
+    nu: float,
+    step: float,
+    coder: int,
+    ctx: Context | None,
+    out: Tensor,
+    left: Tensor | None = None,
+    carry: Tensor | None = None,
+) -> tuple[int, float, float]:
     draws = NEAREST
     if ctx is not None:
         draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
-    nbytes, norm, error = module.dither_encode(x, nu, step, coder, draws, out)
+    rest, more = NOTHING if left is None else left, NOTHING if carry is None else carry
+    nbytes, norm, error = module.dither_encode(x, nu, step, coder, draws, out, rest, more)
     return int(nbytes), float(norm), float(error)
 
 
@@ -33,6 +45,6 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     return out
 
 
-def dither_sample(x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
-    dot, energy, norm = module.dither_sample(x, step, stride)
-    return float(dot), float(energy), float(norm)
+def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
+    error, norm = module.dither_sample(x, step, stride, NOTHING if carry is None else carry)
+    return float(error), float(norm)

@@ -9,6 +9,7 @@ for every block of 2^16 coordinates, the rANS message of the symbols clamp(k, -K
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Sequence
@@ -237,10 +238,22 @@ def _message(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None)
     return best if best[0] and len(best[0]) <= len(other[0]) else other
 
 
-def dither_encode(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, out: Tensor) -> tuple[int, float, float]:
-    """Write a message into ``out``: length, ||x||^2 and the squared error."""
+def dither_encode(
+    x: Tensor,
+    nu: float,
+    step: float,
+    coder: int,
+    ctx: Context | None,
+    out: Tensor,
+    left: Tensor | None = None,
+    carry: Tensor | None = None,
+) -> tuple[int, float, float]:
+    """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``."""
+    x = x if carry is None else x + carry
     data, norm, error = _message(x, nu, step, coder, ctx)
     out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(out.device)
+    if left is not None:
+        dither_decode(out[: len(data)], left.copy_(x), -1.0)
     return len(data), norm, error
 
 
@@ -327,9 +340,14 @@ def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
     return values.clamp_(-HUGE, HUGE)
 
 
-def dither_sample(x: Tensor, step: float, stride: int) -> tuple[float, float, float]:
-    """<x, k>, ||k||^2 and ||x||^2 over one block of 4096 coordinates in ``stride``, rounding to nearest."""
-    blocks = [x[i : i + CHUNK] for i in range(0, x.numel(), CHUNK * stride)]
-    part = torch.cat(blocks) if blocks else x
-    dot, energy = _exact_sums(part, _levels(part, step, None, 0))
-    return dot, energy, float(sum_squares(part))
+def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
+    """Squared error, with the best scale for every scale block, and squared norm of one block of 4096 in ``stride``."""
+    x = x if carry is None else x + carry
+    starts = range(0, x.numel(), CHUNK * stride)
+    errors, norms = [], []
+    for _, group in itertools.groupby(starts, lambda i: i // SCALE_BLOCK):
+        part = torch.cat([x[i : i + CHUNK] for i in group])
+        dot, energy = _exact_sums(part, _levels(part, step, None, 0))
+        norms.append(float(sum_squares(part)))
+        errors.append(norms[-1] - dot / energy * dot if energy > 0 else norms[-1])
+    return _fold(errors), _fold(norms)

@@ -1,0 +1,523 @@
+"""What one host of ``benchmarks.cluster`` runs: a process in its own network namespace that is told what to measure.
+
+All hosts are on one machine and read the same monotonic clock, so a time is taken from the first host's start to the last one's
+end. Jobs are the functions below that take a group size first; the caller gives their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gzip
+import itertools
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.methods import Call, Method, all_reduce
+from tersegrad.core.protocol import Compressor, Context, Message, Piece, Spec
+from tersegrad.core.state import slice_spec
+from tersegrad.exchange import AllGather, AllToAll, Pipeline, start
+from tersegrad.exchange.two_shot import borders
+from tersegrad.integrations import ddp
+from tersegrad.integrations.meter import Meter, TimedGroup, Watched, watch
+from tersegrad.kernels import native
+from tersegrad.wrappers import ErrorFeedback
+
+PORT = 29400
+LAYER = 512  # vectors are described as square matrices of that size, for methods that use their structure
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One timed exchange on one host."""
+
+    begin: float
+    end: float
+    sent: int
+    encode: float = 0.0
+    decode: float = 0.0
+    waited: float = 0.0
+
+
+TRAINING: dict[str, Training] = {}  # what begin_training made
+
+
+class World:
+    """The process groups that this host is in."""
+
+    rank = 0
+    groups: dict[int, dist.ProcessGroup] = {}  # noqa: RUF012
+
+    @classmethod
+    def barrier(cls, size: int) -> None:
+        dist.barrier(group=cls.groups[size])
+
+
+# --------------------------------------------------------------------------------------------------------------- raw transfer
+
+
+def raw(size: int, addresses: list[str], nbytes: int) -> float:
+    """Every host sends ``nbytes`` to the next one over plain TCP at the same time; seconds until all that it receives is there."""
+    rank = World.rank
+    with socket.create_server((addresses[rank], PORT)) as server, contextlib.ExitStack() as stack:
+        World.barrier(size)
+        out = stack.enter_context(socket.create_connection((addresses[(rank + 1) % size], PORT), timeout=60))
+        into, _ = server.accept()
+        stack.enter_context(into)
+        out.setblocking(False)
+        into.setblocking(False)
+        block = memoryview(bytearray(1 << 16))
+        buffer = bytearray(1 << 18)
+        World.barrier(size)
+        begin = time.perf_counter()
+        sent = received = 0
+        while sent < nbytes or received < nbytes:
+            idle = True
+            with contextlib.suppress(BlockingIOError):
+                if sent < nbytes:
+                    sent += out.send(block[: min(len(block), nbytes - sent)])
+                    idle = False
+            with contextlib.suppress(BlockingIOError):
+                if received < nbytes:
+                    received += into.recv_into(buffer)
+                    idle = False
+            if idle:
+                time.sleep(0.0005)
+        seconds = time.perf_counter() - begin
+        World.barrier(size)
+    return seconds
+
+
+# --------------------------------------------------------------------------------------------------------------- one all-reduce
+
+
+class Audited(Watched):
+    """A compressor that decodes its own messages and notes their errors. With error feedback, against the corrected vector."""
+
+    def __init__(self, inner: Compressor[Any], errors: list[float]) -> None:
+        super().__init__(inner, Meter())
+        self.errors = errors
+
+    def encode(self, x: Tensor, state: Any, ctx: Context, **options: Any) -> tuple[Message, Any]:
+        target = x.double() + (state.residual.double() if isinstance(self.inner, ErrorFeedback) else 0.0)
+        message, after = super().encode(x, state, ctx, **options)
+        decoded = self.inner.decode(message, Spec.flat(x.numel()), ctx).double()
+        self.errors.append(float((decoded - target).square().sum() / target.square().sum()))
+        return message, after
+
+
+def describe(numel: int) -> Spec:
+    """A vector as matrices of LAYER columns (at most LAYER rows) and a rest."""
+    pieces: list[Piece] = []
+    at = 0
+    while numel - at >= LAYER:
+        rows = min(LAYER, (numel - at) // LAYER)
+        pieces.append(Piece((rows, LAYER), 0, rows * LAYER, f"weight{len(pieces)}"))
+        at += rows * LAYER
+    if at < numel:
+        pieces.append(Piece((numel - at,), 0, numel - at, "rest"))
+    return Spec(tuple(pieces))
+
+
+def cut(spec: Spec, group_bytes: int) -> list[tuple[int, Spec]]:
+    """Parts of about equal size and at most ``group_bytes`` (one layer at least), with where they begin: what a handle's groups are."""
+    layers = [p.numel for p in spec.pieces]
+    count = max(1, min(len(layers), -(-4 * spec.numel // group_bytes)))
+    ends = [0]
+    for k in range(count):
+        ends.append(sum(layers[: len(layers) * (k + 1) // count]))
+    return [(a, slice_spec(spec, a, b)) for a, b in itertools.pairwise(ends)]
+
+
+def vector(numel: int, rank: int, step: int) -> Tensor:
+    """Gradients of one host: normal, half of their power shared by all hosts, every layer with a scale of its own."""
+    shared = torch.randn(numel, generator=torch.Generator().manual_seed(1_000_003 * step))
+    own = torch.randn(numel, generator=torch.Generator().manual_seed(1_000_003 * step + 1 + rank))
+    x, at = shared.add_(own), 0
+    for number, piece in enumerate(describe(numel).pieces):
+        x[at : at + piece.numel] *= 2.0 ** (number % 5 - 2)
+        at += piece.numel
+    return x
+
+
+class Reduction:
+    """One method's all-reduce of vectors of ``numel`` coordinates, with its state."""
+
+    def __init__(self, text: str, size: int, numel: int) -> None:
+        self.method, self.size, self.spec = Method.parse(text), size, describe(numel)
+        self.group = TimedGroup(World.groups[size])
+        self.meter = Meter()
+        self.step = 0
+        self.buffer = torch.zeros(numel) if self.method.dense else torch.empty(0)
+        if not self.method.dense:
+            self.exchange = self.method.make_exchange(lambda c: watch(c, self.meter))
+            self.parts = cut(self.spec, self.method.options.get("group_bytes", ddp.GROUP_BYTES))
+            self.states = [self.exchange.init(part, "cpu", World.rank, size) for _, part in self.parts]
+
+    def once(self, x: Tensor) -> tuple[Tensor, Sample]:
+        if self.method.dense:
+            self.buffer.copy_(x)
+        World.barrier(self.size)
+        before = (self.meter.encode, self.meter.decode, self.group.waited)
+        begin = time.perf_counter()
+        if self.method.dense:
+            mean = all_reduce(self.buffer, self.method.compressor, World.groups[self.size], self.size)
+            end = time.perf_counter()
+            width = 4 if self.method.compressor == "float32" else 2
+            return mean, Sample(begin, end, 2 * (self.size - 1) * width * x.numel() // self.size, waited=end - begin)
+        pipeline: Pipeline[Any] = Pipeline()
+        for number, (at, part) in enumerate(self.parts):
+            share, ctx = x[at : at + part.numel], Context(seed=1, step=self.step, buffer=number)
+            pipeline.add(start(self.exchange, share, self.states[number], part, ctx, self.group))
+        results = pipeline.finish()
+        end = time.perf_counter()
+        self.states = [state for _, state in results]
+        mean = torch.cat([part for part, _ in results])
+        sent = sum(pending.sent for pending in pipeline.pendings)
+        self.step += 1
+        after = (self.meter.encode, self.meter.decode, self.group.waited)
+        encode, decode, waited = (b - a for a, b in zip(before, after))
+        return mean, Sample(begin, end, sent, encode, decode, waited)
+
+
+@functools.lru_cache(maxsize=32)
+def reduction(text: str, size: int, numel: int) -> Reduction:
+    return Reduction(text, size, numel)
+
+
+@functools.lru_cache(maxsize=4)
+def vectors(numel: int) -> list[Tensor]:
+    return [vector(numel, World.rank, step) for step in range(2)]
+
+
+def audit(size: int, text: str, numel: int, rounds: int) -> dict[str, Any]:
+    """Errors of every message and of the mean, over a few exchanges that are not timed."""
+    method, spec, errors, whole = Method.parse(text), describe(numel), list[float](), list[float]()
+    if method.dense:
+        exchange: Any = None
+    else:
+        exchange = method.make_exchange(lambda c: Audited(c, errors))
+        state = exchange.init(spec, "cpu", World.rank, size)
+    for step in range(rounds):
+        x = vectors(numel)[step % 2]
+        exact = torch.cat([x.double(), x.double().square().sum().reshape(1)])
+        dist.all_reduce(exact, group=World.groups[size])
+        exact /= size
+        if exchange is None:
+            mean = all_reduce(x.clone(), method.compressor, World.groups[size], size)
+        else:
+            group = TimedGroup(World.groups[size])
+            mean, state = start(exchange, x, state, spec, Context(seed=1, step=step), group).wait()
+        whole.append(float((mean.double() - exact[:-1]).square().sum() / exact[-1]))
+    return {"messages": len(errors), "worst": max(errors, default=0.0), "first": whole[0], "last": whole[-1]}
+
+
+def exchange_rounds(size: int, texts: list[str], numel: int, rounds: int) -> dict[str, list[Sample]]:
+    """Time the methods in turn, ``rounds`` times."""
+    samples: dict[str, list[Sample]] = {text: [] for text in texts}
+    for number in range(rounds):
+        for text in texts:
+            samples[text].append(reduction(text, size, numel).once(vectors(numel)[number % 2])[1])
+    return samples
+
+
+def forget(size: int) -> None:
+    """Free the memory of earlier jobs."""
+    for cached in (reduction, vectors):
+        cached.cache_clear()
+    TRAINING.clear()
+
+
+# --------------------------------------------------------------------------------------------------- coding alone, wires alone
+
+
+def coding(size: int, text: str, numel: int, rounds: int) -> list[float]:
+    """Seconds of one two-shot exchange's encoding and decoding, without an exchange, on all hosts at once."""
+    method = Method.parse(text)
+    exchange: Any = method.make_exchange()
+    compressor, at = exchange.compressor, borders(numel, size)
+    parts = [Spec.flat(at[r + 1] - at[r]) for r in range(size)]
+    x = vectors(numel)[0]
+    states = [compressor.init(p, "cpu") for p in parts]
+    second = compressor.init(parts[0], "cpu")
+    buffers = [torch.zeros(compressor.max_nbytes(p), dtype=torch.uint8) for p in parts]
+    more = torch.zeros(compressor.max_nbytes(parts[0]), dtype=torch.uint8)
+    total, out = torch.zeros(parts[0].numel), torch.zeros(numel)
+    adds = hasattr(compressor, "decode_add")
+    seconds = []
+    for step in range(rounds):
+        ctx = Context(seed=2, step=step)
+        World.barrier(size)
+        begin = time.perf_counter()
+        messages = []
+        for j in range(size):
+            message, states[j] = compressor.encode(x[at[j] : at[j + 1]], states[j], ctx, out=buffers[j])
+            messages.append(message)
+        total.zero_()
+        for _ in range(size):
+            if adds:
+                compressor.decode_add(messages[0], parts[0], ctx, total)
+            else:
+                total.add_(compressor.decode(messages[0], parts[0], ctx))
+        message, second = compressor.encode(total, second, ctx, out=more)
+        for j in range(size):
+            compressor.decode(messages[j], parts[j], ctx, out[at[j] : at[j + 1]])
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+def wires(size: int, nbytes: int, rounds: int) -> list[float]:
+    """Seconds of the bare collectives of one two-shot exchange in which a host sends ``nbytes`` in all."""
+    group = TimedGroup(World.groups[size])
+    share = nbytes // (2 * (size - 1))
+    lengths = tuple(0 if r == World.rank else share for r in range(size))
+    data = torch.zeros(sum(lengths), dtype=torch.uint8)
+    seconds = []
+    for _ in range(rounds):
+        World.barrier(size)
+        begin = time.perf_counter()
+        for _ in range(2):
+            for request in (AllGather(torch.zeros(8 * size, dtype=torch.uint8)), AllToAll(data, lengths, lengths)):
+                work, _ = group.launch(request)
+                work.wait()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+# ------------------------------------------------------------------------------------------------------------------- training
+
+
+def read_idx(path: Path) -> np.ndarray[Any, Any]:
+    """An MNIST file, gzipped or not."""
+    opener: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        data = file.read()
+    rank = data[3]
+    shape = [int.from_bytes(data[4 + 4 * k : 8 + 4 * k], "big") for k in range(rank)]
+    return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * rank).reshape(shape)
+
+
+@functools.lru_cache(maxsize=2)
+def mnist(folder: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images and labels for training and for the test; made-up ones without a folder (enough to time steps)."""
+    if folder is None:
+        g = torch.Generator().manual_seed(0)
+        images, labels = torch.randn(4096, 784, generator=g), torch.randint(10, (4096,), generator=g)
+        return images, labels, images[:512], labels[:512]
+    parts = []
+    for stem in ("train-images", "train-labels", "t10k-images", "t10k-labels"):
+        found = sorted(p for p in Path(folder).iterdir() if p.name.startswith(stem))
+        if not found:
+            raise FileNotFoundError(f"{folder} has no {stem}*: give the folder with MNIST's four idx files, gzipped or not")
+        parts.append(torch.from_numpy(read_idx(found[0]).copy()))
+    images, labels, test, truth = parts
+    scale = [(t.reshape(len(t), -1).float() / 255 - 0.1307) / 0.3081 for t in (images, test)]
+    return scale[0], labels.long(), scale[1], truth.long()
+
+
+def network(seed: int, width: int) -> torch.nn.Module:
+    """784-width-width-10."""
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(784, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is trained, the same for every method."""
+
+    data: str | None = None
+    width: int = 1024
+    batch: int = 64  # a host
+    optimiser: str = "sgd(lr=0.1, momentum=0.9)"
+    seed: int = 0
+
+
+class Training:
+    """One model in training by one method."""
+
+    def __init__(self, text: str, size: int, task: Task) -> None:
+        self.size, self.task, self.method = size, task, Method.parse(text)
+        self.images, self.labels, self.test, self.truth = mnist(task.data)
+        self.model = DistributedDataParallel(
+            network(task.seed, task.width), process_group=World.groups[size], gradient_as_bucket_view=True
+        )
+        self.handle = self.method.attach(self.model, task.seed)
+        self.optimiser = self.method.make_optimiser(self.model, Call.parse(task.optimiser))
+        self.batches = self._batches()
+        self.steps, self.seconds = 0, 0.0
+
+    def _batches(self) -> Iterator[Tensor]:
+        """Indices of this host's samples, epoch by epoch in another order; the same order whatever the method."""
+        g, whole = torch.Generator().manual_seed(self.task.seed), self.size * self.task.batch
+        while True:
+            order = torch.randperm(len(self.images), generator=g)
+            for at in range(0, len(order) - whole + 1, whole):
+                yield order[at + World.rank * self.task.batch : at + (World.rank + 1) * self.task.batch]
+
+    def step(self) -> None:
+        chosen = next(self.batches)
+        self.optimiser.zero_grad(set_to_none=False)
+        torch.nn.functional.cross_entropy(self.model(self.images[chosen]), self.labels[chosen]).backward()
+        self.optimiser.step()
+
+    def run(self, count: int) -> None:
+        """So many steps on the clock."""
+        World.barrier(self.size)
+        begin = time.perf_counter()
+        for _ in range(count):
+            self.step()
+        self.seconds += time.perf_counter() - begin
+        self.steps += count
+
+    def accuracy(self) -> float:
+        """On the whole test set, in per cent; every host looks at its share."""
+        with torch.no_grad():
+            mine = slice(World.rank, None, self.size)
+            right = (self.model.module(self.test[mine]).argmax(1) == self.truth[mine]).sum().reshape(1)
+        dist.all_reduce(right, group=World.groups[self.size])
+        return 100 * float(right) / len(self.test)
+
+
+def begin_training(size: int, text: str, task: Task, warm: int) -> None:
+    """Make model and method; ``warm`` steps on a throw-away copy touch all memory first."""
+    TRAINING.clear()
+    if warm:
+        Training(text, size, task).run(warm)
+    TRAINING["now"] = Training(text, size, task)
+
+
+def train(size: int, steps: int, every: int, target: float | None) -> dict[str, Any]:
+    """Train until ``target`` per cent are reached or ``steps`` steps are done in all; looks every ``every`` steps."""
+    training, history = TRAINING["now"], []
+    reached = None
+    while training.steps < steps and reached is None:
+        training.run(min(every, steps - training.steps))
+        accuracy = training.accuracy()
+        history.append((training.steps, training.seconds, accuracy))
+        if target is not None and accuracy >= target:
+            reached = accuracy
+    report = None if training.handle is None else training.handle.report()
+    return {"steps": training.steps, "seconds": training.seconds, "reached": reached, "history": history, "report": report}
+
+
+def step_times(size: int, count: int) -> dict[str, Any]:
+    """Seconds of so many steps, each on the clock."""
+    training = TRAINING["now"]
+    if training.handle is not None:
+        training.handle.reset_report()
+    samples = []
+    World.barrier(size)
+    for _ in range(count):
+        begin = time.perf_counter()
+        training.step()
+        samples.append(time.perf_counter() - begin)
+    report = None if training.handle is None else training.handle.report()
+    return {"samples": samples, "report": report}
+
+
+def compute_times(size: int, task: Task, count: int) -> list[float]:
+    """Seconds of steps without any exchange, all hosts busy."""
+    training = Training("float32", size, task)
+    samples = []
+    with training.model.no_sync():
+        for number in range(count + 2):
+            World.barrier(size)
+            begin = time.perf_counter()
+            training.step()
+            if number >= 2:
+                samples.append(time.perf_counter() - begin)
+    return samples
+
+
+def handle_times(size: int, text: str, numel: int, rounds: int) -> dict[str, Any]:
+    """Seconds that a handle takes for a step's exchange, in DDP on a model with ``numel`` parameters that computes next to nothing."""
+    model = DistributedDataParallel(Cheap(numel), process_group=World.groups[size], gradient_as_bucket_view=True)
+    handle = Method.parse(text).attach(model, 0)
+    assert handle is not None
+    x = vectors(numel)
+    for step in range(3):
+        model(x[step % 2]).backward()
+    seconds = []
+    handle.reset_report()
+    for step in range(rounds):
+        World.barrier(size)
+        before = handle.seconds
+        model(x[step % 2]).backward()
+        seconds.append(handle.seconds - before)
+    handle.compare()
+    return {"seconds": seconds, "report": handle.report()}
+
+
+class Cheap(torch.nn.Module):
+    """Parameters whose gradient is the input: a backward pass that only copies."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        shapes = [p.shape for p in describe(numel).pieces]
+        self.weights = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(s)) for s in shapes])
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = torch.split(x, [w.numel() for w in self.weights])
+        total = torch.zeros(())
+        for weight, part in zip(self.weights, parts):
+            total = total + torch.dot(weight.view(-1), part)
+        return total
+
+
+# ------------------------------------------------------------------------------------------------------------------- the host
+
+JOBS: dict[str, Callable[..., Any]] = {
+    f.__name__: f
+    for f in (
+        raw, audit, exchange_rounds, forget, coding, wires, begin_training, train, step_times, compute_times, handle_times,
+    )
+}  # fmt: skip
+
+
+def serve(connection: Connection[Any, Any], rank: int, size: int, store: str, groups: list[int]) -> None:
+    """Join the group, then do what the connection asks for until it says None."""
+    torch.set_num_threads(1)
+    World.rank = rank
+    with contextlib.ExitStack() as stack:
+        if native.available():
+            stack.enter_context(native.using(threads=1))
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(minutes=10)
+        )
+        World.groups = {n: dist.new_group(list(range(n))) for n in groups}
+        connection.send((True, os.getpid()))
+        while (job := connection.recv()) is not None:
+            name, members, arguments = job
+            try:
+                connection.send((True, JOBS[name](members, *arguments)))
+            except Exception:
+                connection.send((False, traceback.format_exc()))
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    descriptor, rank, size, store, groups = sys.argv[1:]
+    with contextlib.suppress(EOFError, ConnectionResetError, KeyboardInterrupt):
+        serve(Connection(int(descriptor)), int(rank), int(size), store, [int(n) for n in groups.split(",")])
+
+
+if __name__ == "__main__":
+    from benchmarks import host  # so that what is sent back belongs to the module, not to __main__
+
+    host.main()

@@ -1,0 +1,176 @@
+"""The cluster benchmark: methods as text, tables from samples, and real hosts in namespaces where this user may make them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import cluster, host, network
+from benchmarks.host import Sample
+from benchmarks.methods import Call, Method
+
+from tersegrad.core.protocol import Spec
+
+OURS = "error_feedback(sparse_dithering(alpha=0.1))"
+
+
+@pytest.mark.parametrize(
+    ("text", "full", "label"),
+    [
+        ("float32", "float32 + all_reduce", "float32"),
+        ("bf16", "bf16 + all_reduce", "bf16"),
+        ("bf16 + all_gather", "bf16 + all_gather", "bf16, all_gather"),
+        ("power_sgd(rank=4)", "float32 + power_sgd(rank=4)", "power_sgd(rank=4)"),
+        (OURS, f"{OURS} + two_shot", "EF sparse_dithering(alpha=0.1)"),
+        (
+            f"sgd(lr=0.1, momentum=0.9) + {OURS} + two_shot(warmup_steps=3)",
+            f"{OURS} + two_shot(warmup_steps=3) + sgd(lr=0.1, momentum=0.9)",
+            "EF sparse_dithering(alpha=0.1), two_shot(warmup_steps=3)",
+        ),
+    ],
+)
+def test_methods_as_text(text: str, full: str, label: str) -> None:
+    method = Method.parse(text)
+    assert str(method) == full
+    assert Method.parse(full) == method
+    assert method.label == label
+
+
+@pytest.mark.parametrize(
+    "text", ["", "two_shot", "qsgd + int4", "qsgd + all_reduce", "qsgd + ", "nonsense", "qsgd + two_shot(3)"]
+)
+def test_bad_methods_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Method.parse(text)
+
+
+def test_calls_keep_their_types() -> None:
+    assert dict(Call.parse("adam(lr=1e-3, amsgrad=true, name=x)").options) == {"lr": 1e-3, "amsgrad": True, "name": "x"}
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1mbit", "0gbit", "10", "mbit"])
+def test_bad_rates_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a rate is"):
+        network.parse_rate(text)
+
+
+@pytest.mark.parametrize("rate", [1e6, 1e7, 1e8, 1e9, 1e10])
+def test_buckets_are_small_beside_what_is_timed_and_hold_whole_packets(rate: float) -> None:
+    burst, queue, largest = network.bucket(rate)
+    assert burst >= 2 * largest
+    assert largest >= 1514
+    assert queue >= 20 * largest
+    assert burst / (rate / 8) <= 0.002 or burst == 12_000
+
+
+def test_a_round_lasts_from_the_first_begin_to_the_last_end() -> None:
+    rounds = [[Sample(0.0, 1.0, 100, 0.1, 0.2, 0.3), Sample(5.0, 6.0, 100)], [Sample(0.5, 3.0, 100), Sample(5.1, 5.5, 100)]]
+    cell = cluster.merge("float32", 2, 1e8, rounds)
+    assert cell.samples == (3.0, 1.0)
+    assert cell.seconds == 2.0
+    ours = cluster.merge(OURS, 2, 1e8, [[Sample(0.0, 0.5, 10), Sample(1.0, 1.25, 10)]])
+    assert cluster.faster([cell, ours], ours, "float32") == 5.0
+    assert cluster.faster([cell, ours], ours, "bf16") is None
+    table = cluster.cell_table([cell, ours], "title", "note").markdown()
+    assert "| EF sparse_dithering(alpha=0.1) |   0.375 |" in table
+
+
+def test_a_method_that_misses_the_target_shows_no_time() -> None:
+    def run(method: str, seconds: float, reached: float | None) -> dict[str, object]:
+        return {"method": method, "seed": 0, "reached": reached, "steps": 100, "seconds": seconds, "final": 98.0, "sent": 1000}
+
+    runs = [run("float32", 90.0, 97.6), run(OURS, 10.0, 97.5), run("bf16", 5.0, None)]
+    rows = cluster.train_table(runs, ["float32", OURS, "bf16"], 97.5, 0.01, "").rows
+    assert [row[1] for row in rows] == ["90", "10", "missed"]
+    assert [row[5] for row in rows] == ["1", "9", "-"]
+
+
+def test_vectors_are_cut_at_layers() -> None:
+    spec = host.describe(3_000_000)
+    assert spec.numel == 3_000_000
+    parts = host.cut(spec, 4_000_000)
+    assert [at for at, _ in parts] == [0, *torch.tensor([p.numel for _, p in parts]).cumsum(0).tolist()[:-1]]
+    assert sum(p.numel for _, p in parts) == spec.numel
+    assert len(parts) == 3
+    assert host.cut(Spec.flat(10), 1) == [(0, Spec.flat(10))]
+
+
+def test_the_figure_is_drawn(tmp_path: Path) -> None:
+    cells = [
+        cluster.Cell(m, m, hosts, rate, seconds=hosts / (rate or 1e10))
+        for m in ("float32", "bf16")
+        for hosts in (2, 4)
+        for rate in (1e7, 1e8, None)
+    ]
+    cluster.figure(cells, tmp_path / "figure", "title")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert "100 Mbit/s" in (tmp_path / "figure.svg").read_text()
+
+
+# ------------------------------------------------------------------------------------------------------------------ real hosts
+
+needs_root = pytest.mark.skipif(network.why_not() is not None, reason=str(network.why_not()))
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.cluster", *arguments]
+
+
+def environment() -> dict[str, str]:
+    root = Path(__file__).parents[1]
+    return {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+
+
+@needs_root
+def test_two_hosts_at_a_limited_rate(tmp_path: Path) -> None:
+    """The link is as fast as was asked for, the exchange waits for it, and nothing remains."""
+    numel, rate = 100_000, 20e6
+    with network.Network(2) as net, network.Hosts(net) as hosts:
+        net.limit(rate)
+        nbytes = 500_000
+        seconds = max(hosts.run("raw", [net.address(0), net.address(1)], nbytes))
+        assert 0.6 * rate < 8 * nbytes / seconds < 1.05 * rate
+        texts = ["float32", OURS]
+        found = hosts.run("exchange_rounds", texts, numel, 2)
+        dense, ours = (cluster.merge(text, 2, rate, [f[text] for f in found]) for text in texts)
+        assert dense.seconds > 0.8 * 8 * 4 * numel / rate  # a host sends 2 (p-1)/p = 1 vector
+        assert ours.seconds < dense.seconds / 3
+        audit = hosts.run("audit", OURS, numel, 2)[0]
+        assert audit["messages"] == 6
+        assert 0 < audit["worst"] <= 0.1
+        with pytest.raises(RuntimeError, match="host 0 failed"):
+            hosts.run("exchange_rounds", ["nonsense"], numel, 1)
+        assert net.drops() == 0
+        names = net.names
+    assert not set(names) & set(network.namespaces())
+
+
+@needs_root
+def test_a_stopped_run_leaves_nothing(tmp_path: Path) -> None:
+    arguments = command("allreduce", "--rate", "10mbit", "--hosts", "2", "--out", str(tmp_path))
+    process = subprocess.Popen(arguments, env=environment(), stdout=subprocess.PIPE, text=True)
+    mine = f"{network.PREFIX}-{process.pid}-"
+    deadline = time.monotonic() + 60
+    while sum(name.startswith(mine) for name in network.namespaces()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "removed" in said
+    assert not [name for name in network.namespaces() if name.startswith(mine)]
+
+
+def test_without_root_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    if sys.platform == "linux" and shutil.which("ip", path=network._path()):
+        assert "sudo" in str(network.why_not())
+        with pytest.raises(network.NoNetwork, match="root"):
+            network.Network(2).__enter__()
