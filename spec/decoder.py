@@ -11,6 +11,7 @@ side by side. Numbers are Python floats that hold float32 values; :func:`f32` ro
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import fnmatch
 import functools
@@ -1502,6 +1503,117 @@ def spherical_blocks(form: Form, message: bytes, d: int, context: Context) -> li
     return [-v if draw(context, SIGN, i) % 2 else v for i, v in enumerate(values)]
 
 
+# 5.24, 5.25: variance-based compression
+
+
+def owners(where: list[int], spec: Spec) -> list[int]:
+    """The number of the piece that each coordinate lies in."""
+    ends = list(itertools.accumulate(p.stop - p.start for p in spec.pieces))
+    return [bisect.bisect_right(ends, i) for i in where]
+
+
+def signed_power(e: int, code: int) -> float:
+    """4.9"""
+    require(-126 <= e <= 127 and e - code % 8 >= -126, "an exponent is out of range")
+    return math.ldexp(-1.0 if code >= 8 else 1.0, e - code % 8)
+
+
+def signs_and_exponents(data: bytes, tensors: list[int], packed: bool) -> list[float]:
+    """4.9: a value for each code; ``tensors`` tells which tensor each belongs to."""
+    count, distinct = len(tensors), sorted(set(tensors))
+    total = len(distinct)
+    if count <= 16384 and not packed:
+        levels = level_stream(data, total + count)
+        require(0 not in levels, "a level is zero")
+        exponents, e = [], -10
+        for level in levels[:total]:
+            e += level - 1 if level > 0 else level
+            exponents.append(e)
+        require(all(abs(level) <= 8 for level in levels[total:]), "there are eight powers of two")
+        codes = [abs(level) - 1 + 8 * (level < 0) for level in levels[total:]]
+    else:
+        source = Bytes(data)
+        exponents = list(struct.unpack(f"<{total}b", source.take(total)))
+        if packed:
+            codes = packed_codes(source.rest, 4, count)
+        else:
+            codes, used = rans(source.rest, count, 16)
+            source.take(used)
+            source.finish()
+    by_tensor = dict(zip(distinct, exponents))
+    require(all(-126 <= e <= 127 for e in exponents), "an exponent is out of range")
+    return [signed_power(by_tensor[tensor], code) for tensor, code in zip(tensors, codes)]
+
+
+def paper_words(message: bytes, magic: bytes, start: int, d: int, width: int) -> tuple[list[int], list[int]]:
+    """Codes and coordinates of 32-bit words."""
+    require(len(message) >= start and message[:4] == magic, "not a message of words")
+    n = struct.unpack("<I", message[4:8])[0]
+    words = struct.unpack(f"<{n}I", exactly(message[start:], 4 * n).data)
+    where = [word % (1 << width) for word in words]
+    require(all(a < b for a, b in itertools.pairwise([-1, *where, d])), "the coordinates do not increase")
+    return [word >> width for word in words], where
+
+
+def decode_vgc(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.24"""
+    d, source = spec.d, Bytes(message)
+    if form["wire"] == "paper":
+        if message == b"\2":
+            return fill(NON_FINITE, d)
+        pieces = len(spec.pieces)
+        start = 8 + 4 * ceil_div(pieces, 4)
+        codes, where = paper_words(message, b"VGC1", start, d, 28)
+        require(not any(message[8 + pieces : start]), "padding is not zero")
+        exponents = struct.unpack(f"<{pieces}b", message[8 : 8 + pieces])
+        tensors = owners(where, spec)
+        require({j for j, e in enumerate(exponents) if e != -128} == set(tensors), "the exponents are not those of the words")
+        return scattered(d, where, [signed_power(exponents[j], code) for j, code in zip(tensors, codes)])
+    mode = source.byte()
+    if mode in (ZERO, NON_FINITE):
+        source.finish()
+        return fill(mode, d)
+    require(mode == 0 or (mode == PACKED and form["values"] == "exp4"), f"vgc has no mode {mode}")
+    count = source.varint()
+    require(1 <= count <= d, "the count is out of range")
+    where, used = index_set(source.rest, count, d)
+    source.take(used)
+    tensors = owners(where, spec)
+    if form["values"] == "exp4":
+        values = signs_and_exponents(source.rest, tensors, mode == PACKED)
+    elif form["values"] == "bf16":
+        values = floats(exactly(source.rest, 2 * count).data, "bfloat16")
+    elif form["values"] == "sign":
+        distinct = sorted(set(tensors))
+        scales = dict(zip(distinct, floats(source.take(2 * len(distinct)), "bfloat16")))
+        signs = packed_codes(source.rest, 1, count)
+        values = [-scales[tensor] if minus else scales[tensor] for tensor, minus in zip(tensors, signs)]
+    else:
+        values = decode(form["values"], source.rest, flat(count), context.child(0))
+    return scattered(d, where, values)
+
+
+def decode_hybrid(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.25"""
+    d, tau, source = spec.d, f32(form["tau"]), Bytes(message)
+    if form["wire"] == "paper":
+        if message == b"\2":
+            return fill(NON_FINITE, d)
+        signs, where = paper_words(message, b"VGH1", 8, d, 31)
+    else:
+        mode = source.byte()
+        if mode in (ZERO, NON_FINITE):
+            source.finish()
+            return fill(mode, d)
+        require(mode == 0, f"hybrid has no mode {mode}")
+        count = source.varint()
+        require(1 <= count <= d, "the count is out of range")
+        where, used = index_set(source.rest, count, d)
+        source.take(used)
+        signs = packed_codes(source.rest, 1, count)
+    return scattered(d, where, [-tau if minus else tau for minus in signs])
+
+
 def decode_error_feedback(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
     """5.64"""
     inner = spec._replace(dtype="float32")
@@ -1691,6 +1803,16 @@ def longest(form: Form, spec: Spec) -> int:
         return 5 + 4 * len(subtractive_lengths(form, d)) + 4 * d
     if name == "spherical":
         return max(32, 4 + 4 * d) if form["block"] is None else max(1 + 4 * d, 32 + 18 * ceil_div(d, form["block"]))
+    if name in ("vgc", "hybrid"):
+        pieces = len(spec.pieces)
+        if form["wire"] == "paper":
+            return 8 + 4 * d + (4 * ceil_div(pieces, 4) if name == "vgc" else 0)
+        head = 1 + varint_length(d) + longest_index_set(d // 2, d)
+        if name == "hybrid":
+            return head + ceil_div(d, 8)
+        if isinstance(form["values"], Form):
+            return head + longest(form["values"], flat(d))
+        return head + {"exp4": pieces + ceil_div(d, 2), "sign": 2 * pieces + ceil_div(d, 8), "bf16": 2 * d}[form["values"]]
     if name == "error_feedback":
         return longest(form["inner"], spec._replace(dtype="float32"))
     if name == "rotated":
@@ -1740,6 +1862,26 @@ def valid_dithering(form: Form) -> bool:
     return one and (nu is None or 0 < nu <= 1) and (alpha is None or 0 < alpha < 1) and (bits is None or 0 < bits < math.inf)
 
 
+def vgc_values(value: Any) -> str | Form:
+    """A kind of values, or a configuration without state."""
+    if isinstance(value, str) and value in ("exp4", "sign", "bf16"):
+        return str(value)
+    form = as_form(value)
+    part = form
+    while part.name == "rotated":
+        part = part["inner"]
+    require(part.name not in ("vgc", "hybrid", "error_feedback", "by_tensor", "metered"), "the values are sent without state")
+    return form
+
+
+def valid_variance(form: Form) -> bool:
+    if form.name == "hybrid" and not 2.0**-60 <= form["tau"] <= 2.0**60:
+        return False
+    words = form["wire"] == "compact" or form.name == "hybrid" or form["values"] == "exp4"
+    return 0 < form["alpha"] < math.inf and 0 <= form["zeta"] <= 1 and words
+
+
+WIRE = (choice("compact", "paper"), "compact")
 NUMBERS = {"fraction": (maybe_real, None), "k": (maybe_whole, None)}
 VALUES = (choice("float32", "bf16"), "float32")
 BUCKET = (maybe_whole, None)
@@ -1808,6 +1950,24 @@ COMPRESSORS: dict[str, Compressor] = {
         decode_spherical,
         {"alpha": (real, MISSING), "block": (maybe_whole, None), "unbiased": (flag, False)},
         valid_spherical,
+    ),
+    "vgc": Compressor(
+        24,
+        decode_vgc,
+        {
+            "alpha": (real, MISSING),
+            "zeta": (real, 0.999),
+            "wire": WIRE,
+            "values": (vgc_values, "exp4"),
+            "residual": (choice("drop", "keep"), "drop"),
+        },
+        valid_variance,
+    ),
+    "hybrid": Compressor(
+        25,
+        decode_hybrid,
+        {"alpha": (real, MISSING), "tau": (real, MISSING), "zeta": (real, 0.999), "wire": WIRE},
+        valid_variance,
     ),
     "error_feedback": Compressor(
         64,

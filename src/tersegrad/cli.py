@@ -1,13 +1,15 @@
-"""The command line: parsing and printing only. What the commands do lives in ``bench``, ``report`` and ``demo``.
+"""The command line: parsing and printing only. What the commands do lives in ``train``, ``bench``, ``report`` and ``demo``.
 
 Everything heavy is imported inside the commands, so that ``tersegrad --help`` answers at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,12 +24,17 @@ from tersegrad.core.errors import BadConfiguration, TersegradError
 if TYPE_CHECKING:
     from tersegrad.bench import Rate
     from tersegrad.report import Table
+    from tersegrad.train import Job, Progress, Result
 
 WIDE = 150  # columns when the output is not a terminal: a file or a log should not break lines
 
 
 class Guarded(TyperGroup):
     """A mistake of the user's ends in one line and exit code 2, never in a traceback."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["words"] = list(args)  # what torchrun's workers are started with
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -56,14 +63,14 @@ Json = Annotated[Path | None, typer.Option("--json", help="Also write the result
 Size = Annotated[str, typer.Option("--size", help="Coordinates: a number, or one with Ki, Mi or Gi.")]
 
 
-def _console() -> Console:
+def _console(wide: int = WIDE) -> Console:
     console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
+    return console if console.is_terminal else Console(width=wide)
 
 
-def _show(table: Table) -> None:
+def _show(table: Table, wide: int = WIDE) -> None:
     """Title, rows and note; the two texts are not squeezed into the table's width."""
-    console = _console()
+    console = _console(wide)
     if table.title:
         console.print(table.title, style="bold", markup=False, highlight=False)
     console.print(table.rich())
@@ -103,13 +110,55 @@ def _finish(table: Table, results: list[Any], json_path: Path | None, **facts: o
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("out"),
-    quick: Annotated[bool, typer.Option("--quick", help="Small tensors: a few seconds, speeds not meaningful.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the figure and the JSON file.")] = Path("out"),
+    workers: Annotated[int, typer.Option(min=2, max=64, help="Worker processes.")] = 4,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the digits.")] = 20,
+    quick: Annotated[bool, typer.Option("--quick", help="See that everything runs: a short training, small tensors.")] = False,
+    compressors: Annotated[
+        bool, typer.Option("--compressors", help="Instead of training, measure every compressor on real gradients.")
+    ] = False,
 ) -> None:
-    """Measure every compressor on real gradients: a table and a figure."""
+    """Train a network with several worker processes and compare what they send: a table and a figure."""
+    if compressors:
+        _demo_compressors(out, quick)
+        return
+    from tersegrad.integrations import processes
+    from tersegrad.train import demonstration
+
+    jobs = demonstration(epochs=1, model="mlp(width=64)") if quick else demonstration(epochs=epochs)
+    if not processes.spawned():
+        _relaunch(workers)
+    results = _train(jobs)
+    if processes.leads():
+        _show_comparison(results, out)
+
+
+def _show_comparison(results: list[Result], out: Path) -> None:
+    from tersegrad import bench
+    from tersegrad.report import as_json, figures
+    from tersegrad.train import compare
+
+    console, first = _console(), results[0]
+    title = (
+        f"{first.workers} workers learn handwritten digits: {first.parameters:,} parameters, {first.steps} steps each, "
+        f"{sum(r.wall_seconds for r in results):.0f} s in all"
+    )
+    console.print()
+    _show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"), wide=190)
+    console.print(compare.closing(results), highlight=False)
+    figure = figures.seconds_against_link([(r.job.label, r.step_seconds) for r in results], out / "demo")
+    document = {"machine": bench.describe(), "results": as_json(results)}
+    (out / "demo.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    console.print(
+        f"\nfigure: {figure}   numbers: {out / 'demo.json'}   every compressor: tersegrad demo --compressors", highlight=False
+    )
+
+
+def _demo_compressors(out: Path, quick: bool) -> None:
     import time
 
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
 
     from tersegrad import demo as demonstration
 
@@ -117,7 +166,7 @@ def demo(
     if not console.is_terminal:
         console.print("training a small network and measuring every compressor on its gradients; this takes a minute or two")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=None)
 
         def progress(what: str, done: int, total: int) -> None:
@@ -132,6 +181,122 @@ def demo(
     console.print()
     console.print(demonstration.CLOSING, highlight=False, width=min(console.width, 120))
     console.print(f"\nfigure: {found.figure}   ({time.perf_counter() - start:.0f} s in all)", highlight=False)
+
+
+@app.command()
+def train(
+    data: Annotated[str, typer.Option(help="'digits', or a folder of MNIST's idx or CIFAR-10's binary files.")] = "digits",
+    model: Annotated[str, typer.Option(help="mlp(width=512, depth=2) or cnn(width=32).")] = "mlp",
+    optimizer: Annotated[str, typer.Option(help="sgd(lr=0.1, momentum=0.9, ...) or adamw(lr=0.001, ...).")] = "sgd",
+    compressor: Annotated[
+        str, typer.Option(help="Text form; 'none' for an exchange that compresses by itself.")
+    ] = "error_feedback(sparse_dithering(alpha=0.1))",
+    exchange: Annotated[
+        str,
+        typer.Option(help="two_shot, all_gather, hierarchical, power_sgd(rank=4), or all_reduce: torch's own, in bf16 say."),
+    ] = "two_shot",
+    local: Annotated[
+        str | None, typer.Option(help="Exchange only now and then: local_sgd(every=10) or diloco(every=50, fragments=2).")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine; torchrun's own number if it started us.")] = 4,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 20,
+    batch: Annotated[int, typer.Option(min=1, help="Images of each worker in a step.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints, shared by all machines.")] = None,
+    save_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints; 0: every epoch.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    restarts: Annotated[int, typer.Option(min=0, help="How often to start anew after a worker died.")] = 0,
+    check_every: Annotated[int, typer.Option(min=0, help="Steps between comparisons of all replicas' parameters.")] = 0,
+    json_path: Json = None,
+) -> None:
+    """Train with compressed gradients on several worker processes, here or (under torchrun) on many machines."""
+    from tersegrad import bench
+    from tersegrad.integrations import processes
+    from tersegrad.report import as_json
+    from tersegrad.train import Job, result_table
+    from tersegrad.train import data as images
+
+    job = Job(
+        data=data,
+        model=model,
+        optimizer=optimizer,
+        compressor=None if compressor == "none" else compressor,
+        exchange=exchange,
+        local=local,
+        epochs=epochs,
+        batch=batch,
+        seed=seed,
+        checkpoint=checkpoint,
+        save_every=save_every,
+        resume=resume,
+        check_every=check_every,
+    )
+    if not processes.spawned():
+        images.check(data)
+        _relaunch(workers, restarts)
+    (result,) = _train([job])
+    if not processes.leads():
+        return
+    if json_path == Path("-"):
+        typer.echo(json.dumps({"machine": bench.describe(), "results": as_json([result])}, indent=2, allow_nan=False))
+        return
+    _finish(result_table(result, bench.describe()), [result], json_path)
+
+
+def _relaunch(workers: int, restarts: int = 0) -> None:
+    """Run this command again under torchrun, and end as it ends."""
+    from tersegrad.integrations import processes
+
+    words = click.get_current_context().find_root().meta["words"]
+    raise typer.Exit(processes.launch(["-m", "tersegrad.cli", *words], workers, restarts))
+
+
+def _train(jobs: list[Job]) -> list[Result]:
+    """Run jobs one after another on this worker; the leading one shows how they go, on standard error."""
+    from tersegrad.integrations import processes
+    from tersegrad.train import load, run
+
+    with processes.join() as worker, _progress(jobs, worker.leads) as watchers:
+        images = {source: load(source, worker) for source in sorted({job.data for job in jobs})}
+        return [run(job, worker, watcher, images[job.data]) for job, watcher in zip(jobs, watchers)]
+
+
+@contextlib.contextmanager
+def _progress(jobs: list[Job], shown: bool) -> Iterator[list[Callable[[Progress], None] | None]]:
+    """One bar a job on a terminal, one line a finished epoch or job elsewhere."""
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    if not shown:
+        yield [None] * len(jobs)
+        return
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+    )
+    width = max(len(job.label) for job in jobs)
+    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
+
+        def watcher(job: Job) -> Callable[[Progress], None]:
+            task = bars.add_task(escape(f"{job.label:<{width}}"), total=None, start=False, facts="")
+            accuracy = 0.0
+
+            def watch(now: Progress) -> None:
+                nonlocal accuracy
+                if not bars.tasks[task].started:
+                    bars.start_task(task)
+                accuracy = now.accuracy if now.accuracy is not None else accuracy
+                facts = f"loss {now.loss:.3f}  accuracy {100 * accuracy:5.1f} %  sent {now.sent / 1e6:6.1f} MB"
+                bars.update(task, total=now.steps, completed=now.step, facts=facts)
+                if not console.is_terminal and (now.step == now.steps or (now.accuracy is not None and len(jobs) == 1)):
+                    print(f"{job.label}: step {now.step} of {now.steps}, {facts}", file=console.file, flush=True)
+
+            return watch
+
+        yield [watcher(job) for job in jobs]
 
 
 @bench_app.command("speed")

@@ -1,4 +1,4 @@
-"""The demonstration: real gradients of a small network, every compressor in one table, and a figure of bits against error.
+"""``tersegrad demo --compressors``: real gradients of a small network, every compressor in one table, a figure of bits against error.
 
 A network of 301,066 parameters learns scikit-learn's handwritten digits for a few seconds; the gradients of a few steps, from
 the first to the last, are what the compressors are measured on. Speeds are measured on a larger tensor, because 1.2 MB would
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tersegrad import bench, recipes
-from tersegrad.core.errors import MissingExtra
 from tersegrad.report import figures, tables
 from tersegrad.report.catalog import CONFIGURATIONS as CONFIGURATIONS
+from tersegrad.train import data
 
 STEPS = (1, 25, 100, 300)  # the training steps whose gradients are kept
 HIDDEN = 512
@@ -65,11 +65,7 @@ class Demo:
 
 def digits_gradients(steps: Sequence[int] = STEPS, hidden: int = HIDDEN) -> tuple[list[Tensor], float]:
     """Flattened gradients at ``steps`` of training a network on the digits, and its accuracy on unseen ones."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as e:
-        raise MissingExtra("the demonstration trains on scikit-learn's digits: pip install 'tersegrad[experiments]'") from e
-    pixels, classes = load_digits(return_X_y=True)
+    pixels, classes = data.load_digits()
     images, labels = torch.from_numpy(pixels).float() / 16, torch.from_numpy(classes).long()
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(images), generator=generator)
@@ -147,6 +143,6 @@ def run(
         figures.Panel(f"Gaussian data, {noise.numel():,} coordinates", _distinct(ideal)),
         figures.Panel(f"Gradients of a network learning digits, {noise.numel():,} coordinates", _distinct(rates), floor=False),
     )
-    png, _ = figures.bits_against_error(panels, out / "demo", "What every compressor sends, and what it loses")
+    png, _ = figures.bits_against_error(panels, out / "compressors", "What every compressor sends, and what it loses")
     progress("done", total, total)
     return Demo(accuracy, tuple(rates), tuple(ideal), tuple(speeds), png, bench.describe())

@@ -48,7 +48,7 @@ def framed(tmp_path: Path) -> Path:
 
 def test_help_names_every_command() -> None:
     shown = run("--help").output
-    for command in ("demo", "bench", "bounds", "inspect", "list"):
+    for command in ("demo", "train", "bench", "bounds", "inspect", "list"):
         assert command in shown
 
 
@@ -113,6 +113,10 @@ def test_bench_speed_with_two_threads() -> None:
         (["bench", "rate", "bf16", "--size", "many"], "64Ki"),
         (["bench", "rate", "bf16", "--data", "cauchy"], "gaussian"),
         (["bench", "rate", "bf16", "--size", "1Ki", "--json", "/proc/none/x.json"], "cannot write"),
+        (["train", "--compressor", "qsdg"], "qsgd"),
+        (["train", "--exchange", "power_sgd"], "by itself"),
+        (["train", "--data", "/nowhere"], "no folder"),
+        (["train", "--resume"], "checkpoint"),
         (["bounds"], "alpha"),
         (["bounds", "--alpha", "0.1", "--omega", "1"], "one of"),
         (["bounds", "--alpha", "2"], "between 0 and 1"),

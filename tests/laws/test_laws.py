@@ -15,7 +15,17 @@ import tersegrad
 from tersegrad import kernels
 from tersegrad.core import frame
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Piece, Spec, has_fixed_size
+from tersegrad.core.protocol import (
+    Accumulator,
+    Compressor,
+    Context,
+    Message,
+    Piece,
+    Spec,
+    Stats,
+    has_fixed_size,
+    needs_second_moment,
+)
 from tersegrad.kernels import native
 from tests.laws.cases import CASES
 from tests.laws.zoo import SIZES, adversarial, gaussian
@@ -26,11 +36,19 @@ EXACT_NAN = ("identity", "bf16")
 every_case = pytest.mark.parametrize("text", CASES)
 
 
+def given(c: Compressor[Any], x: Tensor) -> dict[str, Any]:
+    """The statistics that a compressor asks for: half of the coordinates beyond doubt, the others ambiguous."""
+    if not needs_second_moment(c):
+        return {}
+    doubt = torch.where(torch.arange(x.numel()) % 2 == 0, 0.1, 3.0)
+    return {"stats": Stats((x.detach().float().square() * doubt).clamp(max=torch.finfo(torch.float32).max))}
+
+
 def once(c: Compressor[Any], x: Tensor, ctx: Context | None = None, spec: Spec | None = None) -> tuple[Message, Tensor]:
     """One message from the initial state, and what it decodes to."""
     ctx = ctx or Context(seed=1234, step=5, buffer=2, sender=3)
     spec = spec or Spec.flat(x.numel(), x.dtype)
-    message, _ = c.encode(x, c.init(spec, x.device), ctx)
+    message, _ = c.encode(x, c.init(spec, x.device), ctx, **given(c, x))
     return message, c.decode(message, spec, ctx)
 
 
@@ -73,7 +91,7 @@ def test_fixed_size_is_declared_exactly_where_it_holds(text: str) -> None:
     for d in (0, 1, 65, 1000):
         for x in (*adversarial(d).values(), torch.full((d,), math.nan)):
             spec = pieces(d)
-            message, _ = c.encode(x, c.init(spec, "cpu"), Context(seed=3))
+            message, _ = c.encode(x, c.init(spec, "cpu"), Context(seed=3), **given(c, x))
             constant = constant and int(message.nbytes) == c.max_nbytes(spec)
     assert has_fixed_size(c) == constant
 
@@ -84,11 +102,11 @@ def test_bytes_are_deterministic_and_the_state_is_not_written_into(text: str) ->
     x = gaussian(3000)
     spec, ctx = pieces(3000), Context(seed=7, step=1)
     state = c.init(spec, "cpu")
-    first, state = c.encode(x, state, ctx)
+    first, state = c.encode(x, state, ctx, **given(c, x))
     before = [t.clone() for t in tensors_of(state)]
     x_before = x.clone()
-    second, _ = c.encode(x, state, dataclasses.replace(ctx, step=2))
-    again, _ = c.encode(x, state, dataclasses.replace(ctx, step=2))
+    second, _ = c.encode(x, state, dataclasses.replace(ctx, step=2), **given(c, x))
+    again, _ = c.encode(x, state, dataclasses.replace(ctx, step=2), **given(c, x))
     assert second.tobytes() == again.tobytes()
     assert torch.equal(x, x_before)
     for old, now in zip(before, tensors_of(state), strict=True):
@@ -135,7 +153,7 @@ def test_non_finite_input_is_not_compressed_away(text: str, bad: float) -> None:
         x[where] = bad
         spec, ctx = pieces(d), Context(seed=3)
         state = c.init(spec, "cpu")
-        message, after = c.encode(x, state, ctx)
+        message, after = c.encode(x, state, ctx, **given(c, x))
         decoded = c.decode(message, spec, ctx)
         if text in EXACT_NAN:
             assert not math.isfinite(float(decoded[where]))
@@ -197,9 +215,9 @@ def test_out_buffers_are_used(text: str) -> None:
     c = tersegrad.parse(text)
     x, ctx, spec = gaussian(1000), Context(seed=9), Spec.flat(1000)
     state = c.init(spec, "cpu")
-    plain, _ = c.encode(x, state, ctx)
+    plain, _ = c.encode(x, state, ctx, **given(c, x))
     buffer = torch.full((c.max_nbytes(spec) + 5,), 170, dtype=torch.uint8)
-    message, _ = c.encode(x, state, ctx, out=buffer)
+    message, _ = c.encode(x, state, ctx, out=buffer, **given(c, x))
     assert message.data.data_ptr() == buffer.data_ptr()
     assert message.tobytes() == plain.tobytes()
     assert buffer[c.max_nbytes(spec) :].tolist() == [170] * 5
@@ -259,7 +277,7 @@ def test_every_truncation_and_random_mutations(text: str) -> None:
     for d in (3, 300):
         x, ctx = gaussian(d), Context(seed=13)
         spec = pieces(d)
-        message, _ = c.encode(x, c.init(spec, "cpu"), ctx)
+        message, _ = c.encode(x, c.init(spec, "cpu"), ctx, **given(c, x))
         data = message.tobytes()
         for length in range(min(len(data), 600)):
             decodes_safely(c, data[:length], spec, ctx)
@@ -277,7 +295,7 @@ def test_every_truncation_and_random_mutations(text: str) -> None:
 def test_frames_carry_everything_a_stranger_needs(text: str) -> None:
     c = tersegrad.parse(text)
     x, ctx, spec = gaussian(200), Context(seed=2**63 + 5, step=9, buffer=1, sender=4), Spec.flat(200)
-    message, _ = c.encode(x, c.init(spec, "cpu"), ctx)
+    message, _ = c.encode(x, c.init(spec, "cpu"), ctx, **given(c, x))
     data = frame.pack(message, wire_id=c.wire_id, text=str(c), spec=spec, context=ctx)
     opened = frame.unpack(data)
     stranger = tersegrad.parse(opened.text)

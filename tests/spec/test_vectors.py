@@ -24,7 +24,7 @@ from spec import decoder, make_vectors
 from tersegrad import kernels
 from tersegrad.core import frame
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Piece
+from tersegrad.core.protocol import Context, Piece, needs_second_moment
 from tersegrad.recipes import COMPRESSORS, RECIPES, WRAPPERS
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +112,8 @@ def test_every_wire_id_mode_and_form_has_vectors() -> None:
     assert modes >= {(i, m) for i in (9, 10, 11) for m in (0, 1, 2, 4)}
     modes = {(f.wire_id, f.payload[0]) for f in opened if f.payload and f.wire_id in (12, 14)}
     assert modes >= {(i, m) for i in (12, 14) for m in (0, 1, 2, 3)}
+    modes = {(f.wire_id, f.payload[0]) for f in opened if f.payload and f.wire_id in (24, 25)}
+    assert modes >= {(24, m) for m in (0, 1, 2, 4, ord("V"))} | {(25, m) for m in (0, 1, 2, ord("V"))}
     for coder in ("packed", "elias", "rans"):
         assert any(f.wire_id == 11 and (coder in f.text or coder == "packed") for f in opened)
     assert {f.numel for f in opened} >= {0, 1, 65, 700, 400_000}
@@ -203,7 +205,8 @@ def test_random_and_damaged_frames_decode_alike(case: str) -> None:
     for d in (rng.randrange(2, 9), rng.randrange(20, 400)):
         x = torch.tensor([rng.gauss(0.0, 1.0) ** rng.choice((1, 3)) for _ in range(d)])
         ctx = Context(rng.getrandbits(64), rng.getrandbits(32), rng.getrandbits(16), rng.getrandbits(16))
-        data = tersegrad.to_frame(case, x, ctx)
+        stats = make_vectors.second_moment(x) if needs_second_moment(tersegrad.parse(case)) else None
+        data = tersegrad.to_frame(case, x, ctx, stats)
         expected = outcome(make_vectors.from_package, data)
         assert expected is not None
         assert outcome(make_vectors.from_spec, data) == expected

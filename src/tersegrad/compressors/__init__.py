@@ -16,12 +16,15 @@ from tersegrad.compressors.subtractive_dithering import SubtractiveDithering
 from tersegrad.compressors.ternary import Ternary
 from tersegrad.compressors.threshold import Threshold
 from tersegrad.compressors.top_k import TopK
+from tersegrad.compressors.variance import VGC, Hybrid
 
 __all__ = [
     "BF16",
     "FP8",
     "FP16",
     "QSGD",
+    "VGC",
+    "Hybrid",
     "Identity",
     "Int4",
     "Int8",

@@ -176,6 +176,17 @@ class Accumulator(Protocol):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor: ...
 
 
+def needs_second_moment(configuration: object) -> bool:
+    """Whether a compressor, or any part that it is made of, decides by :class:`Stats` (says ``needs_second_moment = True``)."""
+    if getattr(configuration, "needs_second_moment", False):
+        return True
+    if isinstance(configuration, (tuple, list)):
+        return any(needs_second_moment(part) for part in configuration)
+    if dataclasses.is_dataclass(configuration) and not isinstance(configuration, type):
+        return any(needs_second_moment(getattr(configuration, f.name)) for f in dataclasses.fields(configuration))
+    return False
+
+
 @runtime_checkable
 class Splitter(Protocol[S]):
     """Optional third protocol, for error feedback: add a residual, encode, and tell what the message leaves out, in one pass."""

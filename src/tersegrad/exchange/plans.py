@@ -33,6 +33,11 @@ class Plan(Configuration):
 
     compresses: ClassVar[bool] = False  # the exchange is a compressor of its own
 
+    @property
+    def recompresses(self) -> bool:
+        """Whether means are compressed a second time."""
+        return False
+
     def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
         """The exchange with its compressor, and the one of its second round if that differs."""
         raise NotImplementedError
@@ -58,6 +63,10 @@ class TwoShotPlan(Plan):
 
     name: ClassVar[str] = "two_shot"
 
+    @property
+    def recompresses(self) -> bool:
+        return True
+
     def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
         return TwoShotExchange(first, second)
 
@@ -77,6 +86,10 @@ class HierarchicalPlan(Plan):
         require(
             self.between in ("two_shot", "all_gather"), f"hierarchical: between is two_shot or all_gather, got {self.between!r}"
         )
+
+    @property
+    def recompresses(self) -> bool:
+        return PLANS[self.between]().recompresses
 
     def resolve(self, group: ProcessGroup) -> Plan:
         return self if self.ranks_per_node else dataclasses.replace(self, ranks_per_node=ranks_per_host(group))

@@ -6,12 +6,15 @@ before it take one step each, so that bytes travel while later gradients are com
 buckets alone, hence is the same everywhere. The last bucket's hook finishes all exchanges, writes the means into the buckets and
 completes the futures that DDP waits for.
 
+Compressors that decide by the variance over samples (``vgc``, ``hybrid``) get the second moments of the per-sample gradients from a
+:class:`~tersegrad.moments.Collector`, which the handle attaches to the model. The moments are whole only when the backward pass has ended,
+so these exchanges all start with the last bucket.
+
 States (residuals) belong to groups of named parameters. They are committed once every group's mean, in the gradients' own dtype
 and at the loss scale, is finite: the means are the same on all ranks, so the decision is too, and it is the one a GradScaler takes.
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import statistics
@@ -28,22 +31,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.compressors import BF16, Identity
 from tersegrad.core import state as states
-from tersegrad.core.errors import BadConfiguration, TersegradError
-from tersegrad.core.protocol import Compressor, Context
+from tersegrad.core.errors import BadConfiguration, MissingStatistics
+from tersegrad.core.protocol import Compressor, Context, Stats, needs_second_moment
 from tersegrad.core.text import require
-from tersegrad.exchange import AllGather, Exchange, Pipeline, Plan, PowerSGDExchange, plan, start
-from tersegrad.integrations import checkpoint
+from tersegrad.exchange import Exchange, Pipeline, Plan, PowerSGDExchange, plan, start
+from tersegrad.integrations import checkpoint, replicas
 from tersegrad.integrations.groups import Group, from_layout, make_groups
 from tersegrad.integrations.meter import Meter, TimedGroup, watch
+from tersegrad.integrations.replicas import ReplicasDiffer as ReplicasDiffer
+from tersegrad.moments import Collector
 from tersegrad.recipes import parse
 from tersegrad.wrappers import ByTensor
 
 FORMAT = 2  # of state_dict
 GROUP_BYTES = 25 << 20  # of float32 gradient that one message serves, unless told otherwise
-
-
-class ReplicasDiffer(TersegradError):
-    """Parameters that must be the same on every rank are not."""
 
 
 @dataclasses.dataclass
@@ -80,10 +81,10 @@ class Handle:
     def __init__(
         self,
         compressor: Compressor[Any] | str | None,
-        exchange: Plan | str = "two_shot",
+        exchange: Plan | str | None = None,
         *,
         group_bytes: int = GROUP_BYTES,
-        dense_below: int = 1024,
+        dense_below: int | None = None,
         dense: Compressor[Any] | str | None = None,
         warmup_steps: int = 0,
         schedule: Callable[[int], Compressor[Any] | str | None] | None = None,
@@ -94,6 +95,11 @@ class Handle:
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         require(group_bytes > 0, f"group_bytes must be positive, got {group_bytes}")
+        by_variance = compressor is not None and needs_second_moment(_compressor(compressor))
+        if (
+            dense_below is None
+        ):  # by variance even small tensors send next to nothing, and dense they would be most of the bytes
+            dense_below = 0 if by_variance else 1024
         for name, value in (
             ("dense_below", dense_below),
             ("warmup_steps", warmup_steps),
@@ -101,7 +107,7 @@ class Handle:
             ("measure_every", measure_every),
         ):
             require(value >= 0, f"{name} must not be negative, got {value}")
-        self.plan = plan(exchange)
+        self.plan = plan(exchange if exchange is not None else "all_gather" if by_variance else "two_shot")
         self.compressor = self._checked(compressor)
         self.group_bytes, self.dense_below = group_bytes, dense_below
         self.dense_compressor = None if dense is None else _compressor(dense)
@@ -121,6 +127,8 @@ class Handle:
         self._flat: list[Tensor] = []
         self._where: dict[int, tuple[int, int]] = {}  # id of a parameter -> its group and where it begins there
         self._saved: Sequence[Mapping[str, Any]] | None = None  # a checkpoint read before the parameters were known
+        self._module: torch.nn.Module | None = None
+        self._collector: Collector | None = None  # of second moments, while the compressor asks for them
         self._totals = _Totals()
         self._dense_seconds: dict[str, float] | None = None  # of dense all-reduces on this link
         self._begin()
@@ -132,6 +140,11 @@ class Handle:
             raise BadConfiguration(f"{self.plan} compresses by itself and takes no compressor: pass None instead of {chosen}")
         if not self.plan.compresses and given is None:
             raise BadConfiguration(f"{self.plan} needs a compressor, got None; identity sends gradients as they are")
+        if needs_second_moment(chosen) and self.plan.recompresses:
+            raise BadConfiguration(
+                f"{chosen} decides by the variance over samples, and {self.plan} compresses means a second time, which have none: use "
+                'exchange="all_gather" (or hierarchical(between=all_gather))'
+            )
         return chosen
 
     @property
@@ -162,6 +175,7 @@ class Handle:
             if self._process_group is None:
                 self._process_group = inner.process_group
             inner = inner.module
+        self._module = inner
         named = {name: p for name, p in inner.named_parameters() if name not in ignored}
         self._bind({_plain(name): p for name, p in named.items()})
 
@@ -172,6 +186,17 @@ class Handle:
         if self._saved is not None:
             saved, self._saved = self._saved, None
             self.load_state_dicts(saved)
+        self._observe()
+
+    def _observe(self) -> None:
+        """Collect second moments from the next forward pass on, if the compressor of the next step asks for them."""
+        chosen: Compressor[Any] | str | None = self.schedule(self.step) if self.schedule and not self.warming_up else None
+        wanted = needs_second_moment(self.compressor if chosen is None else _compressor(chosen))
+        if wanted and self._collector is None and self._module is not None:
+            self._collector = Collector(self._module)
+        elif not wanted and self._collector is not None:
+            self._collector.remove()
+            self._collector = None
 
     def _arrange(self, groups: list[Group]) -> None:
         self.groups = groups
@@ -223,6 +248,7 @@ class Handle:
                 self._restore_group(number, [one])
             except BadConfiguration:
                 continue  # the two keep different things: start anew
+        self._observe()
 
     def set_scale(self, scale: float | None) -> None:
         """The loss scale by which gradients are multiplied, if no GradScaler was given; None for 1."""
@@ -241,6 +267,7 @@ class Handle:
         self._missing = [len(g.spec.pieces) for g in self.groups]
         self._pipeline: Pipeline[Any] = Pipeline()
         self._started: list[int] = []  # the groups in it
+        self._complete: list[int] = []  # groups that wait for their second moments
         self._step_scale = 1.0
 
     def _plan(self) -> None:
@@ -248,6 +275,7 @@ class Handle:
         self._begin()
         scale = self.scaler.get_scale() if self.scaler is not None else self._scale
         self._step_scale = 1.0 if scale is None else float(scale)
+        self._totals.first.probing = bool(self.measure_every) and self.step % self.measure_every == 0
         self._choose()
 
     def _choose(self) -> None:
@@ -263,6 +291,8 @@ class Handle:
             return self._on_bucket(bucket)
         except BaseException:
             self._begin()  # the step is lost, the states are those before it
+            if self._collector is not None:
+                self._collector.clear()
             raise
         finally:
             self._totals.seconds += time.perf_counter() - begin
@@ -309,9 +339,37 @@ class Handle:
             if not self._missing[number]:
                 complete.append(number)
         for number in sorted(complete):
-            self._start(number)
+            if self._by_variance:
+                self._complete.append(number)
+            else:
+                self._start(number)
 
-    def _start(self, number: int) -> None:
+    @property
+    def _by_variance(self) -> bool:
+        """Whether this step's messages need second moments."""
+        return not self.warming_up and needs_second_moment(self.compressor)
+
+    def _second_moments(self) -> dict[int, Tensor]:
+        """The second moments of every group, at loss scale 1, laid out like the gradients."""
+        taken: dict[Any, Tensor] = {} if self._collector is None else dict(self._collector.take())
+        found = {}
+        for group in self.groups:
+            second = torch.zeros(group.spec.numel, dtype=torch.float32, device=group.device)
+            for piece in group.spec.pieces:
+                parameter = self._parameters[piece.name]
+                at = self._where[id(parameter)][1]
+                moment = taken.get(parameter)
+                if moment is not None:
+                    second[at : at + piece.numel] = moment.reshape(-1)
+                elif bool(self._flat[group.number][at : at + piece.numel].any()):
+                    raise MissingStatistics(
+                        f"{piece.name} has a gradient but no second moment: attach(model, ...) or handle.bind(model) before the "
+                        "forward pass, and run the model through DistributedDataParallel"
+                    )
+            found[group.number] = second.mul_(self._step_scale**-2)
+        return found
+
+    def _start(self, number: int, second_moment: Tensor | None = None) -> None:
         group, flat = self.groups[number], self._flat[number]
         if self._step_scale != 1.0:
             flat.mul_(1.0 / self._step_scale)
@@ -320,13 +378,20 @@ class Handle:
             exchange = self._exchange(self._dense(group), self._totals, plan("two_shot") if self.plan.compresses else None)
             state = exchange.init(group.spec, group.device, self.group.rank, self.group.size)
         ctx = Context(seed=self.seed, step=self.step % (1 << 32), buffer=number)
-        self._pipeline.add(start(exchange, flat, state, group.spec, ctx, self.group))
+        stats = None if second_moment is None else Stats(second_moment)
+        self._pipeline.add(start(exchange, flat, state, group.spec, ctx, self.group, stats))
         self._started.append(number)
 
     def _finish(self) -> None:
         if any(self._missing):
             lacking = [g.names for g, missing in zip(self.groups, self._missing) if missing]
             raise BadConfiguration(f"DDP gave no gradient for some of {lacking}: attach right after building DDP")
+        if self._complete:
+            moments = self._second_moments()
+            for number in self._complete:
+                self._start(number, moments.pop(number))
+        elif self._collector is not None:
+            self._collector.clear()  # a dense step
         results = self._pipeline.finish()
         means: dict[int, Tensor] = {}
         after: dict[int, Any] = {}
@@ -355,6 +420,7 @@ class Handle:
         buckets, step = self._buckets, self.step
         self._begin()
         self.step += 1
+        self._observe()
         if self.check_every and step % self.check_every == 0:
             self.check_replicas()
         for bucket in buckets:
@@ -374,18 +440,7 @@ class Handle:
 
     def check_replicas(self) -> None:
         """Raise :class:`ReplicasDiffer` unless every parameter has the same bits on all ranks (a collective call)."""
-        if not self._replicas:
-            return
-        device = next(iter(self._replicas.values())).device
-        digests = b"".join(_digest(p) for p in self._replicas.values())
-        mine = torch.frombuffer(bytearray(digests), dtype=torch.uint8).to(device)
-        work, everyone = self.group.launch(AllGather(mine))
-        work.wait()
-        rows = everyone.cpu().view(self.group.size, len(self._replicas), -1)
-        for number, name in enumerate(self._replicas):
-            differ = [rank for rank in range(1, self.group.size) if not torch.equal(rows[rank, number], rows[0, number])]
-            if differ:
-                raise ReplicasDiffer(f"{name} on rank {differ[0]} differs from rank 0 before step {self.step}")
+        replicas.compare(self._replicas, self.group, self.step)
 
     # ---------------------------------------------------------------------------------------------------------------- report
 
@@ -433,6 +488,10 @@ class Handle:
         }
         if t.power:
             out["relative_error"] = t.error / t.power
+        if self._collector is not None:
+            out["moments/fallbacks"] = len(self._collector.fallbacks)
+        if t.first.power:
+            out["message_error"] = t.first.error / t.first.power
         if self.plan.compresses:
             exchanges = [(e, g.spec) for e, g in zip(self._exchanges, self.groups) if isinstance(e, PowerSGDExchange)]
             coordinates = sum(spec.numel for _, spec in exchanges)
@@ -603,10 +662,10 @@ def compressed_hook(state: Handle, bucket: GradBucket) -> Future[Tensor]:
 def attach(
     model: torch.nn.Module,
     compressor: Compressor[Any] | str | None,
-    exchange: Plan | str = "two_shot",
+    exchange: Plan | str | None = None,
     *,
     group_bytes: int = GROUP_BYTES,
-    dense_below: int = 1024,
+    dense_below: int | None = None,
     dense: Compressor[Any] | str | None = None,
     warmup_steps: int = 0,
     schedule: Callable[[int], Compressor[Any] | str | None] | None = None,
@@ -618,12 +677,12 @@ def attach(
 ) -> Handle:
     """Exchange the gradients of a DistributedDataParallel model through ``compressor``; the same call on every rank.
 
-    ``exchange``: "two_shot", "all_gather", "hierarchical(ranks_per_node=8)" or "power_sgd(rank=4)"; the last compresses by itself, and
-    ``compressor`` is None then.
-    ``group_bytes``: how much float32 gradient one message serves. ``dense_below``: tensors with fewer elements are sent with
-    ``dense`` (default: exactly, as float32 or bfloat16), as is everything in the first ``warmup_steps`` steps. ``schedule``: a
-    function of the step that returns the compressor to use from then on, or None for no change. ``scaler``: the GradScaler, so
-    that residuals are kept at scale 1. ``check_every`` and ``measure_every``: every so many steps compare the replicas'
+    ``exchange``: "two_shot" (the default), "all_gather" (the default for compressors that decide by the variance over samples),
+    "hierarchical(ranks_per_node=8)" or "power_sgd(rank=4)"; the last compresses by itself, and ``compressor`` is None then.
+    ``group_bytes``: how much float32 gradient one message serves. ``dense_below``: tensors with fewer elements (default 1024, by
+    variance 0) are sent with ``dense`` (default: exactly, as float32 or bfloat16), as is everything in the first ``warmup_steps``
+    steps. ``schedule``: a function of the step that returns the compressor to use from then on, or None for no change. ``scaler``:
+    the GradScaler, so that residuals are kept at scale 1. ``check_every`` and ``measure_every``: every so many steps compare the replicas'
     parameters, and the mean with the exact one (one dense all-reduce).
     """
     inner = getattr(model, "_orig_mod", model)
@@ -651,7 +710,7 @@ def attach(
 
 
 def make_hook(
-    compressor: Compressor[Any] | str | None, exchange: Plan | str = "two_shot", **options: Any
+    compressor: Compressor[Any] | str | None, exchange: Plan | str | None = None, **options: Any
 ) -> tuple[Handle, Callable[[Handle, GradBucket], Future[Tensor]]]:
     """A plain ``(state, hook)`` pair, with the options of :func:`attach`, for frameworks that register the hook themselves.
 
@@ -673,11 +732,6 @@ def _plain(name: str) -> str:
 def _finite(x: Tensor) -> bool:
     # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
     return bool(torch.isfinite(x.sum(dtype=torch.float32))) or bool(torch.isfinite(x).all())
-
-
-def _digest(x: Tensor) -> bytes:
-    data = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hashlib.blake2b(data.data, digest_size=16).digest()
 
 
 def _public(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,15 +7,28 @@ Seconds are those of the calling thread: on a GPU the time to launch the kernels
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Guarantee, Message, Spec, Stats, has_fixed_size
+from tersegrad.core.protocol import (
+    Accumulator,
+    Compressor,
+    Context,
+    Guarantee,
+    Message,
+    Spec,
+    Stats,
+    flat_float32,
+    has_fixed_size,
+)
+from tersegrad.core.state import Parts
 from tersegrad.exchange import ProcessGroup
 from tersegrad.exchange.steps import Collective
+from tersegrad.wrappers.error_feedback import ErrorFeedbackState
 
 
 @dataclasses.dataclass
@@ -27,6 +40,9 @@ class Meter:
     coordinates: int = 0
     encode: float = 0.0
     decode: float = 0.0
+    probing: bool = False  # whether the error of messages is measured now, by decoding them once more
+    error: float = 0.0  # sum of ||C(y) - y||^2
+    power: float = 0.0  # sum of ||y||^2
 
     @property
     def seconds(self) -> float:
@@ -55,7 +71,21 @@ class Watched:
         self.meter.nbytes += int(message.nbytes)
         self.meter.coordinates += x.numel()
         self.meter.encode += time.perf_counter() - begin
+        if self.meter.probing:
+            self._probe(x, state, message, ctx)
         return message, after
+
+    def _probe(self, x: Tensor, state: Any, message: Message, ctx: Context) -> None:
+        spec = state.spec if hasattr(state, "spec") else Spec.flat(x.numel(), x.dtype)
+        wanted = flat_float32(x).double()
+        residual = carried(state)
+        if residual is not None:
+            wanted = wanted + residual
+        error = float((self.inner.decode(message, spec, ctx).double() - wanted).square().sum())
+        power = float(wanted.square().sum())
+        if math.isfinite(error) and math.isfinite(power):
+            self.meter.error += error
+            self.meter.power += power
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         begin = time.perf_counter()
@@ -83,6 +113,24 @@ class WatchedAccumulator(Watched):
         added = self.inner.decode_add(message, spec, ctx, out, weight)
         self.meter.decode += time.perf_counter() - begin
         return added
+
+
+def carried(state: Any) -> Tensor | None:
+    """What error feedback adds to the next gradient, by coordinate; None where nothing is carried."""
+    if isinstance(state, ErrorFeedbackState):
+        return state.residual
+    if not isinstance(state, Parts):
+        return None
+    found = {group: residual for group, part in state.states if (residual := carried(part)) is not None}
+    if not found:
+        return None
+    whole = next(iter(found.values())).new_zeros(state.spec.numel)
+    for group, residual in found.items():
+        at = 0
+        for a, b in state.runs(group):
+            whole[a:b] = residual[at : at + b - a]
+            at += b - a
+    return whole
 
 
 def watch(compressor: Compressor[Any], meter: Meter) -> Watched:

@@ -28,6 +28,11 @@ def get(device: torch.device) -> Kernels:
     return native
 
 
+def forced() -> Backend:
+    """The backend that :func:`force` asks for just now."""
+    return _forced
+
+
 @contextlib.contextmanager
 def force(backend: Backend) -> Iterator[None]:
     """Use one backend for all operations inside the block (for tests and benchmarks)."""

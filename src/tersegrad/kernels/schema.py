@@ -391,6 +391,34 @@ class SharedKernels(Protocol):
         ...
 
 
+class VarianceKernels(Protocol):
+    """Variance-based compression on flat float32 tensors; none of the arguments is written into."""
+
+    def variance_select(
+        self, r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, zeta: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+        """The next r and v, indices and values of what is sent, and whether everything is finite.
+
+        With R = r + x, V = v + s: sent where R^2 > alpha V, then both are 0; elsewhere R and zeta V. The scalars are rounded to float32,
+        each operation rounds once.
+        """
+        ...
+
+    def hybrid_select(
+        self, r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+        """The same, +-tau being sent where |R| > tau and R^2 > alpha V; there R -+ tau and max((V - |R| 2 tau) + tau^2, 0)."""
+        ...
+
+    def exp4_top(self, sent: Tensor) -> Tensor:
+        """2^floor(log2 max |sent|) over the last axis, kept with length 1; 0 where that is below 2^-126."""
+        ...
+
+    def exp4_round(self, sent: Tensor, top: Tensor) -> Tensor:
+        """Sign and nearer power of two, from top / 128 to ``top``, or 0."""
+        ...
+
+
 class Kernels(
     BitKernels,
     CastKernels,
@@ -400,6 +428,7 @@ class Kernels(
     RoundingKernels,
     SelectKernels,
     SharedKernels,
+    VarianceKernels,
     Protocol,
 ):
     """Everything a backend provides."""

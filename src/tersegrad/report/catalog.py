@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tersegrad import recipes
-from tersegrad.core.protocol import Compressor, Spec
+from tersegrad.core.protocol import Compressor, Spec, needs_second_moment
 from tersegrad.core.text import literal
 from tersegrad.report.tables import Column, Table
 
@@ -36,13 +36,17 @@ _SENSIBLE = (
     "top_k(fraction=0.01)",
     "random_k(fraction=0.01)",
     "threshold(tau=2.5)",
+    "vgc(alpha=1.5)",
+    "hybrid(alpha=2, tau=0.1)",
     "error_feedback(top_k(fraction=0.01))",
     "rotated(qsgd(bits=4))",
     "ef_sign",
     "strom(tau=2.5)",
     "mem_sgd(fraction=0.01)",
 )
-CONFIGURATIONS: tuple[str, ...] = tuple(text for text in _SENSIBLE if text.partition("(")[0] in recipes.names())
+EXAMPLES: tuple[str, ...] = tuple(text for text in _SENSIBLE if text.partition("(")[0] in recipes.names())
+# What can be measured on single gradients: without statistics over samples and steps.
+CONFIGURATIONS: tuple[str, ...] = tuple(text for text in EXAMPLES if not needs_second_moment(recipes.parse(text)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +85,8 @@ def _entry(name: str) -> Entry:
 
 
 def _example(name: str) -> Compressor[Any]:
-    """The first of the configurations that begins with ``name``, else the bare name, around bf16 if it wraps something."""
-    for text in CONFIGURATIONS:
+    """The first of the examples that begins with ``name``, else the bare name, around bf16 if it wraps something."""
+    for text in EXAMPLES:
         if text == name or text.startswith(f"{name}("):
             return recipes.parse(text)
     return recipes.parse(f"{name}(bf16)" if name in recipes.WRAPPERS else name)

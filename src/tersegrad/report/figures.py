@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,35 @@ def bits_against_error(panels: Sequence[Panel], stem: Path, title: str = "") -> 
         figure.savefig(png)
         figure.savefig(svg, metadata={"Date": None})
     return png, svg
+
+
+def seconds_against_link(rows: Sequence[tuple[str, Callable[[float], float]]], stem: Path) -> Path:
+    """Draw the time of a step against the link's speed (bit/s), one line a name; writes ``stem``.png and ``stem``.svg."""
+    matplotlib = require_matplotlib()
+    speeds = _spread(1e6, 1e11, 60)
+    dashes = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (5, 2, 1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
+    with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "tersegrad", "axes.linewidth": 0.8}):
+        figure = matplotlib.figure.Figure(figsize=(8, 5.4), layout="constrained", dpi=150)
+        matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
+        axis = figure.subplots()
+        for k, (name, step) in enumerate(rows):
+            axis.plot(speeds, [1000 * step(s) for s in speeds], label=name, linewidth=2.2 if k == 0 else 1.5,
+                      color="black" if k == 0 else f"C{k - 1}", linestyle=dashes[k % len(dashes)])  # fmt: skip
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel("speed of a worker's link (log scale)")
+        axis.set_ylabel("time of a training step in ms (log scale)")
+        words = ["1 Mbit/s", "10 Mbit/s", "100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "100 Gbit/s"]
+        axis.set_xticks([10.0**k for k in range(6, 12)], words)
+        axis.grid(color="#dddddd", linewidth=0.6)
+        axis.set_axisbelow(True)
+        axis.set_title("A step of every worker: its processor time, then its bytes over the link", loc="left", fontsize=10)
+        axis.legend(frameon=False, fontsize=8)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        png = stem.with_suffix(".png")
+        figure.savefig(png)
+        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
+    return png
 
 
 def _range(rates: Sequence[Rate]) -> tuple[float, float, float, float]:

@@ -10,3 +10,4 @@ from tersegrad.kernels.reference.rans import *
 from tersegrad.kernels.reference.rounding import *
 from tersegrad.kernels.reference.select import *
 from tersegrad.kernels.reference.shared import *
+from tersegrad.kernels.reference.variance import *

@@ -1,0 +1,1 @@
+"""A Flower app with compressed messages; see the README beside it."""

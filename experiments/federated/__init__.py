@@ -1,0 +1,1 @@
+"""Federated learning with compressed messages: score against bytes."""

@@ -1,0 +1,325 @@
+"""One training run: all workers in one pass, one method, one optimiser; the result is a small JSON.
+
+The step keeps everything on the device (batches, counters, learning rate), so that CUDA can replay it as one graph; the host only
+reads the counters at the end of an epoch, and the tensors of every k-th step, which are encoded to real bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from experiments.variance_based import batched, fused, network, wire
+from experiments.variance_based.batched import Buffers, Method
+from experiments.variance_based.data import Images
+from experiments.variance_based.engine import Collected, Engine, OnePass, twin
+
+Optimiser = Literal["adam", "momentum"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that a run depends on, next to the images."""
+
+    method: Method
+    optimiser: Optimiser = "adam"
+    lr: float = 1e-3
+    epochs: int = 50
+    seed: int = 0
+    workers: int = 8
+    batch: int = 64  # of one worker
+    weight_decay: float = 5e-4
+    momentum: float = 0.9
+    halve_every: float = 0.0  # epochs; 0: the learning rate stays
+    lr_warmup: float = 0.0  # epochs of linear growth of the learning rate
+    dense_warmup: int = 0  # epochs without compression at the start
+    encode_every: int = 200  # steps between those that are encoded to real bytes; 0: none
+    graph: bool = True
+    engine: Literal["one_pass", "collector"] = "one_pass"
+
+    def rate(self, epoch: float) -> float:
+        """The learning rate at a time in epochs."""
+        rate = self.lr * (0.5 ** math.floor(epoch / self.halve_every) if self.halve_every else 1.0)
+        return rate * min(1.0, (epoch + 1e-9) / self.lr_warmup) if self.lr_warmup else rate
+
+
+@fused.fused
+def _prepare(pictures: Tensor, mean: Tensor, rstd: Tensor, half: bool) -> Tensor:
+    """uint8 images to normalised activations."""
+    x = (pictures.float() - mean) * rstd
+    return x.to(torch.bfloat16) if half else x
+
+
+@fused.fused
+def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, lr: Tensor, powers: Tensor, decay: float) -> None:
+    """Adam with its default constants; ``powers`` are beta^t; weight decay is added to what was decoded."""
+    g = g + p * decay
+    first = m + (g - m) * 0.1
+    second = v + (g * g - v) * 0.001
+    m.copy_(first)
+    v.copy_(second)
+    bias = (1.0 - powers).float()
+    p.copy_(p - lr * (first / bias[0]) / ((second / bias[1]).sqrt() + 1e-8))
+
+
+@fused.fused
+def _momentum(p: Tensor, g: Tensor, m: Tensor, lr: Tensor, decay: float, factor: float) -> None:
+    """SGD with momentum; weight decay is added to what was decoded."""
+    moved = m * factor + (g + p * decay)
+    m.copy_(moved)
+    p.copy_(p - lr * moved)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseRows(Method):
+    """What a dense warm-up sends in place of the method."""
+
+    def step(self, buffers: Buffers, state: batched.State) -> None:
+        batched._mean_of_rows(buffers.gradient, buffers.mean)
+        if buffers.gradient.shape[0] == 1:
+            raise ValueError("a dense warm-up needs a method that compresses every worker's gradient")
+        buffers.words.fill_(buffers.layout.numel * buffers.gradient.shape[0])
+
+
+class Trainer:
+    """The tensors of one run, and its step."""
+
+    PHASES = ("forward", "backward", "method", "optimiser")
+
+    def __init__(self, config: Config, images: Images, device: torch.device | str) -> None:
+        self.config, self.device = config, torch.device(device)
+        self.images = images.to(self.device)
+        self.half = self.device.type == "cuda"
+        side = images.x.shape[1]
+        net = network.vgg() if side == 32 else network.small(side)
+        self.engine: Engine = OnePass(net) if config.engine == "one_pass" else Collected(twin(net))
+        layout = self.engine.layout
+        mode = config.method.mode
+        rows = 1 if mode == "mean" else config.workers
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.buffers = Buffers(
+            layout,
+            zeros(rows, layout.padded),
+            zeros(rows, layout.padded) if mode == "moments" else None,
+            zeros(layout.padded),
+            zeros(1, dtype=torch.int64),
+        )
+        self.params = zeros(layout.padded)
+        net.init(self.params, config.seed)  # both engines store the parameters alike
+        self.state = config.method.init(self.buffers, config.seed)
+        self.engine.bind(self.params, self.buffers, config.workers, mode)
+        self.moments = [zeros(layout.padded) for _ in range(2 if config.optimiser == "adam" else 1)]
+        self.powers = torch.ones(2, dtype=torch.float64, device=self.device)
+        self.betas = torch.tensor([0.9, 0.999], dtype=torch.float64, device=self.device)
+        self.lr = torch.full((), config.lr, device=self.device)
+        self.total_words = zeros(1, dtype=torch.int64)
+        self.total_loss = zeros(1, dtype=torch.float64)
+        self.size = config.workers * config.batch
+        self.steps = -(-len(images.x) // self.size)
+        self.order = zeros(self.steps * self.size, dtype=torch.int64)
+        self.at = zeros(1, dtype=torch.int64)
+        self.within = torch.arange(self.size, device=self.device)
+        self.mean = torch.tensor(images.mean, device=self.device)
+        self.rstd = 1.0 / torch.tensor(images.std, device=self.device)
+        self.dense = DenseRows()
+        self.graphed = False
+
+    def everything(self) -> list[Tensor]:
+        """Every tensor that a step changes."""
+        own = [self.params, *self.moments, self.powers, self.total_words, self.total_loss, self.at, self.buffers.gradient]
+        return [*own, *self.state.values(), *self.engine.changing()]
+
+    def batch(self, indices: Tensor, x: Tensor) -> Tensor:
+        """Images by index as channels-last activations."""
+        return _prepare(x.index_select(0, indices), self.mean, self.rstd, self.half).permute(0, 3, 1, 2)
+
+    def step(self, method: Method | None = None, until: str = "optimiser") -> None:
+        """One step of all workers, up to and with the phase ``until``."""
+        config, buffers = self.config, self.buffers
+        phase = self.PHASES.index(until)
+        indices = self.order.index_select(0, self.at + self.within)
+        self.at.add_(self.size).remainder_(self.order.numel())
+        x, labels = self.batch(indices, self.images.x), self.images.y.index_select(0, indices)
+        if phase == 0:
+            self.engine.forward(x, training=True)
+            return
+        self.total_loss.add_(self.engine.step(x, labels))
+        if phase == 1:
+            return
+        (method or config.method).step(buffers, self.state)
+        self.total_words.add_(buffers.words)
+        if phase == 2:
+            return
+        if config.optimiser == "adam":
+            self.powers.mul_(self.betas)
+            _adam(self.params, buffers.mean, self.moments[0], self.moments[1], self.lr, self.powers, config.weight_decay)
+        else:
+            _momentum(self.params, buffers.mean, self.moments[0], self.lr, config.weight_decay, config.momentum)
+
+    def captured(self, step: Callable[[], None]) -> Callable[[], None]:
+        """``step`` as a CUDA graph where possible; the tensors are as before, whatever was run on the way."""
+        if self.device.type != "cuda":
+            return step
+        saved = [t.clone() for t in self.everything()]
+
+        def restore() -> None:
+            torch.cuda.synchronize()
+            for tensor, value in zip(self.everything(), saved):
+                tensor.copy_(value)
+            torch.cuda.synchronize()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # compiles, chooses algorithms, fills the allocator
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        restore()
+        if not self.config.graph:
+            return step
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            graph.replay()
+            restore()
+            self.graphed = True
+            return graph.replay
+        except Exception as error:
+            print(
+                f"no CUDA graph, launching kernel by kernel: {type(error).__name__}: {str(error)[:300]}",
+                file=sys.stderr,
+                flush=True,
+            )
+            restore()
+            return step
+
+    def shuffle(self, epoch: int) -> None:
+        """A new order of the training images; the last batch is filled up from its start."""
+        generator = torch.Generator().manual_seed(1_000_003 * self.config.seed + epoch)
+        order = torch.randperm(len(self.images.x), generator=generator)
+        self.order.copy_(order.repeat(-(-self.order.numel() // len(order)))[: self.order.numel()])
+        self.at.zero_()
+
+    def accuracy(self) -> float:
+        """Per cent of the test images that are classified correctly."""
+        count = len(self.images.x_test)
+        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        for start in range(0, count, self.size):
+            # Always whole batches: the same kernels as in training.
+            indices = (start + self.within) % count
+            guess = self.engine.forward(self.batch(indices, self.images.x_test)).argmax(1)
+            hit = (guess == self.images.y_test.index_select(0, indices)) & (start + self.within < count)
+            right.add_(hit.sum())
+        return 100.0 * int(right) / count
+
+
+def prepare() -> None:
+    """Matrix units for float32 products, and the fastest convolutions."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def train(
+    config: Config, images: Images, device: torch.device | str, say: Callable[[str], None] = print
+) -> tuple[dict[str, Any], wire.Sampler]:
+    """Train once; the result as plain values, and the sampler, whose messages may still be in the making."""
+    begun = time.perf_counter()
+    torch.manual_seed(config.seed)
+    prepare()
+    with torch.no_grad():
+        trainer = Trainer(config, images, device)
+        step = trainer.captured(trainer.step)
+        dense = trainer.captured(lambda: trainer.step(trainer.dense)) if config.dense_warmup else step
+        torch.manual_seed(config.seed)
+        sampler = wire.Sampler(trainer, config.encode_every, config.epochs * trainer.steps)
+        ready = time.perf_counter() - begun
+        curve: list[dict[str, float]] = []
+        words = 0
+        number = trainer.buffers.layout.numel
+        durations: list[float] = []
+        for epoch in range(config.epochs):
+            start = time.perf_counter()
+            trainer.shuffle(epoch)
+            trainer.lr.fill_(config.rate(epoch))
+            for i in range(trainer.steps):
+                done = epoch * trainer.steps + i
+                if config.lr_warmup and epoch <= config.lr_warmup:
+                    trainer.lr.fill_(config.rate(epoch + i / trainer.steps))
+                if epoch < config.dense_warmup:
+                    dense()
+                elif sampler.due(done):
+                    sampler.before(done)
+                    step()
+                    sampler.after(done)
+                else:
+                    step()
+            now = int(trainer.total_words)  # waits for the device
+            durations.append(time.perf_counter() - start)
+            loss = float(trainer.total_loss) / trainer.steps
+            trainer.total_loss.zero_()
+            sent = (now - words) / (trainer.steps * config.workers)
+            words = now
+            curve.append(
+                {
+                    "epoch": epoch + 1,
+                    "loss": round(loss, 5),
+                    "accuracy": round(trainer.accuracy(), 3),
+                    "ratio": round(number / sent, 2) if sent else 0.0,
+                    "lr": config.rate(epoch),
+                }
+            )
+            if epoch < 2 or (epoch + 1) % 10 == 0 or epoch + 1 == config.epochs:
+                last = curve[-1]
+                say(
+                    f"epoch {epoch + 1}: loss {loss:.4f}, accuracy {last['accuracy']:.2f}, ratio {last['ratio']:g}, {durations[-1]:.2f} s"
+                )
+            if not math.isfinite(loss):
+                say(f"epoch {epoch + 1}: the loss is {loss}: stopped")
+                break
+        sent = words / (len(curve) * trainer.steps * config.workers)
+    ordered = sorted(durations)
+    sampler.release()
+    result = {
+        "method": batched.describe(config.method),
+        "config": {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "method"},
+        "data": images.name,
+        "parameters": number,
+        "steps": len(curve) * trainer.steps,
+        "accuracy": curve[-1]["accuracy"],
+        "best_accuracy": max(c["accuracy"] for c in curve),
+        "diverged": not math.isfinite(curve[-1]["loss"]),
+        "ratio_words": number / sent if sent else None,
+        "encoded": sampler.result(),
+        "curve": curve,
+        "seconds": {
+            "ready": round(ready, 2),
+            "epoch": round(ordered[len(ordered) // 2], 3),
+            "run": round(time.perf_counter() - begun, 2),
+        },
+        "graph": trainer.graphed,
+        "not_compiled": list(fused.failures),
+        "machine": machine(device),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    return result, sampler
+
+
+def machine(device: torch.device | str) -> str:
+    """One line that says on what a run was made."""
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "CPU"
+    return f"{name}, torch {torch.__version__.partition('+')[0]}, Python {platform.python_version()}"

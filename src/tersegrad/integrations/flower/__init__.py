@@ -1,0 +1,39 @@
+"""Federated learning with Flower: small uplinks, small broadcasts, hostile replies turned away.
+
+Two parts, one on each side, around an ordinary Flower app::
+
+    app = ClientApp(mods=[flower.compress_mod()])                        # the client: everything else stays as it was
+    strategy = flower.CompressedStrategy(FedAvg(), uplink="error_feedback(sparse_dithering(alpha=0.25))")  # the server
+
+How it works: ``envelope.py`` says what travels, ``mod.py`` is the client's side, ``strategy.py`` the server's, ``ledger.py`` what is
+counted; ``local.py`` runs many clients in one process, through the same code and the same bytes. ``docs/flower.md`` explains the rest.
+"""
+
+from __future__ import annotations
+
+from tersegrad.core.errors import MissingExtra
+
+try:
+    import flwr as _flwr  # noqa: F401 - asked for here, so that a missing package is named before anything else fails
+except ImportError as error:  # pragma: no cover - the tests run with Flower
+    raise MissingExtra("tersegrad.integrations.flower needs Flower: pip install 'tersegrad[flower]'") from error
+
+from tersegrad.integrations.flower.envelope import to_arrays, to_state_dict, wire_nbytes
+from tersegrad.integrations.flower.ledger import ClientRecord, Parcel, Rejection, RoundReport, by_bandwidth
+from tersegrad.integrations.flower.local import LocalGrid
+from tersegrad.integrations.flower.mod import compress_mod
+from tersegrad.integrations.flower.strategy import CompressedStrategy
+
+__all__ = [
+    "ClientRecord",
+    "CompressedStrategy",
+    "LocalGrid",
+    "Parcel",
+    "Rejection",
+    "RoundReport",
+    "by_bandwidth",
+    "compress_mod",
+    "to_arrays",
+    "to_state_dict",
+    "wire_nbytes",
+]

@@ -1,0 +1,298 @@
+"""The client's side: a Flower mod that turns messages into models before the app sees them, and models into updates after.
+
+Put it first in the list of mods: it is then the first to touch what comes in and the last to touch what goes out, and clipping or
+noise of other mods happens before compression.
+
+What a client remembers between messages (the model version it holds, the residual of error feedback, its last update until the
+server confirms it) lies in Flower's ``context.state``, which a SuperNode keeps in memory; ``store=`` keeps it in a file as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from torch import Tensor
+
+from tersegrad.core import frame, state
+from tersegrad.core.errors import BadConfiguration, CorruptMessage, TersegradError
+from tersegrad.core.protocol import Compressor
+from tersegrad.core.protocol import Context as Draw
+from tersegrad.integrations.flower import envelope
+from tersegrad.integrations.flower.envelope import KEY, Answer, Layout, Order
+from tersegrad.recipes import parse
+from tersegrad.wrappers.error_feedback import ErrorFeedbackState
+
+FAILED_PRECONDITION = 6  # Flower's ErrorCode.MOD_FAILED_PRECONDITION
+CHOICE = "tersegrad"  # the key of node_config that names a budget or a compressor
+STORE = "tersegrad-store"  # the key of node_config that names the folder for the client's file
+_ARRAYS, _FACTS = "tersegrad.arrays", "tersegrad.facts"
+_log = logging.getLogger("flwr")
+
+Next = Callable[[Message, Context], Message]
+
+
+@dataclasses.dataclass
+class Memory:
+    """What a client keeps from one message to the next."""
+
+    layout: Layout | None = None
+    version: int | None = None
+    base: Tensor | None = None  # the model of that version, as received
+    compressor: str = ""
+    entries: dict[str, Any] = dataclasses.field(default_factory=dict)  # the compressor's state
+    step: int = -1  # of the last update sent
+    frame: bytes = b""  # that update, until the server says whether it arrived
+
+    def records(self) -> tuple[ArrayRecord, ConfigRecord]:
+        """As Flower records."""
+        tensors = {f"state.{k}": v for k, v in self.entries.items() if isinstance(v, Tensor)}
+        numbers = {k: v for k, v in self.entries.items() if not isinstance(v, Tensor)}
+        if self.base is not None:
+            tensors["base"] = self.base
+        facts = {
+            "layout": self.layout.facts() if self.layout else None,
+            "version": self.version,
+            "compressor": self.compressor,
+            "numbers": numbers,
+            "step": self.step,
+        }
+        arrays = ArrayRecord({name: envelope.pack_tensor(tensor) for name, tensor in tensors.items()})
+        return arrays, ConfigRecord({"facts": json.dumps(facts), "frame": self.frame})
+
+    @staticmethod
+    def from_records(arrays: ArrayRecord, config: Mapping[str, Any]) -> Memory:
+        """The inverse of :meth:`records`."""
+        facts = json.loads(config["facts"])
+        entries = {name[6:]: envelope.read_tensor(a) for name, a in arrays.items() if name.startswith("state.")}
+        return Memory(
+            Layout.from_facts(facts["layout"], 1 << 62) if facts["layout"] else None,
+            facts["version"],
+            envelope.read_tensor(arrays["base"]) if "base" in arrays else None,
+            facts["compressor"],
+            {**entries, **facts["numbers"]},
+            facts["step"],
+            config["frame"],
+        )
+
+    def tobytes(self) -> bytes:
+        """As the content of a file."""
+        arrays, config = self.records()
+        index = [[name, a.dtype, list(a.shape), a.stype, len(a.data)] for name, a in arrays.items()]
+        header = json.dumps({"facts": config["facts"], "arrays": index, "frame": len(self.frame)}).encode()
+        body = struct.pack("<I", len(header)) + header + self.frame + b"".join(a.data for a in arrays.values())
+        return body + struct.pack("<I", zlib.crc32(body))
+
+    @staticmethod
+    def frombytes(data: bytes) -> Memory:
+        """The inverse of :meth:`tobytes`."""
+        try:
+            if struct.pack("<I", zlib.crc32(data[:-4])) != data[-4:]:
+                raise CorruptMessage("checksum mismatch")
+            (length,) = struct.unpack_from("<I", data)
+            header, at = json.loads(data[4 : 4 + length]), 4 + length
+            sent, at = data[at : at + header["frame"]], at + header["frame"]
+            arrays = {}
+            for name, dtype, shape, stype, nbytes in header["arrays"]:
+                arrays[name] = Array(dtype, tuple(shape), stype, data[at : at + nbytes])
+                at += nbytes
+            return Memory.from_records(ArrayRecord(arrays), {"facts": header["facts"], "frame": sent})
+        except (KeyError, ValueError, TypeError, struct.error) as error:
+            raise CorruptMessage(f"not a client's state: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressMod:
+    """The mod; see :func:`compress_mod`."""
+
+    compressor: str | None
+    store: Path | None
+    max_numel: int
+
+    def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
+        """Unpack the model, let the app work on it, pack its update."""
+        place = _find(message)
+        if place is None:
+            _log.warning("compress_mod: a %s message without a compressed model, left alone", message.metadata.message_type)
+            return call_next(message, context)
+        began = time.perf_counter()
+        try:
+            memory = self._recall(context)
+            order, beside = self._receive(message.content[place], memory)
+        except TersegradError as error:
+            return _error(message, f"the model cannot be read: {error}")
+        assert memory.layout is not None  # set together by _receive
+        assert memory.base is not None
+        records = {k: v for k, v in message.content.items() if k != place}
+        message.content = RecordDict({place: memory.layout.record(memory.base, beside), **records})
+
+        reply = call_next(message, context)
+
+        if not reply.has_error() and message.metadata.message_type.split(".")[0] == "train":
+            try:
+                self._answer(reply, memory, order, context, began)
+            except TersegradError as error:
+                reply = _error(message, f"the update cannot be sent: {error}")
+        self._remember(context, memory)
+        return reply
+
+    # ---- downlink
+
+    def _receive(self, record: Any, memory: Memory) -> tuple[Order, dict[str, Array]]:
+        """Bring ``memory`` to the version that the message leads to."""
+        order, framed = Order.unpack(record[KEY].data)
+        if order.layout is not None:
+            layout = Layout.from_facts(order.layout, self.max_numel)
+            if layout != memory.layout:  # another model: what was left out of the old one is meaningless
+                memory.entries, memory.compressor, memory.frame = {}, "", b""
+            memory.layout = layout
+        if memory.layout is None or (order.base is not None and (memory.base is None or memory.version != order.base)):
+            raise CorruptMessage(f"it is a difference to version {order.base}, held is {memory.version}: send a snapshot")
+        beside = memory.layout.check_beside(record, (KEY,))
+        if order.base is None or order.version != order.base:
+            opened = frame.unpack(framed, max_numel=memory.layout.spec.numel)
+            if (opened.context.step, opened.context.buffer) != (
+                order.step,
+                envelope.SNAPSHOT if order.base is None else envelope.DIFFERENCE,
+            ):
+                raise CorruptMessage("header and frame belong to different messages")
+            compressor = _parse(opened.text)
+            envelope.check_frame(opened, memory.layout.spec, compressor)
+            decoded = compressor.decode(opened.message, memory.layout.spec, opened.context)
+            memory.base = decoded if order.base is None or memory.base is None else memory.base + decoded
+        memory.version = order.version
+        return order, beside
+
+    # ---- uplink
+
+    def _answer(self, reply: Message, memory: Memory, order: Order, context: Context, began: float) -> None:
+        """Replace the model in a reply by the framed update."""
+        if len(reply.content.array_records) != 1 or memory.layout is None or memory.base is None:
+            raise BadConfiguration(f"a train reply has one ArrayRecord, got {len(reply.content.array_records)}")
+        (place,) = reply.content.array_records
+        trained = reply.content.array_records[place]
+        spec = memory.layout.spec
+        compressor = self._choose(order, context)
+        fresh = not memory.compressor
+        before = self._state(memory, compressor, order)
+        update = memory.layout.update(trained, memory.base)
+        draw = Draw(order.seed, order.step, envelope.UP, order.sender)
+        message, after = compressor.encode(update, before, draw)
+        framed = envelope.pack_frame(message, compressor, spec, draw)
+        memory.compressor, memory.entries = str(compressor), state.state_dict(after)
+        memory.step, memory.frame = order.step, framed
+        data = Answer(time.perf_counter() - began, fresh).pack(framed)
+        beside = {name: trained[name] for name in memory.layout.beside}
+        sent = Array("uint8", (len(data),), envelope.UPDATE, data)
+        reply.content[place] = ArrayRecord({KEY: sent, **beside})
+
+    def _choose(self, order: Order, context: Context) -> Compressor[Any]:
+        """The server's word if it insists, else the node's own configuration, else the mod's argument, else the server's offer."""
+        wish = context.node_config.get(CHOICE)
+        text = order.uplink if order.fixed else str(wish or self.compressor or order.uplink)
+        return _parse(order.budgets.get(text, text))
+
+    def _state(self, memory: Memory, compressor: Compressor[Any], order: Order) -> Any:
+        """The compressor's state, carried over as far as it fits; an update that never arrived returns to the residual."""
+        assert memory.layout is not None
+        spec = memory.layout.spec
+        template = compressor.init(spec, "cpu")
+        wanted = state.state_dict(template)
+
+        def fits(name: str) -> bool:
+            kept = memory.entries.get(name)
+            return isinstance(kept, Tensor) == isinstance(wanted[name], Tensor) and (
+                not isinstance(kept, Tensor) or kept.shape == wanted[name].shape
+            )
+
+        kept = {name: memory.entries[name] if name in memory.entries and fits(name) else wanted[name] for name in wanted}
+        if not memory.compressor:
+            _log.info("compress_mod: no residual kept, it begins at zero")
+        found = state.load(template, kept)
+        lost = memory.frame and order.heard is not None and order.heard != memory.step
+        if lost and isinstance(found, ErrorFeedbackState):
+            opened = frame.unpack(memory.frame, max_numel=spec.numel)
+            decoded = _parse(opened.text).decode(opened.message, spec, opened.context)
+            if bool(decoded.isfinite().all()):
+                found = dataclasses.replace(found, residual=(found.residual + decoded).to(found.residual.dtype))
+        memory.frame = b""
+        return found
+
+    # ---- memory
+
+    def _file(self, context: Context) -> Path | None:
+        name = context.node_config.get("partition-id", context.node_id)
+        safe = "".join(c if c.isalnum() else "_" for c in str(name))
+        folder = context.node_config.get(STORE, self.store)
+        return Path(str(folder)) / f"client-{safe}.state" if folder else None
+
+    def _recall(self, context: Context) -> Memory:
+        if _ARRAYS in context.state:
+            return Memory.from_records(context.state.array_records[_ARRAYS], context.state.config_records[_FACTS])
+        path = self._file(context)
+        if path is not None and path.exists():
+            try:
+                return Memory.frombytes(path.read_bytes())
+            except CorruptMessage as error:
+                _log.warning("compress_mod: %s is damaged (%s), its residual is lost", path.name, error)
+        return Memory()
+
+    def _remember(self, context: Context, memory: Memory) -> None:
+        context.state[_ARRAYS], context.state[_FACTS] = memory.records()
+        path = self._file(context)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = path.with_suffix(f".{os.getpid()}.new")
+            beside.write_bytes(memory.tobytes())
+            beside.replace(path)  # a reader sees the old file or the new one
+
+
+def compress_mod(
+    compressor: Compressor[Any] | str | None = None, *, store: str | Path | None = None, max_numel: int = 1 << 28
+) -> CompressMod:
+    """A Flower mod that receives compressed models and sends compressed updates; goes with ``CompressedStrategy``.
+
+    - ``compressor``: for this client's updates; by default the server's choice. ``node_config["tersegrad"]`` (a text form, or the
+      name of one of the server's budgets) comes before it, and a server that assigns budgets itself comes before both. The
+      server turns away what it does not offer.
+    - ``store``: a folder that keeps residual and model across restarts of the SuperNode (one file a client, by ``partition-id``
+      or else node id); ``node_config["tersegrad-store"]`` does the same for one node. Without
+      it a restarted SuperNode begins with a residual of zero.
+    - ``max_numel``: no model with more parameters is accepted.
+
+    >>> compress_mod("error_feedback(top_k(fraction=0.01))").compressor
+    'error_feedback(top_k(fraction=0.01))'
+    """
+    text = None if compressor is None else str(parse(compressor) if isinstance(compressor, str) else compressor)
+    return CompressMod(text, None if store is None else Path(store), max_numel)
+
+
+def _parse(text: str) -> Compressor[Any]:
+    try:
+        return parse(text)
+    except BadConfiguration as error:
+        raise CorruptMessage(f"the compressor {text[:80]!r} is not understood: {error}") from error
+
+
+def _find(message: Message) -> str | None:
+    """The name of the record that holds a model of ours."""
+    if not message.has_content():
+        return None
+    for name, record in message.content.array_records.items():
+        if KEY in record and record[KEY].stype == envelope.MODEL:
+            return name
+    return None
+
+
+def _error(message: Message, reason: str) -> Message:
+    _log.error("compress_mod: %s", reason)
+    return Message(Error(code=FAILED_PRECONDITION, reason=f"tersegrad: {reason}"), reply_to=message)

@@ -1,0 +1,137 @@
+"""Worker processes: join the group that torchrun started, or start one on this machine.
+
+A command that trains is written once. Started by hand it calls :func:`launch`, which runs the same command again under torchrun, one
+process a worker; started by torchrun (here or on many machines) it finds itself :func:`spawned` and goes on with :func:`join`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """One process in its group."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the worker that speaks and writes for all."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        dist.barrier()
+
+    def mean(self, values: Sequence[float]) -> list[float]:
+        """The mean over workers of each value."""
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return [float(v) for v in (total / self.size).tolist()]
+
+    def share(self, value: Any) -> Any:
+        """What the leading worker passed."""
+        box = [value]
+        dist.broadcast_object_list(box, device=self.device)
+        return box[0]
+
+
+def spawned() -> bool:
+    """Whether torchrun (or another launcher that sets its variables) started this process."""
+    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
+
+
+def leads() -> bool:
+    """Whether this process speaks for all: the first worker, or a process that no launcher started."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def restarts() -> int:
+    """How often the elastic agent has restarted the workers."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+@contextlib.contextmanager
+def join(timeout: float = 600.0) -> Iterator[Worker]:
+    """The group of this process, from torchrun's variables; NCCL with a GPU for each local worker, else gloo.
+
+    A group that is already there is used and left as it is. ``timeout``: seconds until a worker that hears nothing from the
+    others fails.
+    """
+    if dist.is_initialized():
+        yield Worker(dist.get_rank(), dist.get_world_size(), _device(dist.get_backend()))
+        return
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    backend = (
+        "nccl" if dist.is_nccl_available() and torch.cuda.is_available() and torch.cuda.device_count() >= local else "gloo"
+    )
+    device = _device(backend)
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(
+        backend,
+        timeout=limit,
+        store=_store(limit),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        device_id=device if backend == "nccl" else None,
+    )
+    try:
+        yield Worker(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(timeout: timedelta) -> Store:
+    """The store of torchrun's variables, with keys of this attempt only.
+
+    torchrun's agent keeps one store over all restarts, where gloo would find the addresses of workers that have died.
+    """
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    size = int(os.environ["WORLD_SIZE"])
+    host, port, serves = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), os.environ["RANK"] == "0" and not kept
+    store = TCPStore(host, port, size, is_master=serves, timeout=timeout, multi_tenant=not kept)
+    return PrefixStore(f"attempt{restarts()}of{size}", store)
+
+
+def _device(backend: str) -> torch.device:
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if backend == "nccl" else torch.device("cpu")
+
+
+def launch(words: Sequence[str], workers: int, restarts: int = 0) -> int:
+    """Run ``python words...`` under torchrun with ``workers`` processes on loopback; the exit status.
+
+    ``restarts``: how often all workers are started anew after one of them died.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers), "--max-restarts", str(restarts)]
+    command += [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "--local-addr",
+        "127.0.0.1",
+        "--monitor-interval",
+        "0.1",
+    ]
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
+    if Path("/sys/class/net/lo").exists():
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever the host name resolves to
+    return subprocess.run([*command, *words], env=environment, check=False).returncode

@@ -1,0 +1,40 @@
+"""Checked wrappers of the compiled kernels of variance-based compression (``native/src/variance*.cpp``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tersegrad.kernels.native.module import module
+from tersegrad.kernels.reference.variance import exp4_round, exp4_top
+
+__all__ = ["exp4_round", "exp4_top", "hybrid_select", "variance_select"]
+
+
+def variance_select(
+    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, zeta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    return _select(r, v, x, s, alpha, 0.0, zeta)
+
+
+def hybrid_select(
+    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    return _select(r, v, x, s, alpha, tau, zeta)
+
+
+def _select(
+    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    numel = x.numel()
+    next_r, next_v = torch.empty_like(r), torch.empty_like(v)
+    dtype = torch.int32 if numel <= 1 << 31 else torch.int64
+    room = min(
+        numel, numel // 16 + 1024
+    )  # the number to come is unknown: a few percent, and all that was counted if too little
+    while True:
+        indices, values = torch.empty(room, dtype=dtype), torch.empty(room)
+        count, finite = module.variance_select(r, v, x, s, alpha, zeta, tau, next_r, next_v, indices, values)
+        if count <= room:
+            return next_r, next_v, indices[:count], values[:count], finite
+        room = count

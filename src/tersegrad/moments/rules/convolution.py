@@ -1,0 +1,191 @@
+"""Convolutions: the share of a sample is its own weight gradient, one product of delta with the unfolded input.
+
+With U the windows of the padded input, c_z = delta_z U_z^T (per group). The products are formed once, by sample; their sum is the
+gradient, so a sample's squares cost one pass over them. Note that delta^2 correlated with x^2 would be wrong: it lacks the cross
+terms between positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn import functional as F
+
+from tersegrad.moments.shares import Budget, Totals, Use, accelerated
+from tersegrad.moments.site import Site, autocast, detached
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConvolutionUse(Use):
+    """saved = (x,); parameters = (weight, bias)."""
+
+    weight: Parameter
+    bias: Parameter | None
+    samples: int
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]  # last axis first, both sides, as F.pad takes it
+    padding_mode: str
+    groups: int
+
+    @property
+    def parameters(self) -> tuple[Parameter | None, ...]:  # type: ignore[override]
+        return self.weight, self.bias
+
+    def nbytes(self, saved: Sequence[Tensor], delta: Tensor) -> int:
+        windows = self.groups * math.prod(self.weight.shape[1:]) * math.prod(delta.shape[2:])
+        return (self.weight.numel() + windows) * delta.element_size()
+
+    def per_sample(self, saved: Sequence[Tensor], delta: Tensor, low: int, high: int) -> Sequence[Tensor | None]:
+        x, d = saved[0][low:high], delta[low:high]
+        weight = bias = None
+        if self.weight.requires_grad:
+            weight = self._weight(x, d)
+        if self.bias is not None and self.bias.requires_grad:
+            bias = d.flatten(2).sum(2, dtype=torch.float32)
+        return weight, bias
+
+    def totals(self, saved: Sequence[Tensor], delta: Tensor, budget: Budget, gradient: bool) -> list[Totals | None]:
+        x, bias = saved[0], self.bias is not None and self.bias.requires_grad
+        delta = delta.to(memory_format=torch.channels_last) if _channels_last(x) else delta
+        if not (self.weight.requires_grad and self.groups == 1 and self.padding_mode == "zeros" and accelerated(x, delta)):
+            return super().totals(saved, delta, budget, gradient)
+        from tersegrad.kernels.triton import shares
+
+        budget.part(self.samples)
+        right, left, bottom, top = self.padding
+        if right != left or bottom != top:
+            x, left, top = F.pad(x, self.padding).contiguous(memory_format=torch.channels_last), 0, 0
+        kernel = self.weight.shape[2:]
+        found = shares.convolution(x, delta, kernel, self.stride, self.dilation, (top, left), budget.workers, bias)
+        weights = found[..., : self.weight.numel()].view(2, budget.workers, self.weight.shape[0], *kernel, x.shape[1])
+        weights = weights.movedim(-1, 3)
+        biases = found[..., self.weight.numel() :]
+        return [Totals(weights[0], weights[1]), Totals(biases[0], biases[1]) if bias else None]
+
+    def _weight(self, x: Tensor, d: Tensor) -> Tensor:
+        kernel = self.weight.shape[2:]
+        if self.groups == 1 and _channels_last(x):
+            last = (0, 0, *self.padding)
+            padded = _pad(x.movedim(1, -1), last, self.padding_mode)  # (n, *size, i)
+            patches = windows(padded, 1, kernel, self.stride, self.dilation, d.shape[2:])  # (n, *out, *kernel, i)
+            n, positions = x.shape[0], math.prod(d.shape[2:])
+            rows = d.movedim(1, -1).reshape(n, positions, -1)
+            shares = torch.bmm(rows.mT, patches.reshape(n, positions, -1))  # (n, o, *kernel * i)
+            return shares.reshape(n, -1, *kernel, x.shape[1]).movedim(-1, 2)
+        padded = _pad(x, self.padding, self.padding_mode)
+        patches = windows(
+            padded, 2, kernel, self.stride, self.dilation, d.shape[2:], kernel_first=True
+        )  # (n, i, *kernel, *out)
+        n, g = x.shape[0], self.groups
+        columns = patches.reshape(n * g, x.shape[1] // g * math.prod(kernel), -1)
+        shares = torch.bmm(d.reshape(n * g, d.shape[1] // g, -1), columns.mT)
+        return shares.reshape(n, *self.weight.shape)
+
+
+def windows(
+    x: Tensor,
+    axis: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    out: Sequence[int],
+    kernel_first: bool = False,
+) -> Tensor:
+    """View of ``x`` whose spatial axes (from ``axis`` on) are replaced by (*out, *kernel), or the reverse; trailing axes are kept."""
+    end = axis + len(kernel)
+    spatial = x.stride()[axis:end]
+    places = ([*out], [s * k for s, k in zip(spatial, stride, strict=True)])
+    inside = ([*kernel], [s * k for s, k in zip(spatial, dilation, strict=True)])
+    first, second = (inside, places) if kernel_first else (places, inside)
+    size = [*x.shape[:axis], *first[0], *second[0], *x.shape[end:]]
+    return x.as_strided(size, [*x.stride()[:axis], *first[1], *second[1], *x.stride()[end:]])
+
+
+def _channels_last(x: Tensor) -> bool:
+    if x.ndim == 4:
+        return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return x.ndim == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous()
+
+
+def _pad(x: Tensor, padding: tuple[int, ...], mode: str) -> Tensor:
+    if not any(padding):
+        return x
+    return F.pad(x, padding) if mode == "zeros" else F.pad(x, padding, mode=mode)
+
+
+def convolution(site: Site, x: Tensor) -> Tensor:
+    """Rule of Conv1d, 2d and 3d."""
+    module: Any = site.module
+    spatial = module.weight.ndim - 2
+    if x.ndim == spatial + 1:  # one sample without a batch axis
+        return convolution(site, x.unsqueeze(0)).squeeze(0)
+    x = autocast(x)
+    use = ConvolutionUse(
+        module.weight,
+        module.bias,
+        x.shape[0],
+        module.stride,
+        module.dilation,
+        tuple(module._reversed_padding_repeated_twice),
+        module.padding_mode,
+        module.groups,
+    )
+    out = module._conv_forward(x, module.weight.detach(), detached(module.bias))
+    return site.supply(out, use, (x,))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TransposedUse(Use):
+    """A transposed convolution is a convolution with input and delta exchanged; saved = (x,); parameters = (weight, bias)."""
+
+    weight: Parameter  # (i, o / groups, *kernel)
+    bias: Parameter | None
+    samples: int
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    groups: int
+
+    @property
+    def parameters(self) -> tuple[Parameter | None, ...]:  # type: ignore[override]
+        return self.weight, self.bias
+
+    def nbytes(self, saved: Sequence[Tensor], delta: Tensor) -> int:
+        columns = self.groups * math.prod(self.weight.shape[1:]) * math.prod(saved[0].shape[2:])
+        return (self.weight.numel() + columns) * delta.element_size()
+
+    def per_sample(self, saved: Sequence[Tensor], delta: Tensor, low: int, high: int) -> Sequence[Tensor | None]:
+        x, d = saved[0][low:high], delta[low:high]
+        weight = bias = None
+        if self.weight.requires_grad:
+            n, g, kernel = x.shape[0], self.groups, self.weight.shape[2:]
+            padded = _pad(d.contiguous(), tuple(p for p in reversed(self.padding) for _ in (0, 1)), "zeros")
+            patches = windows(padded, 2, kernel, self.stride, self.dilation, x.shape[2:], kernel_first=True)
+            columns = patches.reshape(n * g, self.weight.shape[1] * math.prod(kernel), -1)
+            weight = torch.bmm(x.reshape(n * g, x.shape[1] // g, -1), columns.mT).reshape(n, *self.weight.shape)
+        if self.bias is not None and self.bias.requires_grad:
+            bias = d.flatten(2).sum(2, dtype=torch.float32)
+        return weight, bias
+
+
+def transposed_convolution(site: Site, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+    """Rule of ConvTranspose1d, 2d and 3d."""
+    module: Any = site.module
+    if x.ndim == module.weight.ndim - 1:
+        return transposed_convolution(site, x.unsqueeze(0), output_size).squeeze(0)
+    x = autocast(x)
+    extra = module._output_padding(
+        x, output_size, module.stride, module.padding, module.kernel_size, x.ndim - 2, module.dilation
+    )
+    run = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}[x.ndim - 2]
+    bias = detached(module.bias)
+    out = run(x, module.weight.detach(), bias, module.stride, module.padding, extra, module.groups, module.dilation)
+    use = TransposedUse(module.weight, module.bias, x.shape[0], module.stride, module.dilation, module.padding, module.groups)
+    return site.supply(out, use, (x,))

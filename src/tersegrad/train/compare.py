@@ -1,0 +1,103 @@
+"""Runs side by side: the settings of the demonstration, and the table of any list of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tersegrad.report.tables import Column, Table, number, signed
+from tersegrad.train.loop import Job, Result
+
+# compressor, exchange, method of local steps; the first is what the others are compared with
+_SETTINGS: tuple[tuple[str | None, str, str | None], ...] = (
+    ("bf16", "all_reduce", None),
+    ("qsgd(bits=4, norm=max)", "two_shot", None),
+    ("error_feedback(sparse_dithering(alpha=0.1))", "two_shot", None),
+    ("error_feedback(sparse_dithering(alpha=0.5))", "two_shot", None),
+    ("error_feedback(top_k(fraction=0.01))", "all_gather", None),
+    (None, "power_sgd(rank=4)", None),
+    ("error_feedback(sparse_dithering(alpha=0.1))", "two_shot", "local_sgd(every=8)"),
+)
+POINT = 0.01  # of accuracy: less than that counts as equal
+LINKS: tuple[tuple[str, float], ...] = (("10 Mbit/s", 1e7), ("100 Mbit/s", 1e8), ("1 Gbit/s", 1e9), ("10 Gbit/s", 1e10))
+
+
+NOTE = """\
+sent: bytes that left a worker in the whole run. bits/coord: of a worker's message, real bytes. error: what a message leaves out,
+as a share of what it was to say (||C(y) - y||^2 / ||y||^2). above limit: bits more than the best conceivable compressor needs at this
+error on the hardest data; below 0 the gradients were easier than that. Then the time of a step on links of that speed: the
+processor time that a worker used, plus the bytes it sent at the link's speed, nothing overlapped. all_reduce is torch's own; its
+bytes are those of a ring.""".replace("\n", " ")
+
+
+def seconds(value: float) -> str:
+    """A duration for a cell.
+
+    >>> seconds(0.00123), seconds(0.0456), seconds(0.789), seconds(12.3)
+    ('1.2 ms', '46 ms', '789 ms', '12.3 s')
+    """
+    if value >= 1:
+        return f"{value:.1f} s"
+    return f"{1000 * value:.1f} ms" if value < 0.01 else f"{1000 * value:.0f} ms"
+
+
+def megabytes(value: float) -> str:
+    """Bytes for a cell.
+
+    >>> megabytes(12_345_678), megabytes(123_456)
+    ('12.3 MB', '0.123 MB')
+    """
+    return f"{number(value / 1e6)} MB"
+
+
+def demonstration(**options: Any) -> list[Job]:
+    """The jobs of the demonstration, with the same options for all."""
+    return [Job(compressor=c, exchange=e, local=local, **options) for c, e, local in _SETTINGS]
+
+
+def comparison_table(results: Sequence[Result], title: str = "", note: str = "") -> Table:
+    """Accuracy, bytes, bits, distance from the limit, and the step time on every link; one row a run."""
+    columns = [Column("compressor", number=False), Column("exchange", number=False), Column("accuracy"), Column("sent")]
+    columns += [Column("bits/coord"), Column("error"), Column("above limit"), *(Column(name) for name, _ in LINKS)]
+    rows = []
+    for r in results:
+        exchange = f"{r.job.exchange}, {r.job.local}" if r.job.local else r.job.exchange
+        row = [r.job.compressor or "-", exchange, f"{100 * r.accuracy:.1f} %", megabytes(r.bytes_sent)]
+        row += [f"{r.bits_per_coordinate:.2f}", number(r.error, 2), signed(r.above_limit)]
+        rows.append((*row, *(seconds(r.step_seconds(speed)) for _, speed in LINKS)))
+    return Table(tuple(columns), tuple(rows), title, note)
+
+
+def closing(results: Sequence[Result]) -> str:
+    """What the comparison shows, in words: on each link the fastest run that is as accurate as the first."""
+    base = results[0]
+    equals = [r for r in results if r.accuracy >= base.accuracy - POINT]
+    lines = [f"Of the runs within {100 * POINT:.0f} point of the accuracy of {base.job.label}:"]
+    for name, speed in LINKS:
+        best = min(equals, key=lambda r: r.step_seconds(speed))
+        times = base.step_seconds(speed) / best.step_seconds(speed)
+        won = f"the fastest is {best.job.label}, {times:.1f} times as fast"
+        lines.append(f"  at {name} " + ("none is faster: compression does not pay there" if best is base else won))
+    return "\n".join(lines)
+
+
+def result_table(result: Result, note: str = "") -> Table:
+    """One run in full: what it reached and what it cost."""
+    r = result
+    rows = [
+        ("compressor", r.job.compressor or "-"),
+        ("exchange", r.job.exchange),
+        *([("local", r.job.local)] if r.job.local else []),
+        ("workers", str(r.workers)),
+        ("parameters", f"{r.parameters:,}"),
+        ("steps", f"{r.steps:,}"),
+        ("test accuracy", f"{100 * r.accuracy:.2f} %"),
+        ("training loss", f"{r.loss:.4f}"),
+        ("sent by a worker", f"{megabytes(r.bytes_sent)}, {r.bytes_per_step:,.0f} bytes a step"),
+        ("bits per coordinate", f"{r.bits_per_coordinate:.3f} a message"),
+        ("error of a message", number(r.error)),
+        ("above the limit", f"{signed(r.above_limit)} bits per coordinate"),
+        *((f"step at {name}", seconds(r.step_seconds(speed))) for name, speed in LINKS),
+        ("time of this run", f"{r.wall_seconds:.1f} s"),
+    ]
+    return Table((Column("", number=False), Column("", number=False)), tuple(rows), f"Trained on {r.job.data}", note)

@@ -1,0 +1,338 @@
+"""The experiment's one-pass network and batched methods, against a loop over samples and the package's compressors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from experiments.variance_based import batched, data, methods, network, report, run, train, wire
+from experiments.variance_based.layout import Layout
+from experiments.variance_based.network import Conv, Flatten, Linear, Network, NormRelu, Pass, PoolDrop, Relu
+from torch import Tensor
+
+from tersegrad.exchange import virtual
+from tersegrad.exchange.all_gather import AllGatherExchange
+
+
+def tiny(norm: bool) -> Network:
+    middle: list[Any] = [NormRelu("norm0", 4)] if norm else [Relu()]
+    layers = [Conv("conv0", 3, 4, bias=not norm), *middle, PoolDrop(), Conv("conv1", 4, 6, bias=True), Relu(), Flatten()]
+    return Network([*layers, Linear("fc0", 6 * 4, 5), Linear("fc1", 5, 3, last=True)])
+
+
+def make_pass(net: Network, workers: int, mode: network.Mode) -> tuple[Pass, Tensor]:
+    layout = net.layout
+    flat = torch.zeros(layout.padded)
+    net.init(flat, 0)
+    flat += 0.05 * torch.randn(layout.padded, generator=torch.Generator().manual_seed(5))
+    rows = 1 if mode == "mean" else workers
+    squares = layout.views(torch.zeros(rows, layout.padded)) if mode == "moments" else {}
+    views = layout.views(flat)
+    gradients = layout.views(torch.zeros(rows, layout.padded))
+    return Pass(views, views, gradients, squares, net.buffers("cpu"), workers, mode), flat
+
+
+def shares(net: Network, run: Pass, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Every sample's share of its worker's gradient: autograd through a network in which each sample has weights of its own."""
+    count, workers = x.shape[0], run.workers
+    own = {k: v.expand(count, *v.shape).clone().requires_grad_() for k, v in run.params.items()}
+    for layer in net.layers:
+        match layer:
+            case Conv():
+                w = own[f"{layer.name}.weight"].permute(0, 1, 4, 2, 3)
+                b = own.get(f"{layer.name}.bias")
+                x = torch.cat([F.conv2d(x[i : i + 1], w[i], None if b is None else b[i], padding=1) for i in range(count)])
+            case NormRelu():
+                parts = []
+                for chunk in x.chunk(workers):
+                    mean, var = chunk.mean((0, 2, 3), keepdim=True), chunk.var((0, 2, 3), unbiased=False, keepdim=True)
+                    parts.append((chunk - mean) / torch.sqrt(var + layer.eps))
+                xhat = torch.cat(parts)
+                x = torch.relu(
+                    xhat * own[f"{layer.name}.weight"][:, :, None, None] + own[f"{layer.name}.bias"][:, :, None, None]
+                )
+            case Relu():
+                x = torch.relu(x)
+            case PoolDrop():
+                x = F.max_pool2d(x, 2)
+            case Flatten():
+                x = x.permute(0, 2, 3, 1).flatten(1)
+            case Linear():
+                x = torch.einsum("bi,boi->bo", x, own[f"{layer.name}.weight"]) + own[f"{layer.name}.bias"]
+                x = x if layer.last else torch.relu(x)
+    (F.cross_entropy(x, labels, reduction="sum") * workers / count).backward()
+    return {k: v.grad for k, v in own.items() if v.grad is not None}
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_gradients_and_squares_are_those_of_a_loop_over_samples(norm: bool) -> None:
+    workers, count = 2, 10
+    net = tiny(norm)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 3, 4, 4, generator=generator).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    given, _ = make_pass(net, workers, "moments")
+    expected = shares(net, given, x, labels)
+    for mode in ("moments", "workers", "mean"):
+        given, _ = make_pass(net, workers, mode)
+        with torch.no_grad():
+            net.step(given, x, labels)
+        for name, share in expected.items():
+            parts = share.view(workers, count // workers, *share.shape[1:])
+            wanted = parts.sum((0, 1))[None] if mode == "mean" else parts.sum(1)
+            scale = wanted.abs().max()
+            assert torch.allclose(given.gradients[name], wanted, atol=2e-6 * float(scale), rtol=1e-5), (mode, name)
+            if mode == "moments":
+                squares = parts.square().sum(1)
+                assert torch.allclose(given.squares[name], squares, atol=2e-6 * float(squares.max()), rtol=1e-5), name
+
+
+def test_dropout_lets_the_same_elements_through_backwards() -> None:
+    layer = Linear("fc", 8, 64, drop=0.5)
+    net = Network([layer])
+    given, _ = make_pass(net, 1, "workers")
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        y = layer.forward(given, x)
+        layer.backward(given, torch.ones_like(y), True)
+    assert 0.1 < float((y != 0).float().mean()) < 0.45  # relu and dropout each keep about half
+    expected = (y != 0).float() * 2.0
+    assert torch.allclose(given.gradients["fc.bias"][0], expected.sum(0))
+
+
+def test_the_networks_have_the_sizes_they_say() -> None:
+    assert network.vgg().layout.numel == 7_582_154
+    assert network.small().layout.numel == 13_706
+
+
+LAYOUT = Layout.of({"a": (3, 50, 7), "b": (5,), "c": (40, 40), "d": (1,)})
+
+
+def buffers(workers: int, seed: int = 0) -> batched.Buffers:
+    zeros = torch.zeros(workers, LAYOUT.padded)
+    return batched.Buffers(LAYOUT, zeros.clone(), zeros.clone(), torch.zeros(LAYOUT.padded), torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        batched.VGC(alpha=1.0),
+        batched.VGC(alpha=1.5),
+        batched.Strom(tau=0.1),
+        batched.Strom(tau=0.01),
+        batched.Hybrid(tau=0.05, alpha=2.0),
+        batched.TopK(fraction=0.02),
+    ],
+    ids=str,
+)
+def test_a_batched_step_decodes_to_what_the_package_decodes(method: batched.Method) -> None:
+    """Bit for bit, over several steps, through real bytes in every wire form."""
+    import tersegrad
+
+    workers, spec = 8, LAYOUT.spec
+    shared = buffers(workers)
+    state = method.init(shared, 0)
+    exchanges = {form: AllGatherExchange(tersegrad.parse(text)) for form, text in method.forms().items()}
+    held = {form: virtual.init(e, spec, workers) for form, e in exchanges.items()}
+    generator = torch.Generator().manual_seed(3)
+    mean = 0.3 * torch.randn(spec.numel, generator=generator)
+    sent = 0
+    for step in range(6):
+        samples = 0.02 * (mean + torch.randn(workers, 4, spec.numel, generator=generator))
+        samples *= torch.logspace(-3, 1, spec.numel)  # far apart, so that some values lie below the four-bit range
+        g, s = samples.sum(1), samples.square().sum(1)
+        assert shared.squares is not None
+        at = 0
+        for _, _, a, b in LAYOUT.spans():
+            shared.gradient[:, a:b], shared.squares[:, a:b] = g[:, at : at + b - a], s[:, at : at + b - a]
+            at += b - a
+        method.step(shared, state)
+        for form, exchange in exchanges.items():
+            stats = [tersegrad.Stats(row) for row in s]
+            outcome = virtual.run(exchange, list(g), held[form], spec, tersegrad.Context(seed=1, step=step), stats)
+            held[form] = list(outcome.states)
+            assert torch.equal(outcome.mean, LAYOUT.packed(shared.mean)), (form, step)
+        sent += int(shared.words)
+    assert sent > 0
+
+
+def test_qsgd_is_unbiased_and_counts_non_zeros() -> None:
+    method = batched.QSGD(bits=3, bucket=128)
+    shared = buffers(8)
+    shared.gradient.copy_(torch.randn(8, LAYOUT.padded, generator=torch.Generator().manual_seed(0)))
+    state = method.init(shared, 0)
+    torch.manual_seed(0)
+    total, repeats = torch.zeros(LAYOUT.padded), 400
+    for _ in range(repeats):
+        method.step(shared, state)
+        total += shared.mean
+    wanted = shared.gradient.mean(0)
+    spread = shared.gradient.square().mean().sqrt() * (128**0.5 / 4 / 8 / repeats) ** 0.5  # a generous deviation of the mean
+    assert float((total / repeats - wanted).abs().max()) < 8 * float(spread)
+    assert 0 < int(shared.words) < 8 * LAYOUT.padded
+
+
+def test_power_sgd_keeps_a_matrix_of_its_rank() -> None:
+    method = batched.PowerSGD(rank=2, workers=4)
+    shared = dataclasses.replace(buffers(1), squares=None)
+    generator = torch.Generator().manual_seed(0)
+    view = LAYOUT.views(shared.gradient)["c"][0]
+    view.copy_(torch.randn(40, 2, generator=generator) @ torch.randn(2, 40, generator=generator))
+    state = method.init(shared, 0)
+    for _ in range(2):
+        state["r"].zero_()
+        method.step(shared, state)
+    assert torch.allclose(LAYOUT.views(shared.mean)["c"], view / 4, atol=1e-4)
+    assert method.words(LAYOUT) == 2 * (3 + 350) + 5 + 2 * 80 + 1
+
+
+def test_error_feedback_with_dithering_loses_nothing() -> None:
+    method = batched.SparseDithering(alpha=0.5)
+    shared = buffers(8)
+    state = method.init(shared, 0)
+    given, received = torch.zeros(LAYOUT.padded), torch.zeros(LAYOUT.padded)
+    for step in range(5):
+        for view in LAYOUT.views(shared.gradient).values():
+            view.copy_(torch.randn(view.shape, generator=torch.Generator().manual_seed(step)))
+        method.step(shared, state)
+        given += shared.gradient.mean(0)
+        received += shared.mean
+        assert 0 < int(shared.words) < 8 * LAYOUT.numel
+    assert torch.allclose(received + state["r"].mean(0), given, atol=1e-5)
+
+
+def test_a_small_run_learns_and_writes_bytes(tmp_path: Path) -> None:
+    options = ["--data", "digits", "--device", "cpu", "--out", str(tmp_path), "--epochs", "6", "--encode-every", "20"]
+    run.main([*options, "--method", "vgc_1"])
+    found = json.loads((tmp_path / "adam_vgc_1_s0.json").read_text())
+    assert found["accuracy"] > 60
+    assert found["ratio_words"] > 2
+    samples = found["encoded"]["samples"]
+    assert len(samples) == 3
+    for sample in samples:
+        assert sample["differing"] == 0
+        assert sample["compact"] < sample["paper"]
+    assert (tmp_path / "adam_vgc_1_s0.json").stat().st_size < 200_000
+    results = report.read(tmp_path)
+    assert "VGC, alpha = 1 |" in report.table(results)
+    assert "120.7" not in report.table(results)  # published for CIFAR-10 only
+    assert "120.7" in report.table([{**results[0], "data": "cifar10"}])
+    report.main(tmp_path)
+    assert {p.name for p in tmp_path.glob("*.png")} == {"curves.png", "scatter.png"}
+    assert "differ from the batched step's in 0 coordinates" in (tmp_path / "table.md").read_text()
+
+
+def test_momentum_takes_the_rate_of_the_best_uncompressed_run(tmp_path: Path) -> None:
+    for lr, accuracy, diverged in ((0.1, 80.0, False), (0.2, 90.0, False), (0.4, 99.0, True)):
+        entry = {"accuracy": accuracy, "diverged": diverged, "config": {"lr": lr}}
+        (tmp_path / f"momentum_none_lr{lr:g}_s0.json").write_text(json.dumps(entry))
+    assert run.rate_of(methods.Job("vgc_2", "momentum"), tmp_path) == 0.2
+    assert run.rate_of(methods.Job("vgc_2"), tmp_path) == methods.ADAM_LR
+    assert run.rate_of(methods.Job("none", "momentum", lr=0.05), tmp_path) == 0.05
+
+
+def test_a_learning_rate_is_halved_and_warmed_up() -> None:
+    config = train.Config(batched.Dense(), optimiser="momentum", lr=0.4, halve_every=5.0, lr_warmup=2.0)
+    assert config.rate(1.0) == pytest.approx(0.2)
+    assert config.rate(4.9) == pytest.approx(0.4)
+    assert config.rate(12.0) == pytest.approx(0.1)
+
+
+def test_cifar_is_read_in_both_forms_and_refused_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    import numpy as np
+
+    monkeypatch.setattr(data, "RECORDS", {})
+    rng = np.random.default_rng(0)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "py" / "cifar-10-batches-py").mkdir(parents=True)
+    for name in data.BATCHES:
+        records = rng.integers(0, 256, (20, 3073), dtype=np.uint8)
+        records[:, 0] %= 10
+        records.tofile(tmp_path / "bin" / f"{name}.bin")
+        content = {b"labels": records[:, 0].tolist(), b"data": records[:, 1:]}
+        (tmp_path / "py" / "cifar-10-batches-py" / name).write_bytes(pickle.dumps(content))
+    a, b = data.cifar10(tmp_path / "bin"), data.cifar10(tmp_path / "py")
+    assert a.x.shape == (100, 32, 32, 3)
+    assert torch.equal(a.x, b.x)
+    assert torch.equal(a.y_test, b.y_test)
+    with pytest.raises(FileNotFoundError, match=r"data_batch_1\.bin"):
+        data.cifar10(tmp_path)
+    monkeypatch.setattr(data, "RECORDS", {"test_batch": "0" * 64})
+    with pytest.raises(ValueError, match="SHA-256"):
+        data.cifar10(tmp_path / "bin")
+
+
+def test_states_are_restored_by_role() -> None:
+    import tersegrad
+
+    spec = tersegrad.Spec.flat(4)
+    compressor = tersegrad.parse("error_feedback(top_k(fraction=0.5))")
+    state = wire.restored(compressor.init(spec, "cpu"), {"r": torch.arange(4.0)})
+    assert state.residual.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_the_collector_fills_the_same_buffers() -> None:
+    """An ordinary model with the package's collector gives the gradients and squares of the hand-written pass."""
+    from experiments.variance_based.engine import Collected, OnePass, twin
+
+    net = tiny(norm=True)
+    workers, generator = 2, torch.Generator().manual_seed(2)
+    x = torch.randn(8, 3, 4, 4, generator=generator).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, 3, (8,), generator=generator)
+    layout = net.layout
+    params = torch.zeros(layout.padded)
+    net.init(params, 0)
+    found = []
+    for engine in (OnePass(net), Collected(twin(net))):
+        assert [s for _, s in engine.layout.shapes] == [s for _, s in layout.shapes]
+        zeros = torch.zeros(workers, layout.padded)
+        shared = batched.Buffers(layout, zeros.clone(), zeros.clone(), params.clone(), torch.zeros(1, dtype=torch.int64))
+        engine.bind(params.clone(), shared, workers, "moments")
+        with torch.no_grad():
+            loss = engine.step(x, labels)
+        found.append((float(loss), shared, engine.forward(x), [t.float().sum() for t in engine.changing() if t.dim()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    assert torch.allclose(found[0][1].gradient, found[1][1].gradient, atol=1e-6)
+    squares = [f[1].squares for f in found]
+    assert squares[0] is not None
+    assert squares[1] is not None
+    assert torch.allclose(squares[0], squares[1], atol=1e-8, rtol=1e-4)
+    assert torch.allclose(found[0][2], found[1][2], atol=1e-5)  # with the running statistics
+    assert torch.allclose(torch.stack(found[0][3]), torch.stack(found[1][3]), atol=1e-5)
+
+
+def test_resnet_trains_from_a_folder(tmp_path: Path) -> None:
+    import numpy as np
+    from experiments.variance_based import imagenet
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 8), ("val", 3)):
+        for label, colour in (("a", 60), ("b", 190)):
+            place = tmp_path / part / label
+            place.mkdir(parents=True)
+            for i in range(count):
+                pixels = np.clip(rng.normal(colour, 30, (20, 24, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(place / f"{i}.png")
+    options = f"--data {tmp_path} --out {tmp_path} --epochs 2 --workers 4 --batch 2 --size 16 --depths 1 1 1 1 --width 4"
+    found = imagenet.main([*options.split(), "--loaders", "0", "--device", "cpu", "--encode-every", "2", "--method", "vgc_2"])
+    assert len(found["curve"]) == 2
+    assert found["ratio_words"] > 1
+    assert found["encoded"]["compact"]["bytes"] > 0
+    assert (tmp_path / "imagenet_vgc_2_s0.json").is_file()
+    with pytest.raises(FileNotFoundError, match="train"):
+        imagenet.main(["--data", str(tmp_path / "nothing")])
+
+
+def test_the_full_network_for_imagenet_has_its_published_size() -> None:
+    from experiments.variance_based.imagenet import resnet
+
+    with torch.device("meta"):
+        assert sum(p.numel() for p in resnet(1000).parameters()) == 25_557_032
