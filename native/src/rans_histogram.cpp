@@ -97,13 +97,18 @@ bool worth_sampling(std::size_t n, int alphabet, int contexts) {
 }
 
 void histogram_dense(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, std::uint64_t* counts) {
+    const std::size_t begin = static_cast<std::size_t>(first), end = begin + static_cast<std::size_t>(alphabet);
     const bool sample = worth_sampling(n, alphabet, 1);
-    Counters counters(1, true, first + alphabet);
+    Counters counters(1, true, static_cast<int>(end));
     for (std::size_t i = 0; i < n; i += kBlock * kStride) counters.add(symbols + i, std::min(n - i, sample ? kBlock : kBlock * kStride), {});
-    for (std::size_t s = 0; s < static_cast<std::size_t>(first + alphabet); ++s) {
-        const auto& r = counters.rows;
-        counts[s] = r[s] + r[256 + s] + r[512 + s] + r[768 + s] + (sample && s >= static_cast<std::size_t>(first));
-    }
+    const auto& r = counters.rows;
+    for (std::size_t s = 0; s < end; ++s) counts[s] = r[s] + r[256 + s] + r[512 + s] + r[768 + s];
+    if (!sample) return;
+    const auto seen = std::count_if(counts + begin, counts + end, [](std::uint64_t c) { return c != 0; });
+    if (2 * seen < alphabet)
+        histogram(symbols, n, static_cast<int>(end), {}, 1, true, counts);
+    else
+        for (std::size_t s = begin; s < end; ++s) ++counts[s];
 }
 
 bool histogram(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts ctx, int contexts, bool sample, std::uint64_t* counts) {

@@ -48,8 +48,8 @@ std::uint8_t largest(const std::uint8_t* values, std::size_t n);  // 0 if there 
 // ---- histograms: counts[context * alphabet + symbol]. False if a symbol lies outside the alphabet. ----
 bool worth_sampling(std::size_t n, int alphabet, int contexts);
 bool histogram(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, bool sample, std::uint64_t* counts);
-// For alphabets of which nearly every symbol occurs: where sampling is worth it, the sampled blocks' counts and one for every symbol
-// from `first` on, which spares a look at all the others; else exact counts. Symbols below `first` do not occur.
+// As a sampled histogram of the symbols from `first` on (those below do not occur), but where the sampled blocks show at least half of the
+// alphabet, every symbol is taken to occur: that spares a look at all the others. Exact where sampling is not worth it.
 void histogram_dense(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, std::uint64_t* counts);
 
 // ---- tables: frequencies[context * alphabet + symbol], each table sums to 4096 (an unused one: symbol 0 alone) ----

@@ -71,11 +71,12 @@ def rans_histogram(symbols: Tensor, alphabet: int, contexts: Tensor | None, num_
 
 
 def dense_histogram(symbols: Tensor, alphabet: int) -> Tensor:
-    """Counts for an alphabet of which nearly every symbol occurs: where sampling is worth it, each symbol gets one for good measure."""
+    """A sampled histogram; where the sampled blocks show at least half of the alphabet, every symbol is taken to occur."""
     if symbols.numel() < max(1 << 16, 4096 * alphabet):
         return rans_histogram(symbols, alphabet, None, 1, False)
     taken = torch.arange(symbols.numel(), device=symbols.device) // BLOCK % STRIDE == 0
-    return torch.bincount(symbols[taken].long(), minlength=alphabet).view(1, alphabet) + 1
+    counts = torch.bincount(symbols[taken].long(), minlength=alphabet).view(1, alphabet)
+    return rans_histogram(symbols, alphabet, None, 1, True) if 2 * int((counts > 0).sum()) < alphabet else counts + 1
 
 
 # Tables
