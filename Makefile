@@ -3,6 +3,8 @@
 #   make test   everything CI runs
 #   make bench  speeds and rates, as a table and JSON
 #   make experiments  the papers' experiments: tables and figures in experiments/*/results (DATA=folder adds LIBSVM sets)
+#   make experiments-variance, make experiments-federated  the same for the other experiments (DATA=folder; digits without it)
+#   make cluster  one all-reduce between hosts in network namespaces, by link speed (needs root)
 #   make fuzz   long fuzzing of the native decoders
 #   make docs   the documentation as a website in site/
 #   make clean  remove everything that was made
@@ -15,7 +17,7 @@ SANITIZED := build/sanitized
 FUZZ ?= 100000
 CLOCK = @start=$$(date +%s); trap 'echo "make $@: $$(( $$(date +%s) - start )) s"' EXIT; set -e;
 
-.PHONY: demo test lint types layers native-test unit bench experiments fuzz docs vectors clean
+.PHONY: demo test lint types layers native-test unit bench cluster experiments experiments-variance experiments-federated fuzz docs vectors clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -58,6 +60,15 @@ bench: $(VENV)/packages
 
 experiments: $(VENV)/packages
 	$(CLOCK) $(RUN) -m experiments.optimal_compression.run $(if $(DATA),--data $(DATA))
+
+experiments-variance: $(VENV)/packages
+	$(CLOCK) $(RUN) -m experiments.variance_based.run --data $(or $(DATA),digits)
+
+experiments-federated: $(VENV)/packages
+	$(CLOCK) $(RUN) -m experiments.federated.run $(if $(DATA),--task mnist --folder $(DATA))
+
+cluster: $(VENV)/packages
+	$(CLOCK) $(RUN) -m benchmarks.cluster allreduce
 
 fuzz: $(SANITIZED)/built
 	$(CLOCK) for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" $(FUZZ); done
