@@ -65,13 +65,10 @@ struct Lookup {
     }
 };
 
-// `Certain`: a symbol may have all the probability, 2^12, which does not fit above 20 bits.
-template <bool Certain>
 inline __m512i encode_16(__m512i x, __m512i entry, __m512 rcp, __mmask16& emits) {
     const __m512i word = _mm512_set1_epi32(0xffff);
     const __m512i f = _mm512_and_si512(entry, word);
-    if constexpr (Certain) emits = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x, 20), f);
-    else emits = _mm512_cmpge_epu32_mask(x, _mm512_slli_epi32(entry, 20));
+    emits = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x, 20), f);
     x = _mm512_mask_srli_epi32(x, emits, x, 16);
     const __m512i q = _mm512_cvttps_epu32(_mm512_mul_ps(_mm512_cvtepu32_ps(x), rcp));
     // The remainder lies in [0, 2f), so its low 16 bits suffice.
@@ -124,7 +121,7 @@ std::uint8_t* encode_registers(const EncodeModel& model, const std::uint8_t* sym
             __m512 rcp;
             lookup.find(_mm512_permutexvar_epi8(index[reg], s), entry, rcp);
             low[reg] = x[reg];
-            x[reg] = encode_16<C != Choice::one>(x[reg], entry, rcp, emits[reg]);
+            x[reg] = encode_16(x[reg], entry, rcp, emits[reg]);
         }
         p = push(p, emits[2], emits[3], low[2], low[3]);
         p = push(p, emits[0], emits[1], low[0], low[1]);
@@ -165,7 +162,7 @@ std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols
                 const __m512 rcp = _mm512_mul_ps(_mm512_mul_ps(guess, _mm512_set1_ps(1.0f - 0x1p-21f)),
                                                  _mm512_sub_ps(_mm512_set1_ps(2.0f), _mm512_mul_ps(f, guess)));
                 low[reg] = x[reg];
-                x[reg] = encode_16<true>(x[reg], entry, rcp, emits[reg]);
+                x[reg] = encode_16(x[reg], entry, rcp, emits[reg]);
             }
             p = push(p, emits[2], emits[3], low[2], low[3]);
             p = push(p, emits[0], emits[1], low[0], low[1]);
