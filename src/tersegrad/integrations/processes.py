@@ -94,6 +94,7 @@ def join(timeout: float = 600.0) -> Iterator[Worker]:
     )
     try:
         yield Worker(dist.get_rank(), dist.get_world_size(), device)
+        dist.barrier()  # nobody leaves while another still listens to it
     finally:
         dist.destroy_process_group()
 
