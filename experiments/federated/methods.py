@@ -21,7 +21,7 @@ METHODS = (
     Method("Sparse Dithering, alpha 0.1", fed_back("sparse_dithering(alpha=0.1)")),
     Method("Sparse Dithering, alpha 0.25", fed_back("sparse_dithering(alpha=0.25)")),
     Method("Sparse Dithering, alpha 0.5", fed_back("sparse_dithering(alpha=0.5)")),
-    Method("Sparse Dithering, alpha 0.65", fed_back("sparse_dithering(alpha=0.65)")),
+    Method("Sparse Dithering, alpha 0.7", fed_back("sparse_dithering(alpha=0.7)")),
     Method("Sparse Dithering, alpha 0.8", fed_back("sparse_dithering(alpha=0.8)")),
     Method("Spherical, alpha 0.5", fed_back("spherical(alpha=0.5, block=16)")),
 )

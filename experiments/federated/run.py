@@ -124,8 +124,9 @@ def read(path: Path, setting: Setting) -> list[Run]:
             "setting": dataclasses.replace(Setting(**facts["setting"]), folder=setting.folder),
             "points": tuple(Point(**p) for p in facts["points"]),
         }
-        found.append(Run(**{**facts, **made}))
-    return [r for r in found if r.setting == setting]
+        plain = {field.name: facts[field.name] for field in dataclasses.fields(Run)}
+        found.append(Run(**{**plain, **made}))
+    return [r for r in found if r.setting == setting and r.method in METHODS]
 
 
 def main(

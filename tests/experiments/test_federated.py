@@ -39,6 +39,8 @@ def test_quick_run_writes_everything(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "digits-small.json").read_text())
     assert {r["method"]["label"] for r in document["results"]} >= {METHODS[0].label, "fp16", "Spherical, alpha 0.5"}
     assert all(r["rejected"] == 0 for r in document["results"])
+    kept = run.read(tmp_path / "digits-small.json", Setting(**document["results"][0]["setting"]))
+    assert [r.last.uplink for r in kept] == [r["last"]["uplink"] for r in document["results"]]
     assert "points lost" in (tmp_path / "digits-small.md").read_text()
     assert (tmp_path / "digits-small.png").stat().st_size > 10_000
 
