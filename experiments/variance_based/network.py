@@ -28,6 +28,7 @@ from torch import Tensor
 
 from experiments.variance_based.fused import fused
 from experiments.variance_based.layout import Layout
+from tersegrad.moments.shares import accelerated
 
 Mode = Literal["mean", "workers", "moments"]
 
@@ -150,8 +151,12 @@ class Conv(Layer):
         if run.mode == "moments":
             self._moments(run, x, delta)
         elif not mean:
-            columns, n = unfold(x, self.size, pad), run.workers
-            product = _bmm32(rows.reshape(n, -1, self.outputs).transpose(1, 2), columns.view(n, -1, columns.shape[-1]))
+            n = run.workers
+            if accelerated(x, delta):  # its squares come for nothing: nothing is unfolded
+                product = self._triton(run, x, delta)[0].view(n, self.outputs, -1)
+            else:
+                columns = unfold(x, self.size, pad)
+                product = _bmm32(rows.reshape(n, -1, self.outputs).transpose(1, 2), columns.view(n, -1, columns.shape[-1]))
             run.gradients[name].view(n, self.outputs, -1).copy_(product)
         if self.bias:
             put_shares(run, f"{self.name}.bias", rows.float().sum(1))
@@ -172,12 +177,14 @@ class Conv(Layer):
         rows = delta.permute(0, 2, 3, 1).flatten(1, 2)
         put_shares(run, f"{self.name}.weight", torch.bmm(rows.transpose(1, 2), unfold(x, self.size, self.size // 2)))
 
-    def _unstored(self, run: Pass, x: Tensor, delta: Tensor) -> None:
+    def _triton(self, run: Pass, x: Tensor, delta: Tensor) -> Tensor:
         from tersegrad.kernels.triton import shares
 
         pad = self.size // 2
-        found = shares.convolution(x, delta, (self.size,) * 2, (1, 1), (1, 1), (pad, pad), run.workers, False)
-        name = f"{self.name}.weight"
+        return shares.convolution(x, delta, (self.size,) * 2, (1, 1), (1, 1), (pad, pad), run.workers, False)
+
+    def _unstored(self, run: Pass, x: Tensor, delta: Tensor) -> None:
+        found, name = self._triton(run, x, delta), f"{self.name}.weight"
         run.gradients[name].view(run.workers, -1).copy_(found[0])
         run.squares[name].view(run.workers, -1).copy_(found[1])
 
