@@ -317,7 +317,7 @@ def _app() -> ClientApp:
         for tensor in model.values():
             if tensor.is_floating_point():
                 tensor += 0.01 * torch.randn(tensor.shape, generator=generator)
-        content = {"arrays": ArrayRecord(model), "metrics": MetricRecord({"num-examples": 10, "loss": 1.0})}
+        content: dict[str, Any] = {"arrays": ArrayRecord(model), "metrics": MetricRecord({"num-examples": 10, "loss": 1.0})}
         return Message(RecordDict(content), reply_to=message)
 
     return app
