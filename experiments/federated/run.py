@@ -193,7 +193,7 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for the results")] = RESULTS,
 ) -> None:
     """Compare the methods on one task."""
-    console = Console()
+    console = Console(width=max(Console().width, 160))
     setting = dataclasses.replace(SETTINGS[task], folder=str(folder or ""))
     if clients:
         setting = dataclasses.replace(setting, clients=clients)
@@ -217,24 +217,30 @@ def main(
                 found.append(r)
                 console.print(f"{r.method.label}, seed {r.seed}: {r.last.score:.2f} %, {r.uplink_message:,.0f} bytes up")
                 write(out, task, found, quick)
-    place = {method: number for number, method in enumerate(METHODS)}
-    found.sort(key=lambda r: (place.get(r.method, len(place)), r.seed))
-    shown = table(found, setting)
+    shown = publish(out, task, found, setting, quick)
     console.print(shown.title, style="bold")
     console.print(shown.rich())
+
+
+def publish(out: Path, task: str, found: Sequence[Run], setting: Setting, quick: bool = False) -> Table:
+    """Write JSON, figure and Markdown; returns the table."""
+    place = {method: number for number, method in enumerate(METHODS)}
+    found = sorted(found, key=lambda r: (place.get(r.method, len(place)), r.seed))
+    shown = table(found, setting)
     head = write(out, task, found, quick)
     pictures = figure(found, setting, out / task)
     text = [
         f"# {task}",
         "Bytes are means of whole Flower messages, headers included, after serialisation; a loss is against the run without "
         "compression of the same seed. All but the first row also compress the downlink, with "
-        f"`{METHODS[1].downlink}` and snapshots by `{METHODS[1].snapshot}`.",
+        f"`{METHODS[1].downlink}` and snapshots by `{METHODS[1].snapshot}`. CPU times include the training.",
         f"![{task}]({pictures[0].name})",
         f"## {shown.title}",
         dataclasses.replace(shown, title="").markdown(),
         f"{head['date']}, {head['machine']}{', quick' if quick else ''}",
     ]
     (out / f"{task}.md").write_text("\n\n".join(text) + "\n")
+    return shown
 
 
 def _parameters(setting: Setting) -> int:
