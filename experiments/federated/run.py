@@ -72,7 +72,7 @@ def table(runs: Sequence[Run], setting: Setting) -> Table:
     seeds, numel = len({r.seed for r in runs}), runs[0].parameters
     title = (
         f"{setting.task}: {setting.clients} clients, {setting.fraction:.0%} a round, {setting.rounds} rounds, "
-        f"{numel:,} parameters, median of {seeds} paired seed{'s' if seeds > 1 else ''}"
+        f"{numel:,} parameters, {f'median of {seeds} paired seeds' if seeds > 1 else 'one seed'}"
     )
     return Table(columns, tuple(rows), title)
 
@@ -126,7 +126,8 @@ def _draw_losses(axis: Any, runs: Sequence[Run]) -> None:
         strength = (method.label.partition(", ")[2] or method.label).replace("alpha ", "\u03b1 ").replace("omega ", "\u03c9 ")
         below = "Sparse" in method.family or "top-k" in method.family  # else the families' labels meet
         place = {"xytext": (0, -6), "ha": "center", "va": "top"} if below else {"xytext": (5, 4)}
-        axis.annotate(strength, (smaller, middle), textcoords="offset points", fontsize=7.5, color=colour, **place)
+        box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+        axis.annotate(strength, (smaller, middle), textcoords="offset points", fontsize=7.5, color=colour, bbox=box, **place)
         drawn.setdefault(method.family, []).append((smaller, middle))
     for family, points in drawn.items():
         x, y = zip(*sorted(points))
