@@ -141,8 +141,7 @@ def _draw_losses(axis: Any, runs: Sequence[Run]) -> None:
     axis.set_xlim(1.5, edge)
     axis.set_ylim(max(top[1], 2.0), min(top[0], -0.3))  # upside down: better is higher
     axis.set_xlabel("uplink message, times smaller than Flower's (log scale)")
-    bars = "; bars: from the best seed to the worst" if len(plain) > 1 else ""
-    axis.set_ylabel(f"points lost against no compression, same seed{bars}")
+    axis.set_ylabel("points lost against no compression" + (" (bars: all seeds)" if len(plain) > 1 else ""))
 
 
 def _draw_curves(axis: Any, runs: Sequence[Run]) -> None:
