@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.variance_based import batched
 from experiments.variance_based.batched import Method
+from experiments.variance_based.network import Init
 from experiments.variance_based.train import Config, Optimiser
 
 METHODS: dict[str, Method] = {
@@ -76,17 +77,25 @@ PUBLISHED: dict[Optimiser, dict[str, tuple[float | None, float | None]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run of a plan; ``lr`` 0 stands for the optimiser's own, which for momentum is that of the best uncompressed run."""
+    """One run of a plan; its name holds what is not usual.
+
+    ``lr`` 0 stands for the optimiser's own, which for momentum is that of the best uncompressed run; ``epochs`` 0 for those of the data.
+    """
 
     method: str
     optimiser: Optimiser = "adam"
     seed: int = 0
     lr: float = 0.0
+    init: Init = "lecun"
+    epochs: int = 0
 
     @property
     def name(self) -> str:
-        rate = f"_lr{self.lr:g}" if self.lr else ""
-        return f"{self.optimiser}_{self.method}{rate}_s{self.seed}"
+        parts = [self.optimiser, self.method]
+        parts += [f"lr{self.lr:g}"] if self.lr else []
+        parts += [self.init] if self.init != "lecun" else []
+        parts += [f"e{self.epochs}"] if self.epochs else []
+        return "_".join([*parts, f"s{self.seed}"])
 
     def config(self, epochs: int, lr: float, **changes: Any) -> Config:
         """The run's configuration at a learning rate. Momentum halves its rate twelve times in a run, as published."""
@@ -97,6 +106,7 @@ class Job:
             lr=lr,
             epochs=epochs,
             seed=self.seed,
+            init=self.init,
             halve_every=epochs / 12 if momentum else 0.0,
             lr_warmup=min(2.0, epochs / 10) if momentum else 0.0,
         )

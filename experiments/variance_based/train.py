@@ -42,6 +42,7 @@ class Config:
     halve_every: float = 0.0  # epochs; 0: the learning rate stays
     lr_warmup: float = 0.0  # epochs of linear growth of the learning rate
     dense_warmup: int = 0  # epochs without compression at the start
+    init: network.Init = "lecun"
     encode_every: int = 200  # steps between those that are encoded to real bytes; 0: none
     graph: bool = True
     engine: Literal["one_pass", "collector"] = "one_pass"
@@ -117,7 +118,7 @@ class Trainer:
             zeros(1, dtype=torch.int64),
         )
         self.params = zeros(layout.padded)
-        net.init(self.params, config.seed)  # both engines store the parameters alike
+        net.init(self.params, config.seed, config.init)  # both engines store the parameters alike
         self.state = config.method.init(self.buffers, config.seed)
         self.engine.bind(self.params, self.buffers, config.workers, mode)
         self.moments = [zeros(layout.padded) for _ in range(2 if config.optimiser == "adam" else 1)]

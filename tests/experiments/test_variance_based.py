@@ -110,6 +110,27 @@ def test_the_networks_have_the_sizes_they_say() -> None:
     assert network.small().layout.numel == 13_706
 
 
+def test_initialisation_is_lecuns_or_that_of_torch() -> None:
+    net = network.small()
+    views = {}
+    for rule in ("lecun", "torch"):
+        flat = torch.zeros(net.layout.padded)
+        net.init(flat, 1, rule)
+        views[rule] = net.layout.views(flat)
+    fan = 9 * 16
+    weight, bias = "conv1.weight", "conv1.bias"
+    assert float(views["lecun"][weight].std()) == pytest.approx(fan**-0.5, rel=0.05)
+    assert not bool(views["lecun"][bias].any())
+    torch.manual_seed(0)
+    given = torch.nn.Conv2d(16, 32, 3)
+    for name, wanted in ((weight, given.weight), (bias, given.bias)):
+        assert wanted is not None
+        found = views["torch"][name]
+        assert float(found.abs().max()) == pytest.approx(float(wanted.detach().abs().max()), rel=0.15)
+        assert float(found.abs().max()) <= fan**-0.5
+        assert float(found.std()) == pytest.approx((3 * fan) ** -0.5, rel=0.3)
+
+
 LAYOUT = Layout.of({"a": (3, 50, 7), "b": (5,), "c": (40, 40), "d": (1,)})
 
 
@@ -209,7 +230,7 @@ def test_error_feedback_with_dithering_loses_nothing() -> None:
 def test_a_small_run_learns_and_writes_bytes(tmp_path: Path) -> None:
     options = ["--data", "digits", "--device", "cpu", "--out", str(tmp_path), "--epochs", "6", "--encode-every", "20"]
     run.main([*options, "--method", "vgc_1"])
-    found = json.loads((tmp_path / "adam_vgc_1_s0.json").read_text())
+    found = json.loads((tmp_path / "adam_vgc_1_e6_s0.json").read_text())
     assert found["accuracy"] > 60
     assert found["ratio_words"] > 2
     samples = found["encoded"]["samples"]
@@ -217,7 +238,7 @@ def test_a_small_run_learns_and_writes_bytes(tmp_path: Path) -> None:
     for sample in samples:
         assert sample["differing"] == 0
         assert sample["compact"] < sample["paper"]
-    assert (tmp_path / "adam_vgc_1_s0.json").stat().st_size < 200_000
+    assert (tmp_path / "adam_vgc_1_e6_s0.json").stat().st_size < 200_000
     results = report.read(tmp_path)
     assert "VGC, alpha = 1 |" in report.table(results)
     assert "120.7" not in report.table(results)  # published for CIFAR-10 only
@@ -229,9 +250,15 @@ def test_a_small_run_learns_and_writes_bytes(tmp_path: Path) -> None:
 
 def test_momentum_takes_the_rate_of_the_best_uncompressed_run(tmp_path: Path) -> None:
     for lr, accuracy, diverged in ((0.1, 80.0, False), (0.2, 90.0, False), (0.4, 99.0, True)):
-        entry = {"accuracy": accuracy, "diverged": diverged, "config": {"lr": lr}}
+        entry = {"accuracy": accuracy, "diverged": diverged, "config": {"lr": lr, "seed": 0}}
         (tmp_path / f"momentum_none_lr{lr:g}_s0.json").write_text(json.dumps(entry))
     assert run.rate_of(methods.Job("vgc_2", "momentum"), tmp_path) == 0.2
+    longer = methods.Job("vgc_2", "momentum", init="torch", epochs=100)
+    assert run.rate_of(longer, tmp_path) == 0.2  # none of its length yet
+    entry = {"accuracy": 70.0, "diverged": False, "config": {"lr": 0.1, "seed": 0}}
+    (tmp_path / "momentum_none_lr0.1_torch_e100_s0.json").write_text(json.dumps(entry))
+    assert run.rate_of(longer, tmp_path) == 0.1
+    assert longer.name == "momentum_vgc_2_torch_e100_s0"
     assert run.rate_of(methods.Job("vgc_2"), tmp_path) == methods.ADAM_LR
     assert run.rate_of(methods.Job("none", "momentum", lr=0.05), tmp_path) == 0.05
 
