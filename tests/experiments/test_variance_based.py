@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,9 @@ def test_a_small_run_learns_and_writes_bytes(tmp_path: Path) -> None:
     for sample in samples:
         assert sample["differing"] == 0
         assert sample["compact"] < sample["paper"]
+        ideal = sample["entropy"]
+        assert ideal["places_by_tensor"] < ideal["places"]
+        assert 8 * sample["compact"] < 1.05 * (ideal["places"] + ideal["values"])
     assert (tmp_path / "adam_vgc_1_e6_s0.json").stat().st_size < 200_000
     results = report.read(tmp_path)
     assert "VGC, alpha = 1 |" in report.table(results)
@@ -294,6 +298,19 @@ def test_cifar_is_read_in_both_forms_and_refused_otherwise(tmp_path: Path, monke
     monkeypatch.setattr(data, "RECORDS", {"test_batch": "0" * 64})
     with pytest.raises(ValueError, match="SHA-256"):
         data.cifar10(tmp_path / "bin")
+
+
+def test_the_entropy_is_that_of_a_message_written_out() -> None:
+    spec = LAYOUT.spec
+    decoded = torch.zeros(spec.numel)
+    decoded[[0, 1, 2, 1049]] = torch.tensor([4.0, -2.0, 2.0, 4.0])
+    decoded[1050:1053] = torch.tensor([0.5, 0.5, -0.25])  # relative to 4 and 0.5: 1, -1/2, 1/2, 1 | 1, 1, -1/2
+    found = wire.entropy(decoded, spec)
+    assert found["places"] == pytest.approx(sum(math.log2((spec.numel - i) / (i + 1)) for i in range(7)), abs=0.06)
+    assert found["places_by_tensor"] == pytest.approx(wire.log2_binomial(1050, 4) + wire.log2_binomial(5, 3), abs=0.06)
+    assert found["values"] == pytest.approx(4 * math.log2(7 / 4) + 2 * math.log2(7 / 2) + math.log2(7), abs=0.06)
+    assert wire.entropy(torch.zeros(spec.numel), spec) == {}
+    assert wire.entropy(torch.randn(spec.numel), spec) == {}  # as many values as coordinates: no code of few symbols
 
 
 def test_states_are_restored_by_role() -> None:
