@@ -385,7 +385,10 @@ def parser() -> argparse.ArgumentParser:
         help="learning rate; Adam's is 0.001, momentum's that of the best run without compression",
     )
     p.add_argument(
-        "--halve-every", type=float, default=None, help="epochs between halvings of momentum's rate; a twelfth of the run"
+        "--halve-every",
+        type=float,
+        default=None,
+        help="epochs between halvings of momentum's rate; a twelfth of the run, 10 on digits",
     )
     p.add_argument("--epochs", type=int, default=None, help="50; 40 on digits; another number becomes part of the run's name")
     p.add_argument(
@@ -420,6 +423,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.out is None:
         options.out = Path("out") / "variance_based" if small or options.data.startswith("made") else RESULTS
     options.usual = 40 if small else 50
+    options.halve_every = options.halve_every or (10.0 if small else None)
     options.batch = options.batch or (16 if small else None)
     options.encode_every = options.encode_every if options.encode_every is not None else (40 if small else 200)
     fused.enabled = not options.no_compile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -145,6 +146,7 @@ def buffers(workers: int, seed: int = 0) -> batched.Buffers:
     [
         batched.VGC(alpha=1.0),
         batched.VGC(alpha=1.5),
+        batched.VGC(alpha=1.5, residual="keep"),
         batched.Strom(tau=0.1),
         batched.Strom(tau=0.01),
         batched.Hybrid(tau=0.05, alpha=2.0),
@@ -181,6 +183,127 @@ def test_a_batched_step_decodes_to_what_the_package_decodes(method: batched.Meth
             assert torch.equal(outcome.mean, LAYOUT.packed(shared.mean)), (form, step)
         sent += int(shared.words)
     assert sent > 0
+
+
+def exp4(value: float, largest: float) -> float:
+    """The four-bit value next to a number, or 0: written out with powers of two."""
+    top = 2.0 ** math.floor(math.log2(largest))
+    low = 2.0 ** math.floor(math.log2(abs(value)))
+    near = top if abs(value) > top else low if abs(value) < 1.5 * low else 2 * low
+    return math.copysign(near, value) if near >= top / 128 else 0.0
+
+
+class Loop:
+    """One worker's compression, component by component."""
+
+    def __init__(self, method: batched.Method, size: int) -> None:
+        self.method, self.r, self.v = method, [0.0] * size, [0.0] * size
+
+    def vgc(self, m: batched.VGC, tensor: range) -> dict[int, float]:
+        r, v = self.r, self.v
+        chosen = [i for i in tensor if r[i] ** 2 > m.alpha * v[i]]
+        scope = chosen if m.exponents == "sent" else tensor
+        largest = max((abs(r[i]) for i in scope), default=0.0)
+        values = {i: exp4(r[i], largest) for i in chosen}
+        for i in tensor:
+            if i not in values or (m.residual == "small" and not values[i]):
+                v[i] *= m.zeta
+            else:
+                r[i], v[i] = r[i] - values[i] if m.residual == "keep" else 0.0, 0.0
+        return values
+
+    def hybrid(self, m: batched.Hybrid, tensor: range) -> dict[int, float]:
+        r, v, values = self.r, self.v, {}
+        for i in tensor:
+            if not (abs(r[i]) > m.tau and r[i] ** 2 > m.alpha * v[i]):
+                v[i] *= m.zeta
+                continue
+            values[i] = math.copysign(m.tau, r[i])
+            before, r[i] = abs(r[i]), r[i] - values[i]
+            used = before if m.correction == "before" else abs(r[i])
+            if m.correction != "none":
+                v[i] = max(v[i] - 2 * used * m.tau + m.tau**2, 0.0)
+            v[i] *= m.zeta if m.decay else 1.0
+        return values
+
+    def step(self, g: Tensor, s: Tensor, tensors: list[range]) -> dict[int, float]:
+        self.r = [a + b for a, b in zip(self.r, g.tolist())]
+        self.v = [a + b for a, b in zip(self.v, s.tolist())]
+        sent: dict[int, float] = {}
+        for tensor in tensors:
+            sent |= self.vgc(self.method, tensor) if isinstance(self.method, batched.VGC) else {}
+            sent |= self.hybrid(self.method, tensor) if isinstance(self.method, batched.Hybrid) else {}
+        return {i: value for i, value in sent.items() if value}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        batched.VGC(alpha=1.5),
+        batched.VGC(alpha=1.5, exponents="all"),
+        batched.VGC(alpha=1.5, residual="small"),
+        batched.VGC(alpha=1.5, exponents="all", residual="small"),
+        batched.VGC(alpha=1.5, residual="keep"),
+        batched.Hybrid(tau=0.05, alpha=2.0),
+        batched.Hybrid(tau=0.05, alpha=2.0, correction="after"),
+        batched.Hybrid(tau=0.05, alpha=2.0, correction="none"),
+        batched.Hybrid(tau=0.05, alpha=2.0, decay=True),
+    ],
+    ids=str,
+)
+def test_every_variant_is_its_loop_over_components(method: batched.VGC | batched.Hybrid) -> None:
+    workers, numel = 2, LAYOUT.numel
+    shared = buffers(workers)
+    state = method.init(shared, 0)
+    ends = [0, 1050, 1055, 2655, 2656]
+    tensors = [range(a, b) for a, b in itertools.pairwise(ends)]
+    loops = [Loop(method, numel) for _ in range(workers)]
+    generator = torch.Generator().manual_seed(4)
+    mean, count = 0.3 * torch.randn(numel, generator=generator), 0
+    for _ in range(8):
+        samples = 0.02 * (mean + torch.randn(workers, 4, numel, generator=generator))
+        samples *= torch.logspace(-2, 2, 50).repeat(numel)[:numel]
+        g, s = samples.sum(1), samples.square().sum(1)
+        assert shared.squares is not None
+        for (_, _, a, b), tensor in zip(LAYOUT.spans(), tensors):
+            shared.gradient[:, a:b], shared.squares[:, a:b] = (t[:, tensor.start : tensor.stop] for t in (g, s))
+        method.step(shared, state)
+        wanted = torch.zeros(workers, numel)
+        for worker, loop in enumerate(loops):
+            for i, value in loop.step(g[worker], s[worker], tensors).items():
+                wanted[worker, i] = value
+        assert torch.allclose(LAYOUT.packed(shared.mean), wanted.mean(0), rtol=1e-6, atol=0)
+        assert int(shared.words) == int((wanted != 0).sum())
+        count += int(shared.words)
+    for name in ("r", "v"):
+        held = torch.tensor([getattr(loop, name) for loop in loops])
+        assert torch.allclose(LAYOUT.packed(state[name]), held, rtol=1e-4, atol=1e-7)
+    assert count > 1000
+
+
+def test_weight_decay_before_compression_is_a_term_of_every_samples_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shares = torch.randn(3, 5, 40, generator=generator) / 5  # (workers, samples, n): parts of the mean gradient
+    params = torch.randn(40, generator=generator)
+    g, s = shares.sum(1), shares.square().sum(1)
+    train._decay_first(params, g, s, 0.1, 5)
+    with_term = shares + 0.1 * params / 5
+    assert torch.allclose(g, with_term.sum(1), atol=1e-6)
+    assert torch.allclose(s, with_term.square().sum(1), atol=1e-6)
+    job = methods.Job("vgc_1.5_decay")
+    assert job.config(2, 1e-3).decay == "before"
+    assert methods.Job("vgc_1.5").config(2, 1e-3).decay == "after"
+
+
+def test_qsgd_readings_differ_in_what_they_count() -> None:
+    """Gaussian gradients, non-zeros as known for each reading: 2 bits over 128, 4 bits over 512."""
+    shared = dataclasses.replace(buffers(8), squares=None)
+    shared.gradient.copy_(torch.randn(8, LAYOUT.padded, generator=torch.Generator().manual_seed(0)))
+    torch.manual_seed(0)
+    for name, wanted in (("qsgd_2bit", 7.1), ("qsgd_4bit", 3.5), ("qsgd_2bit_less", 14.1), ("qsgd_2bit_max", 1.9)):
+        method = methods.METHODS[name]
+        method.step(shared, method.init(shared, 0))
+        assert 8 * LAYOUT.padded / int(shared.words) == pytest.approx(wanted, rel=0.05), name
 
 
 def test_qsgd_is_unbiased_and_counts_non_zeros() -> None:
