@@ -167,7 +167,7 @@ class Job:
 
 SWEEP = (0.1, 0.05, 0.2)  # learning rates for momentum without compression
 ADAM_LR = 1e-3
-DIGITS_LR = 0.05  # of momentum in the small form
+DIGITS: dict[Optimiser, float] = {"adam": 0.0, "momentum": 0.05}  # learning rates of the small form
 
 PLANS: dict[str, list[Job]] = {
     # In order of importance: what must be shown first, then the table, then what stands beside it.
@@ -212,7 +212,7 @@ PLANS: dict[str, list[Job]] = {
     "digits": [
         Job(name, optimiser, seed, lr)
         for seed in range(5)
-        for optimiser, lr in (("adam", 0.0), ("momentum", DIGITS_LR))
+        for optimiser, lr in DIGITS.items()
         for name in (*PUBLISHED["adam"], *VARIANTS)
     ],
     "quick": [Job("none"), Job("vgc_1.5"), Job("strom_0.1"), Job("hybrid_0.1"), Job("qsgd_4bit")],

@@ -277,7 +277,7 @@ def test_every_variant_is_its_loop_over_components(method: batched.VGC | batched
         count += int(shared.words)
     for name in ("r", "v"):
         held = torch.tensor([getattr(loop, name) for loop in loops])
-        assert torch.allclose(LAYOUT.packed(state[name]), held, rtol=1e-4, atol=1e-7)
+        assert torch.allclose(LAYOUT.packed(state[name]), held, rtol=1e-4, atol=1e-5)
     assert count > 1000
 
 
@@ -299,7 +299,7 @@ def test_qsgd_readings_differ_in_what_they_count() -> None:
     """Gaussian gradients, non-zeros as known for each reading: 2 bits over 128, 4 bits over 512."""
     shared = dataclasses.replace(buffers(8), squares=None)
     shared.gradient.copy_(torch.randn(8, LAYOUT.padded, generator=torch.Generator().manual_seed(0)))
-    torch.manual_seed(0)
+    torch.manual_seed(1)  # not the stream of the gradients
     for name, wanted in (("qsgd_2bit", 7.1), ("qsgd_4bit", 3.5), ("qsgd_2bit_less", 14.1), ("qsgd_2bit_max", 1.9)):
         method = methods.METHODS[name]
         method.step(shared, method.init(shared, 0))
