@@ -371,8 +371,61 @@ def test_a_small_run_learns_and_writes_bytes(tmp_path: Path) -> None:
     assert "120.7" not in report.table(results)  # published for CIFAR-10 only
     assert "120.7" in report.table([{**results[0], "data": "cifar10"}])
     report.main(tmp_path)
-    assert {p.name for p in tmp_path.glob("*.png")} == {"curves.png", "scatter.png"}
-    assert "differ from the batched step's in 0 coordinates" in (tmp_path / "table.md").read_text()
+    assert {p.name for p in tmp_path.glob("*.png")} == {"curves_digits_6.png", "scatter_digits_6.png"}
+    text = (tmp_path / "table.md").read_text()
+    assert "differ from the batched step's in 0 coordinates" in text
+    assert "### Bits against entropy" in text
+    bits = report.Bits.of(results[0])
+    assert bits is not None
+    assert 0 < bits.above < bits.above_by_tensor < 0.08
+    assert f"| {100 * bits.above:+.1f} % |" in text
+
+
+def made_up(row: str, accuracy: float, ratio: float, seed: int = 0, **config: Any) -> report.Result:
+    """A result file's content as far as tables read it."""
+    sample = {"sent": 100, "compact": 130, "entropy": {"places": 900.0, "values": 100.0, "places_by_tensor": 880.0}}
+    return {
+        "row": row,
+        "data": "cifar10",
+        "config": {"optimiser": "adam", "lr": 1e-3, "epochs": 50, "seed": seed, "workers": 8, "batch": 64, **config},
+        "accuracy": accuracy,
+        "diverged": False,
+        "ratio_words": ratio,
+        "curve": [{"epoch": 1, "accuracy": accuracy, "ratio": ratio}],
+        "seconds": {"epoch": 1.0},
+        "encoded": {"every": 200, "samples": [sample], "paper": {"ratio": ratio}, "compact": {"ratio": 2.5 * ratio}},
+        "machine": "a machine",
+        "date": "2026-01-01",
+    }
+
+
+def test_tables_keep_settings_apart_and_say_what_was_found() -> None:
+    runs = [made_up("none", 87.0 + seed, 1.0, seed) for seed in range(3)]
+    runs += [made_up("vgc_1.5", 86.0 + 2 * seed, 450.0, seed) for seed in range(3)]
+    runs += [made_up("vgc_1.5_keep", 86.5 + 2 * seed, 400.0, seed) for seed in range(3)]
+    runs += [made_up("none", 80.0, 1.0, init="torch"), made_up("vgc_1.5", 79.0, 300.0, init="torch")]
+    text = report.table(runs)
+    assert text.count("###") == 2
+    assert "| VGC, alpha = 1.5 | 88.00 [86.00 90.00] | 88.9 | +0.00 | +0.8 | 450.0 | 453.3 |" in text
+    assert "torch's initialisation" in text
+    found = report.checks(runs)
+    assert "| VGC 1.5 (Adam) is as accurate as none | 88.00 / 88.00: yes | 79.00 / 80.00: **no** |" in found
+    assert "| VGC 1.5: 445 parameters per word | 450.0: yes | 300.0: **no** |" in found
+    assert "| VGC: bits within 5 % of the entropy | +4.0 %: yes | +4.0 %: yes |" in found
+    assert "| ratios rise with alpha |  |  |" in found
+    assert "| rounding errors kept | 88.5 [86.5 90.5] | +0.50 ± 0.00 | 400.0 |" in report.variants_table(runs)
+    assert [report.Setting.of(r).tag for r in runs[-3:]] == ["", "_torch", "_torch"]
+
+
+def test_the_block_between_marks_is_replaced() -> None:
+    text = f"before\n{report.MARKS[0]}\nold\n{report.MARKS[1]}\nafter\n"
+    once = report.fill(text, "new")
+    assert "old" not in once
+    assert report.fill(once, "new") == once
+    assert once.startswith("before")
+    assert once.endswith("after\n")
+    with pytest.raises(ValueError, match="marks"):
+        report.fill("nothing", "new")
 
 
 def test_momentum_takes_the_rate_of_the_best_uncompressed_run(tmp_path: Path) -> None:
