@@ -417,7 +417,9 @@ def main(folder: Path, readme: Path | None = None) -> None:
     results = read(folder)
     if not results:
         raise SystemExit(f"{folder} holds no results: run `python -m experiments.variance_based.run` first")
-    drawn = [stem for setting, runs in settings(results).items() for stem in figures.draw(runs, folder, setting.tag)]
+    found = settings(results)
+    first = next(iter(found)).data  # the small form stays without figures where the large one has some
+    drawn = [stem for s, runs in found.items() if s.data == first for stem in figures.draw(runs, folder, s.tag)]
     if readme is None:
         (folder / "table.md").write_text(f"# Variance-based compression\n\n{write_up(results, '', drawn)}\n")
     else:
