@@ -90,7 +90,7 @@ def _qsgd_variants(bits: int, bucket: int) -> dict[str, Variant]:
     row, less = f"qsgd_{bits}bit", 2 ** (bits - 1) - 1
     return {
         f"{row}_less": Variant(
-            row, f"{less} levels instead of {less + 1}", batched.QSGD(bits=bits, bucket=bucket, levels=less)
+            row, f"{less} level{'s' * (less > 1)} instead of {less + 1}", batched.QSGD(bits=bits, bucket=bucket, levels=less)
         ),
         f"{row}_max": Variant(
             row, "largest magnitude instead of the L2 norm", batched.QSGD(bits=bits, bucket=bucket, norm="max")

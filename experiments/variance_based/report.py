@@ -150,6 +150,10 @@ def _range(runs: Sequence[Result], digits: int = 2) -> str:
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, without the columns that have nothing to say."""
+    rows = list(rows)
+    used = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    head, rows = [head[i] for i in used], [[row[i] for i in used] for row in rows]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
@@ -276,6 +280,13 @@ def _paired(runs: Sequence[Result], base: Sequence[Result]) -> str:
     return f"{statistics.mean(gaps):+.2f}{error}"
 
 
+def _factor(runs: Sequence[Result], base: Sequence[Result]) -> float:
+    """Mean quotient of the ratios in words over common seeds."""
+    before = {r["config"]["seed"]: r["ratio_words"] for r in base}
+    found = [r["ratio_words"] / before[r["config"]["seed"]] for r in runs if r["config"]["seed"] in before]
+    return statistics.fmean(found) if found else math.nan
+
+
 def variants_table(results: Sequence[Result]) -> str:
     """Every variant below the row it belongs to, with its difference from that over the same seeds."""
     parts = []
@@ -298,14 +309,19 @@ def variants_table(results: Sequence[Result]) -> str:
             for optimiser in TITLES:
                 mine = rows[optimiser].get(name)
                 reference = rows[optimiser].get(base)
-                ratio = middle_run(mine)["ratio_words"] if mine else None
-                gap = _paired(mine, reference) if mine and reference and name != base else ""
-                cells += [_range(mine, 1) if mine else "", gap, _number(ratio)]
+                if not mine:
+                    cells += ["", "", ""]
+                    continue
+                compared = bool(reference) and name != base
+                cells += [_range(mine, 1), _paired(mine, reference or []) if compared else ""]
+                factor = f" ({_factor(mine, reference or []):.2f})" if compared else ""
+                cells.append(_number(statistics.median(r["ratio_words"] for r in mine)) + factor)
             if setting.data == "cifar10":
                 there = [PUBLISHED["adam"].get(name, (None, None)), PUBLISHED["momentum"].get(name, (None, None))]
                 cells += [f"{_number(a)} at {_number(b)}" if a and b else "" for a, b in there]
             lines.append(cells)
-        head = ["reading", "Adam: accuracy %", "difference", "per word", "momentum: accuracy %", "difference", "per word"]
+        columns = ("accuracy %", "difference", "parameters per word (of the default's)")
+        head = ["reading", *(f"{name}: {column}" for name in ("Adam", "momentum") for column in columns)]
         head += ["published, Adam", "published, momentum"] if setting.data == "cifar10" else []
         seeds = max(len(found) for part in rows.values() for found in part.values())
         parts += [f"### {setting.title}, {seeds} seed{'s' if seeds > 1 else ''}", _markdown(head, lines)]

@@ -413,7 +413,7 @@ def test_tables_keep_settings_apart_and_say_what_was_found() -> None:
     assert "| VGC 1.5: 445 parameters per word | 450.0: yes | 300.0: **no** |" in found
     assert "| VGC: bits within 5 % of the entropy | +4.0 %: yes | +4.0 %: yes |" in found
     assert "| ratios rise with alpha |  |  |" in found
-    assert "| rounding errors kept | 88.5 [86.5 90.5] | +0.50 ± 0.00 | 400.0 |" in report.variants_table(runs)
+    assert "| rounding errors kept | 88.5 [86.5 90.5] | +0.50 ± 0.00 | 400.0 (0.89) |" in report.variants_table(runs)
     assert [report.Setting.of(r).tag for r in runs[-3:]] == ["", "_torch", "_torch"]
 
 
