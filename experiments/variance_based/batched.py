@@ -13,6 +13,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -263,7 +264,7 @@ class Hybrid(Method):
             blocks(buffers.squares),
             blocks(buffers.mean),
             self.alpha,
-            self.tau,
+            float(np.float32(self.tau)),  # as the package: its square is taken of the rounded one
             self.zeta,
             self.correction,
             self.decay,

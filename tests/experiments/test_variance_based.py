@@ -17,6 +17,7 @@ from experiments.variance_based.layout import Layout
 from experiments.variance_based.network import Conv, Flatten, Linear, Network, NormRelu, Pass, PoolDrop, Relu
 from torch import Tensor
 
+from tersegrad.core import state as states
 from tersegrad.exchange import virtual
 from tersegrad.exchange.all_gather import AllGatherExchange
 
@@ -150,6 +151,7 @@ def buffers(workers: int, seed: int = 0) -> batched.Buffers:
         batched.Strom(tau=0.1),
         batched.Strom(tau=0.01),
         batched.Hybrid(tau=0.05, alpha=2.0),
+        batched.Hybrid(tau=0.1, alpha=2.0),  # its square depends on whether tau is rounded first
         batched.TopK(fraction=0.02),
     ],
     ids=str,
@@ -181,6 +183,11 @@ def test_a_batched_step_decodes_to_what_the_package_decodes(method: batched.Meth
             outcome = virtual.run(exchange, list(g), held[form], spec, tersegrad.Context(seed=1, step=step), stats)
             held[form] = list(outcome.states)
             assert torch.equal(outcome.mean, LAYOUT.packed(shared.mean)), (form, step)
+            for worker, after in enumerate(held[form]):
+                for name, value in states.state_dict(after).items():
+                    role = wire.ROLES.get(name.rpartition(".")[2])
+                    if role is not None:
+                        assert torch.equal(value, LAYOUT.packed(state[role][worker])), (form, step, name)
         sent += int(shared.words)
     assert sent > 0
 
