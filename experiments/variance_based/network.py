@@ -31,6 +31,8 @@ from experiments.variance_based.layout import Layout
 from tersegrad.moments.shares import accelerated
 
 Mode = Literal["mean", "workers", "moments"]
+# LeCun normal weights and zero biases, or torch's own: both uniform within 1/sqrt(fan in).
+Init = Literal["lecun", "torch"]
 
 
 @dataclasses.dataclass
@@ -438,18 +440,22 @@ class Network:
             found |= layer.shapes()
         return Layout.of(found)
 
-    def init(self, flat: Tensor, seed: int) -> None:
-        """LeCun normal weights, zero biases, BatchNorm at one and zero; the same numbers on every device."""
+    def init(self, flat: Tensor, seed: int, rule: Init = "lecun") -> None:
+        """Weights and biases by a rule, BatchNorm at one and zero; the same numbers on every device."""
         generator = torch.Generator().manual_seed(seed)
         flat.zero_()
+        views = self.layout.views(flat)
         for layer in self.layers:
-            for name, shape in layer.shapes().items():
-                view = self.layout.views(flat)[name]
-                if len(shape) > 1:
-                    fan = math.prod(shape[1:])
-                    view.copy_(torch.randn(shape, generator=generator) / math.sqrt(fan))
-                elif isinstance(layer, NormRelu) and name.endswith("weight"):
-                    view.fill_(1.0)
+            shapes = layer.shapes()
+            if isinstance(layer, NormRelu):
+                views[f"{layer.name}.weight"].fill_(1.0)
+                continue
+            for name, shape in shapes.items():
+                root = math.sqrt(math.prod(shapes[f"{layer.name}.weight"][1:]))
+                if rule == "torch":
+                    views[name].copy_((2 * torch.rand(shape, generator=generator) - 1) / root)
+                elif len(shape) > 1:
+                    views[name].copy_(torch.randn(shape, generator=generator) / root)
 
     def buffers(self, device: torch.device | str) -> dict[str, Tensor]:
         """Running statistics of BatchNorm."""
