@@ -56,7 +56,7 @@ MethodsOption = Annotated[list[str] | None, typer.Option("--method", help="compr
 RatesOption = Annotated[list[str] | None, typer.Option("--rate", help="10mbit, 1gbit, ... or unlimited; repeatable.")]
 HostsOption = Annotated[list[int] | None, typer.Option("--hosts", help="Numbers of hosts; repeatable.")]
 OutOption = Annotated[Path, typer.Option(help="Folder for the tables, JSON files and figures.")]
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_show_locals=False)
 
 
 # ------------------------------------------------------------------------------------------------------------------- one cell

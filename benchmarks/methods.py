@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
@@ -151,7 +150,7 @@ class Method:
         """Make a DDP model use this method; None where torch does it alone."""
         if self.dense:
             if self.compressor == "bf16":
-                model.register_comm_hook(model.process_group, default_hooks.bf16_compress_hook)
+                model.register_comm_hook(model.process_group, bf16_hook)
             return None
         compressor = None if self.plan.compresses else "identity" if self.compressor == "float32" else self.compressor
         return ddp.attach(model, compressor, self.plan, seed=seed, **self.options)
@@ -161,6 +160,20 @@ class Method:
         kind: Any = OPTIMISERS[call.name]
         made: torch.optim.Optimizer = kind(model.parameters(), **dict(call.options))
         return made
+
+
+def bf16_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """What torch's own bfloat16 hook does, which DDP refuses without a GPU."""
+    half = bucket.buffer().to(torch.bfloat16).div_(group.size())
+    work: Any = dist.all_reduce(half, group=group, async_op=True)
+    finished: torch.futures.Future[Tensor] = work.get_future().then(lambda done: bucket.buffer().copy_(done.value()[0]))
+    return finished
+
+
+bf16_hook.__annotations__ = {
+    "bucket": dist.GradBucket,
+    "return": torch.futures.Future[Tensor],
+}  # DDP compares types, not their names
 
 
 def _split(text: str) -> list[str]:
