@@ -186,35 +186,35 @@ void sample(const float* x, std::size_t n, std::size_t thread, std::size_t threa
     }
 }
 
-// The `rank` largest keys of the sample, of which the last is the smallest; fewer if the sample has fewer.
-std::vector<std::uint32_t> largest(const std::vector<float>& sample, std::size_t rank) {
-    const auto descend = [](std::vector<std::uint32_t>& keys, std::size_t r) {
-        std::nth_element(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(r - 1), keys.end(), std::greater<>());
-        keys.resize(r);
+// The `rank` largest keys of a sample, of which the last is the smallest; fewer if the sample has fewer.
+std::vector<std::uint32_t> largest(const float* sample, std::size_t size, std::size_t rank) {
+    if (rank == 0 || size == 0) return {};
+    const auto leading = [](std::uint32_t* keys, std::size_t count, std::size_t wanted) {
+        std::nth_element(keys, keys + wanted - 1, keys + count, std::greater<>());
+        return keys[wanted - 1];
     };
-    std::vector<std::uint32_t> keys;
-    if (rank == 0 || sample.empty()) return keys;
-    keys.reserve(sample.size());
+    Scratch<std::uint32_t> keys;
+    keys.reserve(size);
     std::uint32_t least = 0;
-    if (sample.size() >= 4096 && rank < sample.size() / 4) {  // a part of the sample tells which keys need not be looked at
-        for (std::size_t i = 0; i < sample.size(); i += 16) keys.push_back(key(sample[i]));
+    if (size >= 4096 && rank < size / 4) {  // a part of the sample tells which keys need not be looked at
+        const std::size_t part = size / 16;
+        for (std::size_t i = 0; i < part; ++i) keys[i] = key(sample[16 * i]);
         const double expected = static_cast<double>(rank) / 16;
-        descend(keys, std::min(keys.size(), static_cast<std::size_t>(expected + 4 * std::sqrt(expected) + 4)));
-        least = keys.back();
+        least = leading(keys.get(), part, std::min(part, static_cast<std::size_t>(expected + 4 * std::sqrt(expected) + 4)));
     }
-    for (;;) {
-        keys.resize(sample.size());
+    const auto collect = [&] {
         std::size_t count = 0;
-        for (const float v : sample) {
-            keys[count] = key(v);
-            count += key(v) >= least;
+        for (std::size_t i = 0; i < size; ++i) {
+            keys[count] = key(sample[i]);
+            count += key(sample[i]) >= least;
         }
-        keys.resize(count);
-        if (count >= rank || least == 0) break;
-        least = 0;
-    }
-    descend(keys, std::min(rank, keys.size()));
-    return keys;
+        return count;
+    };
+    std::size_t count = collect();
+    if (count < rank && least > 0) least = 0, count = collect();
+    rank = std::min(rank, count);
+    leading(keys.get(), count, rank);
+    return {keys.get(), keys.get() + rank};
 }
 
 // ---- the k largest ------------------------------------------------------------------------------------------------------------
@@ -232,8 +232,9 @@ template <class I>
 class TopK {
   public:
     TopK(const float* x, std::size_t n, std::size_t k, I* indices, float* values, Team& team)
-        : x_(x), n_(n), k_(k), indices_(indices), values_(values), team_(team), sample_(n >= 4096 ? sample_size(n) : 0) {
-        const std::size_t threads = static_cast<std::size_t>(team.size()), wanted = threads == 1 ? n : n / (16 * threads);
+        : x_(x), n_(n), k_(k), indices_(indices), values_(values), team_(team), sampled_(n >= 4096 ? sample_size(n) : 0) {
+        sample_.reserve(sampled_);
+        const std::size_t threads = static_cast<std::size_t>(team.size()), wanted = threads == 1 ? n : n / (64 * threads);
         const std::size_t length = std::min((wanted + block - 1) / block * block, std::size_t{1} << 30);  // positions take 31 bits
         for (std::size_t at = 0; at < n; at += length) stretches_.push_back({at, std::min(n, at + length)});
         parts_ = std::vector<Mine>(threads);
@@ -244,13 +245,13 @@ class TopK {
     std::size_t operator()(std::size_t t) {
         // A bracket of the k-th key from a sample: six standard deviations on both sides, so that one scan nearly always does.
         std::uint32_t low = 1, high = infinite_key;
-        if (!sample_.empty()) {
-            sample(x_, n_, t, parts_.size(), sample_.data());
+        if (sampled_) {
+            sample(x_, n_, t, parts_.size(), sample_.get());
             team_.meet();
-            const double expected = static_cast<double>(k_) / static_cast<double>(n_) * static_cast<double>(sample_.size());
+            const double expected = static_cast<double>(k_) / static_cast<double>(n_) * static_cast<double>(sampled_);
             const double slack = 6 * std::sqrt(expected) + 8;
             const auto below = static_cast<std::size_t>(expected + slack);
-            std::vector<std::uint32_t> keys = largest(sample_, below);
+            std::vector<std::uint32_t> keys = largest(sample_.get(), sampled_, below);
             if (keys.size() == below) low = std::clamp<std::uint32_t>(keys.back(), 1, infinite_key);
             if (expected > slack + 1) {
                 const auto rank = static_cast<std::ptrdiff_t>(expected - slack);
@@ -373,9 +374,14 @@ class TopK {
                 return table.filter(mine.indices.get(), mine.values.get(), mine.size, threshold, &ties, indices_, values_);
         for (Stretch* s : mine.stretches) {
             const float* values = mine.values.get() + s->first;
-            s->equal = equal_to(threshold, values, s->size);
-            s->above = 0;
-            for (std::size_t j = 0; j < s->size; ++j) s->above += key(values[j]) > threshold;
+            std::uint32_t above = 0, equal = 0;  // a stretch has at most 2^30
+            for (std::size_t j = 0; j < s->size; ++j) {
+                const auto k = static_cast<std::int32_t>(key(values[j])), limit = static_cast<std::int32_t>(threshold);
+                above += k > limit;
+                equal += k == limit;
+            }
+            s->above = above;
+            s->equal = equal;
         }
         team_.meet();
         std::size_t total = 0;
@@ -400,7 +406,7 @@ class TopK {
     }
 
     static std::size_t equal_to(std::uint32_t threshold, const float* values, std::size_t n) {
-        std::size_t equal = 0;
+        std::uint32_t equal = 0;
         for (std::size_t j = 0; j < n; ++j) equal += key(values[j]) == threshold;
         return equal;
     }
@@ -413,7 +419,8 @@ class TopK {
     I* const indices_;
     float* const values_;
     Team& team_;
-    std::vector<float> sample_;
+    const std::size_t sampled_;
+    Scratch<float> sample_;
     std::vector<Stretch> stretches_;
     std::vector<Mine> parts_;
     Queue queues_[2];  // of the first and the second scan
@@ -486,10 +493,12 @@ bool all_finite(const float* x, std::size_t n) {
 
 std::uint32_t sample_key(const float* x, std::size_t n, std::size_t k) {
     if (n == 0 || k == 0) return infinite_key;
-    std::vector<float> sampled(sample_size(n));
-    sample(x, n, 0, 1, sampled.data());
-    const auto rank = static_cast<std::size_t>((static_cast<unsigned __int128>(k) * sampled.size() + n - 1) / n);
-    const std::vector<std::uint32_t> keys = largest(sampled, rank);
+    const std::size_t size = sample_size(n);
+    Scratch<float> sampled;
+    sampled.reserve(size);
+    sample(x, n, 0, 1, sampled.get());
+    const auto rank = static_cast<std::size_t>((static_cast<unsigned __int128>(k) * size + n - 1) / n);
+    const std::vector<std::uint32_t> keys = largest(sampled.get(), size, rank);
     return keys.size() == rank ? std::clamp<std::uint32_t>(keys.back(), 1, infinite_key) : 1;
 }
 
