@@ -66,6 +66,8 @@ experiments-variance: $(VENV)/packages
 
 experiments-federated: $(VENV)/packages
 	$(CLOCK) $(RUN) -m experiments.federated.run $(if $(DATA),--task mnist --folder $(DATA))
+	$(CLOCK) $(RUN) -m experiments.federated.hostile
+	$(CLOCK) $(RUN) -m experiments.federated.deployment
 
 cluster: $(VENV)/packages
 	$(CLOCK) $(RUN) -m benchmarks.cluster allreduce

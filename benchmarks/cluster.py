@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import json
 import math
 import statistics
@@ -34,6 +35,8 @@ from benchmarks.host import Sample, Task
 from benchmarks.methods import Method
 from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
 from tersegrad import bench
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.planner import costs
 from tersegrad.report.figures import require_matplotlib
 from tersegrad.report.tables import Column, Table, number
 
@@ -45,6 +48,7 @@ TRAINING = [
     "float32", "bf16", "power_sgd(rank=1)", "power_sgd(rank=2)", "power_sgd(rank=4)",
     *(f"error_feedback(sparse_dithering(alpha={alpha})) + {LAYERS}" for alpha in (0.5, 0.7, 0.8, 0.9)),
 ]  # fmt: skip
+PREDICTED = ["float32", "bf16", "qsgd(bits=4)", OURS, "error_feedback(top_k(fraction=0.01)) + all_gather"]
 SGD = "sgd(lr=0.5)"  # without momentum, which would multiply what error feedback sends late
 RATES = ["10mbit", "100mbit", "1gbit", "unlimited"]
 
@@ -147,7 +151,7 @@ class Cluster:
         """Set the rate, and measure it by plain TCP with every host sending to the next: bits a second of payload, the slowest."""
         self.network.limit(rate)
         addresses = [self.network.address(k) for k in range(size)]
-        nbytes = round((rate or 4e9) / 8 * 0.5)
+        nbytes = round((rate or 4e9) / 8)
         slowest = max(self.hosts.run("raw", addresses, nbytes, size=size))
         measured = float(8 * nbytes / slowest)
         self.console.print(
@@ -233,6 +237,9 @@ def guarded(body: Callable[[Console], None]) -> None:
         body(console)
     except NoNetwork as reason:
         console.print(f"cannot make hosts: {reason}", style="red", markup=False)
+        raise typer.Exit(2) from None
+    except (ValueError, BadConfiguration) as mistake:
+        console.print(str(mistake), style="red", markup=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         console.print("stopped; the namespaces are removed", style="yellow")
@@ -371,9 +378,16 @@ def train(
     optimiser: Annotated[str, typer.Option(help="For methods that name none.")] = SGD,
     width: Annotated[int, typer.Option(help="Of the two hidden layers.")] = 1024,
     batch: Annotated[int, typer.Option(help="Samples a host.")] = 64,
+    timed: Annotated[
+        int | None, typer.Option(help="Steps on the link of methods whose every step sends the same bytes.")
+    ] = None,
     out: OutOption = RESULTS,
 ) -> None:
-    """Time to a test accuracy, method against method."""
+    """Time to a test accuracy, method against method.
+
+    With --timed K, float32, bf16 and power_sgd take K steps over the limited link and the rest without the limit: training is the
+    same either way, and the steps up to the target are counted at the mean time of those K.
+    """
 
     def body(console: Console) -> None:
         texts, limit = method or TRAINING, parse_rate(rate)
@@ -388,10 +402,13 @@ def train(
                     cluster.network.limit(None)
                     cluster.hosts.run("begin_training", text, task, 3)
                     cluster.network.limit(limit)
-                    timed = cluster.hosts.run("train", most, every, target)
+                    made = Method.parse(text)
+                    brief = timed is not None and (made.dense or made.exchange.name == "power_sgd")
+                    first = cluster.hosts.run("train", timed if brief else most, timed if brief else every, target)
                     cluster.network.limit(None)
+                    second = cluster.hosts.run("train", most, every, target) if brief else None
                     rest = cluster.hosts.run("train", most, every, None)
-                    runs.append(_run(text, seed, timed, rest))
+                    runs.append(_run(text, seed, first, second, rest))
                     r = runs[-1]
                     got = "reached" if r["reached"] is not None else "missed"
                     console.print(
@@ -406,18 +423,26 @@ def train(
     guarded(body)
 
 
-def _run(text: str, seed: int, timed: Sequence[dict[str, Any]], rest: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    first = timed[0]
-    history = [*first["history"], *rest[0]["history"]]
+def _run(
+    text: str,
+    seed: int,
+    timed: Sequence[dict[str, Any]],
+    untimed: Sequence[dict[str, Any]] | None,
+    rest: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """One run; the steps of ``untimed``, up to the target, count at the mean time of those of ``timed``."""
+    first, last = timed[0], (untimed or timed)[0]
+    history = [entry for part in (timed, untimed or [], rest) if part for entry in part[0]["history"]]
     report = first["report"] or {}
-    last = [accuracy for _, _, accuracy in history[-5:]]
+    step = max(t["seconds"] for t in timed) / first["steps"]
     return {
         "method": text,
         "seed": seed,
-        "reached": first["reached"],
-        "steps": first["steps"],
-        "seconds": max(t["seconds"] for t in timed),
-        "final": statistics.mean(last),  # of the last looks: one alone is noisy
+        "reached": last["reached"],
+        "steps": last["steps"],
+        "timed_steps": first["steps"],
+        "seconds": step * last["steps"],
+        "final": statistics.mean(accuracy for _, _, accuracy in history[-5:]),  # of the last looks: one alone is noisy
         "sent": report.get("bytes/sent", 0) / max(report.get("steps", 0), 1),
         "report": report,
         "history": history,
@@ -456,6 +481,9 @@ def train_table(runs: Sequence[dict[str, Any]], texts: Sequence[str], target: fl
         f"Medians over {len({r['seed'] for r in runs})} seeds; looks at the test set are off the clock; computing alone takes "
         f"{compute * 1e3:.0f} ms a step."
     )
+    brief = sorted({r["timed_steps"] for r in runs if r["timed_steps"] < r["steps"]})
+    if brief:
+        note += f" Methods whose steps all send the same bytes were timed for {brief[0]} steps, the others to the target."
     return Table(tuple(columns), tuple(rows), title, note)
 
 
@@ -472,46 +500,123 @@ def bytes_(
         counts, numel = sorted(set(hosts or [2, 4, 8])), round(megabytes * 1e6 / 4)
         rows: list[dict[str, Any]] = []
         with Cluster(max(counts), counts, console) as cluster:
-            for size in counts:
-                for exchange, factor in (("two_shot", 2 * (size - 1) / size), ("all_gather", size - 1.0)):
+            for size, alike in itertools.product(counts, (True, False)):
+                for exchange, factor in (("all_gather", size - 1.0), ("two_shot", 2 * (size - 1) / size)):
                     text = f"{method} + {exchange}"
                     before = cluster.network.sent()
-                    found = cluster.hosts.run("exchange_rounds", [text], numel, 3, size=size)
+                    found = cluster.hosts.run("exchange_rounds", [text], numel, 3, alike, size=size)
                     wire = [(b - a) / 3 for a, b in zip(before, cluster.network.sent())][:size]
                     sent = [statistics.mean(s.sent for s in f[text]) for f in found]
-                    rows.append(
-                        {"hosts": size, "exchange": exchange, "messages": factor, "sent": max(sent), "interface": max(wire)}
-                    )
+                    row = {"hosts": size, "alike": alike, "exchange": exchange, "messages": factor}
+                    rows.append({**row, "sent": max(sent), "interface": max(wire)})
                 cluster.hosts.run("forget", size=size)
-        alone = next(r for r in rows if r["exchange"] == "all_gather")
-        message = alone["sent"] / alone["messages"]
-        table = bytes_table(
-            rows, message, f"Bytes a host sends in one all-reduce of {megabytes:g} MB, {Method.parse(method).label}"
-        )
-        save("bytes", out, {"method": method, "numel": numel, "message": message, "rows": rows}, [table], console)
+        title = f"Bytes a host sends in one all-reduce of {megabytes:g} MB, {Method.parse(method).label}"
+        save("bytes", out, {"method": method, "numel": numel, "rows": rows}, [bytes_table(rows, title)], console)
 
     guarded(body)
 
 
-def bytes_table(rows: Sequence[dict[str, Any]], message: float, title: str) -> Table:
-    """Bytes against what the formulas say."""
-    columns = [Column("hosts"), Column("exchange", number=False), Column("messages by formula"), Column("messages sent")]
-    columns += [Column("MB sent"), Column("MB on the interface")]
+def bytes_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    """Bytes against what the formulas say, in messages of the whole vector."""
+    columns = [Column("layers", number=False), Column("hosts"), Column("exchange", number=False), Column("messages by formula")]
+    columns += [Column("messages sent"), Column("MB sent"), Column("MB on the interface")]
+    ordered = sorted(rows, key=lambda r: (not r["alike"], r["hosts"]))
+    message = {
+        a: r["sent"] / r["messages"] for a in (True, False) for r in rows if r["alike"] is a and r["exchange"] == "all_gather"
+    }
     lines = tuple(
         (
+            "of one scale" if r["alike"] else "of scales 1 to 16",
             str(r["hosts"]),
             r["exchange"],
             f"{r['messages']:.3f}",
-            f"{r['sent'] / message:.3f}",
+            f"{r['sent'] / message[r['alike']]:.3f}",
             f"{r['sent'] / 1e6:.3f}",
             f"{r['interface'] / 1e6:.3f}",
         )
-        for r in rows
+        for r in ordered
     )
     note = (
-        f"A message has {message / 1e6:.3f} MB. Up to two hosts both send the same and all_gather compresses once only; from "
-        "three on two_shot sends less. The interface counts packet headers and acknowledgements too."
+        f"The busiest host. A message of the whole vector has {message[True] / 1e6:.3f} MB where all layers have one scale, "
+        f"{message[False] / 1e6:.3f} MB where they differ: it spends its error on the small ones. Parts of two_shot are held to their "
+        "error one by one, so the small layers of a part cost bits of their own. Up to two hosts both exchanges send the same and "
+        "all_gather compresses once only; from three on two_shot sends less. The interface counts headers and acknowledgements too."
     )
+    return Table(tuple(columns), lines, title, note)
+
+
+@app.command()
+def predict(
+    method: MethodsOption = None,
+    rate: RatesOption = None,
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
+    megabytes: Annotated[float, typer.Option(help="float32 in a vector, in 10^6 bytes.")] = 25.0,
+    out: OutOption = RESULTS,
+) -> None:
+    """The cost model against measured all-reduces.
+
+    The model is given the link (its rate; its latency, and the share of the rate that direct exchanges reach, from short bare
+    collectives), the size of a message, and the time of coding: that of an exchange on a link without a limit, less its bare collectives.
+    """
+
+    def body(console: Console) -> None:
+        texts = method or PREDICTED
+        numel, factor = round(megabytes * 1e6 / 4), 2 * (hosts - 1) / hosts
+        rows: list[dict[str, Any]] = []
+        with Cluster(hosts, [hosts], console) as cluster:
+
+            def bare(nbytes: int) -> float:
+                return statistics.median(max(t) for t in zip(*cluster.hosts.run("wires", nbytes, 9)))
+
+            cluster.network.limit(None)
+            cluster.hosts.run("exchange_rounds", texts, numel, 2)
+            free = cluster.hosts.run("exchange_rounds", texts, numel, 9)
+            work = {}
+            for text in texts:
+                cell = merge(text, hosts, None, [f[text] for f in free])
+                work[text] = 0.0 if Method.parse(text).dense else max(cell.seconds - bare(cell.sent), 0.0)
+            for limit in [parse_rate(r) for r in rate or ["100mbit", "1gbit"]]:
+                if limit is None:
+                    raise ValueError("a prediction needs a limited rate")
+                cluster.limit(limit, hosts)
+                some = round(limit / 8 * 0.05)
+                small, large = bare(12), bare(some)
+                share = min(1.0, 8 * some * costs.ETHERNET / limit / max(large - small, 1e-9))
+                link = costs.Link(limit, small / 4, costs.ETHERNET, share)
+                found = cluster.hosts.run("exchange_rounds", texts, numel, max(3, min(9, int(limit / 1e8))))
+                for text in texts:
+                    made, cell = Method.parse(text), merge(text, hosts, limit, [f[text] for f in found])
+                    sent = 8 * cell.sent / numel
+                    if made.dense:
+                        told = costs.predict("all_reduce", numel, hosts, link, 32.0 if made.compressor == "float32" else 16.0)
+                    elif made.exchange.name == "two_shot":
+                        coding = costs.Coding(work[text] / (1 + 1 / hosts))
+                        told = costs.predict("two_shot", numel, hosts, link, sent / factor, coding)
+                    else:
+                        told = costs.predict("all_gather", numel, hosts, link, sent / (hosts - 1), costs.Coding(work[text]))
+                    row = {"rate": limit, "method": made.label, "predicted": told.seconds, "measured": cell.seconds}
+                    rows.append({**row, "wire": told.wire, "coding": told.coding, "latency": link.latency, "direct": share})
+        table = predict_table(rows, f"Predicted and measured seconds of one all-reduce, {hosts} hosts, {megabytes:g} MB")
+        save("predict", out, {"numel": numel, "hosts": hosts, "rows": rows}, [table], console)
+
+    guarded(body)
+
+
+def predict_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    """The model's seconds beside those of the clock."""
+    columns = [Column("rate", number=False), Column("method", number=False), Column("wire"), Column("coding")]
+    columns += [Column("predicted"), Column("measured"), Column("off by")]
+    lines = tuple(
+        (
+            rate_text(r["rate"]),
+            r["method"],
+            *(f"{r[key]:.3f}" for key in ("wire", "coding", "predicted", "measured")),
+            f"{100 * (r['predicted'] / r['measured'] - 1):+.0f} %",
+        )
+        for r in rows
+    )
+    links = {r["rate"]: f"{rate_text(r['rate'])}: {1e3 * r['latency']:.1f} ms and {r['direct']:.2f}" for r in rows}
+    note = f"Latency of a collective, and share of the rate that direct exchanges reach: {'; '.join(links.values())}."
     return Table(tuple(columns), lines, title, note)
 
 

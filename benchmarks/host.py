@@ -144,13 +144,13 @@ def cut(spec: Spec, group_bytes: int) -> list[tuple[int, Spec]]:
     return [(a, slice_spec(spec, a, b)) for a, b in itertools.pairwise(ends)]
 
 
-def vector(numel: int, rank: int, step: int) -> Tensor:
-    """Gradients of one host: normal, half of their power shared by all hosts, every layer with a scale of its own."""
+def vector(numel: int, rank: int, step: int, alike: bool = False) -> Tensor:
+    """Gradients of one host: normal, half of their power shared by all hosts, every layer with a scale of its own unless ``alike``."""
     shared = torch.randn(numel, generator=torch.Generator().manual_seed(1_000_003 * step))
     own = torch.randn(numel, generator=torch.Generator().manual_seed(1_000_003 * step + 1 + rank))
     x, at = shared.add_(own), 0
     for number, piece in enumerate(describe(numel).pieces):
-        x[at : at + piece.numel] *= 2.0 ** (number % 5 - 2)
+        x[at : at + piece.numel] *= 1.0 if alike else 2.0 ** (number % 5 - 2)
         at += piece.numel
     return x
 
@@ -201,8 +201,8 @@ def reduction(text: str, size: int, numel: int) -> Reduction:
 
 
 @functools.lru_cache(maxsize=4)
-def vectors(numel: int) -> list[Tensor]:
-    return [vector(numel, World.rank, step) for step in range(2)]
+def vectors(numel: int, alike: bool = False) -> list[Tensor]:
+    return [vector(numel, World.rank, step, alike) for step in range(2)]
 
 
 def audit(size: int, text: str, numel: int, rounds: int) -> dict[str, Any]:
@@ -227,12 +227,12 @@ def audit(size: int, text: str, numel: int, rounds: int) -> dict[str, Any]:
     return {"messages": len(errors), "worst": max(errors, default=0.0), "first": whole[0], "last": whole[-1]}
 
 
-def exchange_rounds(size: int, texts: list[str], numel: int, rounds: int) -> dict[str, list[Sample]]:
+def exchange_rounds(size: int, texts: list[str], numel: int, rounds: int, alike: bool = False) -> dict[str, list[Sample]]:
     """Time the methods in turn, ``rounds`` times."""
     samples: dict[str, list[Sample]] = {text: [] for text in texts}
     for number in range(rounds):
         for text in texts:
-            samples[text].append(reduction(text, size, numel).once(vectors(numel)[number % 2])[1])
+            samples[text].append(reduction(text, size, numel).once(vectors(numel, alike)[number % 2])[1])
     return samples
 
 

@@ -151,6 +151,17 @@ class Network:
             self._ip(name, "link set lo up")
             self._ip(name, f"addr add {self.address(k)}/24 dev {INTERFACE}")
             self._ip(name, f"link set {INTERFACE} up")
+            self._control(name)
+
+    def _control(self, name: str) -> None:
+        """TCP as most machines have it, whatever this one's default: congestion control by windows.
+
+        BBR, which sends at the rate that it has measured before, needs a while to find the rate of a link that was idle.
+        """
+        for control in ("cubic", "reno"):  # namespaces may choose among what their machine allows
+            setting = f"net.ipv4.tcp_congestion_control={control}"
+            if _run("ip", "netns", "exec", name, "sysctl", "-q", "-w", setting, check=False).returncode == 0:
+                return
 
     def _ip(self, namespace: str, command: str) -> None:
         _run("ip", "-n", namespace, *command.split())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
 import json
 import os
 import signal
@@ -13,11 +15,16 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
+
+from experiments.federated.simulate import Method, Setting, simulate
+from tersegrad import bench
+from tersegrad.report.tables import Column, Table
 
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "examples" / "flower"
@@ -183,19 +190,57 @@ def measure(folder: Path, nodes: int, rounds: int, **options: Any) -> dict[str, 
         }
 
 
+UPLINKS = (
+    ("plain Flower", None),
+    ("Sparse Dithering + feedback", "error_feedback(sparse_dithering(alpha=0.25))"),
+    ("subtractive dithering", "subtractive_dithering(omega=8)"),
+)
+
+
+def table(found: Sequence[dict[str, Any]], nodes: int, rounds: int) -> Table:
+    """One row a run: bytes a message as the strategy counts them, in the in-process simulation, and as they crossed the sockets."""
+    messages, plain = nodes * rounds, found[0]
+    rows = []
+    for f in found:
+        cells = [f["label"], f"{f['score']:.2f}", f"{f['simulated']['score']:.2f}"]
+        for way in ("up", "down"):
+            counted = f"{f[f'messages_{way}'] / messages:,.0f}" if f["uplink"] else "not counted"
+            simulated, crossed = f["simulated"][way] / messages, f[f"tcp_{way}"] / messages
+            cells += [counted, f"{simulated:,.0f}", f"{crossed:,.0f}", f"{plain[f'tcp_{way}'] / f[f'tcp_{way}']:.1f}"]
+        rows.append(tuple(cells))
+    columns = [Column("uplink", number=False), Column("score %"), Column("simulated")]
+    for way in ("up", "down"):
+        columns += [Column(f"{way}: message"), Column("simulated"), Column("in the sockets"), Column("times smaller")]
+    return Table(tuple(columns), tuple(rows), f"digits, {nodes} SuperNodes, {rounds} rounds, bytes a message")
+
+
 def main(rounds: int = 6, nodes: int = 2, out: Path = Path(__file__).parent / "results") -> None:
     """Plain Flower and compressed, over real connections: ``python -m experiments.federated.deployment``."""
-    found = {}
-    for label, uplink in (("plain", ""), ("compressed", "error_feedback(sparse_dithering(alpha=0.25))")):
+    found: list[dict[str, Any]] = []
+    for label, uplink in UPLINKS:
         with tempfile.TemporaryDirectory() as folder:
-            found[label] = measure(Path(folder), nodes, rounds, uplink=uplink)
-        print(label, json.dumps(found[label]))
-    plain, ours = found["plain"], found["compressed"]
-    for way in ("tcp_up", "tcp_down"):
-        print(way, f"{plain[way] / ours[way]:.1f} times smaller")
+            real = measure(Path(folder), nodes, rounds, uplink=uplink or "")
+        setting = Setting(clients=nodes, fraction=1.0, rounds=rounds, epochs=1, every=rounds)  # the example's, in one process
+        last = simulate(Method(label, uplink), setting, 0).last
+        simulated = {"up": last.uplink, "down": last.downlink, "score": last.score}
+        found.append({"label": label, "uplink": uplink, **real, "score": real["scores"][str(rounds)], "simulated": simulated})
+        print(json.dumps(found[-1]), flush=True)
+    shown = table(found, nodes, rounds)
     out.mkdir(parents=True, exist_ok=True)
-    head = {"nodes": nodes, "rounds": rounds, "task": "digits"}
-    (out / "deployment.json").write_text(json.dumps({**head, **found}) + "\n")
+    head = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "machine": bench.describe()}
+    (out / "deployment.json").write_text(json.dumps({**head, "nodes": nodes, "rounds": rounds, "results": found}) + "\n")
+    text = [
+        "# A deployment on loopback",
+        "SuperLink and SuperNodes as processes, the app of `examples/flower`, a relay in front of every SuperNode that counts what "
+        "crosses its connection. *message*: whole Flower messages as the strategy counts them; *simulated*: the same federation in "
+        "one process; *in the sockets*: everything on the connection divided by the number of messages, so with HTTP, polling, "
+        "heartbeats and (down) the app itself, which every SuperNode fetches once.",
+        f"## {shown.title}",
+        dataclasses.replace(shown, title="").markdown(),
+        f"{head['date']}, {head['machine']}",
+    ]
+    (out / "deployment.md").write_text("\n\n".join(text) + "\n")
+    Console(width=160).print(shown.rich())
 
 
 if __name__ == "__main__":

@@ -29,13 +29,12 @@ from tersegrad.report.tables import Column, Table
 
 RESULTS = Path(__file__).parent / "results"
 SETTINGS = {
-    "digits": Setting(clients=20, fraction=0.5, rounds=60, epochs=2, rate=0.1, batch=20),
-    "digits-small": Setting(task="digits-small", clients=20, fraction=0.5, rounds=60, epochs=2, rate=0.1, batch=20),
+    "digits": Setting(clients=20, fraction=0.5, rounds=40, epochs=2, rate=0.1, batch=20),
+    "digits-small": Setting(task="digits-small", clients=20, fraction=0.5, rounds=40, epochs=2, rate=0.1, batch=20),
     "mnist": Setting(task="mnist", clients=100, fraction=0.1, rounds=100, epochs=1, rate=0.05, batch=20, every=10),
     "shakespeare": Setting(task="shakespeare", clients=99, fraction=0.1, rounds=30, epochs=1, rate=0.3, batch=50),
     "parkinsons": Setting(task="parkinsons", clients=42, fraction=0.25, rounds=60, epochs=2, rate=0.03, batch=20),
 }
-MARKERS = "oDsX^vPp<>h*d"
 
 
 def execute(job: tuple[Method, Setting, int]) -> Run:
@@ -73,35 +72,89 @@ def table(runs: Sequence[Run], setting: Setting) -> Table:
     seeds, numel = len({r.seed for r in runs}), runs[0].parameters
     title = (
         f"{setting.task}: {setting.clients} clients, {setting.fraction:.0%} a round, {setting.rounds} rounds, "
-        f"{numel:,} parameters, median of {seeds} paired seed{'s' if seeds > 1 else ''}"
+        f"{numel:,} parameters, {f'median of {seeds} paired seeds' if seeds > 1 else 'one seed'}"
     )
     return Table(columns, tuple(rows), title)
 
 
+FAMILIES = {  # colour and marker; told apart without colour too
+    "none (Flower's default)": ("black", "o"), "fp16": ("#7f7f7f", "D"), "int8": ("#7f7f7f", "s"), "QSGD": ("#8c564b", "P"),
+    "rotation + sign (EDEN-like)": ("#9467bd", "X"), "top-k + feedback": ("#ff7f0e", "v"),
+    "Sparse Dithering + feedback": ("#1f77b4", "^"), "subtractive dithering": ("#2ca02c", "h"),
+    "Spherical + feedback": ("#d62728", "*"),
+}  # fmt: skip
+GOALS = ((15.0, 0.5), (100.0, 1.5))  # times smaller, points lost
+
+
 def figure(runs: Sequence[Run], setting: Setting, stem: Path) -> list[Path]:
-    """Score against the total uplink, one line a method (the first seed), marks every evaluation."""
+    """Left: what each method loses for what it saves; right: how the score grows with the bytes sent (first seed)."""
     matplotlib = require_matplotlib()
-    with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "tersegrad", "axes.linewidth": 0.8}):
-        drawn = matplotlib.figure.Figure(figsize=(9.6, 5.6), layout="constrained", dpi=130)
+    style = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "tersegrad", "axes.linewidth": 0.8}
+    with matplotlib.rc_context(style):
+        drawn = matplotlib.figure.Figure(figsize=(11.5, 5.6), layout="constrained", dpi=130)
         matplotlib.backends.backend_agg.FigureCanvasAgg(drawn)
-        axis = drawn.subplots()
-        first = min(r.seed for r in runs)
-        for number, r in enumerate(r for r in runs if r.seed == first):
-            points = [p for p in r.points if p.uplink]
-            style = {"color": "black", "linewidth": 2.0} if r.method.uplink is None else {"linewidth": 1.2}
-            x, y = [p.uplink / 1e6 for p in points], [p.score for p in points]
-            axis.plot(x, y, marker=MARKERS[number % len(MARKERS)], markersize=4.5, label=r.method.label, **style)
-        axis.set_xscale("log")
-        axis.set_xlabel("bytes sent by all clients together, millions (whole Flower messages, log scale)")
-        axis.set_ylabel("score on held-out data, %")
-        axis.grid(color="#e4e4e4", linewidth=0.6)
-        axis.set_title(table(runs, setting).title, loc="left", fontsize=10)
-        drawn.legend(loc="outside right upper", frameon=False, fontsize=8.5)
+        left, right = drawn.subplots(1, 2, width_ratios=(1.15, 1))
+        _draw_losses(left, runs)
+        _draw_curves(right, runs)
+        for axis in (left, right):
+            axis.set_xscale("log")
+            axis.grid(color="#e8e8e8", linewidth=0.6)
+            axis.set_axisbelow(True)
+            axis.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
+        drawn.suptitle(table(runs, setting).title, x=0.01, ha="left", fontsize=10.5)
+        handles, labels = right.get_legend_handles_labels()
+        drawn.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8.5)
         stem.parent.mkdir(parents=True, exist_ok=True)
         paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
         drawn.savefig(paths[0])
         drawn.savefig(paths[1], metadata={"Date": None})
         return paths
+
+
+def _draw_losses(axis: Any, runs: Sequence[Run]) -> None:
+    """Points lost against times smaller: medians, with bars from the best to the worst seed."""
+    plain = {r.seed: r for r in runs if r.method.uplink is None}
+    drawn: dict[str, list[tuple[float, float]]] = {}
+    for method in dict.fromkeys(r.method for r in runs if r.method.uplink is not None):
+        mine = [r for r in runs if r.method == method]
+        lost = sorted(plain[r.seed].last.score - r.last.score for r in mine)
+        smaller = statistics.median(plain[r.seed].uplink_message / r.uplink_message for r in mine)
+        middle = statistics.median(lost)
+        colour, marker = FAMILIES.get(method.family, ("black", "."))
+        axis.plot([smaller, smaller], [lost[0], lost[-1]], color=colour, linewidth=0.8, alpha=0.6)
+        axis.plot([smaller], [middle], color=colour, marker=marker, markersize=6.5, linestyle="none")
+        strength = (method.label.partition(", ")[2] or method.label).replace("alpha ", "\u03b1 ").replace("omega ", "\u03c9 ")
+        below = "Sparse" in method.family or "top-k" in method.family  # else the families' labels meet
+        place = {"xytext": (0, -6), "ha": "center", "va": "top"} if below else {"xytext": (5, 4)}
+        box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+        axis.annotate(strength, (smaller, middle), textcoords="offset points", fontsize=7.5, color=colour, bbox=box, **place)
+        drawn.setdefault(method.family, []).append((smaller, middle))
+    for family, points in drawn.items():
+        x, y = zip(*sorted(points))
+        axis.plot(x, y, color=FAMILIES.get(family, ("black", "."))[0], linewidth=1.1)
+    edge = max(400.0, 1.3 * axis.get_xlim()[1])
+    corners = [(GOALS[0][0], -9.0), GOALS[0], (GOALS[1][0], GOALS[0][1]), GOALS[1], (edge, GOALS[1][1])]
+    top = axis.get_ylim()
+    axis.plot(*zip(*corners), color="black", linewidth=1.0, linestyle=(0, (4, 3)))
+    aside = {"textcoords": "offset points", "fontsize": 7.5, "va": "top"}
+    axis.annotate("goals: above this line", (edge, GOALS[1][1]), (-4, -4), ha="right", **aside)
+    axis.set_xlim(1.5, edge)
+    axis.set_ylim(max(top[1], 2.0), min(top[0], -0.3))  # upside down: better is higher
+    axis.set_xlabel("uplink message, times smaller than Flower's (log scale)")
+    axis.set_ylabel("points lost against no compression" + (" (bars: all seeds)" if len(plain) > 1 else ""))
+
+
+def _draw_curves(axis: Any, runs: Sequence[Run]) -> None:
+    first, named = min(r.seed for r in runs), set()
+    for r in (r for r in runs if r.seed == first):
+        colour, marker = FAMILIES.get(r.method.family, ("black", "."))
+        points = [p for p in r.points if p.uplink]
+        label = None if r.method.family in named else r.method.family
+        named.add(r.method.family)
+        x, y = [p.uplink / 1e6 for p in points], [p.score for p in points]
+        axis.plot(x, y, color=colour, marker=marker, markersize=3.5, linewidth=1.1, label=label)
+    axis.set_xlabel("bytes sent by all clients together, millions (log scale)")
+    axis.set_ylabel(f"score on held-out data, % (seed {first})")
 
 
 def write(out: Path, task: str, found: Sequence[Run], quick: bool) -> dict[str, Any]:
@@ -120,7 +173,7 @@ def read(path: Path, setting: Setting) -> list[Run]:
     found = []
     for facts in json.loads(path.read_text())["results"]:
         made = {
-            "method": Method(**facts["method"]),
+            "method": Method(**{f.name: facts["method"][f.name] for f in dataclasses.fields(Method)}),
             "setting": dataclasses.replace(Setting(**facts["setting"]), folder=setting.folder),
             "points": tuple(Point(**p) for p in facts["points"]),
         }
@@ -141,7 +194,7 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for the results")] = RESULTS,
 ) -> None:
     """Compare the methods on one task."""
-    console = Console()
+    console = Console(width=max(Console().width, 160))
     setting = dataclasses.replace(SETTINGS[task], folder=str(folder or ""))
     if clients:
         setting = dataclasses.replace(setting, clients=clients)
@@ -165,24 +218,30 @@ def main(
                 found.append(r)
                 console.print(f"{r.method.label}, seed {r.seed}: {r.last.score:.2f} %, {r.uplink_message:,.0f} bytes up")
                 write(out, task, found, quick)
-    place = {method: number for number, method in enumerate(METHODS)}
-    found.sort(key=lambda r: (place.get(r.method, len(place)), r.seed))
-    shown = table(found, setting)
+    shown = publish(out, task, found, setting, quick)
     console.print(shown.title, style="bold")
     console.print(shown.rich())
+
+
+def publish(out: Path, task: str, found: Sequence[Run], setting: Setting, quick: bool = False) -> Table:
+    """Write JSON, figure and Markdown; returns the table."""
+    place = {method: number for number, method in enumerate(METHODS)}
+    found = sorted(found, key=lambda r: (place.get(r.method, len(place)), r.seed))
+    shown = table(found, setting)
     head = write(out, task, found, quick)
     pictures = figure(found, setting, out / task)
     text = [
         f"# {task}",
         "Bytes are means of whole Flower messages, headers included, after serialisation; a loss is against the run without "
         "compression of the same seed. All but the first row also compress the downlink, with "
-        f"`{METHODS[1].downlink}` and snapshots by `{METHODS[1].snapshot}`.",
+        f"`{METHODS[1].downlink}` and snapshots by `{METHODS[1].snapshot}`. CPU times include the training.",
         f"![{task}]({pictures[0].name})",
         f"## {shown.title}",
         dataclasses.replace(shown, title="").markdown(),
         f"{head['date']}, {head['machine']}{', quick' if quick else ''}",
     ]
     (out / f"{task}.md").write_text("\n\n".join(text) + "\n")
+    return shown
 
 
 def _parameters(setting: Setting) -> int:

@@ -43,6 +43,11 @@ class Method:
     downlink: str = "sparse_dithering(alpha=0.1)"
     snapshot: str = "sparse_dithering(bits=3.9)"
 
+    @property
+    def family(self) -> str:
+        """The label without the strength behind its comma."""
+        return self.label.partition(", ")[0]
+
 
 @dataclasses.dataclass(frozen=True)
 class Point:

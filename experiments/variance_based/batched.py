@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,14 +89,34 @@ class Dense(Method):
 
 
 @fused
-def _vgc_accumulate(r: Tensor, v: Tensor, g: Tensor, s: Tensor, sent: Tensor, alpha: float, zeta: float) -> Tensor:
-    """Lines 2 to 8 of the algorithm for (workers, blocks, BLOCK); returns the largest sent magnitude of every block."""
+def _vgc_accumulate(r: Tensor, v: Tensor, g: Tensor, s: Tensor, sent: Tensor, alpha: float, zeta: float, every: bool) -> Tensor:
+    """Lines 2 to 8 of the algorithm for (workers, blocks, BLOCK); returns the largest magnitude of every block, sent or ``every``."""
     r_next, v_next, out = variance.variance_update(r, v, g, s, alpha, zeta)
-    largest = out.abs().amax(-1)
+    largest = (torch.maximum(out.abs(), r_next.abs()) if every else out.abs()).amax(-1)
     r.copy_(r_next)
     v.copy_(v_next)
     sent.copy_(out)
     return largest
+
+
+@fused
+def _vgc_spread(v: Tensor, s: Tensor, zeta: float) -> Tensor:
+    """What v becomes where nothing is sent."""
+    return (v + s) * zeta
+
+
+@fused
+def _vgc_keep(r: Tensor, sent: Tensor, top: Tensor) -> None:
+    """Leave in r what the four-bit values lose, small ones as a whole."""
+    r.copy_(r + (sent - variance.exp4_round(sent, top)))
+
+
+@fused
+def _vgc_keep_small(r: Tensor, v: Tensor, sent: Tensor, top: Tensor, spread: Tensor) -> None:
+    """Treat what is too small for the four-bit values as if it had not been chosen."""
+    small = (sent != 0) & (variance.exp4_round(sent, top) == 0)
+    r.copy_(torch.where(small, sent, r))
+    v.copy_(torch.where(small, spread, v))
 
 
 @fused
@@ -121,11 +142,17 @@ def tensor_tops(largest: Tensor, tensor_of_block: Tensor, tensors: int) -> Tenso
 
 @dataclasses.dataclass(frozen=True)
 class VGC(Method):
-    """Send a component once its square exceeds alpha times its accumulated variance term."""
+    """Send a component once its square exceeds alpha times its accumulated variance term.
+
+    Where the paper leaves room: ``exponents`` are relative to the largest of what a tensor sends, or of all its components.
+    ``residual``: what was chosen is forgotten ("drop"), but what is too small for four bits is not ("small"), or nothing is ("keep").
+    """
 
     mode: ClassVar[Mode] = "moments"
     alpha: float = 1.5
     zeta: float = 0.999
+    exponents: Literal["sent", "all"] = "sent"
+    residual: Literal["drop", "small", "keep"] = "drop"
 
     def init(self, buffers: Buffers, seed: int) -> State:
         g = buffers.gradient
@@ -138,21 +165,22 @@ class VGC(Method):
 
     def step(self, buffers: Buffers, state: State) -> None:
         assert buffers.squares is not None
-        sent = blocks(state["sent"])
-        largest = _vgc_accumulate(
-            blocks(state["r"]),
-            blocks(state["v"]),
-            blocks(buffers.gradient),
-            blocks(buffers.squares),
-            sent,
-            self.alpha,
-            self.zeta,
-        )
+        r, v, sent = (blocks(state[name]) for name in ("r", "v", "sent"))
+        g, s = blocks(buffers.gradient), blocks(buffers.squares)
+        spread = _vgc_spread(v, s, self.zeta) if self.residual == "small" else None
+        largest = _vgc_accumulate(r, v, g, s, sent, self.alpha, self.zeta, self.exponents == "all")
         top = tensor_tops(largest, state["tensor_of_block"], len(buffers.layout.shapes))
+        if self.residual == "keep":
+            _vgc_keep(r, sent, top)
+        elif spread is not None:
+            _vgc_keep_small(r, v, sent, top, spread)
         buffers.words.copy_(_vgc_decode(sent, top, blocks(buffers.mean)).sum(dtype=torch.int64).view(1))
 
     def forms(self) -> dict[str, str]:
-        return {wire: f"vgc(alpha={self.alpha:g}, zeta={self.zeta:g}, wire={wire})" for wire in ("paper", "compact")}
+        if self.exponents == "all" or self.residual == "small":
+            return {}
+        kept = ", residual=keep" if self.residual == "keep" else ""
+        return {wire: f"vgc(alpha={self.alpha:g}, zeta={self.zeta:g}, wire={wire}{kept})" for wire in ("paper", "compact")}
 
 
 @fused
@@ -185,10 +213,21 @@ class Strom(Method):
         return {"compact": f"strom(tau={self.tau:g})"}
 
 
+Correction = Literal["before", "after", "none"]
+
+
 @fused
-def _hybrid(r: Tensor, v: Tensor, g: Tensor, s: Tensor, mean: Tensor, alpha: float, tau: float, zeta: float) -> Tensor:
+def _hybrid(
+    r: Tensor, v: Tensor, g: Tensor, s: Tensor, mean: Tensor, alpha: float, tau: float, zeta: float, by: Correction, decay: bool
+) -> Tensor:
     """The hybrid for (workers, blocks, BLOCK)."""
     r_next, v_next, step = variance.hybrid_update(r, v, g, s, alpha, tau, zeta)
+    if by == "after":
+        v_next = torch.where(step != 0, ((v + s) - r_next.abs() * (2 * tau) + tau * tau).clamp_min(0.0), v_next)
+    elif by == "none":
+        v_next = torch.where(step != 0, v + s, v_next)
+    if decay:
+        v_next = torch.where(step != 0, v_next * zeta, v_next)
     total = step[0]
     for w in range(1, r.shape[0]):
         total = total + step[w]
@@ -200,12 +239,18 @@ def _hybrid(r: Tensor, v: Tensor, g: Tensor, s: Tensor, mean: Tensor, alpha: flo
 
 @dataclasses.dataclass(frozen=True)
 class Hybrid(Method):
-    """Send +-tau where the residual exceeds tau and is unambiguous."""
+    """Send +-tau where the residual exceeds tau and is unambiguous.
+
+    Where the paper leaves room: v loses 2 |r| tau - tau^2 for what was sent, with r ``before`` or ``after`` the subtraction, or nothing;
+    ``decay``: v also fades in a step that sends.
+    """
 
     mode: ClassVar[Mode] = "moments"
     tau: float = 0.1
     alpha: float = 2.0
     zeta: float = 0.999
+    correction: Correction = "before"
+    decay: bool = False
 
     def init(self, buffers: Buffers, seed: int) -> State:
         return {"r": torch.zeros_like(buffers.gradient), "v": torch.zeros_like(buffers.gradient)}
@@ -219,20 +264,24 @@ class Hybrid(Method):
             blocks(buffers.squares),
             blocks(buffers.mean),
             self.alpha,
-            self.tau,
+            float(np.float32(self.tau)),  # as the package: its square is taken of the rounded one
             self.zeta,
+            self.correction,
+            self.decay,
         )
         buffers.words.copy_(count.sum(dtype=torch.int64).view(1))
 
     def forms(self) -> dict[str, str]:
+        if self.correction != "before" or self.decay:
+            return {}
         text = f"hybrid(alpha={self.alpha:g}, tau={self.tau:g}, zeta={self.zeta:g}"
         return {wire: f"{text}, wire={wire})" for wire in ("paper", "compact")}
 
 
 @fused
-def _qsgd(g: Tensor, u: Tensor, mean: Tensor, levels: int) -> Tensor:
+def _qsgd(g: Tensor, u: Tensor, mean: Tensor, levels: int, largest: bool) -> Tensor:
     """Stochastic rounding of (workers, buckets, bucket) to multiples of norm / levels; u is uniform on [0, 1)."""
-    norm = (g * g).sum(-1, keepdim=True).sqrt()
+    norm = g.abs().amax(-1, keepdim=True) if largest else (g * g).sum(-1, keepdim=True).sqrt()
     unit = norm * (1.0 / levels)
     scaled = g.abs() * torch.where(norm > 0, levels / norm, 0.0)
     level = torch.floor(scaled + u).clamp_max(float(levels))
@@ -246,7 +295,7 @@ def _qsgd(g: Tensor, u: Tensor, mean: Tensor, levels: int) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class QSGD(Method):
-    """Stochastic rounding with L2 norms of buckets and 2^(bits-1) levels, no residual.
+    """Stochastic rounding to multiples of a bucket's L2 norm (or its largest magnitude) over 2^(bits-1) levels (or others), no residual.
 
     The draws are torch's, not the package's Philox stream: same distribution, other numbers. Buckets restart at every tensor.
     """
@@ -254,6 +303,12 @@ class QSGD(Method):
     samples: ClassVar[int] = 4
     bits: int = 4
     bucket: int = 512
+    levels: int = 0  # 0: 2^(bits-1)
+    norm: Literal["l2", "max"] = "l2"
+
+    @property
+    def s(self) -> int:
+        return self.levels or 2 ** (self.bits - 1)
 
     def init(self, buffers: Buffers, seed: int) -> State:
         return {"u": torch.zeros_like(buffers.gradient)}
@@ -261,13 +316,12 @@ class QSGD(Method):
     def step(self, buffers: Buffers, state: State) -> None:
         state["u"].uniform_()
         shape = (buffers.gradient.shape[0], -1, self.bucket)
-        count = _qsgd(
-            buffers.gradient.view(shape), state["u"].view(shape), buffers.mean.view(-1, self.bucket), 2 ** (self.bits - 1)
-        )
+        g, u, mean = buffers.gradient.view(shape), state["u"].view(shape), buffers.mean.view(-1, self.bucket)
+        count = _qsgd(g, u, mean, self.s, self.norm == "max")
         buffers.words.copy_(count.sum(dtype=torch.int64).view(1))
 
     def forms(self) -> dict[str, str]:
-        text = f"qsgd(bits={self.bits}, bucket={self.bucket}, levels={2 ** (self.bits - 1)}"
+        text = f"qsgd(bits={self.bits}, bucket={self.bucket}, levels={self.s}, norm={self.norm}"
         return {"paper": f"{text}, coder=elias)", "compact": f"{text}, coder=rans)"}
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from experiments.variance_based import batched, wire
 from experiments.variance_based.batched import Buffers
 from experiments.variance_based.engine import Collected
-from experiments.variance_based.methods import METHODS
+from experiments.variance_based.methods import LABELS, METHODS
 from experiments.variance_based.train import machine, prepare
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
@@ -198,7 +198,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--data", type=Path, required=True)
     p.add_argument("--out", type=Path, default=Path("out") / "variance_based")
-    p.add_argument("--method", choices=sorted(METHODS), default="vgc_2")
+    p.add_argument("--method", choices=sorted(LABELS), default="vgc_2")
     p.add_argument("--epochs", type=int, default=90)
     p.add_argument("--workers", type=int, default=16)
     p.add_argument("--batch", type=int, default=32, help="of one worker")

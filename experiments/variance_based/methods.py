@@ -1,12 +1,14 @@
-"""The rows of the table: their names, the methods, and the published numbers."""
+"""The rows of the table: their names, the methods, the published numbers; variants where the paper leaves room; plans of runs."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.variance_based import batched
 from experiments.variance_based.batched import Method
+from experiments.variance_based.network import Init
 from experiments.variance_based.train import Config, Optimiser
 
 METHODS: dict[str, Method] = {
@@ -75,18 +77,74 @@ PUBLISHED: dict[Optimiser, dict[str, tuple[float | None, float | None]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Variant:
+    """A row's method read in another way, where the published text leaves room."""
+
+    row: str
+    label: str
+    method: Method
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the run's configuration
+
+
+def _qsgd_variants(bits: int, bucket: int) -> dict[str, Variant]:
+    row, less = f"qsgd_{bits}bit", 2 ** (bits - 1) - 1
+    return {
+        f"{row}_less": Variant(
+            row, f"{less} level{'s' * (less > 1)} instead of {less + 1}", batched.QSGD(bits=bits, bucket=bucket, levels=less)
+        ),
+        f"{row}_max": Variant(
+            row, "largest magnitude instead of the L2 norm", batched.QSGD(bits=bits, bucket=bucket, norm="max")
+        ),
+    }
+
+
+def _hybrid_variants(tau: float) -> dict[str, Variant]:
+    row = f"hybrid_{tau:g}"
+    return {
+        f"{row}_after": Variant(row, "v corrected with r after the subtraction", batched.Hybrid(tau=tau, correction="after")),
+        f"{row}_alone": Variant(row, "v not corrected", batched.Hybrid(tau=tau, correction="none")),
+        f"{row}_decay": Variant(row, "v fades in steps that send, too", batched.Hybrid(tau=tau, decay=True)),
+    }
+
+
+VARIANTS: dict[str, Variant] = {
+    "vgc_1.5_decay": Variant("vgc_1.5", "weight decay before compression", METHODS["vgc_1.5"], {"decay": "before"}),
+    "vgc_1.5_all": Variant("vgc_1.5", "exponents over all components", batched.VGC(alpha=1.5, exponents="all")),
+    "vgc_1.5_keep": Variant("vgc_1.5", "rounding errors kept", batched.VGC(alpha=1.5, residual="keep")),
+    "vgc_1.5_small": Variant("vgc_1.5", "too small values kept", batched.VGC(alpha=1.5, residual="small")),
+    "vgc_1.5_all_small": Variant(
+        "vgc_1.5", "exponents over all, too small values kept", batched.VGC(alpha=1.5, exponents="all", residual="small")
+    ),
+    **_hybrid_variants(0.1),
+    **_hybrid_variants(0.01),
+    **_qsgd_variants(2, 128),
+    **_qsgd_variants(3, 512),
+    **_qsgd_variants(4, 512),
+}
+METHODS |= {name: variant.method for name, variant in VARIANTS.items()}
+
+
+@dataclasses.dataclass(frozen=True)
 class Job:
-    """One run of a plan; ``lr`` 0 stands for the optimiser's own, which for momentum is that of the best uncompressed run."""
+    """One run of a plan; its name holds what is not usual.
+
+    ``lr`` 0 stands for the optimiser's own, which for momentum is that of the best uncompressed run; ``epochs`` 0 for those of the data.
+    """
 
     method: str
     optimiser: Optimiser = "adam"
     seed: int = 0
     lr: float = 0.0
+    init: Init = "lecun"
+    epochs: int = 0
 
     @property
     def name(self) -> str:
-        rate = f"_lr{self.lr:g}" if self.lr else ""
-        return f"{self.optimiser}_{self.method}{rate}_s{self.seed}"
+        parts = [self.optimiser, self.method]
+        parts += [f"lr{self.lr:g}"] if self.lr else []
+        parts += [self.init] if self.init != "lecun" else []
+        parts += [f"e{self.epochs}"] if self.epochs else []
+        return "_".join([*parts, f"s{self.seed}"])
 
     def config(self, epochs: int, lr: float, **changes: Any) -> Config:
         """The run's configuration at a learning rate. Momentum halves its rate twelve times in a run, as published."""
@@ -97,16 +155,19 @@ class Job:
             lr=lr,
             epochs=epochs,
             seed=self.seed,
+            init=self.init,
             halve_every=epochs / 12 if momentum else 0.0,
             lr_warmup=min(2.0, epochs / 10) if momentum else 0.0,
         )
         if base.workers != 8:
             raise ValueError("the methods are written for 8 workers")
-        return dataclasses.replace(base, **changes)
+        given = VARIANTS[self.method].changes if self.method in VARIANTS else {}
+        return dataclasses.replace(base, **{**given, **changes})
 
 
 SWEEP = (0.1, 0.05, 0.2)  # learning rates for momentum without compression
 ADAM_LR = 1e-3
+DIGITS: dict[Optimiser, float] = {"adam": 0.0, "momentum": 0.05}  # learning rates of the small form
 
 PLANS: dict[str, list[Job]] = {
     # In order of importance: what must be shown first, then the table, then what stands beside it.
@@ -135,6 +196,24 @@ PLANS: dict[str, list[Job]] = {
         Job("top_k_0.001"),
         Job("power_sgd_4"),
         Job("dithering_0.95"),
+    ],
+    # On CIFAR-10, one seed; the rows they are variants of are those of the plan "gpu".
+    "variants": [
+        *(Job(name) for name in VARIANTS if name.startswith("vgc")),
+        *(Job(name) for name in VARIANTS if name.startswith("hybrid_0.1")),
+        *(Job(name, "momentum") for name in VARIANTS if name.startswith("hybrid_0.1")),
+        *(Job(name, "momentum") for name in ("vgc_1.5", "vgc_1.5_decay", "vgc_1.5_keep")),
+        *(Job(name) for name in VARIANTS if name.endswith("_less")),
+        *(Job(name, "momentum") for name in ("qsgd_2bit", "qsgd_3bit", *(n for n in VARIANTS if n.endswith("_less")))),
+        *(Job(name) for name in VARIANTS if name.endswith("_max")),
+        *(Job(name) for name in VARIANTS if name.startswith("hybrid_0.01")),
+    ],
+    # The small form: every row of the paper and every variant, five seeds.
+    "digits": [
+        Job(name, optimiser, seed, lr)
+        for seed in range(5)
+        for optimiser, lr in DIGITS.items()
+        for name in (*PUBLISHED["adam"], *VARIANTS)
     ],
     "quick": [Job("none"), Job("vgc_1.5"), Job("strom_0.1"), Job("hybrid_0.1"), Job("qsgd_4bit")],
 }

@@ -28,8 +28,11 @@ from torch import Tensor
 
 from experiments.variance_based.fused import fused
 from experiments.variance_based.layout import Layout
+from tersegrad.moments.shares import accelerated
 
 Mode = Literal["mean", "workers", "moments"]
+# LeCun normal weights and zero biases, or torch's own: both uniform within 1/sqrt(fan in).
+Init = Literal["lecun", "torch"]
 
 
 @dataclasses.dataclass
@@ -150,8 +153,12 @@ class Conv(Layer):
         if run.mode == "moments":
             self._moments(run, x, delta)
         elif not mean:
-            columns, n = unfold(x, self.size, pad), run.workers
-            product = _bmm32(rows.reshape(n, -1, self.outputs).transpose(1, 2), columns.view(n, -1, columns.shape[-1]))
+            n = run.workers
+            if accelerated(x, delta):  # its squares come for nothing: nothing is unfolded
+                product = self._triton(run, x, delta)[0].view(n, self.outputs, -1)
+            else:
+                columns = unfold(x, self.size, pad)
+                product = _bmm32(rows.reshape(n, -1, self.outputs).transpose(1, 2), columns.view(n, -1, columns.shape[-1]))
             run.gradients[name].view(n, self.outputs, -1).copy_(product)
         if self.bias:
             put_shares(run, f"{self.name}.bias", rows.float().sum(1))
@@ -172,12 +179,14 @@ class Conv(Layer):
         rows = delta.permute(0, 2, 3, 1).flatten(1, 2)
         put_shares(run, f"{self.name}.weight", torch.bmm(rows.transpose(1, 2), unfold(x, self.size, self.size // 2)))
 
-    def _unstored(self, run: Pass, x: Tensor, delta: Tensor) -> None:
+    def _triton(self, run: Pass, x: Tensor, delta: Tensor) -> Tensor:
         from tersegrad.kernels.triton import shares
 
         pad = self.size // 2
-        found = shares.convolution(x, delta, (self.size,) * 2, (1, 1), (1, 1), (pad, pad), run.workers, False)
-        name = f"{self.name}.weight"
+        return shares.convolution(x, delta, (self.size,) * 2, (1, 1), (1, 1), (pad, pad), run.workers, False)
+
+    def _unstored(self, run: Pass, x: Tensor, delta: Tensor) -> None:
+        found, name = self._triton(run, x, delta), f"{self.name}.weight"
         run.gradients[name].view(run.workers, -1).copy_(found[0])
         run.squares[name].view(run.workers, -1).copy_(found[1])
 
@@ -431,18 +440,22 @@ class Network:
             found |= layer.shapes()
         return Layout.of(found)
 
-    def init(self, flat: Tensor, seed: int) -> None:
-        """LeCun normal weights, zero biases, BatchNorm at one and zero; the same numbers on every device."""
+    def init(self, flat: Tensor, seed: int, rule: Init = "lecun") -> None:
+        """Weights and biases by a rule, BatchNorm at one and zero; the same numbers on every device."""
         generator = torch.Generator().manual_seed(seed)
         flat.zero_()
+        views = self.layout.views(flat)
         for layer in self.layers:
-            for name, shape in layer.shapes().items():
-                view = self.layout.views(flat)[name]
-                if len(shape) > 1:
-                    fan = math.prod(shape[1:])
-                    view.copy_(torch.randn(shape, generator=generator) / math.sqrt(fan))
-                elif isinstance(layer, NormRelu) and name.endswith("weight"):
-                    view.fill_(1.0)
+            shapes = layer.shapes()
+            if isinstance(layer, NormRelu):
+                views[f"{layer.name}.weight"].fill_(1.0)
+                continue
+            for name, shape in shapes.items():
+                root = math.sqrt(math.prod(shapes[f"{layer.name}.weight"][1:]))
+                if rule == "torch":
+                    views[name].copy_((2 * torch.rand(shape, generator=generator) - 1) / root)
+                elif len(shape) > 1:
+                    views[name].copy_(torch.randn(shape, generator=generator) / root)
 
     def buffers(self, device: torch.device | str) -> dict[str, Tensor]:
         """Running statistics of BatchNorm."""

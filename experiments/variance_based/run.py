@@ -54,12 +54,21 @@ def rate_of(job: Job, out: Path) -> float:
         return job.lr
     if job.optimiser == "adam":
         return ADAM_LR
-    best: tuple[float, float] | None = None
+    best: tuple[bool, float, float] | None = None
     for path in out.glob("momentum_none_lr*.json"):
         found = json.loads(path.read_text())
-        if not found["diverged"] and (best is None or found["accuracy"] > best[0]):
-            best = (found["accuracy"], found["config"]["lr"])
-    return best[1] if best else methods.SWEEP[0]
+        lr, seed = found["config"]["lr"], found["config"]["seed"]
+        alike = (
+            path.stem == dataclasses.replace(job, method="none", lr=lr, seed=seed).name
+        )  # another length only if none is alike
+        if not found["diverged"]:
+            best = max(best or (False, 0.0, 0.0), (alike, found["accuracy"], lr))
+    return best[2] if best else methods.SWEEP[0]
+
+
+def settled(job: Job, options: argparse.Namespace) -> Job:
+    """A job with the command line's initialisation and number of epochs."""
+    return dataclasses.replace(job, init=options.init, epochs=0 if options.epochs in (None, options.usual) else options.epochs)
 
 
 @dataclasses.dataclass
@@ -93,7 +102,7 @@ def perform(job: Job, options: argparse.Namespace, images: data.Images) -> Open:
         changes["halve_every"] = options.halve_every
     if options.batch:
         changes["batch"] = options.batch
-    config = job.config(options.epochs, rate_of(job, options.out), **changes)
+    config = job.config(job.epochs or options.usual, rate_of(job, options.out), **changes)
     say(f"[{job.name}] starts, lr {config.lr:g}")
     result, sampler = train(config, images, options.device, lambda text: say(f"[{job.name}] {text}"))
     result["name"], result["row"] = job.name, job.method
@@ -163,7 +172,8 @@ def plan(options: argparse.Namespace, arguments: list[str]) -> None:
     """Run the jobs of a plan in order, several at a time, until they are done or the time is over."""
     begun = time.perf_counter()
     limit = options.minutes * 60
-    jobs = [job for job in PLANS[options.plan] if not options.only or job.method in options.only.split(",")]
+    chosen = options.only.split(",")
+    jobs = [settled(job, options) for job in PLANS[options.plan] if not options.only or job.method in chosen]
     waiting = [job for job in jobs if not (options.out / f"{job.name}.json").is_file()]
     say(
         f"plan {options.plan}: {len(jobs)} runs, {len(jobs) - len(waiting)} of them finished before, {options.minutes:g} minutes"
@@ -375,9 +385,15 @@ def parser() -> argparse.ArgumentParser:
         help="learning rate; Adam's is 0.001, momentum's that of the best run without compression",
     )
     p.add_argument(
-        "--halve-every", type=float, default=None, help="epochs between halvings of momentum's rate; a twelfth of the run"
+        "--halve-every",
+        type=float,
+        default=None,
+        help="epochs between halvings of momentum's rate; a twelfth of the run, 10 on digits",
     )
-    p.add_argument("--epochs", type=int, default=None, help="50; 40 on digits")
+    p.add_argument("--epochs", type=int, default=None, help="50; 40 on digits; another number becomes part of the run's name")
+    p.add_argument(
+        "--init", choices=("lecun", "torch"), default="lecun", help="LeCun normal, or uniform as torch does (part of the name)"
+    )
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--batch", type=int, default=None, help="of one worker: 64; 16 on digits")
     p.add_argument("--dense-warmup", type=int, default=0, help="epochs without compression at the start")
@@ -406,7 +422,8 @@ def main(arguments: list[str] | None = None) -> None:
     small = options.data == "digits"
     if options.out is None:
         options.out = Path("out") / "variance_based" if small or options.data.startswith("made") else RESULTS
-    options.epochs = options.epochs or (40 if small else 50)
+    options.usual = 40 if small else 50
+    options.halve_every = options.halve_every or (10.0 if small else None)
     options.batch = options.batch or (16 if small else None)
     options.encode_every = options.encode_every if options.encode_every is not None else (40 if small else 200)
     fused.enabled = not options.no_compile
@@ -425,9 +442,10 @@ def main(arguments: list[str] | None = None) -> None:
         elif options.profile:
             profile(options, images)
         elif options.method:
-            perform(Job(options.method, options.optimiser, options.seed, options.lr), options, images).settle(600)
+            job = Job(options.method, options.optimiser, options.seed, options.lr)
+            perform(settled(job, options), options, images).settle(600)
         else:
-            for found in [perform(job, options, images) for job in PLANS["quick"]]:
+            for found in [perform(settled(job, options), options, images) for job in PLANS["quick"]]:
                 found.settle(600)
             table(options.out)
     finally:

@@ -38,10 +38,12 @@ class Config:
     workers: int = 8
     batch: int = 64  # of one worker
     weight_decay: float = 5e-4
+    decay: Literal["after", "before"] = "after"  # decoding; before: as part of every sample's loss
     momentum: float = 0.9
     halve_every: float = 0.0  # epochs; 0: the learning rate stays
     lr_warmup: float = 0.0  # epochs of linear growth of the learning rate
     dense_warmup: int = 0  # epochs without compression at the start
+    init: network.Init = "lecun"
     encode_every: int = 200  # steps between those that are encoded to real bytes; 0: none
     graph: bool = True
     engine: Literal["one_pass", "collector"] = "one_pass"
@@ -57,6 +59,15 @@ def _prepare(pictures: Tensor, mean: Tensor, rstd: Tensor, half: bool) -> Tensor
     """uint8 images to normalised activations."""
     x = (pictures.float() - mean) * rstd
     return x.to(torch.bfloat16) if half else x
+
+
+@fused.fused
+def _decay_first(p: Tensor, g: Tensor, s: Tensor | None, decay: float, batch: int) -> None:
+    """Add weight decay to the workers' gradients, and to the sums of squares of the shares of ``batch`` samples."""
+    pull = p * decay
+    if s is not None:
+        s.copy_(s + pull * (2 * g + pull) * (1.0 / batch))
+    g.copy_(g + pull)
 
 
 @fused.fused
@@ -117,7 +128,7 @@ class Trainer:
             zeros(1, dtype=torch.int64),
         )
         self.params = zeros(layout.padded)
-        net.init(self.params, config.seed)  # both engines store the parameters alike
+        net.init(self.params, config.seed, config.init)  # both engines store the parameters alike
         self.state = config.method.init(self.buffers, config.seed)
         self.engine.bind(self.params, self.buffers, config.workers, mode)
         self.moments = [zeros(layout.padded) for _ in range(2 if config.optimiser == "adam" else 1)]
@@ -158,15 +169,19 @@ class Trainer:
         self.total_loss.add_(self.engine.step(x, labels))
         if phase == 1:
             return
+        after = config.weight_decay
+        if config.decay == "before" and config.method.mode != "mean":  # without compression it is all the same
+            _decay_first(self.params, buffers.gradient, buffers.squares, config.weight_decay, config.batch)
+            after = 0.0
         (method or config.method).step(buffers, self.state)
         self.total_words.add_(buffers.words)
         if phase == 2:
             return
         if config.optimiser == "adam":
             self.powers.mul_(self.betas)
-            _adam(self.params, buffers.mean, self.moments[0], self.moments[1], self.lr, self.powers, config.weight_decay)
+            _adam(self.params, buffers.mean, self.moments[0], self.moments[1], self.lr, self.powers, after)
         else:
-            _momentum(self.params, buffers.mean, self.moments[0], self.lr, config.weight_decay, config.momentum)
+            _momentum(self.params, buffers.mean, self.moments[0], self.lr, after, config.momentum)
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """``step`` as a CUDA graph where possible; the tensors are as before, whatever was run on the way."""

@@ -7,6 +7,7 @@ decodes it, and compares the state it leaves behind with that of the batched ste
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import multiprocessing
 import os
 from typing import TYPE_CHECKING, Any
@@ -56,10 +57,40 @@ def restored(template: Any, held: dict[str, Tensor]) -> Any:
     return states.load(template, entries)
 
 
+def log2_binomial(n: int, k: int) -> float:
+    """log2 of how many sets of k of n things there are."""
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
+
+
+def entropy(decoded: Tensor, spec: tersegrad.Spec) -> dict[str, float]:
+    """Bits of what a message of few distinct values says, by an ideal code that knows the frequencies; empty for other messages.
+
+    ``places``: which of all coordinates are sent, log2 C(N, k); ``places_by_tensor``: the same with each tensor's own k known;
+    ``values``: the order-0 entropy of the values, each relative to the largest of its tensor (a sign and an exponent, or a sign).
+    """
+    symbols, by_tensor, at = [], 0.0, 0
+    for piece in spec.pieces:
+        part = decoded[at : at + piece.numel]
+        at += piece.numel
+        sent = part[part != 0]
+        by_tensor += log2_binomial(piece.numel, sent.numel())
+        if sent.numel():
+            symbols.append(sent / sent.abs().max())
+    if not symbols:
+        return {}
+    counts = torch.unique(torch.cat(symbols), return_counts=True)[1].double()
+    if counts.numel() > 16:
+        return {}
+    total = float(counts.sum())
+    values = float(-(counts * torch.log2(counts / total)).sum())
+    found = {"places": log2_binomial(spec.numel, int(total)), "places_by_tensor": by_tensor, "values": values}
+    return {name: round(bits, 1) for name, bits in found.items()}
+
+
 def encode(
     forms: dict[str, str], spec: tersegrad.Spec, given: dict[str, Array], step: int, worker: int, seed: int
 ) -> dict[str, Any]:
-    """Bytes of one message in every form, and how many elements of the next state differ from the batched one's."""
+    """Bytes of one message in every form, its entropy, and how many elements of the next state differ from the batched one's."""
     tensors = {k: torch.from_numpy(v) for k, v in given.items()}
     ctx = tersegrad.Context(seed=seed, step=step, sender=worker)
     found: dict[str, Any] = {"step": step, "worker": worker}
@@ -72,6 +103,7 @@ def encode(
         decoded = compressor.decode(tersegrad.Message.frombytes(message.tobytes()), spec, ctx)
         found[wire_form] = int(message.nbytes)
         found["sent"] = int((decoded != 0).sum())
+        found["entropy"] = entropy(decoded, spec)
         entries = states.state_dict(after)
         for name, value in entries.items():
             role = ROLES.get(name.rpartition(".")[2])

@@ -20,7 +20,7 @@ pytest.importorskip("matplotlib")
 
 import typer
 from examples.flower.federated import tasks
-from experiments.federated import run
+from experiments.federated import deployment, run
 from experiments.federated.deployment import Counter
 from experiments.federated.methods import METHODS
 from experiments.federated.simulate import Setting, simulate
@@ -37,7 +37,7 @@ def test_quick_run_writes_everything(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     document = json.loads((tmp_path / "digits-small.json").read_text())
-    assert {r["method"]["label"] for r in document["results"]} >= {METHODS[0].label, "fp16", "Spherical, alpha 0.5"}
+    assert {r["method"]["label"] for r in document["results"]} >= {METHODS[0].label, "fp16", "Spherical + feedback, alpha 0.5"}
     assert all(r["rejected"] == 0 for r in document["results"])
     kept = run.read(tmp_path / "digits-small.json", Setting(**document["results"][0]["setting"]))
     assert [r.last.uplink for r in kept] == [r["last"]["uplink"] for r in document["results"]]
@@ -49,6 +49,30 @@ def test_every_method_is_a_compressor() -> None:
     for method in METHODS:
         assert method.uplink is None or tersegrad.parse(method.uplink)
     assert len({m.label for m in METHODS}) == len(METHODS)
+
+
+def test_committed_results_reach_the_goals() -> None:
+    runs = run.read(run.RESULTS / "mnist.json", run.SETTINGS["mnist"])
+    plain = {r.seed: r for r in runs if r.method.uplink is None}
+    assert plain
+    for smaller, points in run.GOALS:
+        reached = [
+            r.method.label for r in runs
+            if plain[r.seed].uplink_message / r.uplink_message >= smaller and plain[r.seed].last.score - r.last.score <= points
+        ]  # fmt: skip
+        assert any(reached.count(label) == len(plain) for label in reached), (smaller, points)
+    assert all(plain[r.seed].downlink_message / r.downlink_message >= 8 for r in runs if r.method.uplink)
+    assert all(r.rejected == 0 for r in runs)
+    assert {r.method.family for r in runs} <= set(run.FAMILIES)
+
+
+def test_the_deployment_has_a_table() -> None:
+    counted = {"tcp_up": 80_000, "tcp_down": 90_000, "messages_up": 0, "messages_down": 0, "score": 50.0}
+    plain = {"label": "plain", "uplink": None, "simulated": {"up": 79_000, "down": 79_000, "score": 50.0}, **counted}
+    ours = {**plain, "label": "ours", "uplink": "sign", "tcp_up": 4_000, "messages_up": 3_000}
+    shown = deployment.table([plain, ours], nodes=2, rounds=4)
+    assert shown.rows[1][3:7] == ("375", "9,875", "500", "20.0")
+    assert "not counted" in shown.rows[0]
 
 
 def test_seeds_are_paired() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from experiments.variance_based.layout import Layout
 from experiments.variance_based.network import Conv, Flatten, Linear, Network, NormRelu, Pass, PoolDrop, Relu
 from torch import Tensor
 
+from tersegrad.core import state as states
 from tersegrad.exchange import virtual
 from tersegrad.exchange.all_gather import AllGatherExchange
 
@@ -110,6 +113,27 @@ def test_the_networks_have_the_sizes_they_say() -> None:
     assert network.small().layout.numel == 13_706
 
 
+def test_initialisation_is_lecuns_or_that_of_torch() -> None:
+    net = network.small()
+    views = {}
+    for rule in ("lecun", "torch"):
+        flat = torch.zeros(net.layout.padded)
+        net.init(flat, 1, rule)
+        views[rule] = net.layout.views(flat)
+    fan = 9 * 16
+    weight, bias = "conv1.weight", "conv1.bias"
+    assert float(views["lecun"][weight].std()) == pytest.approx(fan**-0.5, rel=0.05)
+    assert not bool(views["lecun"][bias].any())
+    torch.manual_seed(0)
+    given = torch.nn.Conv2d(16, 32, 3)
+    for name, wanted in ((weight, given.weight), (bias, given.bias)):
+        assert wanted is not None
+        found = views["torch"][name]
+        assert float(found.abs().max()) == pytest.approx(float(wanted.detach().abs().max()), rel=0.15)
+        assert float(found.abs().max()) <= fan**-0.5
+        assert float(found.std()) == pytest.approx((3 * fan) ** -0.5, rel=0.3)
+
+
 LAYOUT = Layout.of({"a": (3, 50, 7), "b": (5,), "c": (40, 40), "d": (1,)})
 
 
@@ -123,9 +147,11 @@ def buffers(workers: int, seed: int = 0) -> batched.Buffers:
     [
         batched.VGC(alpha=1.0),
         batched.VGC(alpha=1.5),
+        batched.VGC(alpha=1.5, residual="keep"),
         batched.Strom(tau=0.1),
         batched.Strom(tau=0.01),
         batched.Hybrid(tau=0.05, alpha=2.0),
+        batched.Hybrid(tau=0.1, alpha=2.0),  # its square depends on whether tau is rounded first
         batched.TopK(fraction=0.02),
     ],
     ids=str,
@@ -157,8 +183,134 @@ def test_a_batched_step_decodes_to_what_the_package_decodes(method: batched.Meth
             outcome = virtual.run(exchange, list(g), held[form], spec, tersegrad.Context(seed=1, step=step), stats)
             held[form] = list(outcome.states)
             assert torch.equal(outcome.mean, LAYOUT.packed(shared.mean)), (form, step)
+            for worker, after in enumerate(held[form]):
+                for name, value in states.state_dict(after).items():
+                    role = wire.ROLES.get(name.rpartition(".")[2])
+                    if role is not None:
+                        assert torch.equal(value, LAYOUT.packed(state[role][worker])), (form, step, name)
         sent += int(shared.words)
     assert sent > 0
+
+
+def exp4(value: float, largest: float) -> float:
+    """The four-bit value next to a number, or 0: written out with powers of two."""
+    top = 2.0 ** math.floor(math.log2(largest))
+    low = 2.0 ** math.floor(math.log2(abs(value)))
+    near = top if abs(value) > top else low if abs(value) < 1.5 * low else 2 * low
+    return math.copysign(near, value) if near >= top / 128 else 0.0
+
+
+class Loop:
+    """One worker's compression, component by component."""
+
+    def __init__(self, method: batched.Method, size: int) -> None:
+        self.method, self.r, self.v = method, [0.0] * size, [0.0] * size
+
+    def vgc(self, m: batched.VGC, tensor: range) -> dict[int, float]:
+        r, v = self.r, self.v
+        chosen = [i for i in tensor if r[i] ** 2 > m.alpha * v[i]]
+        scope = chosen if m.exponents == "sent" else tensor
+        largest = max((abs(r[i]) for i in scope), default=0.0)
+        values = {i: exp4(r[i], largest) for i in chosen}
+        for i in tensor:
+            if i not in values or (m.residual == "small" and not values[i]):
+                v[i] *= m.zeta
+            else:
+                r[i], v[i] = r[i] - values[i] if m.residual == "keep" else 0.0, 0.0
+        return values
+
+    def hybrid(self, m: batched.Hybrid, tensor: range) -> dict[int, float]:
+        r, v, values = self.r, self.v, {}
+        for i in tensor:
+            if not (abs(r[i]) > m.tau and r[i] ** 2 > m.alpha * v[i]):
+                v[i] *= m.zeta
+                continue
+            values[i] = math.copysign(m.tau, r[i])
+            before, r[i] = abs(r[i]), r[i] - values[i]
+            used = before if m.correction == "before" else abs(r[i])
+            if m.correction != "none":
+                v[i] = max(v[i] - 2 * used * m.tau + m.tau**2, 0.0)
+            v[i] *= m.zeta if m.decay else 1.0
+        return values
+
+    def step(self, g: Tensor, s: Tensor, tensors: list[range]) -> dict[int, float]:
+        self.r = [a + b for a, b in zip(self.r, g.tolist())]
+        self.v = [a + b for a, b in zip(self.v, s.tolist())]
+        sent: dict[int, float] = {}
+        for tensor in tensors:
+            sent |= self.vgc(self.method, tensor) if isinstance(self.method, batched.VGC) else {}
+            sent |= self.hybrid(self.method, tensor) if isinstance(self.method, batched.Hybrid) else {}
+        return {i: value for i, value in sent.items() if value}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        batched.VGC(alpha=1.5),
+        batched.VGC(alpha=1.5, exponents="all"),
+        batched.VGC(alpha=1.5, residual="small"),
+        batched.VGC(alpha=1.5, exponents="all", residual="small"),
+        batched.VGC(alpha=1.5, residual="keep"),
+        batched.Hybrid(tau=0.05, alpha=2.0),
+        batched.Hybrid(tau=0.05, alpha=2.0, correction="after"),
+        batched.Hybrid(tau=0.05, alpha=2.0, correction="none"),
+        batched.Hybrid(tau=0.05, alpha=2.0, decay=True),
+    ],
+    ids=str,
+)
+def test_every_variant_is_its_loop_over_components(method: batched.VGC | batched.Hybrid) -> None:
+    workers, numel = 2, LAYOUT.numel
+    shared = buffers(workers)
+    state = method.init(shared, 0)
+    ends = [0, 1050, 1055, 2655, 2656]
+    tensors = [range(a, b) for a, b in itertools.pairwise(ends)]
+    loops = [Loop(method, numel) for _ in range(workers)]
+    generator = torch.Generator().manual_seed(4)
+    mean, count = 0.3 * torch.randn(numel, generator=generator), 0
+    for _ in range(8):
+        samples = 0.02 * (mean + torch.randn(workers, 4, numel, generator=generator))
+        samples *= torch.logspace(-2, 2, 50).repeat(numel)[:numel]
+        g, s = samples.sum(1), samples.square().sum(1)
+        assert shared.squares is not None
+        for (_, _, a, b), tensor in zip(LAYOUT.spans(), tensors):
+            shared.gradient[:, a:b], shared.squares[:, a:b] = (t[:, tensor.start : tensor.stop] for t in (g, s))
+        method.step(shared, state)
+        wanted = torch.zeros(workers, numel)
+        for worker, loop in enumerate(loops):
+            for i, value in loop.step(g[worker], s[worker], tensors).items():
+                wanted[worker, i] = value
+        assert torch.allclose(LAYOUT.packed(shared.mean), wanted.mean(0), rtol=1e-6, atol=0)
+        assert int(shared.words) == int((wanted != 0).sum())
+        count += int(shared.words)
+    for name in ("r", "v"):
+        held = torch.tensor([getattr(loop, name) for loop in loops])
+        assert torch.allclose(LAYOUT.packed(state[name]), held, rtol=1e-4, atol=1e-5)
+    assert count > 1000
+
+
+def test_weight_decay_before_compression_is_a_term_of_every_samples_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shares = torch.randn(3, 5, 40, generator=generator) / 5  # (workers, samples, n): parts of the mean gradient
+    params = torch.randn(40, generator=generator)
+    g, s = shares.sum(1), shares.square().sum(1)
+    train._decay_first(params, g, s, 0.1, 5)
+    with_term = shares + 0.1 * params / 5
+    assert torch.allclose(g, with_term.sum(1), atol=1e-6)
+    assert torch.allclose(s, with_term.square().sum(1), atol=1e-6)
+    job = methods.Job("vgc_1.5_decay")
+    assert job.config(2, 1e-3).decay == "before"
+    assert methods.Job("vgc_1.5").config(2, 1e-3).decay == "after"
+
+
+def test_qsgd_readings_differ_in_what_they_count() -> None:
+    """Gaussian gradients, non-zeros as known for each reading: 2 bits over 128, 4 bits over 512."""
+    shared = dataclasses.replace(buffers(8), squares=None)
+    shared.gradient.copy_(torch.randn(8, LAYOUT.padded, generator=torch.Generator().manual_seed(0)))
+    torch.manual_seed(1)  # not the stream of the gradients
+    for name, wanted in (("qsgd_2bit", 7.1), ("qsgd_4bit", 3.5), ("qsgd_2bit_less", 14.1), ("qsgd_2bit_max", 1.9)):
+        method = methods.METHODS[name]
+        method.step(shared, method.init(shared, 0))
+        assert 8 * LAYOUT.padded / int(shared.words) == pytest.approx(wanted, rel=0.05), name
 
 
 def test_qsgd_is_unbiased_and_counts_non_zeros() -> None:
@@ -209,7 +361,7 @@ def test_error_feedback_with_dithering_loses_nothing() -> None:
 def test_a_small_run_learns_and_writes_bytes(tmp_path: Path) -> None:
     options = ["--data", "digits", "--device", "cpu", "--out", str(tmp_path), "--epochs", "6", "--encode-every", "20"]
     run.main([*options, "--method", "vgc_1"])
-    found = json.loads((tmp_path / "adam_vgc_1_s0.json").read_text())
+    found = json.loads((tmp_path / "adam_vgc_1_e6_s0.json").read_text())
     assert found["accuracy"] > 60
     assert found["ratio_words"] > 2
     samples = found["encoded"]["samples"]
@@ -217,21 +369,83 @@ def test_a_small_run_learns_and_writes_bytes(tmp_path: Path) -> None:
     for sample in samples:
         assert sample["differing"] == 0
         assert sample["compact"] < sample["paper"]
-    assert (tmp_path / "adam_vgc_1_s0.json").stat().st_size < 200_000
+        ideal = sample["entropy"]
+        assert ideal["places_by_tensor"] < ideal["places"]
+        assert 8 * sample["compact"] < 1.05 * (ideal["places"] + ideal["values"])
+    assert (tmp_path / "adam_vgc_1_e6_s0.json").stat().st_size < 200_000
     results = report.read(tmp_path)
     assert "VGC, alpha = 1 |" in report.table(results)
     assert "120.7" not in report.table(results)  # published for CIFAR-10 only
     assert "120.7" in report.table([{**results[0], "data": "cifar10"}])
     report.main(tmp_path)
-    assert {p.name for p in tmp_path.glob("*.png")} == {"curves.png", "scatter.png"}
-    assert "differ from the batched step's in 0 coordinates" in (tmp_path / "table.md").read_text()
+    assert {p.name for p in tmp_path.glob("*.png")} == {"curves_digits_6.png", "scatter_digits_6.png"}
+    text = (tmp_path / "table.md").read_text()
+    assert "differ from the batched step's in 0 coordinates" in text
+    assert "### Bits against entropy" in text
+    bits = report.Bits.of(results[0])
+    assert bits is not None
+    assert 0 < bits.above < bits.above_by_tensor < 0.08
+    assert f"| {100 * bits.above:+.1f} % |" in text
+
+
+def made_up(row: str, accuracy: float, ratio: float, seed: int = 0, **config: Any) -> report.Result:
+    """A result file's content as far as tables read it."""
+    sample = {"sent": 100, "compact": 130, "entropy": {"places": 900.0, "values": 100.0, "places_by_tensor": 880.0}}
+    return {
+        "row": row,
+        "data": "cifar10",
+        "config": {"optimiser": "adam", "lr": 1e-3, "epochs": 50, "seed": seed, "workers": 8, "batch": 64, **config},
+        "accuracy": accuracy,
+        "diverged": False,
+        "ratio_words": ratio,
+        "curve": [{"epoch": 1, "accuracy": accuracy, "ratio": ratio}],
+        "seconds": {"epoch": 1.0},
+        "encoded": {"every": 200, "samples": [sample], "paper": {"ratio": ratio}, "compact": {"ratio": 2.5 * ratio}},
+        "machine": "a machine",
+        "date": "2026-01-01",
+    }
+
+
+def test_tables_keep_settings_apart_and_say_what_was_found() -> None:
+    runs = [made_up("none", 87.0 + seed, 1.0, seed) for seed in range(3)]
+    runs += [made_up("vgc_1.5", 86.0 + 2 * seed, 450.0, seed) for seed in range(3)]
+    runs += [made_up("vgc_1.5_keep", 86.5 + 2 * seed, 400.0, seed) for seed in range(3)]
+    runs += [made_up("none", 80.0, 1.0, init="torch"), made_up("vgc_1.5", 79.0, 300.0, init="torch")]
+    text = report.table(runs)
+    assert text.count("###") == 2
+    assert "| VGC, alpha = 1.5 | 88.00 [86.00 90.00] | 88.9 | 88.00 | +0.00 | +0.8 | 450.0 | 453.3 |" in text
+    assert "torch's initialisation" in text
+    found = report.checks(runs)
+    assert "| VGC 1.5 (Adam) is as accurate as none | 88.00 / 88.00: yes | 79.00 / 80.00: **no** |" in found
+    assert "| VGC 1.5: 445 parameters per word | 450.0: yes | 300.0: **no** |" in found
+    assert "| VGC: bits within 5 % of the entropy | +4.0 %: yes | +4.0 %: yes |" in found
+    assert "| ratios rise with alpha |  |  |" in found
+    assert "| rounding errors kept | 88.5 [86.5 90.5] | +0.50 ± 0.00 | 400.0 (0.89) |" in report.variants_table(runs)
+    assert [report.Setting.of(r).tag for r in runs[-3:]] == ["", "_torch", "_torch"]
+
+
+def test_the_block_between_marks_is_replaced() -> None:
+    text = f"before\n{report.MARKS[0]}\nold\n{report.MARKS[1]}\nafter\n"
+    once = report.fill(text, "new")
+    assert "old" not in once
+    assert report.fill(once, "new") == once
+    assert once.startswith("before")
+    assert once.endswith("after\n")
+    with pytest.raises(ValueError, match="marks"):
+        report.fill("nothing", "new")
 
 
 def test_momentum_takes_the_rate_of_the_best_uncompressed_run(tmp_path: Path) -> None:
     for lr, accuracy, diverged in ((0.1, 80.0, False), (0.2, 90.0, False), (0.4, 99.0, True)):
-        entry = {"accuracy": accuracy, "diverged": diverged, "config": {"lr": lr}}
+        entry = {"accuracy": accuracy, "diverged": diverged, "config": {"lr": lr, "seed": 0}}
         (tmp_path / f"momentum_none_lr{lr:g}_s0.json").write_text(json.dumps(entry))
     assert run.rate_of(methods.Job("vgc_2", "momentum"), tmp_path) == 0.2
+    longer = methods.Job("vgc_2", "momentum", init="torch", epochs=100)
+    assert run.rate_of(longer, tmp_path) == 0.2  # none of its length yet
+    entry = {"accuracy": 70.0, "diverged": False, "config": {"lr": 0.1, "seed": 0}}
+    (tmp_path / "momentum_none_lr0.1_torch_e100_s0.json").write_text(json.dumps(entry))
+    assert run.rate_of(longer, tmp_path) == 0.1
+    assert longer.name == "momentum_vgc_2_torch_e100_s0"
     assert run.rate_of(methods.Job("vgc_2"), tmp_path) == methods.ADAM_LR
     assert run.rate_of(methods.Job("none", "momentum", lr=0.05), tmp_path) == 0.05
 
@@ -267,6 +481,19 @@ def test_cifar_is_read_in_both_forms_and_refused_otherwise(tmp_path: Path, monke
     monkeypatch.setattr(data, "RECORDS", {"test_batch": "0" * 64})
     with pytest.raises(ValueError, match="SHA-256"):
         data.cifar10(tmp_path / "bin")
+
+
+def test_the_entropy_is_that_of_a_message_written_out() -> None:
+    spec = LAYOUT.spec
+    decoded = torch.zeros(spec.numel)
+    decoded[[0, 1, 2, 1049]] = torch.tensor([4.0, -2.0, 2.0, 4.0])
+    decoded[1050:1053] = torch.tensor([0.5, 0.5, -0.25])  # relative to 4 and 0.5: 1, -1/2, 1/2, 1 | 1, 1, -1/2
+    found = wire.entropy(decoded, spec)
+    assert found["places"] == pytest.approx(sum(math.log2((spec.numel - i) / (i + 1)) for i in range(7)), abs=0.06)
+    assert found["places_by_tensor"] == pytest.approx(wire.log2_binomial(1050, 4) + wire.log2_binomial(5, 3), abs=0.06)
+    assert found["values"] == pytest.approx(4 * math.log2(7 / 4) + 2 * math.log2(7 / 2) + math.log2(7), abs=0.06)
+    assert wire.entropy(torch.zeros(spec.numel), spec) == {}
+    assert wire.entropy(torch.randn(spec.numel), spec) == {}  # as many values as coordinates: no code of few symbols
 
 
 def test_states_are_restored_by_role() -> None:

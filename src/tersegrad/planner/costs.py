@@ -7,13 +7,15 @@ workers and messages of n_i bits (dense: 32 N; compressed: 32 N / c at ratio c):
 ring all-reduce        2 (p-1)/p 32 N beta + 2 (p-1) L                                           dense
 ring all-gather        (p-1) (max n_i beta + L)                                                  every round waits for the largest
 pipelined all-gather   (sum n_i + (p-1) m) beta + (sum n_i / m + p - 1) L                        blocks of m bits
-direct all-gather      max_i max((p-1) n_i, sum of the others') beta + L                         what ``exchange="all_gather"`` does
-two-shot               2 (p-1)/p n beta + 2 L                                                    what ``exchange="two_shot"`` does
+direct all-gather      max_i max((p-1) n_i, sum of the others') beta/e + L                       what ``exchange="all_gather"`` does
+two-shot               2 (p-1)/p n beta/e + 2 L                                                  what ``exchange="two_shot"`` does
 =====================  ========================================================================  =======================================
 
-L is the latency of one message. The published estimate of variance-based compression compares the first with the third for large N,
-small m and L = 0: a speed-up of at least 2 (p-1) c / p^2, above 1 from c = p^2 / (2 (p-1)), about p/2
-(:func:`tersegrad.theory.all_gather_speedup`, :func:`tersegrad.theory.break_even_ratio`). Latency is ours; it decides at c > 1000.
+L is the latency of one message; e is the share of the rate that remains where all workers send to all others at once (a ring has one
+sender a receiver and loses nothing; gloo's all-to-all reached 0.6 with four workers). The published estimate of variance-based
+compression compares the first with the third for large N, small m and L = 0: a speed-up of at least 2 (p-1) c / p^2, above 1 from
+c = p^2 / (2 (p-1)), about p/2 (:func:`tersegrad.theory.all_gather_speedup`, :func:`tersegrad.theory.break_even_ratio`). Latency is
+ours; it decides at c > 1000.
 
 Citation: Traeff, Ripke, Siebert, Balaji, Thakur, Gropp, "A pipelined algorithm for large, irregular all-gather problems", IJHPCA 2010;
 Tsuzuku, Imachi, Akiba, arXiv:1802.06058.
@@ -44,11 +46,13 @@ class Link:
     bits_per_second: float
     latency: float = 0.0
     framing: float = 1.0  # bytes on the wire for a byte that is sent; :data:`ETHERNET` for TCP
+    direct: float = 1.0  # share of the rate that direct exchanges reach, all workers sending to all others at once
 
     def __post_init__(self) -> None:
         require(self.bits_per_second > 0, f"a link carries a positive number of bits a second, got {self.bits_per_second}")
         require(0 <= self.latency < math.inf, f"latency is in seconds and not negative, got {self.latency}")
         require(1 <= self.framing < math.inf, f"framing is at least 1, got {self.framing}")
+        require(0 < self.direct <= 1, f"direct exchanges reach a share of the rate in (0, 1], got {self.direct}")
 
     @property
     def beta(self) -> float:
@@ -93,13 +97,13 @@ def direct_all_gather(nbytes: Sequence[float], link: Link, rounds: int = 1) -> f
     _check_workers(len(nbytes))
     total = sum(nbytes)
     busiest = max(max((len(nbytes) - 1) * n, total - n) for n in nbytes)
-    return link.seconds(busiest) + rounds * link.latency
+    return link.seconds(busiest) / link.direct + rounds * link.latency
 
 
 def two_shot(workers: int, nbytes: float, link: Link, rounds: int = 2) -> float:
     """1/p of a message to each owner, then the owners' means to all: two direct exchanges of (p-1)/p of a message."""
     _check_workers(workers)
-    return 2 * (workers - 1) / workers * link.seconds(nbytes) + rounds * link.latency
+    return 2 * (workers - 1) / workers * link.seconds(nbytes) / link.direct + rounds * link.latency
 
 
 def moments_operations(numel: int, batch: int) -> int:

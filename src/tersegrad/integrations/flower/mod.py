@@ -10,6 +10,7 @@ server confirms it) lies in Flower's ``context.state``, which a SuperNode keeps 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -276,6 +277,7 @@ def compress_mod(
     return CompressMod(text, None if store is None else Path(store), max_numel)
 
 
+@functools.lru_cache(maxsize=32)  # the same few texts come with every message
 def _parse(text: str) -> Compressor[Any]:
     try:
         return parse(text)
