@@ -14,9 +14,19 @@ namespace {
 inline __mmask16 first16(std::size_t n) { return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << n) - 1u); }
 inline __mmask64 first64(std::size_t n) { return n >= 64 ? ~0ull : (1ull << n) - 1ull; }
 
-// Fetches the four cache lines of 64 coordinates.
-inline void fetch(std::uintptr_t x) {
+// Fetches the four cache lines of 64 coordinates. Always inline: GCC drops calls of functions that only prefetch.
+[[gnu::always_inline]] inline void fetch(std::uintptr_t x) {
     for (unsigned line = 0; line < 4; ++line) _mm_prefetch(reinterpret_cast<const char*>(x + 64 * line), _MM_HINT_T0);
+}
+
+// Called every 512 bytes or less of a walk through memory, fetches one line of each of eight later pages at once. A fetch from a
+// page whose address the processor has not translated yet cannot retire before it is, which stops all work for a hundred
+// nanoseconds; translations that begin together take not much longer than one.
+[[gnu::always_inline]] inline void translate(std::uintptr_t x) {
+    constexpr std::uintptr_t page = 4096, region = 8 * page;
+    if (x % region >= 512) return;
+#pragma GCC unroll 8
+    for (unsigned p = 0; p < 8; ++p) _mm_prefetch(reinterpret_cast<const char*>(x + region + page * p), _MM_HINT_T0);
 }
 
 // Eight blocks at a time. Only the lowest counter word varies, so that half of the first two rounds is done once.
@@ -49,21 +59,42 @@ struct Philox {
     }
 
     void operator()(__m512i index, std::uint16_t* out) const {
-        const __m512i p1 = _mm512_mul_epu32(index, m0);
-        const __m512i q2 = _mm512_mul_epu32(_mm512_xor_si512(down(p1), salt1), m1);
-        __m512i c0 = _mm512_xor_si512(down(q2), q1_2), c1 = q2, c2 = _mm512_xor_si512(p1, c2_2), c3 = p2;
+        __m512i draws[2];
+        groups<1>(index, draws, [](int) {});
+        _mm512_storeu_si512(out, draws[0]);
+        _mm512_storeu_si512(out + 32, draws[1]);
+    }
+
+    // N groups of 64 draws side by side, and meanwhile(0) .. meanwhile(7) between the rounds: a group alone is a chain of seventy
+    // cycles that leaves both vector ports idle most of the time, and is too long to be overlapped with much else by itself.
+    template <int N, class Meanwhile>
+    void groups(__m512i index, __m512i* out, Meanwhile&& meanwhile) const {
+        __m512i c0[N], c1[N], c2[N], c3[N];
+#pragma GCC unroll 4
+        for (int g = 0; g < N; ++g) {
+            const __m512i p1 = _mm512_mul_epu32(_mm512_add_epi64(index, _mm512_set1_epi64(8 * g)), m0);
+            const __m512i q2 = _mm512_mul_epu32(_mm512_xor_si512(down(p1), salt1), m1);
+            c0[g] = _mm512_xor_si512(down(q2), q1_2), c1[g] = q2, c2[g] = _mm512_xor_si512(p1, c2_2), c3[g] = p2;
+        }
 #pragma GCC unroll 8
         for (int r = 2; r < 10; ++r) {
-            const __m512i p = _mm512_mul_epu32(c0, m0), q = _mm512_mul_epu32(c2, m1);
-            c0 = _mm512_ternarylogic_epi64(down(q), c1, k0[r], 0x96);
-            c2 = _mm512_ternarylogic_epi64(down(p), c3, k1[r], 0x96);
-            c1 = q;
-            c3 = p;
+#pragma GCC unroll 4
+            for (int g = 0; g < N; ++g) {
+                const __m512i p = _mm512_mul_epu32(c0[g], m0), q = _mm512_mul_epu32(c2[g], m1);
+                c0[g] = _mm512_ternarylogic_epi64(down(q), c1[g], k0[r], 0x96);
+                c2[g] = _mm512_ternarylogic_epi64(down(p), c3[g], k1[r], 0x96);
+                c1[g] = q;
+                c3[g] = p;
+            }
+            meanwhile(r - 2);
         }
-        const __m512i w01 = _mm512_mask_shuffle_epi32(c0, 0xAAAA, c1, static_cast<_MM_PERM_ENUM>(0xA0));
-        const __m512i w23 = _mm512_mask_shuffle_epi32(c2, 0xAAAA, c3, static_cast<_MM_PERM_ENUM>(0xA0));
-        _mm512_storeu_si512(out, _mm512_unpacklo_epi64(w01, w23));
-        _mm512_storeu_si512(out + 32, _mm512_unpackhi_epi64(w01, w23));
+#pragma GCC unroll 4
+        for (int g = 0; g < N; ++g) {
+            const __m512i w01 = _mm512_mask_shuffle_epi32(c0[g], 0xAAAA, c1[g], static_cast<_MM_PERM_ENUM>(0xA0));
+            const __m512i w23 = _mm512_mask_shuffle_epi32(c2[g], 0xAAAA, c3[g], static_cast<_MM_PERM_ENUM>(0xA0));
+            out[2 * g] = _mm512_unpacklo_epi64(w01, w23);
+            out[2 * g + 1] = _mm512_unpackhi_epi64(w01, w23);
+        }
     }
 };
 
@@ -213,63 +244,99 @@ struct Avx512 {
         }
     }
 
-    // Draws, levels and codes of n coordinates (a multiple of 64), and the statistic of n later ones, in one loop: the arithmetic
-    // of both and the memory work side by side. No carry into the upper counter word among them.
-    template <int W, bool L2>
-    static double fused(const float* x, std::size_t n, float inverse, float bound, const Philox& philox, std::uint64_t block,
-                        std::uint8_t* out, const float* later) {
-        const __m512 v = _mm512_set1_ps(inverse), most = _mm512_set1_ps(bound);
-        const __m512i low = _mm512_set1_epi8(static_cast<char>((1 << W) - 1));
-        const __m512i m1 = _mm512_set1_epi16((1 << W % 8) - 1), m2 = _mm512_set1_epi32((1 << 2 * W % 16) - 1);
-        const __m512i m4 = _mm512_set1_epi64((1ll << 4 * W % 32) - 1);
-        // Packing four vectors into bytes leaves 32-bit lane 4 i + q with coordinates 16 q + 4 i and the next three.
-        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        alignas(64) std::uint8_t from[64];
+    // For every word of the first or second half of a register: the low halves of 32-bit lanes.
+    static __m512i widening(int half) {
+        alignas(64) std::uint16_t index[32];
+        for (int j = 0; j < 32; ++j) index[j] = static_cast<std::uint16_t>(16 * half + j / 2);
+        return _mm512_load_si512(index);
+    }
+
+    // Byte j of the packed stream from where `codes` leaves it.
+    template <int W>
+    static __m512i order() {
+        alignas(64) std::uint8_t index[64];
         for (int j = 0; j < 64; ++j) {
-            const int lane = j / (W / 2 ? W / 2 : 1);  // even W: W / 2 bytes from every lane, in the order of coordinates
-            from[j] = static_cast<std::uint8_t>(lane < 16 ? 4 * (lane % 4 * 4 + lane / 4) + j % (W / 2) : 63);
+            if (W == 4) {  // coordinates 2 j and 2 j + 1: byte q of lane i holds the pair from 16 q + i on
+                index[j] = static_cast<std::uint8_t>(j < 32 ? 4 * (2 * j % 16) + j / 8 : 63);
+            } else {  // lane 4 i + q holds coordinates 16 q + 4 i and the next three, in its lower W / 2 bytes
+                const int lane = j / (W / 2);
+                index[j] = static_cast<std::uint8_t>(lane < 16 ? 4 * (lane % 4 * 4 + lane / 4) + j % (W / 2) : 63);
+            }
         }
-        const __m512i gather = W % 2 ? permutation<W, false>() : _mm512_load_si512(from);
-        const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-        __m512d s0 = _mm512_setzero_pd(), s1 = s0, s2 = s0, s3 = s0;
-        __m512i top = _mm512_setzero_si512();
-        __m512i index = philox.counters(block);
-        for (std::size_t i = 0; i < n; i += 64, out += 8 * W) {
-            fetch(address(later + i) + 4 * kAhead);
-            if constexpr (L2) {
-                for (int row = 0; row < 64; row += 32) {
-                    s0 = term<Sum::squares>(_mm256_loadu_ps(later + i + row), s0);
-                    s1 = term<Sum::squares>(_mm256_loadu_ps(later + i + row + 8), s1);
-                    s2 = term<Sum::squares>(_mm256_loadu_ps(later + i + row + 16), s2);
-                    s3 = term<Sum::squares>(_mm256_loadu_ps(later + i + row + 24), s3);
+        return W % 2 ? permutation<W, false>() : _mm512_load_si512(index);
+    }
+
+    // The packed codes of 64 coordinates whose levels are the upper halves of the 32-bit lanes.
+    template <int W>
+    static __m512i codes(const __m512i (&k)[4], __m512i order) {
+        // A ternary operation 0xE4: third ? first : second.
+        if constexpr (W == 4) {  // byte q of a lane from register q, then every other lane into the upper halves of the bytes before
+            const __m512i halves = _mm512_set1_epi32(0x0000ffff), even = _mm512_set1_epi32(0x00ff00ff), low = _mm512_set1_epi32(0x0f0f0f0f);
+            const __m512i b02 = _mm512_ternarylogic_epi64(_mm512_srli_epi32(k[0], 16), k[2], halves, 0xE4);
+            const __m512i b13 = _mm512_ternarylogic_epi64(_mm512_srli_epi32(k[1], 8), _mm512_slli_epi32(k[3], 8), halves, 0xE4);
+            const __m512i b = _mm512_ternarylogic_epi64(b02, b13, even, 0xE4);
+            return _mm512_permutexvar_epi8(order, _mm512_ternarylogic_epi64(b, _mm512_srli_epi64(b, 28), low, 0xE4));
+        }
+        const __m512i k01 = _mm512_packs_epi32(_mm512_srai_epi32(k[0], 16), _mm512_srai_epi32(k[1], 16));
+        const __m512i k23 = _mm512_packs_epi32(_mm512_srai_epi32(k[2], 16), _mm512_srai_epi32(k[3], 16));
+        __m512i b = _mm512_packs_epi16(k01, k23);
+        if constexpr (W != 8) {
+            const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            if constexpr (W % 2 != 0) b = _mm512_permutexvar_epi32(lanes, b);
+            b = _mm512_and_si512(b, _mm512_set1_epi8((1 << W) - 1));
+            b = _mm512_ternarylogic_epi64(b, _mm512_srli_epi16(b, 8 - W), _mm512_set1_epi16((1 << W) - 1), 0xE4);
+            b = _mm512_ternarylogic_epi64(b, _mm512_srli_epi32(b, 16 - 2 * W), _mm512_set1_epi32((1 << 2 * W) - 1), 0xE4);
+            if constexpr (W % 2 != 0)
+                b = _mm512_ternarylogic_epi64(b, _mm512_srli_epi64(b, 32 - 4 * W), _mm512_set1_epi64((1ll << 4 * W) - 1), 0xE4);
+        }
+        return _mm512_permutexvar_epi8(order, b);
+    }
+
+    // Draws, levels and codes of n coordinates (a multiple of 64), and the statistic of n later ones, in one loop: the arithmetic
+    // of both and the memory work side by side. No carry into the upper counter word among them, and no product beyond the levels.
+    template <int W, bool L2>
+    static double fused(const float* x, std::size_t n, float inverse, const Philox& philox, std::uint64_t block, std::uint8_t* out,
+                        const float* later) {
+        const __m512 v = _mm512_set1_ps(inverse);
+        const __m512i order = Avx512::order<W>(), widen[2] = {widening(0), widening(1)};
+        __m512d s[4] = {_mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd()};
+        __m512i top = _mm512_setzero_si512(), index = philox.counters(block);
+        const auto groups = [&]<int N>(std::size_t i) {
+            __m512i u[2 * N];
+            translate(address(later + i));
+            philox.template groups<N>(index, u, [&](int r) {  // an eighth of the later coordinates: 8 N
+                const float* at = later + i + static_cast<std::size_t>(8 * N * r);
+                if (N > 1 || r % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(address(at) + 4 * kAhead), _MM_HINT_T0);
+                if constexpr (L2) {
+#pragma GCC unroll 2
+                    for (int l = 0; l < N; ++l)
+                        s[(N * r + l) % 4] = term<Sum::squares>(_mm256_loadu_ps(at + 8 * l), s[(N * r + l) % 4]);
+                } else if (N > 1 || r % 2 == 0) {
+                    top = _mm512_max_epu32(top, _mm512_and_si512(_mm512_loadu_si512(at), _mm512_set1_epi32(0x7fffffff)));
                 }
-            } else {
-                for (int q = 0; q < 64; q += 16)
-                    top = _mm512_max_epu32(top, _mm512_and_si512(_mm512_loadu_si512(later + i + q), magnitude));
+            });
+            index = _mm512_add_epi64(index, _mm512_set1_epi64(8 * N));
+#pragma GCC unroll 2
+            for (int g = 0; g < N; ++g, out += 8 * W) {
+                __m512i k[4];
+#pragma GCC unroll 4
+                for (int q = 0; q < 4; ++q) {
+                    const __m512i y = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i + 64 * g + 16 * q), v));
+                    k[q] = _mm512_add_epi32(y, _mm512_maskz_permutexvar_epi16(0x55555555u, widen[q % 2], u[2 * g + q / 2]));
+                }
+                const __m512i b = codes<W>(k, order);
+                if constexpr (W == 8)
+                    _mm512_storeu_si512(out, b);
+                else if constexpr (W != 4)
+                    _mm512_mask_storeu_epi8(out, first64(8 * W), b);
+                else
+                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(b));
             }
-            alignas(64) std::uint16_t u[64];
-            philox(index, u);
-            index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
-            __m512i k[4];
-            for (int q = 0; q < 4; ++q)
-                k[q] = levels<true>(_mm512_loadu_ps(x + i + 16 * q), v, most, _mm256_load_si256(reinterpret_cast<const __m256i*>(u + 16 * q)));
-            __m512i b = _mm512_packs_epi16(_mm512_packs_epi32(k[0], k[1]), _mm512_packs_epi32(k[2], k[3]));
-            if constexpr (W == 8) {
-                _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, b));
-                continue;
-            }
-            if constexpr (W % 2 != 0) b = _mm512_permutexvar_epi32(order, b);
-            b = _mm512_and_si512(b, low);
-            b = _mm512_ternarylogic_epi64(m1, b, _mm512_srli_epi16(b, 8 - W), 0xCA);  // mask ? b : shifted
-            b = _mm512_ternarylogic_epi64(m2, b, _mm512_srli_epi32(b, 16 - 2 * W), 0xCA);
-            if constexpr (W % 2 != 0) b = _mm512_ternarylogic_epi64(m4, b, _mm512_srli_epi64(b, 32 - 4 * W), 0xCA);
-            b = _mm512_permutexvar_epi8(gather, b);
-            if constexpr (W == 4)
-                _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(b));
-            else
-                _mm512_mask_storeu_epi8(out, first64(8 * W), b);
-        }
-        return L2 ? folded(s0, s1, s2, s3) : static_cast<double>(float_of(_mm512_reduce_max_epu32(top)));
+        };
+        std::size_t i = 0;
+        for (; i + 128 <= n; i += 128) groups.template operator()<2>(i);
+        if (i < n) groups.template operator()<1>(i);
+        return L2 ? folded(s[0], s[1], s[2], s[3]) : static_cast<double>(float_of(_mm512_reduce_max_epu32(top)));
     }
 
     template <Into I>

@@ -247,10 +247,9 @@ struct Driver {
     static std::size_t fuse_width(const Job& job, const StepRule& rule, std::size_t first, std::size_t last) {
         const std::size_t block = job.q.block;
         while (last > first && last * block > job.n) --last;
-        if (first == last || job.q.rule == Rule::nearest || block % 64 != 0) return first;
+        if (first == last || job.q.rule == Rule::nearest || job.q.format != StepFormat::float32 || block % 64 != 0) return first;
         if (first * block >> 35 != (last * block - 1) >> 35) return first;  // a carry into the upper counter word
         const auto loop = job.q.rule == Rule::l2 ? &V::template fused<W, true> : &V::template fused<W, false>;
-        const float most = static_cast<float>(job.q.levels) * 65536.0f;
         const typename V::Drawer drawer(job.stream, first * block / 8);
         float step = rule(statistic(job.x + first * block, block, job.q.rule));
         double next = last - first > 1 ? statistic(job.x + (first + 1) * block, block, job.q.rule) : 0.0;
@@ -259,8 +258,10 @@ struct Driver {
             const float* later = last - b > 2 ? x + 2 * block : x;
             const float next_step = rule(next);
             write_steps(&step, 1, job.q.format, job.steps + b * step_bytes(job.q.format));
-            if (step >= 0x1p-100f) {
-                next = loop(x, block, 1.0f / step * 65536.0f, most, drawer, b * block / 8, job.codes + b * block / 8 * W, later);
+            // Within these limits nothing over- or underflows, and the margin of the step outweighs the three roundings between
+            // it and the product, so that no level needs to be clamped.
+            if (step >= 0x1p-100f && step <= 0x1p100f) {
+                next = loop(x, block, 1.0f / step * 65536.0f, drawer, b * block / 8, job.codes + b * block / 8 * W, later);
             } else {
                 round(job, step, b * block, (b + 1) * block);
                 next = statistic(later, block, job.q.rule);

@@ -69,7 +69,10 @@ static void quantisers(Isa isa_now) {
     for (const std::size_t n : {0, 1, 7, 8, 63, 64, 65, 511, 512, 513, 5001}) {
         const std::unique_ptr<float[]> x(new float[n]);  // exactly n: reading one more is caught
         for (std::size_t i = 0; i < n; ++i) x[i] = std::sin(static_cast<float>(i * i + n)) * std::exp2(static_cast<float>(i % 40) - 20.0f);
-        for (const std::size_t block : {8, 32, 512, 1016, 8192, 1 << 17})
+        if (n == 5001)  // blocks of constant, single, huge and tiny coordinates: levels at their limits
+            for (std::size_t i = 0; i < 2500; ++i)
+                x[i] = i < 600 ? -1.5f : i < 1200 ? (i % 192 ? 0.0f : 7.0f) : i < 1800 ? x[i] * 0x1p107f : x[i] * 0x1p-120f;
+        for (const std::size_t block : {8, 32, 64, 192, 512, 1016, 8192, 1 << 17})
             for (int width = 2; width <= 8; ++width)
                 for (const Rule rule : {Rule::l2, Rule::max, Rule::nearest}) {
                     const StepFormat format = rule == Rule::nearest && width == 4 ? StepFormat::bfloat16 : StepFormat::float32;

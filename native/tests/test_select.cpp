@@ -32,10 +32,21 @@ static Indices sorted_top_k(const std::vector<float>& x, std::size_t k) {
     return order;
 }
 
+// Multiplies the coordinates that the selection samples: with a large factor it finds too few, with zero too many.
+static void mislead(std::vector<float>& x, float factor) {
+    const std::uint64_t all = x.size() / 16, runs = std::min<std::uint64_t>(all, std::clamp<std::uint64_t>(all / 16, 64, 4096));
+    for (std::uint64_t j = 0; j < runs; ++j) {
+        const std::uint64_t first = j * all / runs, width = (j + 1) * all / runs - first;
+        const std::uint64_t run = first + (((j * 0x9e3779b1u) & 0xffffffffu) * width >> 32);
+        for (std::uint64_t i = 16 * run; i < 16 * run + 16; ++i) x[i] *= factor;
+    }
+}
+
 static void top_k(std::mt19937& random) {
     std::normal_distribution<float> normal;
-    for (std::size_t n : {1u, 15u, 64u, 65u, 1000u, 5000u, 600000u}) {
-        for (int kind = 0; kind < (n < 100000 ? 4 : 2); ++kind) {
+    for (std::size_t n : {1u, 15u, 64u, 65u, 1000u, 5000u, 800000u}) {
+        for (int kind = 0; kind < 6; ++kind) {
+            if (n < 1000 && kind >= 4) continue;
             std::vector<float> x(n);
             for (float& v : x) {
                 v = normal(random);
@@ -43,12 +54,17 @@ static void top_k(std::mt19937& random) {
                 if (kind == 2) v = static_cast<float>(static_cast<int>(v * 2));
                 if (kind == 3) v = -1.0f;
             }
+            if (kind == 4) mislead(x, 1000.0f);
+            if (kind == 5) mislead(x, 0.0f);
             for (std::size_t k : {n / 100 + 1, n < 100000 ? n : std::size_t{1}}) {
                 const Indices expected = sorted_top_k(x, k);
                 Indices got(k);
                 std::vector<float> values(k);
                 got.resize(select::top_k(x.data(), n, k, got.data(), values.data()));
                 CHECK(got == expected);
+                std::vector<std::int64_t> wide(k);
+                CHECK(select::top_k(x.data(), n, k, wide.data(), values.data()) == expected.size());
+                CHECK(std::equal(expected.begin(), expected.end(), wide.begin()));
                 std::vector<float> out(n, 7.0f);
                 select::scatter(got.data(), values.data(), got.size(), out.data(), n);
                 for (std::size_t j = 0; j < got.size(); ++j) CHECK(out[static_cast<std::size_t>(got[j])] == x[static_cast<std::size_t>(got[j])]);

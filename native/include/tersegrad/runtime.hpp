@@ -1,6 +1,7 @@
 // Instruction set and threads: chosen at run time, never visible in the bytes.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -42,5 +43,47 @@ void parallel_for(std::size_t items, std::size_t unit, std::size_t grain, Body&&
     if (border(1) > 0) body(std::size_t{0}, border(1));
     for (auto& t : pool) t.join();
 }
+
+// Threads that go through the phases of one call together: `run` starts body(0) .. body(threads - 1), and inside of it `meet` waits
+// until all of them are there. Like those of parallel_for they live for one call.
+class Team {
+  public:
+    explicit Team(int threads) : threads_(threads), missing_(threads) {}
+
+    int size() const { return threads_; }
+
+    template <class Body>
+    void run(Body&& body) {
+        std::vector<std::thread> pool;
+        pool.reserve(static_cast<std::size_t>(threads_) - 1);
+        for (int k = 1; k < threads_; ++k) pool.emplace_back([&body, k] { body(k); });
+        body(0);
+        for (auto& t : pool) t.join();
+    }
+
+    // Spins before it sleeps: to wake a thread takes longer than most phases.
+    void meet() {
+        if (threads_ == 1) return;
+        const unsigned now = round_.load(std::memory_order_relaxed);
+        if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+            missing_.store(threads_, std::memory_order_relaxed);
+            round_.store(now + 1, std::memory_order_release);
+            round_.notify_all();
+            return;
+        }
+        for (int spin = 0; spin < 2000; ++spin) {
+            if (round_.load(std::memory_order_acquire) != now) return;
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+        while (round_.load(std::memory_order_acquire) == now) round_.wait(now, std::memory_order_acquire);
+    }
+
+  private:
+    const int threads_;
+    std::atomic<int> missing_;
+    std::atomic<unsigned> round_{0};
+};
 
 }  // namespace tersegrad
