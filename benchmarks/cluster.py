@@ -418,7 +418,7 @@ def train(
                     )  # fmt: skip
         table = train_table(runs, texts, target, alone, f"Time to {target:g} % on MNIST, {hosts} hosts, {rate_text(limit)}")
         document = {"target": target, "rate": limit, "plain_tcp": measured, "hosts": hosts, "most": most, "every": every}
-        save("train", out, {**document, "compute": alone, "optimiser": optimiser, "runs": runs}, [table], console)
+        save(f"train-{rate}", out, {**document, "compute": alone, "optimiser": optimiser, "runs": runs}, [table], console)
 
     guarded(body)
 

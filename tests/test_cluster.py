@@ -84,12 +84,49 @@ def test_a_round_lasts_from_the_first_begin_to_the_last_end() -> None:
 
 def test_a_method_that_misses_the_target_shows_no_time() -> None:
     def run(method: str, seconds: float, reached: float | None) -> dict[str, object]:
-        return {"method": method, "seed": 0, "reached": reached, "steps": 100, "seconds": seconds, "final": 98.0, "sent": 1000}
+        found = {"method": method, "seed": 0, "reached": reached, "steps": 100, "timed_steps": 100}
+        return {**found, "seconds": seconds, "final": 98.0, "sent": 1000}
 
     runs = [run("float32", 90.0, 97.6), run(OURS, 10.0, 97.5), run("bf16", 5.0, None)]
     rows = cluster.train_table(runs, ["float32", OURS, "bf16"], 97.5, 0.01, "").rows
     assert [row[1] for row in rows] == ["90", "10", "missed"]
     assert [row[5] for row in rows] == ["1", "9", "-"]
+
+
+def test_steps_off_the_link_count_at_the_time_of_those_on_it() -> None:
+    def part(steps: int, seconds: float, reached: float | None, accuracies: list[float]) -> dict[str, object]:
+        history = [(steps, seconds, a) for a in accuracies]
+        return {"steps": steps, "seconds": seconds, "reached": reached, "history": history, "report": None}
+
+    timed, untimed = [part(10, 5.0, None, [90.0]), part(10, 6.0, None, [90.0])], [part(40, 7.0, 97.5, [96.0, 97.5])]
+    run = cluster._run("float32", 0, timed, untimed, [part(50, 8.0, None, [98.0, 99.0])])
+    assert (run["steps"], run["timed_steps"], run["seconds"], run["reached"]) == (40, 10, 24.0, 97.5)
+    assert run["final"] == pytest.approx((90 + 96 + 97.5 + 98 + 99) / 5)
+    whole = cluster._run("float32", 0, untimed, None, [part(50, 8.0, None, [98.0])])
+    assert (whole["steps"], whole["seconds"]) == (40, 7.0)
+    assert "timed for 10 steps" in cluster.train_table([run], ["float32"], 97.5, 0.01, "").note
+
+
+def test_bytes_are_told_in_messages_of_their_own_kind_of_vector() -> None:
+    rows = [
+        {"hosts": 4, "alike": alike, "exchange": exchange, "messages": m, "sent": m * size, "interface": m * size}
+        for alike, size in ((False, 50.0), (True, 100.0))
+        for exchange, m in (("all_gather", 3.0), ("two_shot", 1.5))
+    ]
+    table = cluster.bytes_table(rows, "").rows
+    assert [(r[0], r[2], r[4]) for r in table] == [
+        ("of one scale", "all_gather", "3.000"),
+        ("of one scale", "two_shot", "1.500"),
+        ("of scales 1 to 16", "all_gather", "3.000"),
+        ("of scales 1 to 16", "two_shot", "1.500"),
+    ]
+
+
+def test_predictions_say_how_far_they_are_off() -> None:
+    row = {"rate": 1e8, "method": "float32", "predicted": 1.1, "measured": 1.0, "wire": 1.1, "coding": 0.0}
+    table = cluster.predict_table([{**row, "latency": 0.002, "direct": 0.6}], "")
+    assert table.rows[0][-1] == "+10 %"
+    assert "100 Mbit/s: 2.0 ms and 0.60" in table.note
 
 
 def test_vectors_are_cut_at_layers() -> None:

@@ -109,3 +109,12 @@ def test_bad_input() -> None:
         costs.ring_all_reduce(0, 10, GIGABIT)
     with pytest.raises(BadConfiguration, match="block"):
         costs.all_gather_pipelined([1.0, 2.0], GIGABIT, -1)
+
+
+def test_direct_exchanges_reach_a_share_of_the_rate() -> None:
+    half = costs.Link(1e9, direct=0.5)
+    assert costs.two_shot(4, 1e6, half) == 2 * costs.two_shot(4, 1e6, costs.Link(1e9))
+    assert costs.direct_all_gather([1e6] * 4, half) == 2 * costs.direct_all_gather([1e6] * 4, costs.Link(1e9))
+    assert costs.ring_all_reduce(4, 1e6, half) == costs.ring_all_reduce(4, 1e6, costs.Link(1e9))  # one sender a receiver
+    with pytest.raises(BadConfiguration, match="share"):
+        costs.Link(1e9, direct=0.0)
