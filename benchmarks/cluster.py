@@ -566,7 +566,7 @@ def predict(
         with Cluster(hosts, [hosts], console) as cluster:
 
             def bare(nbytes: int) -> float:
-                return statistics.median(max(t) for t in zip(*cluster.hosts.run("wires", nbytes, 9)))
+                return float(statistics.median(max(t) for t in zip(*cluster.hosts.run("wires", nbytes, 9))))
 
             cluster.network.limit(None)
             cluster.hosts.run("exchange_rounds", texts, numel, 2)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
@@ -162,7 +163,7 @@ class Method:
         return made
 
 
-def bf16_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def bf16_hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """What torch's own bfloat16 hook does, which DDP refuses without a GPU."""
     half = bucket.buffer().to(torch.bfloat16).div_(group.size())
     work: Any = dist.all_reduce(half, group=group, async_op=True)
@@ -171,7 +172,7 @@ def bf16_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.future
 
 
 bf16_hook.__annotations__ = {
-    "bucket": dist.GradBucket,
+    "bucket": GradBucket,
     "return": torch.futures.Future[Tensor],
 }  # DDP compares types, not their names
 
