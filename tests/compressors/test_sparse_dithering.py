@@ -184,8 +184,6 @@ def test_bad_configurations_say_what_to_do() -> None:
 @pytest.mark.parametrize("text", ["nu=0.1", "nu=0.1, scale=global", "alpha=0.3", "bits=1.5", "nu=0.2, coder=paper"])
 @pytest.mark.parametrize("d", [0, 1, 1000, 20_000, 300_000])
 def test_what_is_left_comes_with_the_message(text: str, d: int) -> None:
-    if "paper" in text and d > 20_000:
-        pytest.skip("slow")
     compressor = tersegrad.parse(f"sparse_dithering({text})")
     assert isinstance(compressor, Splitter)
     x, residual = gaussian(d), 0.3 * gaussian(d).flip(0)

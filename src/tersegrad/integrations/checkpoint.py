@@ -10,6 +10,7 @@ mean of their residuals, or the one that there is. All tensors are copies.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,42 @@ from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Piece, Spec
 from tersegrad.core.state import slice_spec
+from tersegrad.core.text import require
 from tersegrad.exchange import Exchange, Part
 
 Entries = Mapping[str, Any]
 Saved = dict[str, dict[str, dict[str, Entries]]]  # round -> parameter -> "start:stop" -> entries
+
+
+def public(part: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank's part of a state says of the run that saved it."""
+    facts: dict[str, Any] = json.loads(part["public"])
+    return facts
+
+
+def own_part(state_dict: Mapping[str, Any], rank: int, size: int) -> list[Mapping[str, Any]]:
+    """The part of one rank, of a state that as many ranks saved."""
+    key = f"rank{rank}"
+    sizes = sorted({int(public(part)["size"]) for part in state_dict.values()})
+    if key not in state_dict or sizes != [size]:
+        raise BadConfiguration(
+            f"the state has {sorted(state_dict)} of {sizes} ranks, this is {key} of {size}: for another world size "
+            "pass all ranks' states to load_state_dicts"
+        )
+    return [state_dict[key]]
+
+
+def needed_parts(state_dicts: Sequence[Mapping[str, Any]], rank: int, size: int) -> list[Mapping[str, Any]]:
+    """What this rank reads of the states of all ranks: its own part, or on another world size everyone's."""
+    ranks = {key: value for state_dict in state_dicts for key, value in state_dict.items()}
+    parts = sorted(ranks.values(), key=lambda part: int(public(part)["rank"]))
+    require(bool(parts), "there is no state to load")
+    before = int(public(parts[0])["size"])
+    if len(parts) == 1 or before == size:
+        return own_part(ranks, rank, size)
+    present = [int(public(part)["rank"]) for part in parts]
+    require(present == list(range(before)), f"the state of {before} ranks is needed in full, got ranks {present}")
+    return parts
 
 
 def save(exchange: Exchange[Any], state: Any, spec: Spec, rank: int, size: int) -> Saved:

@@ -600,33 +600,17 @@ class Handle:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from this rank's :meth:`state_dict`: the next steps are bit for bit those of the run that saved it."""
-        key = f"rank{self.group.rank}"
-        sizes = sorted({int(_public(v)["size"]) for v in state_dict.values()})
-        if key not in state_dict or sizes != [self.group.size]:
-            raise BadConfiguration(
-                f"the state has {sorted(state_dict)} of {sizes} ranks, this is {key} of {self.group.size}: for another world size "
-                "pass all ranks' states to load_state_dicts"
-            )
-        self._load([state_dict[key]])
+        self._load(checkpoint.own_part(state_dict, self.group.rank, self.group.size))
 
     def load_state_dicts(self, state_dicts: Sequence[Mapping[str, Any]]) -> None:
         """Continue from the states of all ranks that saved, on any world size: residuals start from their mean over those ranks."""
-        ranks = {key: value for state_dict in state_dicts for key, value in state_dict.items()}
-        parts = sorted(ranks.values(), key=lambda part: int(_public(part)["rank"]))
-        require(bool(parts), "there is no state to load")
-        size = int(_public(parts[0])["size"])
-        if len(parts) == 1 or size == self.group.size:
-            self.load_state_dict(ranks)
-            return
-        present = [int(_public(part)["rank"]) for part in parts]
-        require(present == list(range(size)), f"the state of {size} ranks is needed in full, got ranks {present}")
-        self._load(parts)
+        self._load(checkpoint.needed_parts(state_dicts, self.group.rank, self.group.size))
 
     def _load(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        public = _public(parts[0])
+        public = checkpoint.public(parts[0])
         require(public["format"] == FORMAT, f"state format {public['format']} was written by another version")
         if not self._parameters:  # a plain pair learns its parameters in the first step
-            self._saved = [{f"rank{_public(part)['rank']}": part} for part in parts]
+            self._saved = [{f"rank{checkpoint.public(part)['rank']}": part} for part in parts]
             return
         shapes = {name: list(p.shape) for name, p in self._parameters.items()}
         saved = {name: list(shape) for name, shape in public["shapes"].items()}
@@ -732,8 +716,3 @@ def _plain(name: str) -> str:
 def _finite(x: Tensor) -> bool:
     # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
     return bool(torch.isfinite(x.sum(dtype=torch.float32))) or bool(torch.isfinite(x).all())
-
-
-def _public(part: Mapping[str, Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(part["public"])
-    return facts

@@ -436,31 +436,15 @@ class Handle:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from this rank's :meth:`state_dict`: the next steps are bit for bit those of the run that saved it."""
-        key = f"rank{dist.get_rank()}"
-        sizes = sorted({int(_public(v)["size"]) for v in state_dict.values()})
-        if key not in state_dict or sizes != [dist.get_world_size()]:
-            raise BadConfiguration(
-                f"the state has {sorted(state_dict)} of {sizes} ranks, this is {key} of {dist.get_world_size()}: for another world size "
-                "pass all ranks' states to load_state_dicts"
-            )
-        self._load([state_dict[key]])
+        self._load(checkpoint.own_part(state_dict, dist.get_rank(), dist.get_world_size()))
 
     def load_state_dicts(self, state_dicts: Sequence[Mapping[str, Any]]) -> None:
         """Continue from the states of all ranks that saved, on any world size: residuals start from their mean over those ranks."""
-        ranks = {key: value for state_dict in state_dicts for key, value in state_dict.items()}
-        parts = sorted(ranks.values(), key=lambda part: int(_public(part)["rank"]))
-        require(bool(parts), "there is no state to load")
-        size = int(_public(parts[0])["size"])
-        if len(parts) == 1 or size == dist.get_world_size():
-            self.load_state_dict(ranks)
-            return
-        present = [int(_public(part)["rank"]) for part in parts]
-        require(present == list(range(size)), f"the state of {size} ranks is needed in full, got ranks {present}")
-        self._load(parts)
+        self._load(checkpoint.needed_parts(state_dicts, dist.get_rank(), dist.get_world_size()))
 
     def _load(self, parts: Sequence[Mapping[str, Any]]) -> None:
         require(not self._tentative, "a state can only be loaded between two steps")
-        public = _public(parts[0])
+        public = checkpoint.public(parts[0])
         require(public["format"] == FORMAT, f"state format {public['format']} was written by another version")
         shapes = {name: list(shape) for unit in self.units for name, shape in unit.shapes.items()}
         saved = public["shapes"]
@@ -620,8 +604,3 @@ def _plain(name: str) -> str:
 def _digest(x: Tensor) -> bytes:
     data = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return hashlib.blake2b(data.data, digest_size=16).digest()
-
-
-def _public(part: Mapping[str, Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(part["public"])
-    return facts
