@@ -255,22 +255,15 @@ def label(text: str) -> str:
 
 def accepted() -> Iterator[Accept]:
     number = 0
-    for text, inputs in PLAN:
-        for kind, d in inputs:
+    for plan, by_tensor in ((PLAN, BY_TENSOR), (VARIANCE, VARIANCE_PIECES)):
+        for text, inputs in plan:
+            for kind, d in inputs:
+                number += 1
+                yield Accept(f"{label(text)}.{kind}{d}", encoded(text, KINDS[kind](d), context(number)))
+        for text in by_tensor:
             number += 1
-            yield Accept(f"{label(text)}.{kind}{d}", encoded(text, KINDS[kind](d), context(number)))
-    for text in BY_TENSOR:
-        number += 1
-        x = numbers(sum(p.numel for p in PIECES), 9)
-        yield Accept(f"{label(text)[:60]}.pieces", encoded(text, x, context(number), PIECES), PIECES)
-    for text, inputs in VARIANCE:
-        for kind, d in inputs:
-            number += 1
-            yield Accept(f"{label(text)}.{kind}{d}", encoded(text, KINDS[kind](d), context(number)))
-    for text in VARIANCE_PIECES:
-        number += 1
-        x = numbers(sum(p.numel for p in PIECES), 9)
-        yield Accept(f"{label(text)[:60]}.pieces", encoded(text, x, context(number), PIECES), PIECES)
+            x = numbers(sum(p.numel for p in PIECES), 9)
+            yield Accept(f"{label(text)[:60]}.pieces", encoded(text, x, context(number), PIECES), PIECES)
     big = 400_000
     yield Accept(
         "qsgd.two-chunks", encoded("qsgd(bits=2, bucket=400000, norm=max, coder=rans)", sparse(big, 10, 900), context(900))
