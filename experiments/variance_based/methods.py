@@ -197,6 +197,12 @@ PLANS: dict[str, list[Job]] = {
         Job("power_sgd_4"),
         Job("dithering_0.95"),
     ],
+    # The published length, --epochs 300: three seeds of the two runs that the claim is about, then what shorter runs hurt most.
+    "long": [
+        *(Job(name, seed=seed) for seed in range(3) for name in ("none", "vgc_1.5")),
+        Job("hybrid_0.1"),
+        Job("none", "momentum", lr=0.2),
+    ],
     # On CIFAR-10, one seed; the rows they are variants of are those of the plan "gpu".
     "variants": [
         *(Job(name) for name in VARIANTS if name.startswith("vgc")),
