@@ -155,7 +155,7 @@ class Conv(Layer):
         elif not mean:
             n = run.workers
             if accelerated(x, delta):  # its squares come for nothing: nothing is unfolded
-                product = self._triton(run, x, delta)[0].view(n, self.outputs, -1)
+                product = self._triton(run, x, delta)[:, 0].view(n, self.outputs, -1)
             else:
                 columns = unfold(x, self.size, pad)
                 product = _bmm32(rows.reshape(n, -1, self.outputs).transpose(1, 2), columns.view(n, -1, columns.shape[-1]))
@@ -187,8 +187,8 @@ class Conv(Layer):
 
     def _unstored(self, run: Pass, x: Tensor, delta: Tensor) -> None:
         found, name = self._triton(run, x, delta), f"{self.name}.weight"
-        run.gradients[name].view(run.workers, -1).copy_(found[0])
-        run.squares[name].view(run.workers, -1).copy_(found[1])
+        run.gradients[name].view(run.workers, -1).copy_(found[:, 0])
+        run.squares[name].view(run.workers, -1).copy_(found[:, 1])
 
     def _choose(self, run: Pass, x: Tensor, delta: Tensor) -> bool:
         """Whether the Triton kernel works, agrees and is faster; said aloud."""

@@ -74,7 +74,10 @@ class Collector:
         self._moments: dict[Parameter, Tensor] = {}
         self._gradients: dict[Parameter, Tensor] = {}
         self._turn = 0  # number of the forward pass
-        self._uses: dict[Parameter, int] = {}  # in this pass
+        self._uses: dict[int, int] = {}  # in this pass, by id: hashing a tensor runs Python code
+        self._budgets = {
+            cuda: Budget(workers, chunk_bytes or default) for cuda, default in ((False, CPU_CHUNK), (True, CUDA_CHUNK))
+        }
         self._over = False  # whether a backward pass has run since it began
         self._held: dict[Parameter, list[_Held]] = {}
         self._whole: dict[Parameter, Any] = {}  # parameters whose backward calls are shares, with their hooks
@@ -199,15 +202,15 @@ class Collector:
             if self._over:
                 self._next()
             for p in parameters:
-                self._uses[p] = self._uses.get(p, 0) + 1
+                self._uses[id(p)] = self._uses.get(id(p), 0) + 1
         return torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
 
     @property
-    def turn(self) -> tuple[int, dict[Parameter, int]]:
+    def turn(self) -> tuple[int, dict[int, int]]:
         """The forward pass that runs, and how often it has used each parameter."""
         return self._turn, self._uses
 
-    def recorder(self, site: Site, use: Use, *, fused: bool, turn: tuple[int, dict[Parameter, int]] | None = None) -> Record:
+    def recorder(self, site: Site, use: Use, *, fused: bool, turn: tuple[int, dict[int, int]] | None = None) -> Record:
         """The function that a tap calls in the backward pass."""
         number, uses = turn or self.turn
         if self.samples is not None and use.samples != self.samples:
@@ -241,26 +244,27 @@ class Collector:
         _add(self._moments, parameter, gradient.detach().float().square().unsqueeze(0))
 
     def _record(
-        self, use: Use, saved: Sequence[Tensor], delta: Tensor, fused: bool, turn: int, uses: dict[Parameter, int]
+        self, use: Use, saved: Sequence[Tensor], delta: Tensor, fused: bool, turn: int, uses: dict[int, int]
     ) -> Sequence[Tensor | None]:
         self._over = True
-        totals = use.totals(saved, delta, self._budget(delta), fused or self.workers > 1)
+        totals = use.totals(saved, delta, self._budgets[delta.is_cuda], fused or self.workers > 1)
         gradients: list[Tensor | None] = []
         for k, (parameter, total) in enumerate(zip(use.parameters, totals, strict=True)):
             if parameter is None or total is None:
                 gradients.append(None)
                 continue
-            if parameter in self._whole:
+            if self._whole and parameter in self._whole:
                 pass
-            elif uses.get(parameter, 1) > 1:
-                self._held.setdefault(parameter, []).append(_Held(turn, use, k, tuple(saved), delta))
+            elif uses.get(id(parameter), 1) > 1:
+                kept = tuple(s.detach() for s in saved)  # the graph would be kept with them
+                self._held.setdefault(parameter, []).append(_Held(turn, use, k, kept, delta))
             else:
                 _add(self._moments, parameter, total.squares)
             if self.workers > 1 and total.gradient is not None:
                 _add(self._gradients, parameter, total.gradient)
             if fused and total.gradient is not None:
                 whole = total.gradient[0] if self.workers == 1 else total.gradient.sum(0)
-                gradients.append(whole.to(parameter.dtype))
+                gradients.append(whole if whole.dtype == parameter.dtype else whole.to(parameter.dtype))
         return gradients if fused else ()
 
     # ---- passes ----
@@ -293,7 +297,7 @@ class Collector:
         delta = uses[0].delta
         nbytes = 4 * parameter.numel() + max(h.use.nbytes(h.saved, h.delta) for h in uses)
         found: Totals | None = None
-        for low, high, workers in self._budget(delta).chunks(samples.pop(), nbytes):
+        for low, high, workers in self._budgets[delta.is_cuda].chunks(samples.pop(), nbytes):
             total: Tensor | None = None
             for h in uses:
                 shares = h.use.per_sample(h.saved, h.delta, low, high)[h.index]
@@ -304,9 +308,6 @@ class Collector:
         if found is None:
             raise MissingStatistics("no use of the parameter gave shares")
         return found.squares
-
-    def _budget(self, delta: Tensor) -> Budget:
-        return Budget(self.workers, self.chunk_bytes or (CUDA_CHUNK if delta.is_cuda else CPU_CHUNK))
 
     def _get(self, table: dict[Parameter, Tensor], parameter: Parameter) -> Tensor:
         found = table.get(parameter)
@@ -341,10 +342,11 @@ _HOLDERS = (
 
 
 def _add(table: dict[Parameter, Tensor], parameter: Parameter, value: Tensor) -> None:
-    if parameter in table:
-        table[parameter] += value
-    else:
+    found = table.get(parameter)
+    if found is None:
         table[parameter] = value
+    else:
+        found += value
 
 
 def _in_backward() -> bool:

@@ -37,10 +37,12 @@ class Site:
         self.parameters = tuple(parameters)
         self.axis = axis  # of the samples, in the module's input and output
 
-        self._run = torch.compiler.disable(self._watched)  # a compiled model breaks its graph here and runs this as it is
+        self._as_it_is = torch.compiler.disable(self._watched)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
+        if torch.compiler.is_compiling():  # a compiled model breaks its graph here and runs this as it is
+            return self._as_it_is(*args, **kwargs)
+        return self._watched(*args, **kwargs)
 
     def _watched(self, *args: Any, **kwargs: Any) -> Any:
         if self.collector.expects(self.parameters):

@@ -20,17 +20,16 @@ Record = Callable[[Sequence[Tensor], Tensor], Sequence[Tensor | None]]
 
 class _Tap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, record: Record, count: int, out: Tensor, *tensors: Tensor | None) -> Tensor:
-        ctx.record, ctx.count, ctx.total = record, count, len(tensors)
-        ctx.save_for_backward(*tensors[:count])
+    def forward(ctx: Any, record: Record, saved: Sequence[Tensor | None], out: Tensor, *parameters: Parameter | None) -> Tensor:
+        ctx.record = record
+        ctx.save_for_backward(*saved)  # no inputs of the tap, which would give the graph an edge to each
         ctx.mark_dirty(out)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, delta: Tensor) -> Any:
-        gradients = ctx.record(ctx.saved_tensors, delta)
-        return (None, None, delta, *[None] * ctx.count, *(gradients or [None] * (ctx.total - ctx.count)))
+        return (None, None, delta, *ctx.record(ctx.saved_tensors, delta))
 
 
 def tap(out: Tensor, record: Record, saved: Sequence[Tensor | None], parameters: Sequence[Parameter | None] = ()) -> Tensor:
@@ -38,6 +37,5 @@ def tap(out: Tensor, record: Record, saved: Sequence[Tensor | None], parameters:
 
     ``parameters`` are those that ``out`` was computed from detached: their gradient is the tap's to give.
     """
-    kept = [None if s is None else s.detach() for s in saved]
-    result: Tensor = _Tap.apply(record, len(kept), out, *kept, *parameters)  # type: ignore[no-untyped-call]
+    result: Tensor = _Tap.apply(record, saved, out, *parameters)  # type: ignore[no-untyped-call]
     return result

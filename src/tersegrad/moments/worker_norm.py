@@ -52,7 +52,7 @@ class _WorkerNorm(torch.autograd.Function):
         if accelerated(x, delta):
             from tersegrad.kernels.triton import shares
 
-            both = shares.norm_sums(x, delta, mean, inverse).view(2, workers, -1, *mean.shape[2:])
+            both = shares.norm_sums(x, delta, mean, inverse)[:2].view(2, workers, -1, *mean.shape[2:])
             by_gamma, by_beta = both.unbind(0)  # (workers, part, channels, 1..)
         else:
             by_beta = d.sum(axes, dtype=torch.float32, keepdim=True) if axes else d.float()

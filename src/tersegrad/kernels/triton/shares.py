@@ -8,43 +8,49 @@ the weight, against an input of ones. ``norm_sums``: per sample and channel, the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+FILLED = 264  # programs that keep the chip busy: two on each multiprocessor of an H100 or H200
+LONG = 1 << 16  # positions of all samples from which on twice as many programs are faster
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["part", "each", "splits"])
 def _convolution(
-    x, delta, out, height, width, samples_each, stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x, half,
-    C: tl.constexpr, O: tl.constexpr, KW: tl.constexpr, K: tl.constexpr, OW: tl.constexpr, L: tl.constexpr,
-    BIAS: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
+    x, delta, out, part, each, splits,
+    H: tl.constexpr, W: tl.constexpr, SY: tl.constexpr, SX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    PY: tl.constexpr, PX: tl.constexpr, C: tl.constexpr, O: tl.constexpr, KW: tl.constexpr, K: tl.constexpr,
+    OW: tl.constexpr, L: tl.constexpr, BIAS: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     k = tl.program_id(0) * BK + tl.arange(0, BK)
-    group = tl.program_id(2).to(tl.int64)
+    group = tl.program_id(2).to(tl.int64)  # of samples: a piece of one worker's part
     ky = k // (KW * C)
     kx = k // C % KW
     c = k % C
     inside = k < K
-    at_y = ky * dilation_y - pad_y
-    at_x = kx * dilation_x - pad_x
-    first = group * samples_each
+    at_y = ky * DY - PY
+    at_x = kx * DX - PX
+    first = group // splits * part + group % splits * each
+    count = tl.minimum(each, part - group % splits * each).to(tl.int32)
     total = tl.zeros((BO, BK), tl.float32)
     squares = tl.zeros((BO, BK), tl.float32)
     share = tl.zeros((BO, BK), tl.float32)
     STEPS: tl.constexpr = (L + BL - 1) // BL
-    for step in range(samples_each * STEPS):
+    for step in range(count * STEPS):
         z = first + step // STEPS
         place = step % STEPS * BL + tl.arange(0, BL)
         within = place < L
         d = tl.load(delta + (z * L + place[:, None]) * O + o[None, :], mask=within[:, None] & (o < O)[None, :], other=0.0)
-        y = (place // OW * stride_y)[:, None] + at_y[None, :]
-        w = (place % OW * stride_x)[:, None] + at_x[None, :]
-        ok = within[:, None] & inside[None, :] & (y >= 0) & (y < height) & (w >= 0) & (w < width)
-        u = tl.load(x + ((z * height + y) * width + w) * C + c[None, :], mask=ok, other=0.0)
+        y = (place // OW * SY)[:, None] + at_y[None, :]
+        w = (place % OW * SX)[:, None] + at_x[None, :]
+        ok = within[:, None] & inside[None, :] & (y >= 0) & (y < H) & (w >= 0) & (w < W)
+        u = tl.load(x + ((z * H + y) * W + w) * C + c[None, :], mask=ok, other=0.0)
         if BIAS:
             u = tl.where((k == K)[None, :] & within[:, None], 1.0, u).to(d.dtype)
         share = tl.dot(tl.trans(d), u, share)
@@ -52,57 +58,133 @@ def _convolution(
             total += share
             squares += share * share
             share = tl.zeros((BO, BK), tl.float32)
-    row = out + group * (O * K + (O if BIAS else 0))
+    ROW: tl.constexpr = O * K + (O if BIAS else 0)
+    row = out + group * (2 * ROW)
     spot = o[:, None] * K + k[None, :]
     keep = (o < O)[:, None] & inside[None, :]
     tl.store(row + spot, total, mask=keep)
-    tl.store(row + half + spot, squares, mask=keep)
+    tl.store(row + ROW + spot, squares, mask=keep)
     if BIAS:
         spot = O * K + o[:, None] + 0 * k[None, :]
         keep = (o < O)[:, None] & (k == K)[None, :]
         tl.store(row + spot, total, mask=keep)
-        tl.store(row + half + spot, squares, mask=keep)
+        tl.store(row + ROW + spot, squares, mask=keep)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """How a convolution's weight is cut into programs, and a worker's samples into pieces."""
+
+    o: int
+    k: int
+    places: int
+    warps: int
+    stages: int
+    each: int  # samples of a piece
+    splits: int  # pieces of a worker's part
+
+
+def tiles(columns: int, outputs: int, places: int, part: int, workers: int) -> Tiles:
+    """Fewest pieces that fill the chip, in tiles that were the fastest or near it for 3x3 layers without bias on an H200."""
+    if columns <= 32:  # the first layer of a network for images
+        bk, bl, stages = 32, 128 if places >= 128 else 64 if places >= 64 else 32, 3
+    else:
+        bk, bl, stages = 64, 64 if places >= 64 else 32, 4
+    programs = triton.cdiv(columns, bk) * triton.cdiv(outputs, 64) * workers
+    wanted = FILLED * (2 if workers * part * places >= LONG else 1)
+    splits = triton.cdiv(part, max(1, part * programs // wanted))
+    each = triton.cdiv(part, splits)
+    return Tiles(64, bk, bl, 4, stages, each, triton.cdiv(part, each))
+
+
+class Call:
+    """One kernel on one set of shapes: everything but the tensors, found once.
+
+    Triton's own way to a compiled kernel binds, inspects and hashes every argument of every call, which takes the CPU longer than
+    these kernels take the GPU. After the first call the compiled kernel is therefore called directly. It was compiled for tensors
+    that begin at a multiple of 16 bytes, as all do but some views: those go Triton's way.
+    """
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, int, int], numbers: tuple[int, ...], shape: tuple[int, ...], **options: int
+    ):
+        self.kernel = kernel
+        self.grid = grid
+        self.numbers = numbers  # the kernel's arguments after its tensors
+        self.shape = shape  # of what it writes
+        self.options = options
+        self._direct: Any = None
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """What the kernel makes of ``tensors``, float32."""
+        out = torch.empty(self.shape, dtype=torch.float32, device=tensors[0].device)
+        aligned = True
+        for t in tensors:
+            aligned = aligned and t.data_ptr() % 16 == 0
+        if aligned and self._direct is not None:
+            self._direct(*tensors, out, *self.numbers)
+            return out
+        compiled = self.kernel[self.grid](*tensors, out, *self.numbers, **self.options)
+        if aligned and compiled is not None and _DIRECT:  # Triton's interpreter compiles nothing
+            self._direct = compiled[self.grid]
+        return out
+
+
+_DIRECT = tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 3)  # compiled kernels take all arguments since then
+_calls: dict[Any, Call] = {}
 
 
 def convolution(
     x: Tensor,
     delta: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[int, ...],
     workers: int,
     bias: bool,
 ) -> Tensor:
-    """(2, workers, o * k [+ o]) float32: sums, then squares; a worker's row is the weight as (o, y, x, i), then the bias.
+    """(workers, 2, o * k [+ o]) float32: a worker's sums, then squares; either is the weight as (o, y, x, i), then the bias.
 
     ``x`` (samples, i, height, width) and ``delta`` (samples, o, ...) are channels-last, bfloat16 or float16.
     """
+    key = (x.shape, delta.shape, kernel, stride, dilation, padding, workers, bias, x.dtype, x.device)
+    call = _calls.get(key)
+    if call is None:
+        columns = kernel[0] * kernel[1] * x.shape[1] + bias
+        chosen = tiles(columns, delta.shape[1], delta.shape[2] * delta.shape[3], x.shape[0] // workers, workers)
+        call = _calls[key] = tiled(x, delta, kernel, stride, dilation, padding, workers, bias, chosen)
+    out = call(x, delta)
+    return out.sum(1) if out.shape[1] > 1 else out.squeeze(1)
+
+
+def tiled(
+    x: Tensor,
+    delta: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[int, ...],
+    workers: int,
+    bias: bool,
+    tiles: Tiles,
+) -> Call:
+    """The convolution's kernel in these tiles: (workers, splits, 2, o * k [+ o]), yet to be summed over the pieces."""
     samples, c, height, width = x.shape
-    o, places = delta.shape[1], delta.shape[2] * delta.shape[3]
-    k = kernel[0] * kernel[1] * c
-    columns = k + bias
-    bo = 64 if o <= 64 else 128
-    bk = 32 if columns <= 32 else 64
-    bl = 64 if places >= 64 else 32
-    tiles = triton.cdiv(columns, bk) * triton.cdiv(o, bo) * workers
-    part = samples // workers
-    splits = 1
-    while tiles * splits < 264 and part % (2 * splits) == 0:
-        splits *= 2
-    row = o * k + (o if bias else 0)
-    out = torch.empty((2, workers, splits, row), dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(columns, bk), triton.cdiv(o, bo), workers * splits)
-    _convolution[grid](
-        x, delta, out, height, width, part // splits, *stride, *dilation, *padding, workers * splits * row,
-        C=c, O=o, KW=kernel[1], K=k, OW=delta.shape[3], L=places, BIAS=bias, BO=bo, BK=bk, BL=bl,
-        num_warps=8 if bo == 128 else 4, num_stages=3,
+    o, k = delta.shape[1], kernel[0] * kernel[1] * c
+    grid = (triton.cdiv(k + bias, tiles.k), triton.cdiv(o, tiles.o), workers * tiles.splits)
+    numbers = (
+        samples // workers, tiles.each, tiles.splits, height, width, *stride, *dilation, *padding,
+        c, o, kernel[1], k, delta.shape[3], delta.shape[2] * delta.shape[3], bias, tiles.o, tiles.k, tiles.places,
     )  # fmt: skip
-    return out.sum(2) if splits > 1 else out.squeeze(2)
+    shape = (workers, tiles.splits, 2, o * k + (o if bias else 0))
+    return Call(_convolution, grid, numbers, shape, num_warps=tiles.warps, num_stages=tiles.stages)
 
 
-@triton.jit
-def _norm_sums(x, delta, mean, inverse, out, part, half, C: tl.constexpr, L: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr):
+@triton.jit(do_not_specialize=["part", "samples"])
+def _norm_sums(
+    x, delta, mean, inverse, out, part, samples, C: tl.constexpr, L: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr
+):
     z = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     real = c < C
@@ -119,40 +201,51 @@ def _norm_sums(x, delta, mean, inverse, out, part, half, C: tl.constexpr, L: tl.
         v = tl.load(x + spot, mask=mask, other=0.0).to(tl.float32)
         by_scale += tl.sum(d * (v - m[None, :]), 0)
         by_shift += tl.sum(d, 0)
-    tl.store(out + z * C + c, by_scale * i, mask=real)
-    tl.store(out + half + z * C + c, by_shift, mask=real)
+    by_scale *= i
+    row = z * C + c
+    table = samples.to(tl.int64) * C
+    tl.store(out + row, by_scale, mask=real)
+    tl.store(out + table + row, by_shift, mask=real)
+    tl.store(out + 2 * table + row, by_scale * by_scale, mask=real)
+    tl.store(out + 3 * table + row, by_shift * by_shift, mask=real)
 
 
 def norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
-    """(2, samples, channels) float32: sums over positions of delta * (x - mean) * inverse, and of delta.
+    """(4, samples, channels) float32: sums over positions of delta * (x - mean) * inverse, and of delta; then their squares.
 
     ``x`` and ``delta`` are channels-last (or have no positions); the statistics are (workers, channels), one row a worker.
     """
-    samples, c = x.shape[:2]
-    places = x[0, 0].numel()
-    out = torch.empty((2, samples, c), dtype=torch.float32, device=x.device)
-    block = min(64, triton.next_power_of_2(c))
-    part = samples * c // mean.numel()
-    _norm_sums[(samples, triton.cdiv(c, block))](
-        x, delta, mean, inverse, out, part, samples * c, C=c, L=places, BC=block, BL=min(64, triton.next_power_of_2(places))
-    )
-    return out
+    key = (x.shape, mean.shape, x.dtype, x.device)
+    call = _calls.get(key)
+    if call is None:
+        samples, c = x.shape[:2]
+        places = x[0, 0].numel()
+        block = min(64, triton.next_power_of_2(c))
+        numbers = (samples * c // mean.numel(), samples, c, places, block, min(64, triton.next_power_of_2(places)))
+        call = _calls[key] = Call(_norm_sums, (samples, triton.cdiv(c, block), 1), numbers, (4, samples, c))
+    return call(x, delta, mean, inverse)
 
 
 def check() -> None:
     """Raise unless both kernels agree with plain torch here, on shapes with a rest in every tile."""
-    generator = torch.Generator("cuda").manual_seed(1)
+    for call in range(2):  # Triton's way, then directly
+        agree(1 + call, "cuda", torch.bfloat16)
+
+
+def agree(seed: int, device: str, dtype: torch.dtype) -> None:
+    """Raise unless both kernels agree with plain torch on ``device``."""
+    generator = torch.Generator(device).manual_seed(seed)
 
     def made(*shape: int) -> Tensor:
-        drawn = torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+        drawn = torch.randn(shape, generator=generator, device=device, dtype=dtype)
         return drawn.to(memory_format=torch.channels_last)
 
-    for samples, c, o, height, width, stride, dilation, padding in ((6, 5, 70, 9, 8, 2, 1, 1), (4, 64, 130, 8, 10, 1, 2, 2)):
+    for samples, c, o, height, width, stride, dilation, padding in ((6, 5, 70, 9, 8, 2, 1, 1), (10, 64, 130, 8, 10, 1, 2, 2)):
         x = made(samples, c, height, width)
-        weight = torch.zeros(o, c, 3, 2, device="cuda")
+        weight = torch.zeros(o, c, 3, 2, device=device)
         out = torch.nn.functional.conv2d(x.float(), weight, None, stride, padding, dilation)
         delta = made(*out.shape)
-        sums, squares = convolution(x, delta, (3, 2), (stride,) * 2, (dilation,) * 2, (padding,) * 2, 2, True)
+        found = convolution(x, delta, (3, 2), (stride,) * 2, (dilation,) * 2, (padding,) * 2, 2, True)
         rows = []
         for z in range(samples):
             options = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 1, [False, True, False])
@@ -161,13 +254,14 @@ def check() -> None:
             )
             rows.append(torch.cat([one[1].permute(0, 2, 3, 1).flatten(), delta[z].double().sum((1, 2))]))
         shares = torch.stack(rows).unflatten(0, (2, -1))
-        _agree("convolution", sums, shares.sum(1))
-        _agree("squares of a convolution", squares, shares.square().sum(1))
-        mean, inverse = (torch.rand((2, c), generator=generator, device="cuda") + 0.5 for _ in range(2))
+        _agree("convolution", found[:, 0], shares.sum(1))
+        _agree("squares of a convolution", found[:, 1], shares.square().sum(1))
+        mean, inverse = (torch.rand((2, c), generator=generator, device=device) + 0.5 for _ in range(2))
         d = made(*x.shape)
         by_sample = mean.repeat_interleave(samples // 2, 0)[:, :, None, None]
         expected = (d.double() * (x.double() - by_sample)).sum((2, 3)) * inverse.repeat_interleave(samples // 2, 0)
-        _agree("norm", norm_sums(x, d, mean, inverse), torch.stack([expected, d.double().sum((2, 3))]))
+        sums = torch.stack([expected, d.double().sum((2, 3))])
+        _agree("norm", norm_sums(x, d, mean, inverse), torch.cat([sums, sums.square()]))
 
 
 def _agree(what: str, found: Tensor, expected: Tensor) -> None:

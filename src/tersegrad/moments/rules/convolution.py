@@ -62,12 +62,16 @@ class ConvolutionUse(Use):
         right, left, bottom, top = self.padding
         if right != left or bottom != top:
             x, left, top = F.pad(x, self.padding).contiguous(memory_format=torch.channels_last), 0, 0
-        kernel = self.weight.shape[2:]
-        found = shares.convolution(x, delta, kernel, self.stride, self.dilation, (top, left), budget.workers, bias)
-        weights = found[..., : self.weight.numel()].view(2, budget.workers, self.weight.shape[0], *kernel, x.shape[1])
-        weights = weights.movedim(-1, 3)
-        biases = found[..., self.weight.numel() :]
-        return [Totals(weights[0], weights[1]), Totals(biases[0], biases[1]) if bias else None]
+        o, i, height, width = self.weight.shape
+        workers, kernel = budget.workers, (height, width)
+        found = shares.convolution(x, delta, kernel, self.stride, self.dilation, (top, left), workers, bias)
+        row = found.shape[2]  # of (worker, sums or squares): the weight as (o, height, width, i), then the bias
+        size, step = (workers, o, i, height, width), (2 * row, row // o - bias, 1, width * i, i)
+        weights = Totals(found.as_strided(size, step, 0), found.as_strided(size, step, row))
+        if not bias:
+            return [weights, None]
+        sums, squares = (found.as_strided((workers, o), (2 * row, 1), end - o) for end in (row, 2 * row))
+        return [weights, Totals(sums, squares)]
 
     def _weight(self, x: Tensor, d: Tensor) -> Tensor:
         kernel = self.weight.shape[2:]

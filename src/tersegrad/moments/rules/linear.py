@@ -33,7 +33,8 @@ class LinearUse(Use):
 
     def _rows(self, x: Tensor) -> Tensor:
         """(samples, positions, features)."""
-        x = x.movedim(self.axis, 0)
+        if self.axis:
+            x = x.movedim(self.axis, 0)
         return x.reshape(self.samples, -1, x.shape[-1])
 
     def nbytes(self, saved: Sequence[Tensor], delta: Tensor) -> int:
@@ -46,11 +47,11 @@ class LinearUse(Use):
         return weight, bias
 
     def totals(self, saved: Sequence[Tensor], delta: Tensor, budget: Budget, gradient: bool) -> list[Totals | None]:
-        x, d = self._rows(saved[0]), self._rows(delta)
-        if x.shape[1] != 1:
+        x, weight, bias = saved[0], None, None
+        if x.numel() != self.samples * x.shape[-1]:  # several positions a sample
             return super().totals(saved, delta, budget, gradient)
-        weight = bias = None
-        x, d = (t.reshape(budget.workers, budget.part(self.samples), -1) for t in (x, d))
+        part = budget.part(self.samples)
+        x, d = x.reshape(budget.workers, part, x.shape[-1]), delta.reshape(budget.workers, part, delta.shape[-1])
         if self.weight.requires_grad:
             weight = Totals(product(d, x) if gradient else None, product(_squared(d), _squared(x)))
         if self.bias is not None and self.bias.requires_grad:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from tersegrad.moments.shares import Budget, Totals, Use, accelerated, fold
+from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site
 
 
@@ -42,10 +42,9 @@ class BatchNormUse(Use):
         from tersegrad.kernels.triton import shares
 
         budget.part(self.samples)
-        found = shares.norm_sums(x, delta, mean, inverse).transpose(0, 1)  # (samples, 2, channels)
-        both = fold(found, slice(0, budget.workers), budget.workers, gradient)
-        sums = None if both.gradient is None else both.gradient.unbind(1)
-        return [Totals(None if sums is None else sums[k], squares) for k, squares in enumerate(both.squares.unbind(1))]
+        found = shares.norm_sums(x, delta, mean, inverse)
+        gamma, beta, *squares = found.view(4, budget.workers, -1, x.shape[1]).sum(2).unbind()
+        return [Totals(gamma, squares[0]), Totals(beta, squares[1])]
 
     def per_sample(self, saved: Sequence[Tensor], delta: Tensor, low: int, high: int) -> Sequence[Tensor | None]:
         x, mean, inverse = saved
