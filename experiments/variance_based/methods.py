@@ -27,6 +27,7 @@ METHODS: dict[str, Method] = {
     "top_k_0.001": batched.TopK(fraction=0.001),
     "power_sgd_4": batched.PowerSGD(rank=4),
     "dithering_0.95": batched.SparseDithering(alpha=0.95),
+    "dithering_0.8": batched.SparseDithering(alpha=0.8),
 }
 LABELS = {
     "none": "none",
@@ -44,6 +45,7 @@ LABELS = {
     "top_k_0.001": "error feedback, top 0.1 %",
     "power_sgd_4": "PowerSGD, rank 4",
     "dithering_0.95": "error feedback, Sparse Dithering, error 0.95",
+    "dithering_0.8": "error feedback, Sparse Dithering, error 0.8",
 }
 # Test accuracy in per cent and compression ratio in words after 300 epochs (arXiv 1802.06058, table for CIFAR-10); None: not published.
 PUBLISHED: dict[Optimiser, dict[str, tuple[float | None, float | None]]] = {
@@ -196,6 +198,7 @@ PLANS: dict[str, list[Job]] = {
         Job("top_k_0.001"),
         Job("power_sgd_4"),
         Job("dithering_0.95"),
+        Job("dithering_0.8"),
     ],
     # The published length, --epochs 300: three seeds of the two runs that the claim is about, then what shorter runs hurt most.
     "long": [
