@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.variance_based.fused import fused
@@ -377,50 +378,60 @@ def _dither_send(r: Tensor, inverse: Tensor, scale: Tensor, mean: Tensor) -> Ten
 
 @dataclasses.dataclass(frozen=True)
 class SparseDithering(Method):
-    """Error feedback around deterministic Sparse Dithering with a target error and one step for a worker's whole gradient.
+    """Error feedback around deterministic Sparse Dithering with a target error.
 
-    The step is the largest of a grid of quarter octaves whose error, measured on a sixteenth of the blocks, is at most alpha; the package
-    searches closer.
+    One step serves a worker's whole gradient (``global``) or 65,536 coordinates (``chunk``): a multiple of their root mean square, the
+    same multiple everywhere. It is the largest of a grid of quarter octaves whose error, measured on a sixteenth of the blocks, is at
+    most alpha; the package searches closer.
     """
 
     samples: ClassVar[int] = 3
     alpha: float = 0.95
+    scale: Literal["global", "chunk"] = "chunk"
 
     STRIDE: ClassVar[int] = 16
     STEPS: ClassVar[int] = 32
+    CHUNK: ClassVar[int] = 65536 // BLOCK
 
     def init(self, buffers: Buffers, seed: int) -> State:
         return {"r": torch.zeros_like(buffers.gradient)}
 
+    def _totals(self, sums: Tensor, stride: int = 1) -> Tensor:
+        """(workers, chunks) from (workers, blocks), of which every ``stride``-th is there; float64."""
+        group = self.CHUNK // stride if self.scale == "chunk" else sums.shape[1]
+        padded: Tensor = F.pad(sums.double(), (0, -sums.shape[1] % group)).view(sums.shape[0], -1, group)
+        return padded.sum(2)
+
+    def _blocks(self, totals: Tensor, count: int) -> Tensor:
+        """(workers, blocks, 1) from (workers, chunks), as float32."""
+        group = self.CHUNK if self.scale == "chunk" else count
+        return totals.float().repeat_interleave(group, 1)[:, :count, None]
+
     def step(self, buffers: Buffers, state: State) -> None:
         r = blocks(state["r"])
-        norm = _dither_sums(r, blocks(buffers.gradient)).sum(-1, dtype=torch.float64)
-        rms = torch.sqrt(norm / buffers.layout.numel)  # (workers,)
+        count = r.shape[1]
+        sums = _dither_sums(r, blocks(buffers.gradient))
+        rms = torch.sqrt(self._totals(sums) / (BLOCK * self._totals(torch.ones_like(sums))))
         sample = r[:, :: self.STRIDE].contiguous()
         energy = sample.square().sum((1, 2), dtype=torch.float64).clamp_min(1e-300)
-        step = rms
+        multiple = torch.ones_like(energy)
         for i in range(self.STEPS):  # ascending, so that the last that fits stays
-            trial = rms * 2.0 ** (0.25 * i)
-            error = 1.0 - _explained(*_dither_products(sample, _inverse(trial))) / energy
-            step = torch.where(error <= self.alpha, trial, step)
-        inverse = _inverse(step)
-        product, square = (t.sum(-1, dtype=torch.float64) for t in _dither_products(r, inverse))
-        scale = torch.where(square > 0, product / square, 0.0).float().view(-1, 1, 1)
-        count = _dither_send(r, inverse, scale, blocks(buffers.mean))
-        buffers.words.copy_(count.sum(dtype=torch.int64).view(1))
+            inverse = self._blocks(_quotient(1.0, rms * 2.0 ** (0.25 * i)), count)[:, :: self.STRIDE]
+            product, square = (self._totals(t, self.STRIDE) for t in _dither_products(sample, inverse))
+            error = 1.0 - _quotient(product * product, square).sum(1) / energy  # with the least-squares scale of every chunk
+            multiple = torch.where(error <= self.alpha, 2.0 ** (0.25 * i), multiple)
+        inverse = self._blocks(_quotient(1.0, rms * multiple[:, None]), count)
+        product, square = (self._totals(t) for t in _dither_products(r, inverse))
+        sent = _dither_send(r, inverse, self._blocks(_quotient(product, square), count), blocks(buffers.mean))
+        buffers.words.copy_(sent.sum(dtype=torch.int64).view(1))
 
     def forms(self) -> dict[str, str]:
-        return {"compact": f"error_feedback(sparse_dithering(alpha={self.alpha:g}, scale=global))"}
+        return {"compact": f"error_feedback(sparse_dithering(alpha={self.alpha:g}, scale={self.scale}))"}
 
 
-def _inverse(step: Tensor) -> Tensor:
-    return torch.where(step > 0, 1.0 / step, 0.0).float().view(-1, 1, 1)
-
-
-def _explained(product: Tensor, square: Tensor) -> Tensor:
-    """<x, k>^2 / ||k||^2 of every worker: what the least-squares scale explains of ||x||^2."""
-    product, square = product.sum(-1, dtype=torch.float64), square.sum(-1, dtype=torch.float64)
-    return torch.where(square > 0, product * product / square, 0.0)
+def _quotient(a: Tensor | float, b: Tensor) -> Tensor:
+    """The quotient, zero where ``b`` is."""
+    return torch.where(b > 0, a / b, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,8 +78,13 @@ def _style(row: str) -> dict[str, Any]:
     return {"marker": marker, "color": colour, "linestyle": DASHES[number % len(DASHES)]}
 
 
+def _smooth(values: Sequence[float], window: int) -> list[float]:
+    """The mean of the last ``window`` values at every place."""
+    return [sum(part) / len(part) for part in (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))]
+
+
 def curves(present: dict[str, dict[str, list[Result]]], stem: Path) -> None:
-    """Accuracy and ratio over training, one column an optimiser."""
+    """Accuracy (smoothed: with a constant rate single epochs jump) and ratio over training, one column an optimiser."""
     figure, axes = _figure(len(present), (4.6, 3.6))
     legend: dict[str, Any] = {}
     for column, (optimiser, rows) in enumerate(present.items()):
@@ -87,14 +92,14 @@ def curves(present: dict[str, dict[str, list[Result]]], stem: Path) -> None:
         for number, (row, runs) in enumerate(rows.items()):
             run = middle_run(runs)
             epochs = [c["epoch"] for c in run["curve"]]
-            gap = max(1, len(epochs) // 7)
+            gap, window = max(1, len(epochs) // 7), max(1, len(epochs) // 20)
             style = {**_style(row), "markersize": 4.5, "markevery": (number * 3 % gap, gap)}
-            legend[LABELS[row]] = top.plot(epochs, [c["accuracy"] for c in run["curve"]], **style)[0]
+            legend[LABELS[row]] = top.plot(epochs, _smooth([c["accuracy"] for c in run["curve"]], window), **style)[0]
             bottom.plot(epochs, [c["ratio"] or math.nan for c in run["curve"]], **style)
         best = max(c["accuracy"] for runs in rows.values() for r in runs for c in r["curve"])
         top.set_ylim(max(0.0, best - 32), min(100.0, best + 1.5))
         top.set_title(TITLES[optimiser], loc="left", fontweight="bold")
-        top.set_ylabel("test accuracy, %")
+        top.set_ylabel(f"test accuracy, %, mean of the last {window} epochs" if window > 1 else "test accuracy, %")
         bottom.set_yscale("log")
         bottom.set_ylabel("parameters per word sent")
         bottom.set_xlabel("epoch")

@@ -25,9 +25,11 @@ METHODS: dict[str, Method] = {
     "qsgd_3bit": batched.QSGD(bits=3, bucket=512),
     "qsgd_4bit": batched.QSGD(bits=4, bucket=512),
     "top_k_0.001": batched.TopK(fraction=0.001),
+    "top_k_0.01": batched.TopK(fraction=0.01),
     "power_sgd_4": batched.PowerSGD(rank=4),
-    "dithering_0.95": batched.SparseDithering(alpha=0.95),
-    "dithering_0.8": batched.SparseDithering(alpha=0.8),
+    "dithering_0.95": batched.SparseDithering(alpha=0.95, scale="global"),
+    "dithering_0.8": batched.SparseDithering(alpha=0.8, scale="global"),
+    "dithering_chunk_0.8": batched.SparseDithering(alpha=0.8),
 }
 LABELS = {
     "none": "none",
@@ -43,9 +45,11 @@ LABELS = {
     "qsgd_3bit": "QSGD, 3 bit, bucket 512",
     "qsgd_4bit": "QSGD, 4 bit, bucket 512",
     "top_k_0.001": "error feedback, top 0.1 %",
+    "top_k_0.01": "error feedback, top 1 %",
     "power_sgd_4": "PowerSGD, rank 4",
     "dithering_0.95": "error feedback, Sparse Dithering, error 0.95",
     "dithering_0.8": "error feedback, Sparse Dithering, error 0.8",
+    "dithering_chunk_0.8": "error feedback, Sparse Dithering by chunks, error 0.8",
 }
 # Test accuracy in per cent and compression ratio in words after 300 epochs (arXiv 1802.06058, table for CIFAR-10); None: not published.
 PUBLISHED: dict[Optimiser, dict[str, tuple[float | None, float | None]]] = {
@@ -199,6 +203,8 @@ PLANS: dict[str, list[Job]] = {
         Job("power_sgd_4"),
         Job("dithering_0.95"),
         Job("dithering_0.8"),
+        Job("dithering_chunk_0.8"),
+        *(Job(name, "momentum") for name in ("dithering_chunk_0.8", "dithering_0.8", "top_k_0.001", "power_sgd_4")),
     ],
     # The published length, --epochs 300: three seeds of the two runs that the claim is about, then what shorter runs hurt most.
     "long": [
@@ -217,12 +223,12 @@ PLANS: dict[str, list[Job]] = {
         *(Job(name) for name in VARIANTS if name.endswith("_max")),
         *(Job(name) for name in VARIANTS if name.startswith("hybrid_0.01")),
     ],
-    # The small form: every row of the paper and every variant, five seeds.
+    # The small form: every row of the paper, what stands beside them, and every variant, five seeds.
     "digits": [
         Job(name, optimiser, seed, lr)
         for seed in range(5)
         for optimiser, lr in DIGITS.items()
-        for name in (*PUBLISHED["adam"], *VARIANTS)
+        for name in (*PUBLISHED["adam"], "top_k_0.01", "power_sgd_4", "dithering_0.95", "dithering_0.8", *VARIANTS)
     ],
     "quick": [Job("none"), Job("vgc_1.5"), Job("strom_0.1"), Job("hybrid_0.1"), Job("qsgd_4bit")],
 }

@@ -21,6 +21,7 @@ from experiments.variance_based.methods import LABELS, PUBLISHED, VARIANTS
 Result = dict[str, Any]
 TITLES = {"adam": "Adam", "momentum": "Momentum SGD"}
 HERE = Path(__file__).parent
+ENOUGH = 3  # messages whose mean size is worth a number
 MARKS = ("<!-- results: filled by report.py -->", "<!-- end of results -->")
 
 
@@ -120,7 +121,7 @@ class Bits:
     @staticmethod
     def of(run: Result) -> Bits | None:
         samples = [s for s in run["encoded"]["samples"] if s.get("entropy") and "compact" in s]
-        if not samples:
+        if len(samples) < ENOUGH:
             return None
         sent = sum(s["sent"] for s in samples)
         ideal = [sum(s["entropy"][part] for s in samples) / sent for part in ("places", "values", "places_by_tensor")]
@@ -159,8 +160,11 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _sizes(run: Result) -> tuple[float | None, float | None]:
-    """Ratios in bytes: the paper's form and the compact one."""
-    paper, compact = (run["encoded"].get(form, {}).get("ratio") for form in ("paper", "compact"))
+    """Ratios in bytes: the paper's form and the compact one; nothing from fewer messages than are enough."""
+    encoded = run["encoded"]
+    if encoded["samples"] and len(encoded["samples"]) < ENOUGH:
+        return None, None
+    paper, compact = (encoded.get(form, {}).get("ratio") for form in ("paper", "compact"))
     return paper, compact
 
 
@@ -375,18 +379,22 @@ def checks(results: Sequence[Result]) -> str:
 
 def notes(results: Sequence[Result]) -> str:
     """What the numbers are, and where they were made."""
-    every = sorted({r["encoded"]["every"] for r in results if r["encoded"]["samples"]})
-    differing = sum(s.get("differing", 0) for r in results for s in r["encoded"]["samples"])
+    every = sorted({r["encoded"]["every"] for r in results if len(r["encoded"]["samples"]) >= ENOUGH})
     messages = sum(len(r["encoded"]["samples"]) for r in results)
+    exact = [r for r in results if not r["row"].startswith("dithering")]  # whose steps come from a coarser grid
+    differing = sum(s.get("differing", 0) for r in exact for s in r["encoded"]["samples"])
+    coordinates = sum(len(r["encoded"]["samples"]) * r["parameters"] for r in exact)
     steps = " to ".join(map(str, sorted({every[0], every[-1]}))) if every else "-"
     lines = [
         "Accuracy is that of the last epoch: the median over seeds [lowest, highest]; with a constant learning rate it moves by a "
         "point from epoch to epoch, so differences are taken between means of the last ten. Ratios are those of the run with the median "
         "accuracy. Ratio in words: parameters divided by those that a worker sends in a step on average, counted in every step. "
-        f"Ratios in bytes: 32 bits a parameter against whole messages, encoded and decoded on every {steps}th step for one worker in turn. "
+        f"Ratios in bytes: 32 bits a parameter against whole messages, encoded and decoded on every {steps}th step for one worker in turn "
+        f"(not shown where fewer than {ENOUGH} were). "
         "Bits a value are those of the whole compact message; the entropy is log2 C(N, k) for the places and the order-0 entropy of the "
         "values, each message by itself.",
-        f"{messages:,} messages were encoded; the states they left differ from the batched step's in {differing} coordinates.",
+        f"{messages:,} messages were encoded; the states they left differ from the batched step's in {differing:,} of "
+        f"{coordinates / 1e9:,.1f} billion coordinates (Sparse Dithering apart, whose step is searched more closely in messages).",
     ]
     for setting, runs in settings(results).items():
         sweep = [r for r in runs if r["config"]["optimiser"] == "momentum" and r["row"] == "none" and not r["config"]["seed"]]
