@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -404,7 +405,13 @@ def list_command(
 
 def main() -> None:
     """Entry point of the ``tersegrad`` command."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        processes = sys.modules.get("tersegrad.integrations.processes")
+        if processes is not None and processes.spawned():
+            processes.leave(int(end.code or 0))
+        raise
 
 
 if __name__ == "__main__":

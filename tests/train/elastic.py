@@ -29,3 +29,4 @@ if __name__ == "__main__":
         result = run(job(folder), worker, die)
         if worker.leads:
             (folder / "restarts").write_text(f"{processes.restarts()} {result.steps}")
+    processes.leave()

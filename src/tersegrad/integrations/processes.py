@@ -1,7 +1,8 @@
 """Worker processes: join the group that torchrun started, or start one on this machine.
 
 A command that trains is written once. Started by hand it calls :func:`launch`, which runs the same command again under torchrun, one
-process a worker; started by torchrun (here or on many machines) it finds itself :func:`spawned` and goes on with :func:`join`.
+process a worker; started by torchrun (here or on many machines) it finds itself :func:`spawned`, goes on with :func:`join`, and ends
+with :func:`leave`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -97,6 +98,18 @@ def join(timeout: float = 600.0) -> Iterator[Worker]:
         dist.barrier()  # nobody leaves while another still listens to it
     finally:
         dist.destroy_process_group()
+
+
+def leave(status: int = 0) -> NoReturn:
+    """End this worker now, without tearing the interpreter down.
+
+    torch's DistributedDataParallel keeps the group alive after it was destroyed, and with it gloo's threads. One of them that frees a
+    tensor while the interpreter ends aborts the process ("terminate called without an active exception"): rare, and then torchrun
+    takes a finished worker for a dead one.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _store(timeout: timedelta) -> Store:
