@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.cases import rans
 from benchmarks.cases.inputs import gaussian, mostly_zero
 from benchmarks.registry import Body, Fact, Versus, Work, benchmark, refuse_unless
-from tersegrad import bench, recipes
+from tersegrad import bench, recipes, theory
 from tersegrad.bench.clock import touched
 from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec
 from tersegrad.kernels import native
@@ -49,18 +49,15 @@ def work_of(text: str, x: Tensor, facts: Measure = lambda c, spec, nbytes: {}) -
     return Work(bodies, 4 * x.numel(), verify, {**sizes, **facts(compressor, spec, checked.nbytes)})
 
 
-def log2_subsets(d: int, k: int) -> float:
-    """log2 C(d, k): what naming k of d coordinates costs at best."""
-    return (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
-
-
 def over_sparse_ideal(fraction: float, value_bits: int) -> Measure:
     """Message size over k (log2 C(d,k)/k + value bits)."""
 
     def facts(compressor: Compressor[Any], spec: Spec, nbytes: int) -> dict[str, Fact]:
         k = math.ceil(fraction * spec.numel)
         return {
-            "message over ideal": Fact(8 * nbytes / (log2_subsets(spec.numel, k) + k * value_bits), "of k (log2 C(d,k)/k + 32)")
+            "message over ideal": Fact(
+                8 * nbytes / (theory.log2_binomial(spec.numel, k) + k * value_bits), "of k (log2 C(d,k)/k + 32)"
+            )
         }
 
     return facts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.cases.compressors import log2_subsets
 from benchmarks.registry import Fact, Work, benchmark, refuse_unless
+from tersegrad import theory
 from tersegrad.codecs import index
 
 DENSITIES = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
@@ -26,5 +26,5 @@ for density in DENSITIES:
             )
 
         verify()
-        excess = (8 * message.numel() - log2_subsets(numel, k)) / k
+        excess = (8 * message.numel() - theory.log2_binomial(numel, k)) / k
         return Work({}, 4 * k, verify, {"above log2 C(d,k)/k": Fact(excess, "bits an index")})

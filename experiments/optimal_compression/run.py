@@ -103,8 +103,13 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
+        return {k: _columns(_rounded(v)) if k == "points" else _rounded(v) for k, v in value.items()}
     return [_rounded(v) for v in value] if isinstance(value, list) else value
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Rows with the same keys, each key once."""
+    return {k: [row[k] for row in rows] for k in rows[0]}
 
 
 def run_rate_error(writer: Writer) -> None:

@@ -91,12 +91,14 @@ def curves(present: dict[str, dict[str, list[Result]]], stem: Path) -> None:
         top, bottom = axes[0][column], axes[1][column]
         for number, (row, runs) in enumerate(rows.items()):
             run = middle_run(runs)
-            epochs = [c["epoch"] for c in run["curve"]]
+            curve = run["curve"]
+            epochs = range(1, len(curve["accuracy"]) + 1)
             gap, window = max(1, len(epochs) // 7), max(1, len(epochs) // 20)
             style = {**_style(row), "markersize": 4.5, "markevery": (number * 3 % gap, gap)}
-            legend[LABELS[row]] = top.plot(epochs, _smooth([c["accuracy"] for c in run["curve"]], window), **style)[0]
-            bottom.plot(epochs, [c["ratio"] or math.nan for c in run["curve"]], **style)
-        best = max(c["accuracy"] for runs in rows.values() for r in runs for c in r["curve"])
+            legend[LABELS[row]] = top.plot(epochs, _smooth(curve["accuracy"], window), **style)[0]
+            bottom.plot(epochs, [ratio or math.nan for ratio in curve["ratio"]], **style)
+        drawn = [r["curve"]["accuracy"] for runs in rows.values() for r in runs]
+        best = max(map(max, drawn))
         top.set_ylim(max(0.0, best - 32), min(100.0, best + 1.5))
         top.set_title(TITLES[optimiser], loc="left", fontweight="bold")
         top.set_ylabel(f"test accuracy, %, mean of the last {window} epochs" if window > 1 else "test accuracy, %")
@@ -104,7 +106,7 @@ def curves(present: dict[str, dict[str, list[Result]]], stem: Path) -> None:
         bottom.set_ylabel("parameters per word sent")
         bottom.set_xlabel("epoch")
         for axis in (top, bottom):
-            axis.set_xlim(0, max(len(r["curve"]) for runs in rows.values() for r in runs) + 0.5)
+            axis.set_xlim(0, max(map(len, drawn)) + 0.5)
             axis.grid(color=GREY, linewidth=0.6)
             axis.spines[["top", "right"]].set_visible(False)
     order = [label for label in LABELS.values() if label in legend]

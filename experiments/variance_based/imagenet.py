@@ -240,7 +240,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             f"{len(train)} images do not fill one step of {options.workers} x {options.batch}: lower --workers or --batch"
         )
     samples: list[dict[str, Any]] = []
-    curve: list[dict[str, float]] = []
+    curve: dict[str, list[float]] = {"loss": [], "accuracy": [], "ratio": []}  # by epoch
     begun, done, counted = time.perf_counter(), 0, 0
     for epoch in range(options.epochs):
         loss_sum = torch.zeros((), device=device)
@@ -260,15 +260,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             done += 1
         sent = (int(total) - counted) / (steps * options.workers)
         counted = int(total)
-        curve.append(
-            {
-                "epoch": epoch + 1,
-                "loss": round(float(loss_sum) / steps, 5),
-                "accuracy": round(accuracy(engine, test, options), 3),
-                "ratio": round(layout.numel / sent, 2) if sent else 0.0,
-            }
-        )
-        print(f"epoch {epoch + 1}: {curve[-1]}, {time.perf_counter() - begun:.0f} s", flush=True)
+        curve["loss"].append(round(float(loss_sum) / steps, 5))
+        curve["accuracy"].append(round(accuracy(engine, test, options), 3))
+        curve["ratio"].append(round(layout.numel / sent, 2) if sent else 0.0)
+        now = ", ".join(f"{name} {values[-1]:g}" for name, values in curve.items())
+        print(f"epoch {epoch + 1}: {now}, {time.perf_counter() - begun:.0f} s", flush=True)
     encoded: dict[str, Any] = {"every": options.encode_every, "forms": method.forms(), "samples": samples}
     for form in method.forms():
         if samples:
@@ -279,7 +275,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "kind": "imagenet",
         "config": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
         "parameters": layout.numel,
-        "accuracy": curve[-1]["accuracy"],
+        "accuracy": curve["accuracy"][-1],
         "ratio_words": layout.numel * done * options.workers / counted if counted else None,
         "encoded": encoded,
         "curve": curve,

@@ -104,7 +104,7 @@ def accuracy(runs: Sequence[Result]) -> float:
 
 def late(run: Result) -> float:
     """The mean accuracy of the last ten epochs: with a constant rate that of one epoch moves by a point."""
-    return statistics.fmean(c["accuracy"] for c in run["curve"][-10:])
+    return statistics.fmean(run["curve"]["accuracy"][-10:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +219,7 @@ def main_table(rows: dict[str, list[Result]]) -> str:
                 "" if gain_there is None else f"{gain_there:+.1f}",
                 _number(run["ratio_words"]),
                 _number(there[1]),
-                _number(run["curve"][-1]["ratio"]),
+                _number(run["curve"]["ratio"][-1]),
                 *map(_number, _sizes(run)),
                 "" if share is None else f"{100 * share:.0f} %",
                 "" if bits is None else f"{bits.bits:.2f} ({100 * bits.above:+.1f} %)",

@@ -58,10 +58,8 @@ def rate_of(job: Job, out: Path) -> float:
     for path in out.glob("momentum_none_lr*.json"):
         found = json.loads(path.read_text())
         lr, seed = found["config"]["lr"], found["config"]["seed"]
-        alike = (
-            path.stem == dataclasses.replace(job, method="none", lr=lr, seed=seed).name
-        )  # another length only if none is alike
-        if not found["diverged"]:
+        alike = path.stem == dataclasses.replace(job, method="none", lr=lr, seed=seed).name
+        if not found["diverged"]:  # one of another length only if none is alike
             best = max(best or (False, 0.0, 0.0), (alike, found["accuracy"], lr))
     return best[2] if best else methods.SWEEP[0]
 

@@ -263,7 +263,7 @@ def train(
         torch.manual_seed(config.seed)
         sampler = wire.Sampler(trainer, config.encode_every, config.epochs * trainer.steps)
         ready = time.perf_counter() - begun
-        curve: list[dict[str, float]] = []
+        curve: dict[str, list[float]] = {"loss": [], "accuracy": [], "ratio": []}  # by epoch
         words = 0
         number = trainer.buffers.layout.numel
         durations: list[float] = []
@@ -289,24 +289,17 @@ def train(
             trainer.total_loss.zero_()
             sent = (now - words) / (trainer.steps * config.workers)
             words = now
-            curve.append(
-                {
-                    "epoch": epoch + 1,
-                    "loss": round(loss, 5),
-                    "accuracy": round(trainer.accuracy(), 3),
-                    "ratio": round(number / sent, 2) if sent else 0.0,
-                    "lr": config.rate(epoch),
-                }
-            )
+            accuracy, ratio = trainer.accuracy(), number / sent if sent else 0.0
+            curve["loss"].append(round(loss, 5))
+            curve["accuracy"].append(round(accuracy, 3))
+            curve["ratio"].append(round(ratio, 2))
             if epoch < 2 or (epoch + 1) % 10 == 0 or epoch + 1 == config.epochs:
-                last = curve[-1]
-                say(
-                    f"epoch {epoch + 1}: loss {loss:.4f}, accuracy {last['accuracy']:.2f}, ratio {last['ratio']:g}, {durations[-1]:.2f} s"
-                )
+                say(f"epoch {epoch + 1}: loss {loss:.4f}, accuracy {accuracy:.2f}, ratio {ratio:.2f}, {durations[-1]:.2f} s")
             if not math.isfinite(loss):
                 say(f"epoch {epoch + 1}: the loss is {loss}: stopped")
                 break
-        sent = words / (len(curve) * trainer.steps * config.workers)
+        steps = len(durations) * trainer.steps
+        sent = words / (steps * config.workers)
     ordered = sorted(durations)
     sampler.release()
     result = {
@@ -314,10 +307,10 @@ def train(
         "config": {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "method"},
         "data": images.name,
         "parameters": number,
-        "steps": len(curve) * trainer.steps,
-        "accuracy": curve[-1]["accuracy"],
-        "best_accuracy": max(c["accuracy"] for c in curve),
-        "diverged": not math.isfinite(curve[-1]["loss"]),
+        "steps": steps,
+        "accuracy": curve["accuracy"][-1],
+        "best_accuracy": max(curve["accuracy"]),
+        "diverged": not math.isfinite(curve["loss"][-1]),
         "ratio_words": number / sent if sent else None,
         "encoded": sampler.result(),
         "curve": curve,

@@ -7,7 +7,6 @@ decodes it, and compares the state it leaves behind with that of the batched ste
 from __future__ import annotations
 
 import concurrent.futures
-import math
 import multiprocessing
 import os
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 import tersegrad
+from tersegrad import theory
 from tersegrad.core import state as states
 
 if TYPE_CHECKING:
@@ -57,11 +57,6 @@ def restored(template: Any, held: dict[str, Tensor]) -> Any:
     return states.load(template, entries)
 
 
-def log2_binomial(n: int, k: int) -> float:
-    """log2 of how many sets of k of n things there are."""
-    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
-
-
 def entropy(decoded: Tensor, spec: tersegrad.Spec) -> dict[str, float]:
     """Bits of what a message of few distinct values says, by an ideal code that knows the frequencies; empty for other messages.
 
@@ -73,7 +68,7 @@ def entropy(decoded: Tensor, spec: tersegrad.Spec) -> dict[str, float]:
         part = decoded[at : at + piece.numel]
         at += piece.numel
         sent = part[part != 0]
-        by_tensor += log2_binomial(piece.numel, sent.numel())
+        by_tensor += theory.log2_binomial(piece.numel, sent.numel())
         if sent.numel():
             symbols.append(sent / sent.abs().max())
     if not symbols:
@@ -83,7 +78,7 @@ def entropy(decoded: Tensor, spec: tersegrad.Spec) -> dict[str, float]:
         return {}
     total = float(counts.sum())
     values = float(-(counts * torch.log2(counts / total)).sum())
-    found = {"places": log2_binomial(spec.numel, int(total)), "places_by_tensor": by_tensor, "values": values}
+    found = {"places": theory.log2_binomial(spec.numel, int(total)), "places_by_tensor": by_tensor, "values": values}
     return {name: round(bits, 1) for name, bits in found.items()}
 
 
