@@ -113,9 +113,9 @@ class Audited(Watched):
         super().__init__(inner, Meter())
         self.errors = errors
 
-    def encode(self, x: Tensor, state: Any, ctx: Context, **options: Any) -> tuple[Message, Any]:
+    def encode(self, x: Tensor, spec: Spec, state: Any, ctx: Context, **options: Any) -> tuple[Message, Any]:
         target = x.double() + (state.residual.double() if isinstance(self.inner, ErrorFeedback) else 0.0)
-        message, after = super().encode(x, state, ctx, **options)
+        message, after = super().encode(x, spec, state, ctx, **options)
         decoded = self.inner.decode(message, Spec.flat(x.numel()), ctx).double()
         self.errors.append(float((decoded - target).square().sum() / target.square().sum()))
         return message, after
@@ -266,7 +266,7 @@ def coding(size: int, text: str, numel: int, rounds: int) -> list[float]:
         begin = time.perf_counter()
         messages = []
         for j in range(size):
-            message, states[j] = compressor.encode(x[at[j] : at[j + 1]], states[j], ctx, out=buffers[j])
+            message, states[j] = compressor.encode(x[at[j] : at[j + 1]], parts[j], states[j], ctx, out=buffers[j])
             messages.append(message)
         total.zero_()
         for _ in range(size):
@@ -274,7 +274,7 @@ def coding(size: int, text: str, numel: int, rounds: int) -> list[float]:
                 compressor.decode_add(messages[0], parts[0], ctx, total)
             else:
                 total.add_(compressor.decode(messages[0], parts[0], ctx))
-        message, second = compressor.encode(total, second, ctx, out=more)
+        message, second = compressor.encode(total, parts[0], second, ctx, out=more)
         for j in range(size):
             compressor.decode(messages[j], parts[j], ctx, out[at[j] : at[j + 1]])
         seconds.append(time.perf_counter() - begin)

@@ -238,7 +238,7 @@ def encoded(text: str, x: torch.Tensor, ctx: Context, pieces: tuple[Piece, ...] 
     compressor = tersegrad.parse(text)
     spec = Spec.flat(x.numel(), x.dtype) if pieces is None else Spec(pieces, x.dtype)
     stats = second_moment(x) if needs_second_moment(compressor) else None
-    message, _ = compressor.encode(x, compressor.init(spec, "cpu"), ctx, stats=stats)
+    message, _ = compressor.encode(x, spec, compressor.init(spec, "cpu"), ctx, stats=stats)
     return framed(str(compressor), message.tobytes(), x.numel(), ctx, x.dtype)
 
 

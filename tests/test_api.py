@@ -57,7 +57,7 @@ def test_frames(text: str) -> None:
     decoded = tersegrad.from_frame(data)
     c = tersegrad.parse(text)
     spec = Spec.flat(1000)
-    message, _ = c.encode(X, c.init(spec, "cpu"), Context(seed=3, step=2))
+    message, _ = c.encode(X, spec, c.init(spec, "cpu"), Context(seed=3, step=2))
     assert torch.equal(decoded, c.decode(message, spec, Context(seed=3, step=2)))
     assert torch.equal(decoded, tersegrad.from_frame(data, spec=spec))
 
@@ -78,6 +78,6 @@ def test_frames_from_strangers() -> None:
 def test_names_of_pieces_reach_by_tensor() -> None:
     spec = Spec((Piece((600,), 0, 600, "w.weight"), Piece((400,), 0, 400, "w.bias")))
     c = tersegrad.parse('by_tensor(sign, rules={"*.bias": identity})')
-    decoded = c.decode(c.encode(X, c.init(spec, "cpu"), Context())[0], spec, Context())
+    decoded = c.decode(c.encode(X, spec, c.init(spec, "cpu"), Context())[0], spec, Context())
     assert torch.equal(decoded[600:], X[600:])
     assert not torch.equal(decoded[:600], X[:600])

@@ -33,7 +33,7 @@ class Half(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
         data = self.values(x, ctx).bfloat16().view(torch.uint8)
         if out is None:

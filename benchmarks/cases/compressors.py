@@ -27,7 +27,7 @@ def work_of(text: str, x: Tensor, facts: Measure = lambda c, spec, nbytes: {}) -
     checked = bench.check(compressor, x, context=ctx, trials=1)  # 64 Mi coordinates average enough
     state = compressor.init(spec, x.device)
     buffer, target = touched(compressor.max_nbytes(spec)), torch.ones_like(x)
-    first, _ = compressor.encode(x, state, ctx)
+    first, _ = compressor.encode(x, spec, state, ctx)
     message = Message(first.payload.clone(), int(first.nbytes))
     expected = compressor.decode(message, spec, ctx)
 
@@ -36,7 +36,7 @@ def work_of(text: str, x: Tensor, facts: Measure = lambda c, spec, nbytes: {}) -
         refuse_unless(torch.equal(target, expected), f"{text} decodes to other values when run again")
 
     bodies: dict[str, Body] = {
-        "encode": lambda: compressor.encode(x, state, ctx, out=buffer),
+        "encode": lambda: compressor.encode(x, spec, state, ctx, out=buffer),
         "decode": lambda: compressor.decode(message, spec, ctx, out=target),
     }
     for body in bodies.values():

@@ -136,7 +136,7 @@ def _not_finite(rng: random.Random, mine: Material) -> Forgery:
     compressor, spec = tersegrad.parse(opened.text), opened.spec
     bad = torch.zeros(opened.numel)
     bad[rng.randrange(opened.numel)] = rng.choice([float("nan"), float("inf"), -float("inf")])
-    message, _ = compressor.encode(bad, compressor.init(spec, "cpu"), opened.context)
+    message, _ = compressor.encode(bad, spec, compressor.init(spec, "cpu"), opened.context)
     return Forgery(envelope.pack_frame(message, compressor, spec, opened.context))
 
 

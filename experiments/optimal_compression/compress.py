@@ -44,7 +44,9 @@ class Channel:
     def send(self, x: Array, step: int, worker: int) -> Array:
         """What arrives."""
         ctx = Context(seed=self._seed, step=step, sender=worker)
-        message, _ = self.compressor.encode(torch.from_numpy(x.astype(np.float32)), None, ctx)
+        message, _ = self.compressor.encode(
+            torch.from_numpy(x.astype(np.float32)), Spec.of(torch.from_numpy(x.astype(np.float32))), None, ctx
+        )
         data = message.tobytes()
         self.sent += len(data)
         decoded = self.compressor.decode(Message.frombytes(data), self.spec, ctx)

@@ -126,7 +126,7 @@ def lengths(text: str, x: Tensor, *, vector: str, nu: float, messages: int = 1) 
     bits, error = 0.0, 0.0
     for step in range(messages):
         ctx = Context(seed=SEED, step=step)
-        data = compressor.encode(x, compressor.init(spec, "cpu"), ctx)[0].tobytes()
+        data = compressor.encode(x, spec, compressor.init(spec, "cpu"), ctx)[0].tobytes()
         decoded = compressor.decode(Message.frombytes(data), spec, ctx)
         bits += 8 * len(data) / messages
         error += float((decoded.double() - x.double()).square().sum()) / norm / messages

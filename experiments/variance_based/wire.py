@@ -94,7 +94,7 @@ def encode(
         state = restored(compressor.init(spec, "cpu"), tensors)
         squares = tensors.get("s")
         stats = tersegrad.Stats(squares) if squares is not None else None
-        message, after = compressor.encode(tensors["x"], state, ctx, stats=stats)
+        message, after = compressor.encode(tensors["x"], spec, state, ctx, stats=stats)
         decoded = compressor.decode(tersegrad.Message.frombytes(message.tobytes()), spec, ctx)
         found[wire_form] = int(message.nbytes)
         found["sent"] = int((decoded != 0).sum())

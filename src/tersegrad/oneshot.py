@@ -38,7 +38,7 @@ def roundtrip(compressor: Compressor[Any] | str, x: Tensor, seed: int = 0, stats
     """
     compressor = _compressor(compressor)
     spec, ctx = Spec.of(x), Context(seed=seed)
-    message, _ = compressor.encode(x, compressor.init(spec, x.device), ctx, stats=stats)
+    message, _ = compressor.encode(x, spec, compressor.init(spec, x.device), ctx, stats=stats)
     data = message.tobytes()
     decoded = compressor.decode(Message.frombytes(data, x.device), spec, ctx)
     flat = flat_float32(x).double()
@@ -58,7 +58,7 @@ def to_frame(compressor: Compressor[Any] | str, x: Tensor, context: Context | No
     """
     compressor, ctx = _compressor(compressor), context or Context()
     spec = Spec.flat(x.numel(), x.dtype)
-    message, _ = compressor.encode(x, compressor.init(spec, x.device), ctx, stats=stats)
+    message, _ = compressor.encode(x, spec, compressor.init(spec, x.device), ctx, stats=stats)
     return frame.pack(message, wire_id=compressor.wire_id, text=str(compressor), spec=spec, context=ctx)
 
 

@@ -40,7 +40,7 @@ def framed(tmp_path: Path) -> Path:
     compressor = tersegrad.parse("top_k(fraction=0.1)")
     spec, ctx = Spec.flat(1000), Context(seed=7, step=3, buffer=2, sender=1)
     x = torch.arange(1000.0)
-    message, _ = compressor.encode(x, compressor.init(spec, "cpu"), ctx)
+    message, _ = compressor.encode(x, spec, compressor.init(spec, "cpu"), ctx)
     path = tmp_path / "message.tgrd"
     path.write_bytes(frame.pack(message, wire_id=compressor.wire_id, text=str(compressor), spec=spec, context=ctx))
     return path

@@ -36,7 +36,7 @@ def test_page_shows_what_is_printed(command: str, shown: str, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     compressor, spec, context = tersegrad.parse("qsgd(bits=4)"), Spec.flat(100_000), Context(seed=7, step=1200, sender=3)
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
-    message, _ = compressor.encode(x, compressor.init(spec, "cpu"), context)
+    message, _ = compressor.encode(x, spec, compressor.init(spec, "cpu"), context)
     Path("gradient.tgrd").write_bytes(
         frame.pack(message, wire_id=compressor.wire_id, text=str(compressor), spec=spec, context=context)
     )

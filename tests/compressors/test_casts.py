@@ -44,7 +44,7 @@ CONTEXT = Context(seed=5)
 
 def once(c: Compressor[Any], x: Tensor, ctx: Context = CONTEXT) -> Tensor:
     spec = Spec.flat(x.numel(), x.dtype)
-    message, _ = c.encode(x, c.init(spec, x.device), ctx)
+    message, _ = c.encode(x, spec, c.init(spec, x.device), ctx)
     assert int(message.nbytes) <= c.max_nbytes(spec)
     return c.decode(Message.frombytes(message.tobytes()), spec, ctx)
 
@@ -158,9 +158,9 @@ def test_non_finite(c: Compressor[Any], bad: float) -> None:
 @every
 def test_out_and_decode_add(c: Compressor[Any]) -> None:
     x, ctx, spec = torch.randn(1000, generator=torch.Generator().manual_seed(2)), Context(seed=3), Spec.flat(1000)
-    plain, _ = c.encode(x, None, ctx)
+    plain, _ = c.encode(x, Spec.of(x), None, ctx)
     room = torch.full((c.max_nbytes(spec) + 7,), 99, dtype=torch.uint8)
-    message, _ = c.encode(x, None, ctx, out=room)
+    message, _ = c.encode(x, Spec.of(x), None, ctx, out=room)
     assert message.data is room
     assert message.tobytes() == plain.tobytes()
     assert bool((room[c.max_nbytes(spec) :] == 99).all())
@@ -173,7 +173,7 @@ def test_out_and_decode_add(c: Compressor[Any]) -> None:
     with kernels.force("reference"):
         assert torch.equal(added, c.decode_add(message, spec, ctx, base.clone(), 0.3))
     with pytest.raises(BadConfiguration, match="out must be"):
-        c.encode(x, None, ctx, out=torch.empty(3, dtype=torch.uint8))
+        c.encode(x, Spec.of(x), None, ctx, out=torch.empty(3, dtype=torch.uint8))
     with pytest.raises(BadConfiguration, match="out must be"):
         c.decode(message, spec, ctx, torch.empty(999))
 
@@ -182,7 +182,7 @@ def test_out_and_decode_add(c: Compressor[Any]) -> None:
 def test_wrong_lengths_are_corrupt(c: Compressor[Any]) -> None:
     ctx = Context()
     for d in (1, 100):
-        message, _ = c.encode(torch.randn(d), None, ctx)
+        message, _ = c.encode(torch.randn(d), Spec.of(torch.randn(d)), None, ctx)
         data = message.tobytes()
         for other in (data[:-1], data + b"\0", b""):
             with pytest.raises(CorruptMessage):
@@ -213,8 +213,8 @@ def test_natural_saturates_at_the_largest_power() -> None:
 def test_entropy_coding_shortens_the_message() -> None:
     x = torch.randn(1 << 17, generator=torch.Generator().manual_seed(4))
     for packed, coded in ((Natural(), Natural(coder="rans")), (NaturalDithering(), NaturalDithering(coder="rans"))):
-        a, _ = packed.encode(x, None, Context(seed=1))
-        b, _ = coded.encode(x, None, Context(seed=1))
+        a, _ = packed.encode(x, Spec.of(x), None, Context(seed=1))
+        b, _ = coded.encode(x, Spec.of(x), None, Context(seed=1))
         assert int(b.nbytes) < 0.6 * int(a.nbytes)
         spec = Spec.of(x)
         assert torch.equal(packed.decode(a, spec, Context()), coded.decode(b, spec, Context()))

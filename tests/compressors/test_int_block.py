@@ -47,7 +47,7 @@ def vectors(c: Either, d: int) -> dict[str, Tensor]:
 
 
 def roundtrip(c: Either, x: Tensor) -> tuple[Message, Tensor]:
-    message, _ = c.encode(x, None, Context())
+    message, _ = c.encode(x, Spec.of(x), None, Context())
     return message, c.decode(message, Spec.flat(x.numel()), Context())
 
 
@@ -117,7 +117,7 @@ def test_decode_add_is_decode_then_add(c: Either) -> None:
 def test_out_is_used(c: Either) -> None:
     x = vectors(c, 900)["gaussian"]
     buffer = torch.full((c.max_nbytes(Spec.flat(900)) + 5,), 7, dtype=torch.uint8)
-    message, _ = c.encode(x, None, Context(), out=buffer)
+    message, _ = c.encode(x, Spec.of(x), None, Context(), out=buffer)
     assert message.data is buffer
     assert message.tobytes() == roundtrip(c, x)[0].tobytes()
     out = torch.empty(900)

@@ -53,7 +53,7 @@ def vectors(d: int, s: int = 7) -> dict[str, Tensor]:
 
 
 def roundtrip(c: QSGD, x: Tensor, ctx: Context) -> tuple[Message, Tensor]:
-    message, _ = c.encode(x, None, ctx)
+    message, _ = c.encode(x, Spec.of(x), None, ctx)
     return message, c.decode(message, Spec.flat(x.numel()), ctx)
 
 
@@ -165,9 +165,9 @@ def test_out_is_used(c: QSGD) -> None:
     x = vectors(900)["gaussian"]
     spec = Spec.flat(900)
     buffer = torch.full((c.max_nbytes(spec) + 5,), 7, dtype=torch.uint8)
-    message, _ = c.encode(x, None, Context(seed=3), out=buffer)
+    message, _ = c.encode(x, Spec.of(x), None, Context(seed=3), out=buffer)
     assert message.data is buffer
-    plain, _ = c.encode(x, None, Context(seed=3))
+    plain, _ = c.encode(x, Spec.of(x), None, Context(seed=3))
     assert message.tobytes() == plain.tobytes()
     out = torch.empty(900)
     assert c.decode(message, spec, Context(), out) is out
@@ -178,7 +178,7 @@ def test_bad_bytes_are_refused_or_decode_to_the_right_shape(c: QSGD) -> None:
     rng = random.Random(1)
     spec = Spec.flat(900)
     for x in (vectors(900)["gaussian"], vectors(900)["one_big"], torch.zeros(900)):
-        good = c.encode(x, None, Context())[0].tobytes()
+        good = c.encode(x, Spec.of(x), None, Context())[0].tobytes()
         cases = [good[:k] for k in range(0, len(good), 7)] + [good + b"\0", b"", b"\x03", b"\x09" * 40]
         for _ in range(300):
             bad = bytearray(good)
@@ -205,7 +205,9 @@ def test_incompressible_levels_are_packed() -> None:
 
 def test_entropy_coders_beat_packing_on_l2() -> None:
     x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0))
-    sizes = {k: int(QSGD(bits=4, coder=k).encode(x, None, Context())[0].nbytes) for k in ("packed", "elias", "rans")}
+    sizes = {
+        k: int(QSGD(bits=4, coder=k).encode(x, Spec.of(x), None, Context())[0].nbytes) for k in ("packed", "elias", "rans")
+    }
     assert sizes["rans"] < sizes["elias"] < sizes["packed"]
 
 

@@ -24,7 +24,7 @@ VARIANTS = [
 
 def send(compressor: RandomK, x: Tensor, ctx: Context = CTX) -> tuple[Message, Tensor]:
     spec = Spec.flat(x.numel())
-    message, _ = compressor.encode(x, None, ctx)
+    message, _ = compressor.encode(x, Spec.of(x), None, ctx)
     assert int(message.nbytes) == compressor.max_nbytes(spec)
     sent = Message.frombytes(message.tobytes())
     return sent, compressor.decode(sent, spec, ctx)

@@ -51,7 +51,7 @@ def worst(d: int, nu: float = 0.1) -> Tensor:
 def measure(c: SparseDithering | RandomSparseDithering, x: Tensor, seed: int = 0) -> tuple[int, float]:
     """Bits of the whole message and relative error."""
     ctx, spec = Context(seed=seed), Spec.flat(x.numel())
-    message, _ = c.encode(x, None, ctx)
+    message, _ = c.encode(x, Spec.of(x), None, ctx)
     decoded = c.decode(message, spec, ctx)
     error = float((decoded.double() - x.double()).square().sum() / x.double().square().sum())
     return 8 * int(message.nbytes), error
@@ -132,7 +132,7 @@ def test_small_vectors_and_coders_decode_alike(coder: Coder) -> None:
         x = gaussian(d, d)
         ctx, spec = Context(), Spec.flat(d)
         c, reference = SparseDithering(nu=0.1, coder=coder), SparseDithering(nu=0.1, coder="rans")
-        message, wanted = c.encode(x, None, ctx)[0], reference.encode(x, None, ctx)[0]
+        message, wanted = c.encode(x, Spec.of(x), None, ctx)[0], reference.encode(x, Spec.of(x), None, ctx)[0]
         torch.testing.assert_close(c.decode(message, spec, ctx), reference.decode(wanted, spec, ctx))
 
 
@@ -161,7 +161,7 @@ def test_unbiased_over_three_thousand_seeds() -> None:
     total, errors = torch.zeros(d, dtype=torch.float64), []
     for seed in range(seeds):
         ctx = Context(seed=seed)
-        decoded = c.decode(c.encode(x, None, ctx)[0], Spec.flat(d), ctx).double()
+        decoded = c.decode(c.encode(x, Spec.of(x), None, ctx)[0], Spec.flat(d), ctx).double()
         total += decoded - x
         errors.append(float((decoded - x).square().sum() / x.double().square().sum()))
     # Bernstein at 1e-6 over all coordinates: |error| <= step, variance <= step^2/4; 16-bit draws bias by 2^-17 of a step.
@@ -188,13 +188,13 @@ def test_what_is_left_comes_with_the_message(text: str, d: int) -> None:
     assert isinstance(compressor, Splitter)
     x, residual = gaussian(d), 0.3 * gaussian(d).flip(0)
     y, left, spec, ctx = x + residual, torch.full((d,), 7.0), Spec.flat(d), Context(seed=1)
-    message, _, finite = compressor.encode_split(x, residual, left, None, ctx)
+    message, _, finite = compressor.encode_split(x, residual, left, Spec.of(x), None, ctx)
     assert finite
-    assert message.tobytes() == compressor.encode(y, None, ctx)[0].tobytes()
+    assert message.tobytes() == compressor.encode(y, Spec.of(y), None, ctx)[0].tobytes()
     assert torch.equal(left, y - compressor.decode(message, spec, ctx))
     if d:
         x[d // 2] = math.inf
-        message, _, finite = compressor.encode_split(x, residual, left, None, ctx)
+        message, _, finite = compressor.encode_split(x, residual, left, Spec.of(x), None, ctx)
         assert not finite
         assert bool(compressor.decode(message, spec, ctx).isnan().all())
 

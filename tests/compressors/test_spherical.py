@@ -29,7 +29,7 @@ def gaussian(*shape: int, seed: int = 0) -> Tensor:
 
 
 def once(c: Spherical, x: Tensor, ctx: Context) -> tuple[Message, Tensor]:
-    message, _ = c.encode(x, None, ctx)
+    message, _ = c.encode(x, Spec.of(x), None, ctx)
     return message, c.decode(message, Spec.flat(x.numel()), ctx)
 
 
@@ -127,7 +127,7 @@ def test_too_many_draws_are_refused_with_advice() -> None:
     with pytest.raises(BadConfiguration, match="draws"):
         c.init(Spec.flat(1000), "cpu")
     with pytest.raises(BadConfiguration, match="draws"):
-        c.encode(gaussian(1000), None, Context())
+        c.encode(gaussian(1000), Spec.of(gaussian(1000)), None, Context())
     for arguments in ({"alpha": 0.0}, {"alpha": 1.0}, {"alpha": 0.5, "block": 0}):
         with pytest.raises(BadConfiguration):
             Spherical(**arguments)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_damaged_messages_raise_or_decode() -> None:
     rng = random.Random(1)
     for c, d in ((Spherical(alpha=0.4), 9), (Spherical(alpha=0.5, block=4), 203)):
         spec, ctx = Spec.flat(d), Context(seed=5)
-        message, _ = c.encode(gaussian(d), None, ctx)
+        message, _ = c.encode(gaussian(d), Spec.of(gaussian(d)), None, ctx)
         data = message.tobytes()
         trials = [data[:n] for n in range(len(data))] + [data + b"\0"] + [rng.randbytes(rng.randrange(60)) for _ in range(300)]
         for _ in range(500):

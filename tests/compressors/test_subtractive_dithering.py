@@ -24,7 +24,7 @@ def gaussian(d: int, seed: int = 0) -> Tensor:
 
 
 def once(c: SubtractiveDithering, x: Tensor, ctx: Context) -> tuple[Message, Tensor]:
-    message, _ = c.encode(x, None, ctx)
+    message, _ = c.encode(x, Spec.of(x), None, ctx)
     return message, c.decode(message, Spec.flat(x.numel()), ctx)
 
 

@@ -18,7 +18,7 @@ VARIANTS = [Threshold(tau=t, values=v) for t in (0.0, 0.01, 1.0, 2.5, 1e30) for 
 
 def send(compressor: Threshold, x: Tensor) -> tuple[Message, Tensor]:
     spec = Spec.flat(x.numel())
-    message, _ = compressor.encode(x, None, CTX)
+    message, _ = compressor.encode(x, Spec.of(x), None, CTX)
     assert 1 <= int(message.nbytes) <= compressor.max_nbytes(spec)
     sent = Message.frombytes(message.tobytes())
     return sent, compressor.decode(sent, spec, CTX)

@@ -27,7 +27,7 @@ VARIANTS = [
 
 def send(compressor: TopK, x: Tensor) -> tuple[Message, Tensor]:
     spec = Spec.flat(x.numel())
-    message, state = compressor.encode(x, None, CTX)
+    message, state = compressor.encode(x, Spec.of(x), None, CTX)
     assert state is None
     assert 1 <= int(message.nbytes) <= compressor.max_nbytes(spec)
     sent = Message.frombytes(message.tobytes())
@@ -176,7 +176,7 @@ def test_decode_add(compressor: TopK) -> None:
         out = torch.linspace(-1, 1, 1000)
         expected = out + decoded * 0.25
         assert torch.equal(compressor.decode_add(message, Spec.flat(1000), CTX, out, 0.25), expected)
-    message, _ = compressor.encode(torch.tensor([math.nan, 1.0]), None, CTX)
+    message, _ = compressor.encode(torch.tensor([math.nan, 1.0]), Spec.of(torch.tensor([math.nan, 1.0])), None, CTX)
     assert bool(compressor.decode_add(message, Spec.flat(2), CTX, torch.zeros(2)).isnan().all())
 
 
@@ -184,7 +184,7 @@ def test_given_buffers_are_used() -> None:
     x, compressor = torch.randn(1000), TopK(k=10)
     spec = Spec.flat(1000)
     buffer, out = torch.zeros(compressor.max_nbytes(spec), dtype=torch.uint8), torch.full((1000,), 5.0)
-    message, _ = compressor.encode(x, None, CTX, out=buffer)
+    message, _ = compressor.encode(x, Spec.of(x), None, CTX, out=buffer)
     assert message.data is buffer
     assert compressor.decode(message, spec, CTX, out=out) is out
     assert torch.equal(out, send(compressor, x)[1])

@@ -122,7 +122,7 @@ def test_identity_gives_the_mean_in_rank_order(kind: str, size: int) -> None:
 def test_traffic_follows_the_formulas() -> None:
     d = 1 << 16
     spec, text = Spec.flat(d), "sparse_dithering(alpha=0.1)"
-    alone, _ = tersegrad.parse(text).encode(vector(d, 0, 0), None, Context())
+    alone, _ = tersegrad.parse(text).encode(vector(d, 0, 0), Spec.of(vector(d, 0, 0)), None, Context())
     for size in (2, 4, 8):
         for kind, messages in (("all_gather", size - 1), ("two_shot", 2 * (size - 1) / size)):
             exchange = make(kind, text)
@@ -207,7 +207,7 @@ def test_a_false_declaration_of_fixed_size_is_an_error() -> None:
     liar, spec = TwoShotExchange(Liar(k=2)), Spec.flat(500)
     with pytest.raises(BadConfiguration, match="fixed_size"):
         virtual.run(liar, [vector(500, r, 0) for r in range(2)], virtual.init(liar, spec, 2), spec, Context())
-    message, _ = tersegrad.parse("identity").encode(torch.ones(4), None, Context())
+    message, _ = tersegrad.parse("identity").encode(torch.ones(4), Spec.of(torch.ones(4)), None, Context())
     with pytest.raises(BadConfiguration, match="fixed_size"):
         next(gather_messages(message, [15, 15], True, 0, 2))
 

@@ -53,7 +53,7 @@ def test_one_node_is_exact_and_sends_nothing_between() -> None:
 def test_a_node_sends_a_share_of_what_its_ranks_would() -> None:
     d, n, count = 1 << 16, 4, 3
     spec, xs = Spec.flat(d), [vector(d, r, 0) for r in range(n * count)]
-    alone, _ = tersegrad.parse("sparse_dithering(alpha=0.1)").encode(xs[0], None, Context())
+    alone, _ = tersegrad.parse("sparse_dithering(alpha=0.1)").encode(xs[0], Spec.of(xs[0]), None, Context())
     exchange = plan(f"hierarchical(ranks_per_node={n})").make(tersegrad.parse("sparse_dithering(alpha=0.1)"))
     outcome = virtual.run(exchange, xs, virtual.init(exchange, spec, n * count), spec, Context())
     for sent, inside in zip(outcome.sent, outcome.inside):

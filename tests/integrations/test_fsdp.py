@@ -405,7 +405,7 @@ def test_gradients_are_sums_of_decoded_messages(workers: Pool, text: str) -> Non
                 for rank in range(SIZE):
                     x = torch.cat([torch.zeros(0), *(each[rank][p.name].reshape(-1)[p.start : p.stop] for p in spec.pieces)])
                     at = Context(ctx.seed, ctx.step, ctx.buffer, rank)
-                    message, kept[number][rank][j] = compressor.encode(x, kept[number][rank][j], at)
+                    message, kept[number][rank][j] = compressor.encode(x, spec, kept[number][rank][j], at)
                     total += compressor.decode(message, spec, at)
                 for piece, value in zip(spec.pieces, (total * (1 / SIZE)).split([p.numel for p in spec.pieces])):
                     expected[piece.name][piece.start : piece.stop] = value

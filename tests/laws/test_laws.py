@@ -48,7 +48,7 @@ def once(c: Compressor[Any], x: Tensor, ctx: Context | None = None, spec: Spec |
     """One message from the initial state, and what it decodes to."""
     ctx = ctx or Context(seed=1234, step=5, buffer=2, sender=3)
     spec = spec or Spec.flat(x.numel(), x.dtype)
-    message, _ = c.encode(x, c.init(spec, x.device), ctx, **given(c, x))
+    message, _ = c.encode(x, spec, c.init(spec, x.device), ctx, **given(c, x))
     return message, c.decode(message, spec, ctx)
 
 
@@ -91,7 +91,7 @@ def test_fixed_size_is_declared_exactly_where_it_holds(text: str) -> None:
     for d in (0, 1, 65, 1000):
         for x in (*adversarial(d).values(), torch.full((d,), math.nan)):
             spec = pieces(d)
-            message, _ = c.encode(x, c.init(spec, "cpu"), Context(seed=3), **given(c, x))
+            message, _ = c.encode(x, spec, c.init(spec, "cpu"), Context(seed=3), **given(c, x))
             constant = constant and int(message.nbytes) == c.max_nbytes(spec)
     assert has_fixed_size(c) == constant
 
@@ -102,11 +102,11 @@ def test_bytes_are_deterministic_and_the_state_is_not_written_into(text: str) ->
     x = gaussian(3000)
     spec, ctx = pieces(3000), Context(seed=7, step=1)
     state = c.init(spec, "cpu")
-    first, state = c.encode(x, state, ctx, **given(c, x))
+    first, state = c.encode(x, spec, state, ctx, **given(c, x))
     before = [t.clone() for t in tensors_of(state)]
     x_before = x.clone()
-    second, _ = c.encode(x, state, dataclasses.replace(ctx, step=2), **given(c, x))
-    again, _ = c.encode(x, state, dataclasses.replace(ctx, step=2), **given(c, x))
+    second, _ = c.encode(x, spec, state, dataclasses.replace(ctx, step=2), **given(c, x))
+    again, _ = c.encode(x, spec, state, dataclasses.replace(ctx, step=2), **given(c, x))
     assert second.tobytes() == again.tobytes()
     assert torch.equal(x, x_before)
     for old, now in zip(before, tensors_of(state), strict=True):
@@ -153,7 +153,7 @@ def test_non_finite_input_is_not_compressed_away(text: str, bad: float) -> None:
         x[where] = bad
         spec, ctx = pieces(d), Context(seed=3)
         state = c.init(spec, "cpu")
-        message, after = c.encode(x, state, ctx, **given(c, x))
+        message, after = c.encode(x, spec, state, ctx, **given(c, x))
         decoded = c.decode(message, spec, ctx)
         if text in EXACT_NAN:
             assert not math.isfinite(float(decoded[where]))
@@ -215,9 +215,9 @@ def test_out_buffers_are_used(text: str) -> None:
     c = tersegrad.parse(text)
     x, ctx, spec = gaussian(1000), Context(seed=9), Spec.flat(1000)
     state = c.init(spec, "cpu")
-    plain, _ = c.encode(x, state, ctx, **given(c, x))
+    plain, _ = c.encode(x, spec, state, ctx, **given(c, x))
     buffer = torch.full((c.max_nbytes(spec) + 5,), 170, dtype=torch.uint8)
-    message, _ = c.encode(x, state, ctx, out=buffer, **given(c, x))
+    message, _ = c.encode(x, spec, state, ctx, out=buffer, **given(c, x))
     assert message.data.data_ptr() == buffer.data_ptr()
     assert message.tobytes() == plain.tobytes()
     assert buffer[c.max_nbytes(spec) :].tolist() == [170] * 5
@@ -277,7 +277,7 @@ def test_every_truncation_and_random_mutations(text: str) -> None:
     for d in (3, 300):
         x, ctx = gaussian(d), Context(seed=13)
         spec = pieces(d)
-        message, _ = c.encode(x, c.init(spec, "cpu"), ctx, **given(c, x))
+        message, _ = c.encode(x, spec, c.init(spec, "cpu"), ctx, **given(c, x))
         data = message.tobytes()
         for length in range(min(len(data), 600)):
             decodes_safely(c, data[:length], spec, ctx)
@@ -295,7 +295,7 @@ def test_every_truncation_and_random_mutations(text: str) -> None:
 def test_frames_carry_everything_a_stranger_needs(text: str) -> None:
     c = tersegrad.parse(text)
     x, ctx, spec = gaussian(200), Context(seed=2**63 + 5, step=9, buffer=1, sender=4), Spec.flat(200)
-    message, _ = c.encode(x, c.init(spec, "cpu"), ctx, **given(c, x))
+    message, _ = c.encode(x, spec, c.init(spec, "cpu"), ctx, **given(c, x))
     data = frame.pack(message, wire_id=c.wire_id, text=str(c), spec=spec, context=ctx)
     opened = frame.unpack(data)
     stranger = tersegrad.parse(opened.text)

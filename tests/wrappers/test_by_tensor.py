@@ -35,12 +35,14 @@ def varint(value: int) -> bytes:
 
 def test_equal_to_separate_compressors_byte_for_byte() -> None:
     ctx = Context(seed=9, step=4)
-    message, _ = RULES.encode(X, RULES.init(SPEC, "cpu"), ctx)
+    message, _ = RULES.encode(X, SPEC, RULES.init(SPEC, "cpu"), ctx)
     a, a_bias, b, norm, b_bias = cut(X)
     parts = [
-        Largest(k=10).encode(torch.cat([a, b]), None, ctx.child(0))[0].tobytes(),
-        Toy().encode(norm, None, ctx.child(1))[0].tobytes(),
-        Lottery(p=0.5).encode(torch.cat([a_bias, b_bias]), None, ctx.child(2))[0].tobytes(),
+        Largest(k=10).encode(torch.cat([a, b]), Spec.of(torch.cat([a, b])), None, ctx.child(0))[0].tobytes(),
+        Toy().encode(norm, Spec.of(norm), None, ctx.child(1))[0].tobytes(),
+        Lottery(p=0.5)
+        .encode(torch.cat([a_bias, b_bias]), Spec.of(torch.cat([a_bias, b_bias])), None, ctx.child(2))[0]
+        .tobytes(),
     ]
     assert message.tobytes() == b"".join(varint(len(p)) + p for p in parts)
     decoded = cut(RULES.decode(Message.frombytes(message.tobytes()), SPEC, ctx))
@@ -51,8 +53,8 @@ def test_equal_to_separate_compressors_byte_for_byte() -> None:
 
 def test_one_group_is_the_compressor_itself_plus_a_length() -> None:
     c, spec = ByTensor(Toy()), Spec.flat(100)
-    message, _ = c.encode(X[:100], c.init(spec, "cpu"), Context())
-    assert message.tobytes() == varint(400) + Toy().encode(X[:100], None, Context())[0].tobytes()
+    message, _ = c.encode(X[:100], spec, c.init(spec, "cpu"), Context())
+    assert message.tobytes() == varint(400) + Toy().encode(X[:100], Spec.of(X[:100]), None, Context())[0].tobytes()
     assert int(message.nbytes) == c.max_nbytes(spec)
 
 
@@ -71,7 +73,7 @@ def test_state_per_group_and_out_buffers() -> None:
     state = c.init(SPEC, "cpu")
     assert [g for g, _ in state.states] == [0, 1]
     buffer = torch.full((c.max_nbytes(SPEC) + 3,), 170, dtype=torch.uint8)
-    message, after = c.encode(X, state, Context(), out=buffer)
+    message, after = c.encode(X, SPEC, state, Context(), out=buffer)
     assert message.data is buffer
     assert buffer[-3:].tolist() == [170] * 3
     assert after.states[0][1].residual.numel() == 800
@@ -90,21 +92,21 @@ def test_statistics_are_cut_alike() -> None:
         name = "toy_spy"
 
         def encode(
-            self, x: Tensor, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+            self, x: Tensor, spec: Spec, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
         ) -> tuple[Message, Any]:
             assert stats is not None
             assert stats.second_moment is not None
             seen.append(stats.second_moment)
-            return super().encode(x, state, ctx, stats=stats, out=out)
+            return super().encode(x, spec, state, ctx, stats=stats, out=out)
 
     c = ByTensor(Spy(), small=Toy(), below=50)
-    c.encode(X, c.init(SPEC, "cpu"), Context(), stats=Stats(X.square()))
+    c.encode(X, SPEC, c.init(SPEC, "cpu"), Context(), stats=Stats(X.square()))
     assert torch.equal(seen[0], torch.cat([cut(X)[0], cut(X)[2]]).square())
 
 
 def test_empty_buffers_and_empty_tensors_send_nothing() -> None:
     for spec in (Spec.flat(0), Spec(()), Spec((piece("e", 0), piece("f", 0)))):
-        message, _ = RULES.encode(torch.zeros(0), RULES.init(spec, "cpu"), Context())
+        message, _ = RULES.encode(torch.zeros(0), spec, RULES.init(spec, "cpu"), Context())
         assert int(message.nbytes) == 0
         assert RULES.decode(message, spec, Context()).shape == (0,)
 
@@ -133,21 +135,21 @@ def test_promise_holds_when_all_the_energy_is_in_the_worst_part() -> None:
     x = torch.zeros(SPEC.numel)
     for start, numel in ((300, 7), (807, 20), (827, 9)):
         x[start : start + numel] = 1.0
-    decoded = c.decode(c.encode(x, c.init(SPEC, "cpu"), Context())[0], SPEC, Context())
+    decoded = c.decode(c.encode(x, SPEC, c.init(SPEC, "cpu"), Context())[0], SPEC, Context())
     assert float((decoded - x).square().sum()) == pytest.approx(promise.value * float(x.square().sum()))
 
 
 def test_non_finite_values_stay_in_their_group() -> None:
     x = X.clone()
     x[0] = math.nan
-    decoded = cut(RULES.decode(RULES.encode(x, RULES.init(SPEC, "cpu"), Context())[0], SPEC, Context()))
+    decoded = cut(RULES.decode(RULES.encode(x, SPEC, RULES.init(SPEC, "cpu"), Context())[0], SPEC, Context()))
     assert bool(torch.isnan(decoded[0]).all())
     assert bool(torch.isnan(decoded[2]).all())
     assert bool(torch.isfinite(decoded[3]).all())
 
 
 def test_bad_bytes_and_bad_rules() -> None:
-    data = RULES.encode(X, RULES.init(SPEC, "cpu"), Context())[0].tobytes()
+    data = RULES.encode(X, SPEC, RULES.init(SPEC, "cpu"), Context())[0].tobytes()
     for broken in (*(data[:n] for n in range(0, len(data), 97)), data + b"\0", b"\xff" * 40, b"\x80\0" + data):
         with pytest.raises(CorruptMessage):
             RULES.decode(Message.frombytes(broken), SPEC, Context())
@@ -162,4 +164,4 @@ def test_bad_bytes_and_bad_rules() -> None:
         with pytest.raises(BadConfiguration):
             ByTensor(**arguments)
     with pytest.raises(BadConfiguration, match="836 coordinates"):
-        RULES.encode(X[:5], RULES.init(SPEC, "cpu"), Context())
+        RULES.encode(X[:5], SPEC, RULES.init(SPEC, "cpu"), Context())

@@ -27,7 +27,7 @@ def steps(c: Compressor[Any], gradients: list[Tensor]) -> tuple[Tensor, list[flo
     state = c.init(spec, "cpu")
     sent, norms = torch.zeros(spec.numel, dtype=torch.float64), []
     for t, x in enumerate(gradients):
-        message, state = c.encode(x, state, Context(step=t))
+        message, state = c.encode(x, spec, state, Context(step=t))
         sent += c.decode(message, spec, Context(step=t)).double()
         norms.append(float(state.residual.double().norm()))
     return sent, norms, state
@@ -46,7 +46,7 @@ def worst_direction(c: ErrorFeedback, rounds: int) -> list[float]:
     spec, x, norms = Spec.flat(D), torch.ones(D) / math.sqrt(D), []
     state = c.init(spec, "cpu")
     for t in range(rounds):
-        _, state = c.encode(x, state, Context(step=t))
+        _, state = c.encode(x, spec, state, Context(step=t))
         norms.append(float(state.residual.double().norm()))
         x = state.residual.float() / max(norms[-1], 1e-30)
     return norms
@@ -84,7 +84,7 @@ def test_scaling_keeps_an_unbiased_part_bounded_and_not_scaling_does_not() -> No
 
 def test_decoded_is_scaled_by_one_over_one_plus_omega() -> None:
     c, spec = ErrorFeedback(Lottery(p=0.25)), Spec.flat(D)
-    message, _ = c.encode(torch.ones(D), c.init(spec, "cpu"), Context())
+    message, _ = c.encode(torch.ones(D), spec, c.init(spec, "cpu"), Context())
     assert set(c.decode(message, spec, Context()).tolist()) == {0.0, 1.0}
     assert set(Lottery(p=0.25).decode(message, spec, Context()).tolist()) == {0.0, 4.0}
     into = torch.full((D,), 0.5)
@@ -107,7 +107,7 @@ def test_descent_on_a_quadratic_reaches_the_minimum_only_with_feedback() -> None
         spec, w = Spec.flat(D), torch.zeros(D)
         state = c.init(spec, "cpu")
         for t in range(1200):
-            message, state = c.encode(curvature * (w - target), state, Context(step=t))
+            message, state = c.encode(curvature * (w - target), spec, state, Context(step=t))
             w = w - 0.1 * c.decode(message, spec, Context(step=t))
         return float((w - target).norm() / target.norm())
 
@@ -122,10 +122,10 @@ def test_descent_on_a_quadratic_reaches_the_minimum_only_with_feedback() -> None
 @pytest.mark.parametrize("inner", [Largest(k=4), Adding(k=4), Lottery()], ids=str)
 def test_non_finite_input_poisons_nothing(dtype: torch.dtype, bad: float, inner: Compressor[Any]) -> None:
     c, spec = ErrorFeedback(inner, residual="bfloat16" if dtype == torch.bfloat16 else "float32"), Spec.flat(D)
-    _, state = c.encode(gaussian(0), c.init(spec, "cpu"), Context())
+    _, state = c.encode(gaussian(0), spec, c.init(spec, "cpu"), Context())
     x = gaussian(1)
     x[3] = bad
-    message, after = c.encode(x, state, Context(step=1))
+    message, after = c.encode(x, spec, state, Context(step=1))
     assert bool(torch.isnan(c.decode(message, spec, Context(step=1))).all())
     assert after is state
     assert after.residual.dtype == dtype
@@ -133,17 +133,17 @@ def test_non_finite_input_poisons_nothing(dtype: torch.dtype, bad: float, inner:
 
 def test_large_finite_residuals_are_kept() -> None:
     c, spec = ErrorFeedback(Largest(k=1)), Spec.flat(D)
-    _, state = c.encode(torch.full((D,), 3e38), c.init(spec, "cpu"), Context())
+    _, state = c.encode(torch.full((D,), 3e38), spec, c.init(spec, "cpu"), Context())
     assert int((state.residual == 3e38).sum()) == D - 1  # their sum overflows, they do not
 
 
 def test_state_is_a_value() -> None:
     c, spec, x = ErrorFeedback(Adding(k=4)), Spec.flat(D), gaussian(0)
     state = c.init(spec, "cpu")
-    _, first = c.encode(x, state, Context())
+    _, first = c.encode(x, spec, state, Context())
     before, input_before = first.residual.clone(), x.clone()
-    one, _ = c.encode(x, first, Context(step=1))
-    two, _ = c.encode(x, first, Context(step=1))
+    one, _ = c.encode(x, spec, first, Context(step=1))
+    two, _ = c.encode(x, spec, first, Context(step=1))
     assert one.tobytes() == two.tobytes()
     assert torch.equal(first.residual, before)
     assert torch.equal(x, input_before)
@@ -153,9 +153,9 @@ def test_state_is_a_value() -> None:
 def test_message_is_the_inner_one_and_out_is_passed_on() -> None:
     c, spec, x = ErrorFeedback(Largest(k=4)), Spec.flat(D), gaussian(0)
     buffer = torch.empty(c.max_nbytes(spec), dtype=torch.uint8)
-    message, _ = c.encode(x, c.init(spec, "cpu"), Context(), out=buffer)
+    message, _ = c.encode(x, spec, c.init(spec, "cpu"), Context(), out=buffer)
     assert message.data is buffer
-    assert message.tobytes() == Largest(k=4).encode(x, None, Context())[0].tobytes()
+    assert message.tobytes() == Largest(k=4).encode(x, Spec.of(x), None, Context())[0].tobytes()
     target = torch.empty(D)
     assert c.decode(message, spec, Context(), out=target) is target
 
@@ -163,7 +163,7 @@ def test_message_is_the_inner_one_and_out_is_passed_on() -> None:
 def test_fused_decode_is_used() -> None:
     Adding.calls.clear()
     c, spec = ErrorFeedback(Adding(k=4)), Spec.flat(D)
-    message, _ = c.encode(gaussian(0), c.init(spec, "cpu"), Context())
+    message, _ = c.encode(gaussian(0), spec, c.init(spec, "cpu"), Context())
     assert Adding.calls == [-1.0]
     c.decode_add(message, spec, Context(), torch.zeros(D), 0.5)
     assert Adding.calls == [-1.0, 0.5]
@@ -173,7 +173,7 @@ def test_bfloat16_input_and_residual() -> None:
     c, spec = ErrorFeedback(Largest(k=4), residual="bfloat16"), Spec.flat(D, torch.bfloat16)
     state = c.init(spec, "cpu")
     assert state.residual.dtype == torch.bfloat16
-    message, state = c.encode(gaussian(0).bfloat16(), state, Context())
+    message, state = c.encode(gaussian(0).bfloat16(), spec, state, Context())
     assert state.residual.dtype == torch.bfloat16
     assert c.decode(message, spec, Context()).dtype == torch.float32
 
@@ -198,11 +198,11 @@ def test_refusals(make: Any, words: str) -> None:
 def test_a_state_of_another_size_is_refused() -> None:
     c = ErrorFeedback(Largest())
     with pytest.raises(BadConfiguration, match="64 coordinates, got 65"):
-        c.encode(torch.zeros(65), c.init(Spec.flat(64), "cpu"), Context())
+        c.encode(torch.zeros(65), Spec.flat(64), c.init(Spec.flat(64), "cpu"), Context())
 
 
 def test_empty_buffer() -> None:
     c, spec = ErrorFeedback(Largest()), Spec.flat(0)
-    message, state = c.encode(torch.zeros(0), c.init(spec, "cpu"), Context())
+    message, state = c.encode(torch.zeros(0), spec, c.init(spec, "cpu"), Context())
     assert c.decode(Message.frombytes(message.tobytes()), spec, Context()).shape == (0,)
     assert state.residual.shape == (0,)

@@ -18,8 +18,8 @@ SPEC = Spec.flat(200)
 def test_same_bytes_and_promises() -> None:
     for inner in (Largest(k=3), Lottery(), Adding(k=2)):
         c = Metered(inner)
-        message, _ = c.encode(X, c.init(SPEC, "cpu"), Context(seed=4))
-        assert message.tobytes() == inner.encode(X, None, Context(seed=4))[0].tobytes()
+        message, _ = c.encode(X, SPEC, c.init(SPEC, "cpu"), Context(seed=4))
+        assert message.tobytes() == inner.encode(X, Spec.of(X), None, Context(seed=4))[0].tobytes()
         assert c.guarantee(SPEC) == inner.guarantee(SPEC)
         assert c.max_nbytes(SPEC) == inner.max_nbytes(SPEC)
         base = torch.ones(200)
@@ -33,7 +33,7 @@ def test_counters_add_up() -> None:
     error = norm = 0.0
     for t in range(3):
         x = X * (t + 1)
-        message, state = c.encode(x, state, Context(step=t))
+        message, state = c.encode(x, SPEC, state, Context(step=t))
         decoded = c.decode(message, SPEC, Context(step=t))
         error += float((decoded - x).double().square().sum())
         norm += float(x.double().square().sum())
@@ -50,12 +50,12 @@ def test_non_finite_messages_are_counted_apart() -> None:
     c = Metered(Largest())
     x = X.clone()
     x[0] = math.inf
-    _, state = c.encode(x, c.init(SPEC, "cpu"), Context())
+    _, state = c.encode(x, SPEC, c.init(SPEC, "cpu"), Context())
     assert (state.messages, state.nonfinite, state.error) == (1, 1, 0.0)
 
 
 def test_around_error_feedback_and_without_error() -> None:
     c = Metered(ErrorFeedback(Largest(k=10)), error=False)
-    _, state = c.encode(X, c.init(SPEC, "cpu"), Context())
+    _, state = c.encode(X, SPEC, c.init(SPEC, "cpu"), Context())
     assert state.error == 0.0
     assert bool(state.inner.residual.any())

@@ -34,7 +34,7 @@ def vectors(d: int) -> dict[str, Tensor]:
 
 def relative_error(c: Compressor[Any], x: Tensor, ctx: Context | None = None) -> float:
     ctx, spec = ctx or Context(seed=5), Spec.flat(x.numel())
-    message, _ = c.encode(x, c.init(spec, "cpu"), ctx)
+    message, _ = c.encode(x, spec, c.init(spec, "cpu"), ctx)
     decoded = c.decode(Message.frombytes(message.tobytes()), spec, ctx)
     assert bool(torch.isfinite(decoded).all())
     norm = float(x.double().square().sum())
@@ -72,7 +72,7 @@ def test_unbiased_stays_unbiased() -> None:
     mean, square = torch.zeros(d, dtype=torch.float64), 0.0
     state = c.init(spec, "cpu")
     for t in range(draws):
-        decoded = c.decode(c.encode(x, state, Context(step=t))[0], spec, Context(step=t)).double()
+        decoded = c.decode(c.encode(x, spec, state, Context(step=t))[0], spec, Context(step=t)).double()
         mean += (decoded - x) / draws
         square += float((decoded - x).square().sum()) / draws
     norm = float(x.double().square().sum())
@@ -90,7 +90,7 @@ def test_fresh_signs_for_every_step_buffer_and_seed_but_not_sender() -> None:
     x, c = vectors(4096)["gaussian"], Rotated(Toy())
 
     def sent(ctx: Context) -> bytes:
-        return c.encode(x, None, ctx)[0].tobytes()
+        return c.encode(x, Spec.of(x), None, ctx)[0].tobytes()
 
     assert sent(Context(sender=1)) == sent(Context(sender=2))
     assert len({sent(Context(seed=a, step=b, buffer=e)) for a, b, e in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))}) == 4
@@ -103,24 +103,24 @@ def test_non_finite_input_decodes_to_nan_everywhere(bad: float) -> None:
         x[-1] = bad
         for inner in (Toy(), Largest(k=3)):
             c, spec = Rotated(inner), Spec.flat(d)
-            message, _ = c.encode(x, c.init(spec, "cpu"), Context())
+            message, _ = c.encode(x, spec, c.init(spec, "cpu"), Context())
             assert bool(torch.isnan(c.decode(message, spec, Context())).all())
 
 
 def test_out_buffers_and_metered_inside() -> None:
     c, spec, x = Rotated(Metered(Toy()), block=64), Spec.flat(100), vectors(100)["gaussian"]
     state = c.init(spec, "cpu")
-    plain, after = c.encode(x, state, Context())
+    plain, after = c.encode(x, spec, state, Context())
     assert after.messages == 1
     assert after.coordinates == rotated_numel(100, 64) == 128
     buffer = torch.full((c.max_nbytes(spec) + 3,), 170, dtype=torch.uint8)
-    message, _ = c.encode(x, state, Context(), out=buffer)
+    message, _ = c.encode(x, spec, state, Context(), out=buffer)
     assert message.data is buffer
     assert message.tobytes() == plain.tobytes()
     assert buffer[-3:].tolist() == [170] * 3
     for d in (100, 128):  # with and without padding
         spec, x = Spec.flat(d), vectors(d)["gaussian"]
-        message, _ = c.encode(x, c.init(spec, "cpu"), Context())
+        message, _ = c.encode(x, spec, c.init(spec, "cpu"), Context())
         target = torch.empty(d)
         assert c.decode(message, spec, Context(), out=target) is target
         assert torch.equal(target, c.decode(message, spec, Context()))
@@ -128,7 +128,7 @@ def test_out_buffers_and_metered_inside() -> None:
 
 def test_bad_bytes() -> None:
     c, spec = Rotated(Toy()), Spec.flat(64)
-    data = c.encode(torch.ones(64), None, Context())[0].tobytes()
+    data = c.encode(torch.ones(64), Spec.of(torch.ones(64)), None, Context())[0].tobytes()
     for broken in (b"", data[:-1], data + b"\0", data[:-1] + b"\2", b"\0"):
         with pytest.raises(CorruptMessage):
             c.decode(Message.frombytes(broken), spec, Context())

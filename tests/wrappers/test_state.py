@@ -26,14 +26,14 @@ def advanced(spec: Spec = SPEC, steps: int = 3) -> Any:
     state = NESTED.init(spec, "cpu")
     for t in range(steps):
         x = torch.randn(spec.numel, generator=torch.Generator().manual_seed(t))
-        _, state = NESTED.encode(x, state, Context(step=t))
+        _, state = NESTED.encode(x, spec, state, Context(step=t))
     return state
 
 
 def same(a: Any, b: Any) -> bool:
     left, right = states.state_dict(a), states.state_dict(b)
     equal = (torch.equal(v, right[k]) if isinstance(v, torch.Tensor) else v == right[k] for k, v in left.items())
-    return left.keys() == right.keys() and all(equal) and a.spec == b.spec and a.inner.groups == b.inner.groups
+    return left.keys() == right.keys() and all(equal) and a.inner.groups == b.inner.groups
 
 
 def test_tensors_and_memory() -> None:
@@ -49,10 +49,13 @@ def test_tensors_and_memory() -> None:
 def test_any_cut_joins_to_the_same_state(cuts: list[int]) -> None:
     state = advanced()
     borders = [0, *sorted(cuts), SPEC.numel]
-    parts = [states.slice(state, a, b) for a, b in itertools.pairwise(borders)]
-    assert same(states.concat(parts), state)
-    for part, a, b in zip(parts, borders, borders[1:]):
-        assert part.spec.numel == b - a
+    parts = [states.slice(state, SPEC, a, b) for a, b in itertools.pairwise(borders)]
+    specs = [states.slice_spec(SPEC, a, b) for a, b in itertools.pairwise(borders)]
+    assert same(states.concat(parts, specs), state)
+    assert states.concat_specs(specs) == SPEC
+    for part, spec in zip(parts, specs):
+        assert sum(t.numel() for t in states.tensors(part)) == sum(p.numel for p in spec.pieces if p.name != "e")
+        assert part.inner.groups == NESTED.inner.init(spec, "cpu").groups
 
 
 def test_split_by_parameter_and_join_in_another_order() -> None:
@@ -60,19 +63,18 @@ def test_split_by_parameter_and_join_in_another_order() -> None:
     by_name = dict(zip((p.name for p in SPEC.pieces), states.split(state, SPEC)))
     order = ("d", "c", "e", "a", "b")
     spec = Spec(tuple(next(p for p in SPEC.pieces if p.name == n) for n in order))
-    moved = states.concat([by_name[n] for n in order])
-    assert moved.spec == spec
+    moved = states.concat([by_name[n] for n in order], [Spec((piece,)) for piece in spec.pieces])
     assert moved.inner.groups == NESTED.inner.init(spec, "cpu").groups
     big = state.inner.states[0][1].residual
     assert torch.equal(moved.inner.states[0][1].residual, torch.cat([big[30:], big[:30]]))
-    message, _ = NESTED.encode(torch.ones(spec.numel), moved, Context())  # an ordinary state of the new buffer
+    message, _ = NESTED.encode(torch.ones(spec.numel), spec, moved, Context())  # an ordinary state of the new buffer
     assert NESTED.decode(message, spec, Context()).shape == (spec.numel,)
 
 
 def test_slices_are_copies_and_map_is_not_in_place() -> None:
     state = advanced()
     before = [t.clone() for t in states.tensors(state)]
-    for t in states.tensors(states.slice(state, 0, SPEC.numel)):
+    for t in states.tensors(states.slice(state, SPEC, 0, SPEC.numel)):
         t.zero_()
     doubled = states.map_tensors(lambda t: 2 * t, state)
     assert all(torch.equal(a, b) for a, b in zip(before, states.tensors(state)))
@@ -101,10 +103,10 @@ def test_save_and_load() -> None:
 
 def test_mismatched_states_are_refused() -> None:
     with pytest.raises(BadConfiguration, match="different kinds"):
-        states.concat([advanced(), None])
+        states.concat([advanced(), None], [SPEC, SPEC])
     with pytest.raises(BadConfiguration, match="at least one"):
-        states.concat([])
+        states.concat([], [])
     with pytest.raises(BadConfiguration, match="groups"):
         states.map_tensors(lambda a, b: a, advanced(), advanced(Spec.flat(5)))
-    assert states.concat([None, None]) is None
-    assert states.slice(None, 0, 5) is None
+    assert states.concat([None, None], [SPEC, SPEC]) is None
+    assert states.slice(None, SPEC, 0, 5) is None

@@ -29,7 +29,7 @@ class Toy(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, Any]:
         flat = flat_float32(x)
         finite = bool(torch.isfinite(flat).all())

@@ -53,10 +53,10 @@ def check(
     state = compressor.init(spec, x.device)
 
     limit = compressor.max_nbytes(spec)
-    message, _ = compressor.encode(x, state, ctx, stats=stats)
+    message, _ = compressor.encode(x, spec, state, ctx, stats=stats)
     nbytes = int(message.nbytes)
     _refuse_unless(0 <= nbytes <= limit, compressor, f"the message has {nbytes} bytes, max_nbytes promises {limit}")
-    again, _ = compressor.encode(x, state, ctx, stats=stats, out=torch.empty(limit, dtype=torch.uint8, device=x.device))
+    again, _ = compressor.encode(x, spec, state, ctx, stats=stats, out=torch.empty(limit, dtype=torch.uint8, device=x.device))
     same = int(again.nbytes) == nbytes and torch.equal(again.payload, message.payload)
     _refuse_unless(same, compressor, "encoding the same tensor twice gives different bytes")
 
@@ -81,7 +81,7 @@ def check(
     found = [_deviation(decoded, x, power)]
     for k in range(1, trials):
         other = dataclasses.replace(ctx, step=(ctx.step + k) % 2**32)
-        message, _ = compressor.encode(x, state, other, stats=stats)
+        message, _ = compressor.encode(x, spec, state, other, stats=stats)
         found.append(_deviation(compressor.decode(message, spec, other), x, power))
     _check_guarantee(compressor, guarantee, found)
     return Checked(nbytes, 8 * nbytes / x.numel(), sum(f.error for f in found) / trials, guarantee, trials)

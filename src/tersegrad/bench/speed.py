@@ -49,11 +49,11 @@ def measure(
         checked = check(compressor, x, context=ctx, stats=stats)
         state = compressor.init(spec, x.device)
         buffer, target = touched(compressor.max_nbytes(spec)), torch.ones_like(x)
-        message, _ = compressor.encode(x, state, ctx, stats=stats)
+        message, _ = compressor.encode(x, spec, state, ctx, stats=stats)
         message = Message(message.payload.clone(), int(message.nbytes))
         expected = compressor.decode(message, spec, ctx)
         bodies = {
-            "encode": lambda: compressor.encode(x, state, ctx, stats=stats, out=buffer),
+            "encode": lambda: compressor.encode(x, spec, state, ctx, stats=stats, out=buffer),
             "decode": lambda: compressor.decode(message, spec, ctx, out=target),
         }
         timings = race(bodies, 4 * x.numel(), rounds=rounds, budget=budget)

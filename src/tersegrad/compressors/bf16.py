@@ -27,7 +27,7 @@ class BF16(Configuration):
     """Round to bfloat16: 16 bits a coordinate.
 
     >>> x = torch.tensor([1.0, 3.14159265, -1e-30])
-    >>> message, _ = BF16().encode(x, None, Context())
+    >>> message, _ = BF16().encode(x, Spec.of(x), None, Context())
     >>> BF16().decode(message, Spec.of(x), Context())
     tensor([ 1.0000e+00,  3.1406e+00, -9.9840e-31])
     """
@@ -43,9 +43,9 @@ class BF16(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        flat = flat_float32(x)
+        flat = flat_float32(x, spec)
         nbytes = self._nbytes(flat.numel())
         data = byte_buffer(out, nbytes, flat.device)
         kernels.get(flat.device).bf16_encode(flat, data)

@@ -31,7 +31,7 @@ class FP16(Configuration):
     """Round to half precision under a shared power of two: 16 bits a coordinate.
 
     >>> x = torch.tensor([1e38, 3.14159265e37, -1e30])
-    >>> message, _ = FP16().encode(x, None, Context())
+    >>> message, _ = FP16().encode(x, Spec.of(x), None, Context())
     >>> FP16().decode(message, Spec.of(x), Context())
     tensor([ 1.0002e+38,  3.1424e+37, -1.0003e+30])
     """
@@ -47,9 +47,9 @@ class FP16(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        flat = flat_float32(x)
+        flat = flat_float32(x, spec)
         nbytes = self._nbytes(flat.numel())
         data = byte_buffer(out, nbytes, flat.device)
         kernels.get(flat.device).fp16_encode(flat, data)

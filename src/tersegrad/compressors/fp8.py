@@ -32,7 +32,7 @@ class FP8(Configuration):
     """Round to e4m3 in blocks with a shared exponent: 8.25 bits a coordinate.
 
     >>> x = torch.tensor([1.0, 3.14159265, -1e-2])
-    >>> message, _ = FP8().encode(x, None, Context())
+    >>> message, _ = FP8().encode(x, Spec.of(x), None, Context())
     >>> message.nbytes, FP8().decode(message, Spec.of(x), Context())
     (4, tensor([ 1.0000,  3.2500, -0.0098]))
     """
@@ -53,9 +53,9 @@ class FP8(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        flat = flat_float32(x)
+        flat = flat_float32(x, spec)
         nbytes = self._nbytes(flat.numel())
         data = byte_buffer(out, nbytes, flat.device)
         kernels.get(flat.device).fp8_encode(flat, data, self.block)

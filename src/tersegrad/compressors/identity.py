@@ -28,7 +28,7 @@ class Identity(Configuration):
     """Send the numbers as they are.
 
     >>> x = torch.tensor([1.0, -2.5])
-    >>> message, _ = Identity().encode(x, None, Context())
+    >>> message, _ = Identity().encode(x, Spec.of(x), None, Context())
     >>> Identity().decode(message, Spec.of(x), Context())
     tensor([ 1.0000, -2.5000])
     """
@@ -44,8 +44,9 @@ class Identity(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
+        require(x.numel() == spec.numel, f"the spec has {spec.numel} coordinates, the tensor {x.numel()}")
         flat = x.detach().reshape(-1).contiguous() if x.dtype in DTYPES else flat_float32(x)
         nbytes = flat.numel() * flat.element_size()
         data = byte_buffer(out, nbytes, flat.device)

@@ -72,9 +72,9 @@ class _IntBlock(Configuration):
         return sum(self._sizes(spec.numel))
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        x = flat_float32(x)
+        x = flat_float32(x, spec)
         steps, codes = self._sizes(x.numel())
         data = out if out is not None else torch.empty(steps + codes, dtype=torch.uint8, device=x.device)
         kernels.get(x.device).quantise_blocks(

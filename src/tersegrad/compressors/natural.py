@@ -38,7 +38,7 @@ class Natural(Configuration):
     """Random powers of two: 9 bits a coordinate packed, about 3.6 with ``coder="rans"`` on Gaussian data.
 
     >>> x = torch.tensor([4.0, -0.5, 0.0, 3.0])
-    >>> message, _ = Natural().encode(x, None, Context(seed=1))
+    >>> message, _ = Natural().encode(x, Spec.of(x), None, Context(seed=1))
     >>> message.nbytes, Natural().decode(message, Spec.of(x), Context(seed=1))
     (5, tensor([ 4.0000, -0.5000,  0.0000,  4.0000]))
     """
@@ -57,9 +57,9 @@ class Natural(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        flat = flat_float32(x)
+        flat = flat_float32(x, spec)
         most = self._nbytes(flat.numel())
         data = byte_buffer(out, most, flat.device)
         packed = data if self.coder == "packed" else data[1:]

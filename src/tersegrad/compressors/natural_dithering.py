@@ -41,7 +41,7 @@ class NaturalDithering(Configuration):
     ``bucket=512`` (3.4 bits with rans).
 
     >>> x = torch.tensor([3.0, -4.0, 0.0, 0.0])
-    >>> message, _ = NaturalDithering().encode(x, None, Context(seed=1))
+    >>> message, _ = NaturalDithering().encode(x, Spec.of(x), None, Context(seed=1))
     >>> message.nbytes, NaturalDithering().decode(message, Spec.of(x), Context(seed=1))
     (7, tensor([ 2.5000, -5.0000,  0.0000,  0.0000]))
     """
@@ -70,9 +70,9 @@ class NaturalDithering(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        flat = flat_float32(x)
+        flat = flat_float32(x, spec)
         numel, kernel = flat.numel(), kernels.get(flat.device)
         bucket, most = self._bucket(numel), self._nbytes(numel)
         data = byte_buffer(out, most, flat.device)

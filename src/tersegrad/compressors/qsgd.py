@@ -58,7 +58,7 @@ class QSGD(Configuration):
 
     >>> import torch
     >>> c = QSGD(bits=4, norm="max")
-    >>> message, _ = c.encode(torch.linspace(-1, 1, 1024), None, Context(seed=1))
+    >>> message, _ = c.encode(torch.linspace(-1, 1, 1024), Spec.of(torch.linspace(-1, 1, 1024)), None, Context(seed=1))
     >>> message.nbytes  # two steps of 4 bytes and 4 bits a coordinate
     520
     """
@@ -119,9 +119,9 @@ class QSGD(Configuration):
         return sum(self._sizes(spec.numel)) + (self.coder != "packed")
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        x = flat_float32(x)
+        x = flat_float32(x, spec)
         steps, codes = self._sizes(x.numel())
         size = self.max_nbytes(Spec.flat(x.numel()))
         data = out if out is not None else torch.empty(size, dtype=torch.uint8, device=x.device)

@@ -49,7 +49,7 @@ class RandomK(Configuration):
 
     >>> from tersegrad.core.protocol import Context, Spec
     >>> x, c = torch.ones(1000), RandomK(fraction=0.1)
-    >>> message, _ = c.encode(x, None, Context(seed=7))
+    >>> message, _ = c.encode(x, Spec.of(x), None, Context(seed=7))
     >>> decoded = c.decode(message, Spec.of(x), Context(seed=7))
     >>> int(message.nbytes), decoded.unique(return_counts=True)
     (400, (tensor([ 0., 10.]), tensor([900, 100])))
@@ -79,9 +79,9 @@ class RandomK(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        x = flat_float32(x)
+        x = flat_float32(x, spec)
         ops, size = kernels.get(x.device), self.max_nbytes(Spec.flat(x.numel()))
         if out is None:
             out = torch.empty(size, dtype=torch.uint8, device=x.device)

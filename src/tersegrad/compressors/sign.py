@@ -30,7 +30,7 @@ class Sign(Configuration):
     """Signs and one scale: 1 bit a coordinate; meant for error feedback.
 
     >>> x = torch.tensor([1.0, -2.0, 3.0, 0.0])
-    >>> message, _ = Sign().encode(x, None, Context())
+    >>> message, _ = Sign().encode(x, Spec.of(x), None, Context())
     >>> message.nbytes, Sign().decode(message, Spec.of(x), Context())
     (5, tensor([ 1.5000, -1.5000,  1.5000,  1.5000]))
     """
@@ -46,9 +46,9 @@ class Sign(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        flat = flat_float32(x)
+        flat = flat_float32(x, spec)
         nbytes = self._nbytes(flat.numel())
         data = byte_buffer(out, nbytes, flat.device)
         kernels.get(flat.device).sign_encode(flat, data)

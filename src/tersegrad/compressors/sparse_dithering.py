@@ -260,9 +260,9 @@ class SparseDithering(_Dithering):
         return super().max_nbytes(spec) if self.bits is None else max(4, math.floor(self.bits * spec.numel / 8))
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        flat = flat_float32(x)
+        flat = flat_float32(x, spec)
         if self.nu is not None:
             data = encode_at(flat, global_step(flat, self.nu, self.scale), self.nu, self.coder, out).data
         elif self.alpha is not None:
@@ -276,6 +276,7 @@ class SparseDithering(_Dithering):
         x: Tensor,
         residual: Tensor,
         left: Tensor,
+        spec: Spec,
         state: None,
         ctx: Context,
         *,
@@ -319,8 +320,8 @@ class RandomSparseDithering(_Dithering):
         return Guarantee("unbiased", self.omega)
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        flat = flat_float32(x)
+        flat = flat_float32(x, spec)
         data = encode_at(flat, global_step(flat, self.omega, self.scale), self.omega, self.coder, out, ctx).data
         return Message(data if out is None else out, data.numel()), None

@@ -141,9 +141,9 @@ class Spherical(Configuration):
         return sphere.search(ctx, x, size * math.sqrt(1 - self.alpha), square, self.alpha, chance, width)
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        flat = flat_float32(x)
+        flat = flat_float32(x, spec)
         if self.block is None:
             self._affordable(flat.numel())
         data = self._encode_vector(flat, ctx) if self.block is None else self._encode_blocks(flat, self.block, ctx)

@@ -89,9 +89,9 @@ class SubtractiveDithering(Configuration):
         return [(s, (d if s == starts[-1] else s + SEGMENT) - s) for s in starts]
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        data = self._encode(flat_float32(x), ctx)
+        data = self._encode(flat_float32(x, spec), ctx)
         if out is None:
             return Message(data, data.numel()), None
         out[: data.numel()] = data

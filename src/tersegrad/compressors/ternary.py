@@ -34,7 +34,7 @@ class Ternary(Configuration):
     """Random trits: 1.6 bits a coordinate. ``bucket``: coordinates that share a scale (a multiple of 64; none: all).
 
     >>> x = torch.tensor([4.0, -4.0, 0.0, 1.0])
-    >>> message, _ = Ternary().encode(x, None, Context(seed=1))
+    >>> message, _ = Ternary().encode(x, Spec.of(x), None, Context(seed=1))
     >>> message.nbytes, Ternary().decode(message, Spec.of(x), Context(seed=1))
     (5, tensor([ 4., -4.,  0.,  0.]))
     """
@@ -55,9 +55,9 @@ class Ternary(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        flat = flat_float32(x)
+        flat = flat_float32(x, spec)
         nbytes = self._nbytes(flat.numel())
         data = byte_buffer(out, nbytes, flat.device)
         kernels.get(flat.device).ternary_encode(flat, data, self._bucket(flat.numel()), ctx)

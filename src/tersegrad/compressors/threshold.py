@@ -41,7 +41,7 @@ class Threshold(Configuration):
 
     >>> from tersegrad.core.protocol import Context, Spec
     >>> x, c = torch.tensor([0.1, -3.0, 0.2, 2.0]), Threshold(tau=1.0, values="sign")
-    >>> message, _ = c.encode(x, None, Context())
+    >>> message, _ = c.encode(x, Spec.of(x), None, Context())
     >>> c.decode(message, Spec.of(x), Context())
     tensor([ 0., -1.,  0.,  1.])
     """
@@ -65,9 +65,9 @@ class Threshold(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        x = flat_float32(x)
+        x = flat_float32(x, spec)
         d, ops = x.numel(), kernels.get(x.device)
         if out is None:
             out = torch.empty(self.max_nbytes(Spec.flat(d)), dtype=torch.uint8, device=x.device)

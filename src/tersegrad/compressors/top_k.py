@@ -43,7 +43,7 @@ class TopK(Configuration):
 
     >>> from tersegrad.core.protocol import Context, Spec
     >>> x, c = torch.tensor([0.1, -3.0, 0.2, 2.0]), TopK(k=2)
-    >>> message, _ = c.encode(x, None, Context())
+    >>> message, _ = c.encode(x, Spec.of(x), None, Context())
     >>> c.decode(message, Spec.of(x), Context())
     tensor([ 0., -3.,  0.,  2.])
     """
@@ -69,9 +69,9 @@ class TopK(Configuration):
         return None
 
     def encode(
-        self, x: Tensor, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
-        x = flat_float32(x)
+        x = flat_float32(x, spec)
         if out is None:
             out = torch.empty(self.max_nbytes(Spec.flat(x.numel())), dtype=torch.uint8, device=x.device)
         indices, values = self._select(x)

@@ -54,7 +54,6 @@ class VarianceState:
 
     r: Tensor  # (numel,) float32
     v: Tensor  # (numel,) float32
-    spec: Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +65,16 @@ class _VarianceBased(Configuration):
     def init(self, spec: Spec, device: torch.device | str) -> VarianceState:
         self._check_size(spec.numel)
         zeros = torch.zeros(spec.numel, dtype=torch.float32, device=device)
-        return VarianceState(zeros, zeros.clone(), spec)
+        return VarianceState(zeros, zeros.clone())
 
-    def _given(self, x: Tensor, state: VarianceState, stats: Stats | None) -> tuple[Tensor, Tensor]:
+    def _given(self, x: Tensor, spec: Spec, state: VarianceState, stats: Stats | None) -> tuple[Tensor, Tensor]:
         """The gradient and its second moment, flat."""
         if stats is None or stats.second_moment is None:
             raise MissingStatistics(
                 f"{self.name} decides by the second moment of the per-sample gradients: pass stats=Stats(second_moment=...) "
                 "(moments.Collector(model) collects it; integrations.ddp.attach does so by itself)"
             )
-        x, s = flat_float32(x), flat_float32(stats.second_moment)
+        x, s = flat_float32(x, spec), flat_float32(stats.second_moment)
         require(x.numel() == state.r.numel(), f"the state is for {state.r.numel()} coordinates, got {x.numel()}")
         require(s.numel() == x.numel(), f"the second moment has {s.numel()} coordinates, the gradient {x.numel()}")
         return x, s
@@ -116,7 +115,7 @@ class VGC(_VarianceBased):
     >>> from tersegrad.core.protocol import Context, Spec, Stats
     >>> x, s = torch.tensor([0.04, 0.31, -6.25, 22.25, -35.75]), torch.zeros(5)  # no variance: everything is beyond doubt
     >>> c, spec = VGC(alpha=1.5), Spec.of(x)
-    >>> message, _ = c.encode(x, c.init(spec, "cpu"), Context(), stats=Stats(s))
+    >>> message, _ = c.encode(x, spec, c.init(spec, "cpu"), Context(), stats=Stats(s))
     >>> c.decode(message, spec, Context()).tolist()
     [0.0, 0.25, -8.0, 16.0, -32.0]
     """
@@ -150,17 +149,24 @@ class VGC(_VarianceBased):
         return 24
 
     def encode(
-        self, x: Tensor, state: VarianceState, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self,
+        x: Tensor,
+        spec: Spec,
+        state: VarianceState,
+        ctx: Context,
+        *,
+        stats: Stats | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Message, VarianceState]:
-        x, s = self._given(x, state, stats)
+        x, s = self._given(x, spec, state, stats)
         ops = kernels.get(x.device)
         r, v, indices, values, finite = ops.variance_select(state.r, state.v, x, s, self.alpha, self.zeta)
         if not finite:
             return _message(_head(NON_FINITE), out, x.device), state
-        data, decoded = self._write(indices.cpu(), values.cpu(), state.spec, ctx)
+        data, decoded = self._write(indices.cpu(), values.cpu(), spec, ctx)
         if self.residual == "keep":
             r[indices.long()] = values - decoded.to(values.device)
-        return _message(data, out, x.device), VarianceState(r, v, state.spec)
+        return _message(data, out, x.device), VarianceState(r, v)
 
     def _write(self, indices: Tensor, values: Tensor, spec: Spec, ctx: Context) -> tuple[Tensor, Tensor]:
         """The message, and what each of the values becomes."""
@@ -183,7 +189,7 @@ class VGC(_VarianceBased):
             decoded = torch.copysign(scales.float()[owners], values)
             return torch.cat((head, scales.view(torch.uint8), signs)), decoded
         inner, part = self._inner, Spec.flat(values.numel())
-        message, _ = inner.encode(values, None, ctx.child(0))
+        message, _ = inner.encode(values, part, None, ctx.child(0))
         return torch.cat((head, message.payload)), inner.decode(message, part, ctx.child(0))
 
     def _write_exp4(self, indices: Tensor, values: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
@@ -274,7 +280,7 @@ class Hybrid(_VarianceBased):
 
     >>> from tersegrad.core.protocol import Context, Spec, Stats
     >>> x, c = torch.tensor([0.1, -3.0, 0.2, 2.0]), Hybrid(alpha=2, tau=0.5)
-    >>> message, state = c.encode(x, c.init(Spec.of(x), "cpu"), Context(), stats=Stats(torch.tensor([0.0, 0.0, 0.0, 9.0])))
+    >>> message, state = c.encode(x, Spec.of(x), c.init(Spec.of(x), "cpu"), Context(), stats=Stats(torch.tensor([0.0, 0.0, 0.0, 9.0])))
     >>> c.decode(message, Spec.of(x), Context()), state.r
     (tensor([ 0.0000, -0.5000,  0.0000,  0.0000]), tensor([ 0.1000, -2.5000,  0.2000,  2.0000]))
     """
@@ -295,9 +301,16 @@ class Hybrid(_VarianceBased):
         return 25
 
     def encode(
-        self, x: Tensor, state: VarianceState, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self,
+        x: Tensor,
+        spec: Spec,
+        state: VarianceState,
+        ctx: Context,
+        *,
+        stats: Stats | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Message, VarianceState]:
-        x, s = self._given(x, state, stats)
+        x, s = self._given(x, spec, state, stats)
         ops = kernels.get(x.device)
         r, v, indices, values, finite = ops.hybrid_select(state.r, state.v, x, s, self.alpha, self._tau, self.zeta)
         if not finite:
@@ -309,7 +322,7 @@ class Hybrid(_VarianceBased):
             data = _head(ZERO)
         else:
             data = torch.cat((_head(NORMAL, indices, x.numel()), bitpack.pack(negative, 1)))
-        return _message(data, out, x.device), VarianceState(r, v, state.spec)
+        return _message(data, out, x.device), VarianceState(r, v)
 
     def _read(self, data: Tensor, spec: Spec, ctx: Context) -> Sparse | None:
         if self.wire == "paper":

@@ -153,9 +153,12 @@ class Compressor(Protocol[S]):
         ...
 
     def encode(
-        self, x: Tensor, state: S, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: S, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, S]:
-        """``x`` as bytes, and the next state. ``out``: a uint8 buffer of at least ``max_nbytes`` to write the message into."""
+        """``x``, laid out as ``spec`` says, as bytes, and the next state.
+
+        ``out``: a uint8 buffer of at least ``max_nbytes`` to write the message into.
+        """
         ...
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
@@ -196,6 +199,7 @@ class Splitter(Protocol[S]):
         x: Tensor,
         residual: Tensor,
         left: Tensor,
+        spec: Spec,
         state: S,
         ctx: Context,
         *,
@@ -223,8 +227,10 @@ def flat(x: Tensor) -> Tensor:
     return y.as_strided(y.shape, (1,))  # torch calls one element contiguous whatever its stride; views as bytes do not
 
 
-def flat_float32(x: Tensor) -> Tensor:
-    """``x`` as a contiguous, flat float32 tensor without history; a view where possible."""
+def flat_float32(x: Tensor, spec: Spec | None = None) -> Tensor:
+    """``x`` as a contiguous, flat float32 tensor without history; a view where possible. It must have ``spec.numel`` elements."""
+    if spec is not None and x.numel() != spec.numel:
+        raise BadConfiguration(f"the spec has {spec.numel} coordinates, the tensor {x.numel()}: pass the spec of this buffer")
     if not x.is_floating_point():
         raise BadConfiguration(f"gradients are floating-point tensors, got {x.dtype}: convert with x.float()")
     return flat(x.to(torch.float32))

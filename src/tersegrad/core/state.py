@@ -1,22 +1,22 @@
 """States as values: what checkpoints, bucket rebuilds and another world size do with them, written once.
 
-A state is None or a frozen dataclass. What its fields mean for a buffer of ``numel`` coordinates:
+A state is None or a frozen dataclass. It holds no public facts: whoever cuts or joins states passes the specs of their buffers. What
+the fields of a state mean for a buffer of ``numel`` coordinates:
 
 - a one-dimensional tensor is aligned with the buffer: element i belongs to coordinate i;
-- a :class:`~tersegrad.core.protocol.Spec` describes the same buffer;
 - another dataclass is a state of the same buffer (a wrapper's inner state);
-- :class:`Parts` holds the states of sub-buffers, and knows which pieces each of them has;
+- :class:`Parts` holds the states of sub-buffers, and says which of them each piece of the buffer lies in;
 - anything else (numbers, strings, tensors of another rank) describes the buffer as a whole: slices keep it, :func:`concat`
   takes the first state's.
 
-Because tensors are aligned, cutting a state by parameter is :func:`slice`, joining is :func:`concat`, and the mean over ranks that
-another world size starts from is ``map_tensors(lambda *t: torch.stack(t).mean(0), *states)``.
+Because tensors are aligned, cutting a state by parameter is :func:`slice` (or :func:`split`, for all parameters at once), joining is
+:func:`concat`, and the mean over ranks that another world size starts from is
+``map_tensors(lambda *t: torch.stack(t).mean(0), *states)``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,37 +29,41 @@ from tersegrad.core.protocol import Piece, Spec
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """States of sub-buffers: piece j of ``spec`` lies in part ``groups[j]``; each part concatenates its pieces in order.
+    """States of sub-buffers: piece j of the buffer lies in part ``groups[j]``; each part concatenates its pieces in order.
 
     ``states`` holds (group, state) in ascending order, for the groups that have at least one coordinate.
     """
 
-    spec: Spec
     groups: tuple[int, ...]
     states: tuple[tuple[int, Any], ...]
 
-    def subspec(self, group: int) -> Spec:
-        """The spec of one part's sub-buffer."""
-        return Spec(tuple(p for p, g in zip(self.spec.pieces, self.groups) if g == group and p.numel), self.spec.dtype)
 
-    def runs(self, group: int) -> tuple[tuple[int, int], ...]:
-        """Where one part's pieces lie in the flat buffer; neighbours are joined."""
-        runs: list[tuple[int, int]] = []
-        at = 0
-        for piece, g in zip(self.spec.pieces, self.groups):
-            if g == group and piece.numel:
-                if runs and runs[-1][1] == at:
-                    runs[-1] = (runs[-1][0], at + piece.numel)
-                else:
-                    runs.append((at, at + piece.numel))
-            at += piece.numel
-        return tuple(runs)
+def subspecs(spec: Spec, groups: Sequence[int]) -> dict[int, Spec]:
+    """The spec of each group's sub-buffer, by ascending group; groups without coordinates are left out."""
+    pieces: dict[int, list[Piece]] = {}
+    for piece, group in zip(spec.pieces, groups, strict=True):
+        if piece.numel:
+            pieces.setdefault(group, []).append(piece)
+    return {group: Spec(tuple(pieces[group]), spec.dtype) for group in sorted(pieces)}
 
-    def local(self, group: int, start: int, stop: int) -> tuple[int, int]:
-        """The range of one part's sub-buffer that coordinates start .. stop of the flat buffer hold."""
-        before = [max(0, min(b, start) - a) for a, b in self.runs(group)]
-        until = [max(0, min(b, stop) - a) for a, b in self.runs(group)]
-        return sum(before), sum(until)
+
+def runs(spec: Spec, groups: Sequence[int]) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Where each group's pieces lie in the flat buffer, by ascending group; neighbours are joined.
+
+    >>> runs(Spec(tuple(Piece((n,), 0, n) for n in (2, 3, 4))), (1, 1, 0))
+    {0: ((5, 9),), 1: ((0, 5),)}
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    at = 0
+    for piece, group in zip(spec.pieces, groups, strict=True):
+        if piece.numel:
+            mine = found.setdefault(group, [])
+            if mine and mine[-1][1] == at:
+                mine[-1] = (mine[-1][0], at + piece.numel)
+            else:
+                mine.append((at, at + piece.numel))
+        at += piece.numel
+    return {group: tuple(found[group]) for group in sorted(found)}
 
 
 def _fields(state: Any) -> Iterator[tuple[str, Any]]:
@@ -68,7 +72,7 @@ def _fields(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_state(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, (type, Spec))
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _aligned(value: Any) -> bool:
@@ -76,7 +80,7 @@ def _aligned(value: Any) -> bool:
 
 
 def state_dict(state: Any, prefix: str = "") -> dict[str, Any]:
-    """Every tensor and number of a nested state by its path, for a checkpoint; specs are left out: they are known."""
+    """Every tensor and number of a nested state by its path, for a checkpoint."""
     entries: dict[str, Any] = {}
     if state is None:
         return entries
@@ -87,7 +91,7 @@ def state_dict(state: Any, prefix: str = "") -> dict[str, Any]:
     for name, value in _fields(state):
         if _is_state(value):
             entries |= state_dict(value, f"{prefix}{name}.")
-        elif value is not None and not isinstance(value, Spec):
+        elif value is not None:
             entries[prefix + name] = value
     return entries
 
@@ -100,9 +104,7 @@ def load(template: Any, entries: Mapping[str, Any]) -> Any:
     if extra := sorted(entries.keys() - wanted.keys()):
         raise BadConfiguration(f"the saved state has {extra}, which this compressor does not keep")
     for name, value in wanted.items():
-        saved = entries[name]
-        if isinstance(value, Tensor) and (not isinstance(saved, Tensor) or saved.shape != value.shape):
-            raise BadConfiguration(f"{name} has shape {tuple(value.shape)}, the saved one {getattr(saved, 'shape', saved)}")
+        _check_entry(name, value, entries[name])
 
     def fill(state: Any, prefix: str) -> Any:
         if state is None:
@@ -113,12 +115,26 @@ def load(template: Any, entries: Mapping[str, Any]) -> Any:
         for name, value in _fields(state):
             if _is_state(value):
                 changes[name] = fill(value, f"{prefix}{name}.")
-            elif value is not None and not isinstance(value, Spec):
+            elif value is not None:
                 saved = entries[prefix + name]
                 changes[name] = saved.to(value.device, value.dtype).clone() if isinstance(value, Tensor) else saved
         return dataclasses.replace(state, **changes)
 
     return fill(template, "")
+
+
+def _check_entry(name: str, template: Any, saved: Any) -> None:
+    """Raise unless a saved entry can stand in the place of ``template``: the same kind, shape and family of dtype, and finite."""
+    if not isinstance(template, Tensor):
+        if type(saved) is not type(template):
+            raise BadConfiguration(f"{name} is a {type(template).__name__}, the saved one a {type(saved).__name__}")
+        return
+    if not isinstance(saved, Tensor) or saved.shape != template.shape:
+        raise BadConfiguration(f"{name} has shape {tuple(template.shape)}, the saved one {getattr(saved, 'shape', saved)}")
+    if template.is_floating_point() != saved.is_floating_point() or saved.is_complex():
+        raise BadConfiguration(f"{name} is {template.dtype}, the saved one {saved.dtype}")
+    if saved.is_floating_point() and not bool(torch.isfinite(saved).all()):
+        raise BadConfiguration(f"{name} holds values that are not finite: the checkpoint is damaged, take an earlier one")
 
 
 def tensors(state: Any) -> list[Tensor]:
@@ -135,38 +151,29 @@ def nbytes(state: Any) -> int:
     return sum(t.numel() * t.element_size() for t in state_dict(state).values() if isinstance(t, Tensor))
 
 
-def _combine(states: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
-    """One state from states of the same structure: ``join`` combines aligned tensors, specs and Parts field by field."""
-    first = states[0]
-    if any(type(s) is not type(first) for s in states):
+def _same_kind(states: Sequence[Any]) -> None:
+    if len({type(s) for s in states}) > 1:
         raise BadConfiguration(f"states of different kinds: {sorted({type(s).__name__ for s in states})}")
-    if first is None:
-        return None
-    if isinstance(first, Parts):
-        return join(states)
-    changes: dict[str, Any] = {}
-    for name, value in _fields(first):
-        if _is_state(value) or value is None:
-            changes[name] = _combine([getattr(s, name) for s in states], join)
-        elif _aligned(value) or isinstance(value, Spec):
-            changes[name] = join([getattr(s, name) for s in states])
-    return dataclasses.replace(first, **changes)
 
 
 def map_tensors(fn: Callable[..., Tensor], state: Any, *others: Any) -> Any:
     """The same state with ``fn`` applied to each aligned tensor (and to the same tensor of the other states)."""
-
-    def join(values: Sequence[Any]) -> Any:
-        first = values[0]
-        if isinstance(first, Parts):
-            if any([g for g, _ in v.states] != [g for g, _ in first.states] for v in values):
-                raise BadConfiguration("states of different groups")
-            rows = zip(*(v.states for v in values))
-            states = tuple((row[0][0], _combine([s for _, s in row], join)) for row in rows)
-            return dataclasses.replace(first, states=states)
-        return first if isinstance(first, Spec) else fn(*values)
-
-    return _combine([state, *others], join)
+    both = (state, *others)
+    _same_kind(both)
+    if state is None:
+        return None
+    if isinstance(state, Parts):
+        if any([g for g, _ in other.states] != [g for g, _ in state.states] for other in others):
+            raise BadConfiguration("states of different groups")
+        rows = zip(*(one.states for one in both))
+        return dataclasses.replace(state, states=tuple((row[0][0], map_tensors(fn, *(s for _, s in row))) for row in rows))
+    changes: dict[str, Any] = {}
+    for name, value in _fields(state):
+        if _is_state(value):
+            changes[name] = map_tensors(fn, *(getattr(one, name) for one in both))
+        elif _aligned(value):
+            changes[name] = fn(*(getattr(one, name) for one in both))
+    return dataclasses.replace(state, **changes)
 
 
 def slice_spec(spec: Spec, start: int, stop: int) -> Spec:
@@ -191,20 +198,16 @@ def _cut(spec: Spec, start: int, stop: int) -> list[tuple[Piece, int]]:
 
 
 def _joined(pieces: Sequence[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
-    """Neighbours that continue the same tensor become one piece again."""
+    """Pieces with their groups; neighbours that continue the same tensor become one piece again."""
     joined: list[tuple[Piece, int]] = []
     for piece, group in pieces:
-        last, last_group = joined[-1] if joined else (None, -1)
-        same = last is not None and (last.name, last.shape, last.stop, last_group) == (
-            piece.name,
-            piece.shape,
-            piece.start,
-            group,
-        )
-        if last is not None and same and piece.start > 0:
-            joined[-1] = (dataclasses.replace(last, stop=piece.stop), group)
-        else:
-            joined.append((piece, group))
+        if joined and piece.start > 0:
+            last, last_group = joined[-1]
+            continues = (last.name, last.shape, last.stop, last_group) == (piece.name, piece.shape, piece.start, group)
+            if continues:
+                joined[-1] = (dataclasses.replace(last, stop=piece.stop), group)
+                continue
+        joined.append((piece, group))
     return joined
 
 
@@ -215,48 +218,72 @@ def concat_specs(specs: Sequence[Spec]) -> Spec:
     return Spec(tuple(p for p, _ in _joined([(p, 0) for s in specs for p in s.pieces])), specs[0].dtype)
 
 
-def slice(state: Any, start: int, stop: int) -> Any:
-    """The state of coordinates start .. stop, as tensors of its own."""
-
-    def join(values: Sequence[Any]) -> Any:
-        (value,) = values
-        if isinstance(value, Spec):
-            return slice_spec(value, start, stop)
-        if isinstance(value, Parts):
-            cut = _cut(value.spec, start, stop)
-            parts = []
-            for group, part in value.states:
-                low, high = value.local(group, start, stop)
-                if low < high:
-                    parts.append((group, slice(part, low, high)))
-            pieces, groups = tuple(p for p, _ in cut), tuple(value.groups[j] for _, j in cut)
-            return Parts(Spec(pieces, value.spec.dtype), groups, tuple(parts))
-        return value[start:stop].clone()
-
-    return _combine([state], join)
-
-
-def concat(states: Sequence[Any]) -> Any:
-    """The state of buffers laid one after another: the inverse of cutting with :func:`slice`."""
-    if not states:
-        raise BadConfiguration("concat needs at least one state")
-
-    def join(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], Spec):
-            return concat_specs(values)
-        if isinstance(values[0], Parts):
-            pieces = _joined([(p, g) for v in values for p, g in zip(v.spec.pieces, v.groups)])
-            groups = sorted({g for v in values for g, _ in v.states})
-            parts = tuple((group, concat([s for v in values for g, s in v.states if g == group])) for group in groups)
-            return Parts(Spec(tuple(p for p, _ in pieces), values[0].spec.dtype), tuple(g for _, g in pieces), parts)
-        return torch.cat(list(values))
-
-    return _combine(list(states), join)
+def slice(state: Any, spec: Spec, start: int, stop: int) -> Any:
+    """The state of coordinates start .. stop of a buffer with ``spec``, as tensors of its own."""
+    if state is None:
+        return None
+    if isinstance(state, Parts):
+        groups = tuple(state.groups[j] for _, j in _cut(spec, start, stop))
+        places, parts = runs(spec, state.groups), []
+        subs = subspecs(spec, state.groups)
+        for group, part in state.states:
+            low = sum(max(0, min(b, start) - a) for a, b in places[group])
+            high = sum(max(0, min(b, stop) - a) for a, b in places[group])
+            if low < high:
+                parts.append((group, slice(part, subs[group], low, high)))
+        return Parts(groups, tuple(parts))
+    changes: dict[str, Any] = {}
+    for name, value in _fields(state):
+        if _is_state(value):
+            changes[name] = slice(value, spec, start, stop)
+        elif _aligned(value):
+            changes[name] = value[start:stop].clone()
+    return dataclasses.replace(state, **changes)
 
 
 def split(state: Any, spec: Spec) -> list[Any]:
-    """One state per piece of ``spec``: what a checkpoint stores under each parameter's name."""
-    ends = [0]
-    for piece in spec.pieces:
-        ends.append(ends[-1] + piece.numel)
-    return [slice(state, a, b) for a, b in itertools.pairwise(ends)]
+    """One state per piece of ``spec``, as tensors of their own: what a checkpoint stores under each parameter's name."""
+    if state is None:
+        return [None] * len(spec.pieces)
+    if isinstance(state, Parts):
+        held = dict(state.states)
+        queues = {g: iter(split(held[g], sub)) for g, sub in subspecs(spec, state.groups).items() if g in held}
+        return [
+            Parts((g,), ((g, next(queues[g])),)) if piece.numel and g in queues else Parts((g,), ())
+            for piece, g in zip(spec.pieces, state.groups, strict=True)
+        ]
+    columns: dict[str, Sequence[Any]] = {}
+    for name, value in _fields(state):
+        if _is_state(value):
+            columns[name] = split(value, spec)
+        elif _aligned(value):
+            columns[name] = [part.clone() for part in value.split([p.numel for p in spec.pieces])]
+    return [
+        dataclasses.replace(state, **{name: column[j] for name, column in columns.items()}) for j in range(len(spec.pieces))
+    ]
+
+
+def concat(states: Sequence[Any], specs: Sequence[Spec]) -> Any:
+    """The state of buffers laid one after another: the inverse of cutting with :func:`slice`; its spec is :func:`concat_specs`."""
+    if not states:
+        raise BadConfiguration("concat needs at least one state")
+    _same_kind(states)
+    first = states[0]
+    if first is None:
+        return None
+    if isinstance(first, Parts):
+        pieces = _joined([(p, g) for one, spec in zip(states, specs, strict=True) for p, g in zip(spec.pieces, one.groups)])
+        found: dict[int, list[tuple[Any, Spec]]] = {}
+        for one, spec in zip(states, specs, strict=True):
+            subs = subspecs(spec, one.groups)
+            for group, part in one.states:
+                found.setdefault(group, []).append((part, subs[group]))
+        parts = tuple((g, concat([s for s, _ in found[g]], [sub for _, sub in found[g]])) for g in sorted(found))
+        return Parts(tuple(g for _, g in pieces), parts)
+    changes: dict[str, Any] = {}
+    for name, value in _fields(first):
+        if _is_state(value):
+            changes[name] = concat([getattr(s, name) for s in states], specs)
+        elif _aligned(value):
+            changes[name] = torch.cat([getattr(s, name) for s in states])
+    return dataclasses.replace(first, **changes)

@@ -74,7 +74,7 @@ class AllGatherExchange:
     ) -> Steps[Any]:
         mine = dataclasses.replace(ctx, sender=rank)
         place = buffers.empty(self.compressor.max_nbytes(spec), torch.uint8, x.device)
-        message, state = self.compressor.encode(x, state, mine, stats=stats, out=place)
+        message, state = self.compressor.encode(x, spec, state, mine, stats=stats, out=place)
         _, messages = yield from gather_messages(
             message, [self.compressor.max_nbytes(spec)] * size, has_fixed_size(self.compressor), rank, size
         )

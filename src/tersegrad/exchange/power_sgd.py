@@ -83,7 +83,7 @@ class PowerSGDExchange:
             if shape := self.matrix(piece):
                 q = _noise(shape[1], self.rank, j, torch.device(device))
                 found.append((j, MatrixState(torch.zeros(piece.numel, dtype=torch.float32, device=device), q)))
-        return Parts(spec, tuple(range(len(spec.pieces))), tuple(found))
+        return Parts(tuple(range(len(spec.pieces))), tuple(found))
 
     def steps(
         self, x: Tensor, state: Parts, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None

@@ -65,7 +65,7 @@ def reduce_scatter(
         mine = dataclasses.replace(ctx.child(j), sender=rank)
         place = buffers.empty(compressor.max_nbytes(parts[j]), torch.uint8, x.device)
         share = None if stats is None else stats[j]
-        message, next_state = compressor.encode(x, states[j], mine, stats=share, out=place)
+        message, next_state = compressor.encode(x, parts[j], states[j], mine, stats=share, out=place)
         messages.append(message)
         after.append(next_state)
     device = messages[rank].data.device
@@ -126,7 +126,7 @@ class TwoShotExchange:
         again = ctx.child(size)
         limits = [self._second.max_nbytes(p) for p in parts]
         place = buffers.empty(limits[rank], torch.uint8, x.device)
-        own, second = self._second.encode(mean, state.second, dataclasses.replace(again, sender=rank), out=place)
+        own, second = self._second.encode(mean, parts[rank], state.second, dataclasses.replace(again, sender=rank), out=place)
         _, all_parts = yield from gather_messages(own, limits, has_fixed_size(self._second), rank, size)
         out = buffers.empty(spec.numel, torch.float32, x.device)
         for r, message in enumerate(all_parts):

@@ -98,19 +98,22 @@ def restore_part(part: Part, spec: Spec, saved: Sequence[Saved]) -> Any:
             loaded.append(states.load(template, _mean(ranges, piece.start, piece.stop)))
         except BadConfiguration as error:
             raise BadConfiguration(f"the state of {piece.name}: {error}") from None
-    return states.load(part.state, states.state_dict(states.concat(loaded)))
+    return states.load(part.state, states.state_dict(states.concat(loaded, [Spec((piece,)) for piece in spec.pieces])))
 
 
 def _runs(found: Sequence[tuple[Piece, Any]]) -> list[tuple[int, int, Any]]:
     """(start, stop, state) of one parameter, neighbours joined: what is saved does not depend on how an exchange cuts."""
-    runs: list[tuple[int, int, list[Any]]] = []
+    runs: list[tuple[int, int, list[tuple[Piece, Any]]]] = []
     for piece, state in sorted(found, key=lambda f: f[0].start):
         if runs and runs[-1][1] == piece.start:
             start, _, joined = runs[-1]
-            runs[-1] = (start, piece.stop, [*joined, state])
+            joined.append((piece, state))
+            runs[-1] = (start, piece.stop, joined)
         else:
-            runs.append((piece.start, piece.stop, [state]))
-    return [(start, stop, states.concat(joined)) for start, stop, joined in runs]
+            runs.append((piece.start, piece.stop, [(piece, state)]))
+    return [
+        (start, stop, states.concat([s for _, s in joined], [Spec((p,)) for p, _ in joined])) for start, stop, joined in runs
+    ]
 
 
 def _mean(saved: Sequence[Mapping[str, Entries]], start: int, stop: int) -> dict[str, Any]:

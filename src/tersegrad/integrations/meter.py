@@ -25,7 +25,7 @@ from tersegrad.core.protocol import (
     flat_float32,
     has_fixed_size,
 )
-from tersegrad.core.state import Parts
+from tersegrad.core.state import Parts, runs, subspecs
 from tersegrad.exchange import ProcessGroup
 from tersegrad.exchange.steps import Collective
 from tersegrad.wrappers.error_feedback import ErrorFeedbackState
@@ -63,22 +63,21 @@ class Watched:
         return self.inner.init(spec, device)
 
     def encode(
-        self, x: Tensor, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, Any]:
         begin = time.perf_counter()
-        message, after = self.inner.encode(x, state, ctx, stats=stats, out=out)
+        message, after = self.inner.encode(x, spec, state, ctx, stats=stats, out=out)
         self.meter.messages += 1
         self.meter.nbytes += int(message.nbytes)
         self.meter.coordinates += x.numel()
         self.meter.encode += time.perf_counter() - begin
         if self.meter.probing:
-            self._probe(x, state, message, ctx)
+            self._probe(x, spec, state, message, ctx)
         return message, after
 
-    def _probe(self, x: Tensor, state: Any, message: Message, ctx: Context) -> None:
-        spec = state.spec if hasattr(state, "spec") else Spec.flat(x.numel(), x.dtype)
+    def _probe(self, x: Tensor, spec: Spec, state: Any, message: Message, ctx: Context) -> None:
         wanted = flat_float32(x).double()
-        residual = carried(state)
+        residual = carried(state, spec)
         if residual is not None:
             wanted = wanted + residual
         error = float((self.inner.decode(message, spec, ctx).double() - wanted).square().sum())
@@ -115,19 +114,20 @@ class WatchedAccumulator(Watched):
         return added
 
 
-def carried(state: Any) -> Tensor | None:
+def carried(state: Any, spec: Spec) -> Tensor | None:
     """What error feedback adds to the next gradient, by coordinate; None where nothing is carried."""
     if isinstance(state, ErrorFeedbackState):
         return state.residual
     if not isinstance(state, Parts):
         return None
-    found = {group: residual for group, part in state.states if (residual := carried(part)) is not None}
+    subs, places = subspecs(spec, state.groups), runs(spec, state.groups)
+    found = {group: residual for group, part in state.states if (residual := carried(part, subs[group])) is not None}
     if not found:
         return None
-    whole = next(iter(found.values())).new_zeros(state.spec.numel)
+    whole = next(iter(found.values())).new_zeros(spec.numel)
     for group, residual in found.items():
         at = 0
-        for a, b in state.runs(group):
+        for a, b in places[group]:
             whole[a:b] = residual[at : at + b - a]
             at += b - a
     return whole

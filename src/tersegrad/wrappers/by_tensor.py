@@ -21,6 +21,7 @@ Citation: the usual practice of sending biases and norms uncompressed (Lin et al
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -31,7 +32,8 @@ from torch import Tensor
 
 from tersegrad.codecs import varint
 from tersegrad.core import buffers
-from tersegrad.core.errors import CorruptMessage
+from tersegrad.core import state as states
+from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import (
     Accumulator,
     Compressor,
@@ -93,32 +95,26 @@ class ByTensor(Configuration):
                 return 2 + j
         return 1 if self.small is not None and math.prod(piece.shape) < self.below else 0
 
-    def _layout(self, spec: Spec) -> Parts:
-        return Parts(spec, tuple(self.group(p) for p in spec.pieces), ())
-
-    def _groups(self, layout: Parts) -> list[tuple[int, Compressor[Any], Spec]]:
-        used = sorted({g for g, p in zip(layout.groups, layout.spec.pieces) if p.numel})
-        chosen = [(g, self.compressors[g]) for g in used]
-        return [(g, part, layout.subspec(g)) for g, part in chosen if part is not None]
-
     def init(self, spec: Spec, device: torch.device | str) -> Parts:
-        layout = self._layout(spec)
-        return dataclasses.replace(layout, states=tuple((g, c.init(sub, device)) for g, c, sub in self._groups(layout)))
+        groups = tuple(self.group(p) for p in spec.pieces)
+        return Parts(groups, tuple((s.group, s.compressor.init(s.spec, device)) for s in _layout(self, spec)))
 
     def encode(
-        self, x: Tensor, state: Parts, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: Parts, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, Parts]:
         x = flat(x)  # in its own dtype, which the parts' specs announce
-        require(x.numel() == state.spec.numel, f"the state is for {state.spec.numel} coordinates, got {x.numel()}")
+        require(x.numel() == spec.numel, f"the spec has {spec.numel} coordinates, got {x.numel()}")
+        layout = _layout(self, spec)
+        if [s.group for s in layout] != [g for g, _ in state.states]:
+            raise BadConfiguration("the state was made by other rules, or for another buffer")
         moment = None if stats is None or stats.second_moment is None else flat_float32(stats.second_moment)
         sent: list[Tensor] = []
         after: list[tuple[int, Any]] = []
-        for (g, part, sub), (key, before) in zip(self._groups(state), state.states, strict=True):
-            require(g == key, "the state was made by other rules")
-            runs = state.runs(g)
-            part_stats = stats if moment is None else Stats(_gather(moment, runs))
-            place = buffers.empty(part.max_nbytes(sub), torch.uint8, x.device)
-            message, next_state = part.encode(_gather(x, runs), before, ctx.child(g), stats=part_stats, out=place)
+        for share, (g, before) in zip(layout, state.states, strict=True):
+            given = stats if moment is None else Stats(_gather(moment, share.runs))
+            place = buffers.empty(share.limit, torch.uint8, x.device)
+            y = _gather(x, share.runs)
+            message, next_state = share.compressor.encode(y, share.spec, before, ctx.child(g), stats=given, out=place)
             payload = message.payload
             sent += [torch.tensor(list(varint.write(payload.numel())), dtype=torch.uint8, device=x.device), payload]
             after.append((g, next_state))
@@ -159,15 +155,14 @@ class ByTensor(Configuration):
         self, message: Message, spec: Spec, ctx: Context
     ) -> Iterator[tuple[Compressor[Any], Spec, Message, Context, tuple[tuple[int, int], ...]]]:
         """Every group's compressor, spec, message, context and runs; raises after the last where bytes are left."""
-        data = message.payload
-        layout, at = self._layout(spec), 0
-        for g, part, sub in self._groups(layout):
+        data, at = message.payload, 0
+        for share in _layout(self, spec):
             length, at = varint.read(data, at)
-            if length > min(data.numel() - at, part.max_nbytes(sub)):
-                raise CorruptMessage(f"group {g} announces {length} bytes, {data.numel() - at} are left")
+            if length > min(data.numel() - at, share.limit):
+                raise CorruptMessage(f"group {share.group} announces {length} bytes, {data.numel() - at} are left")
             payload = buffers.cat([data[at : at + length]])  # starts at an address that any decoder may view as words
             at += length
-            yield part, sub, Message(payload, length), ctx.child(g), layout.runs(g)
+            yield share.compressor, share.spec, Message(payload, length), ctx.child(share.group), share.runs
         if at != data.numel():
             raise CorruptMessage(f"{data.numel() - at} bytes follow the last group")
 
@@ -176,11 +171,33 @@ class ByTensor(Configuration):
         return all(part is None or has_fixed_size(part) for part in self.compressors)
 
     def max_nbytes(self, spec: Spec) -> int:
-        sizes = [part.max_nbytes(sub) for _, part, sub in self._groups(self._layout(spec))]
-        return sum(size + varint.nbytes(size) for size in sizes)
+        return sum(share.limit + varint.nbytes(share.limit) for share in _layout(self, spec))
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        return worst([part.guarantee(sub) for _, part, sub in self._groups(self._layout(spec))])
+        return worst([share.compressor.guarantee(share.spec) for share in _layout(self, spec)])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """What one group of a buffer's pieces is sent with, and where its pieces lie."""
+
+    group: int
+    compressor: Compressor[Any]
+    spec: Spec
+    runs: tuple[tuple[int, int], ...]
+    limit: int  # the most bytes of its message
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(rules: ByTensor, spec: Spec) -> tuple[_Share, ...]:
+    """The groups of a buffer that have coordinates, in ascending order."""
+    groups = tuple(rules.group(p) for p in spec.pieces)
+    runs, shares = states.runs(spec, groups), []
+    for group, sub in states.subspecs(spec, groups).items():
+        compressor = rules.compressors[group]
+        if compressor is not None:
+            shares.append(_Share(group, compressor, sub, runs[group], compressor.max_nbytes(sub)))
+    return tuple(shares)
 
 
 def worst(promises: Sequence[Guarantee]) -> Guarantee:

@@ -52,7 +52,6 @@ class ErrorFeedbackState:
 
     residual: Tensor  # (numel,) float32 or bfloat16
     inner: Any
-    spec: Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +104,12 @@ class ErrorFeedback(Configuration):
         spec = _corrected(spec)
         self._check(spec)
         residual = torch.zeros(spec.numel, dtype=getattr(torch, self.residual), device=device)
-        return ErrorFeedbackState(residual, self.inner.init(spec, device), spec)
+        return ErrorFeedbackState(residual, self.inner.init(spec, device))
 
     def encode(
         self,
         x: Tensor,
+        spec: Spec,
         state: ErrorFeedbackState,
         ctx: Context,
         *,
@@ -117,19 +117,22 @@ class ErrorFeedback(Configuration):
         out: Tensor | None = None,
     ) -> tuple[Message, ErrorFeedbackState]:
         require(x.numel() == state.residual.numel(), f"the state is for {state.residual.numel()} coordinates, got {x.numel()}")
-        weight, flat = self._weight(state.spec), flat_float32(x)
+        spec = _corrected(spec)
+        weight, flat = self._weight(spec), flat_float32(x, spec)
         if isinstance(self.inner, Splitter) and weight == 1.0 and state.residual.dtype == torch.float32:
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
-            message, inner, finite = self.inner.encode_split(flat, state.residual, left, state.inner, ctx, stats=stats, out=out)
-            return message, ErrorFeedbackState(left, inner, state.spec) if finite else state
+            message, inner, finite = self.inner.encode_split(
+                flat, state.residual, left, spec, state.inner, ctx, stats=stats, out=out
+            )
+            return message, ErrorFeedbackState(left, inner) if finite else state
         y = buffers.empty(flat.numel(), torch.float32, flat.device)  # ours to overwrite: it becomes the next residual
         torch.add(flat, state.residual, out=y)
-        message, inner = self.inner.encode(y, state.inner, ctx, stats=stats, out=out)
-        left = _subtract(self.inner, message, state.spec, ctx, y, weight).to(state.residual.dtype)
+        message, inner = self.inner.encode(y, spec, state.inner, ctx, stats=stats, out=out)
+        left = _subtract(self.inner, message, spec, ctx, y, weight).to(state.residual.dtype)
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
         if not (bool(torch.isfinite(left.sum())) or bool(torch.isfinite(left).all())):
             return message, state
-        return message, ErrorFeedbackState(left, inner, state.spec)
+        return message, ErrorFeedbackState(left, inner)
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         spec = _corrected(spec)

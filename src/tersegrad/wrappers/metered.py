@@ -36,7 +36,6 @@ class MeterState:
     """The counters so far, and the inner state. Non-finite messages count as sent, but not towards error and norm."""
 
     inner: Any
-    spec: Spec
     messages: int = 0
     nonfinite: int = 0
     nbytes: int = 0
@@ -72,7 +71,7 @@ class Metered(Configuration):
 
     >>> from tersegrad.compressors import BF16
     >>> meter = Metered(BF16())
-    >>> _, state = meter.encode(torch.ones(100), meter.init(Spec.flat(100), "cpu"), Context())
+    >>> _, state = meter.encode(torch.ones(100), Spec.flat(100), meter.init(Spec.flat(100), "cpu"), Context())
     >>> state.messages, state.bits_per_coordinate, state.relative_error
     (1, 16.0, 0.0)
     """
@@ -90,19 +89,19 @@ class Metered(Configuration):
         return 67
 
     def init(self, spec: Spec, device: torch.device | str) -> MeterState:
-        return MeterState(self.inner.init(spec, device), spec)
+        return MeterState(self.inner.init(spec, device))
 
     def encode(
-        self, x: Tensor, state: MeterState, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: MeterState, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, MeterState]:
         start = time.perf_counter()
-        message, inner = self.inner.encode(x, state.inner, ctx, stats=stats, out=out)
+        message, inner = self.inner.encode(x, spec, state.inner, ctx, stats=stats, out=out)
         seconds = time.perf_counter() - start
         error = norm = 0.0
         if self.error:
-            flat = flat_float32(x)
+            flat = flat_float32(x, spec)
             norm = float(flat.double().square().sum())
-            error = float((self.inner.decode(message, state.spec, ctx) - flat).double().square().sum())
+            error = float((self.inner.decode(message, spec, ctx) - flat).double().square().sum())
         finite = math.isfinite(error) and math.isfinite(norm)
         return message, dataclasses.replace(
             state,

@@ -89,12 +89,12 @@ class Rotated(Configuration):
         return state
 
     def encode(
-        self, x: Tensor, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+        self, x: Tensor, spec: Spec, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, Any]:
-        x = flat_float32(x)
-        spec = Spec.flat(rotated_numel(x.numel(), self.block))
+        x = flat_float32(x, spec)
+        inner = self.inner_spec(spec)
         rotation = kernels.get(x.device)
-        y = torch.empty(spec.numel, dtype=torch.float32, device=x.device)
+        y = torch.empty(inner.numel, dtype=torch.float32, device=x.device)
         top = rotation.rotate(x, y, self.block, ctx.shared())
         big = top >= _BIG
         if math.isnan(top):
@@ -102,9 +102,9 @@ class Rotated(Configuration):
         elif big:
             rotation.rotate(x * _SHRINK, y, self.block, ctx.shared())
         if out is None:
-            out = torch.empty(self.inner.max_nbytes(spec) + 1, dtype=torch.uint8, device=x.device)
+            out = torch.empty(self.inner.max_nbytes(inner) + 1, dtype=torch.uint8, device=x.device)
         # The second moment is one of coordinates that are gone: an inner compressor that needs it says so.
-        message, state = self.inner.encode(y, state, ctx, out=out)
+        message, state = self.inner.encode(y, inner, state, ctx, out=out)
         end = torch.as_tensor(message.nbytes, device=x.device).reshape(1).long()
         message.data.index_fill_(0, end, int(big))
         return Message(message.data, message.nbytes + 1), state

@@ -41,7 +41,7 @@ def payload(text: str, number: int) -> tuple[tersegrad.Compressor[Any], tersegra
     """An honest update: these compressors draw no randomness, so it serves every context."""
     compressor = tersegrad.parse(text)
     update = torch.randn(NUMEL, generator=torch.Generator().manual_seed(number))
-    return compressor, compressor.encode(update, compressor.init(SPEC, "cpu"), tersegrad.Context())[0]
+    return compressor, compressor.encode(update, SPEC, compressor.init(SPEC, "cpu"), tersegrad.Context())[0]
 
 
 def encoded(order: Order, update: torch.Tensor | int, text: str | None = None) -> bytes:
@@ -50,7 +50,7 @@ def encoded(order: Order, update: torch.Tensor | int, text: str | None = None) -
         compressor, message = payload(text or order.uplink, update)
     else:
         compressor = tersegrad.parse(text or order.uplink)
-        message, _ = compressor.encode(update, compressor.init(SPEC, "cpu"), context)
+        message, _ = compressor.encode(update, SPEC, compressor.init(SPEC, "cpu"), context)
     return envelope.pack_frame(message, compressor, SPEC, context)
 
 
@@ -203,7 +203,7 @@ def test_a_round_of_attackers_only_leaves_the_model_alone() -> None:
 def test_huge_updates_are_clipped_or_leave_the_model_alone() -> None:
     def huge(rng: random.Random, mine: Material) -> Forgery:
         context, exact = frame.unpack(mine.framed).context, tersegrad.parse("identity")
-        message, _ = exact.encode(torch.full((NUMEL,), 3.4e38), None, context)
+        message, _ = exact.encode(torch.full((NUMEL,), 3.4e38), SPEC, None, context)
         return Forgery(envelope.pack_frame(message, exact, SPEC, context), metrics={"num-examples": 999, "loss": 1.0})
 
     strategy, arrays = round_trip(huge, 12, clip=2.0)

@@ -187,7 +187,7 @@ class CompressMod:
         before = self._state(memory, compressor, order)
         update = memory.layout.update(trained, memory.base)
         draw = Draw(order.seed, order.step, envelope.UP, order.sender)
-        message, after = compressor.encode(update, before, draw)
+        message, after = compressor.encode(update, spec, before, draw)
         framed = envelope.pack_frame(message, compressor, spec, draw)
         memory.compressor, memory.entries = str(compressor), state.state_dict(after)
         memory.step, memory.frame = order.step, framed

@@ -272,7 +272,7 @@ class CompressedStrategy(Strategy):
         assert self._layout is not None
         spec = self._layout.spec
         context = Context(self._draw(b"broadcast", 0), self._step, buffer, number % SENDERS)
-        message, _ = compressor.encode(x, compressor.init(spec, "cpu"), context)
+        message, _ = compressor.encode(x, spec, compressor.init(spec, "cpu"), context)
         decoded = compressor.decode(message, spec, context)
         if not bool(torch.isfinite(decoded).all()):
             raise TersegradError(f"{compressor} turned a finite model into one that is not")
