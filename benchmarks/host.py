@@ -31,10 +31,10 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.methods import Call, Method, all_reduce
 from tersegrad.core.protocol import Compressor, Context, Message, Piece, Spec
 from tersegrad.core.state import slice_spec
+from tersegrad.engine import GROUP_BYTES
+from tersegrad.engine.meter import Meter, TimedGroup, Watched, watch
 from tersegrad.exchange import AllGather, AllToAll, Pipeline, start
 from tersegrad.exchange.two_shot import borders
-from tersegrad.integrations import ddp
-from tersegrad.integrations.meter import Meter, TimedGroup, Watched, watch
 from tersegrad.kernels import native
 from tersegrad.wrappers import ErrorFeedback
 
@@ -166,7 +166,7 @@ class Reduction:
         self.buffer = torch.zeros(numel) if self.method.dense else torch.empty(0)
         if not self.method.dense:
             self.exchange = self.method.make_exchange(lambda c: watch(c, self.meter))
-            self.parts = cut(self.spec, self.method.options.get("group_bytes", ddp.GROUP_BYTES))
+            self.parts = cut(self.spec, self.method.options.get("group_bytes", GROUP_BYTES))
             self.states = [self.exchange.init(part, "cpu", World.rank, size) for _, part in self.parts]
 
     def once(self, x: Tensor) -> tuple[Tensor, Sample]:

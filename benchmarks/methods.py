@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
 from tersegrad.core.protocol import Compressor
-from tersegrad.exchange import Exchange, Plan, plan
-from tersegrad.exchange.plans import PLANS
+from tersegrad.exchange import Exchange, Scheme, scheme
+from tersegrad.exchange.schemes import SCHEMES
 from tersegrad.integrations import ddp
 
 DENSE = ("float32", "bf16")  # what torch's all-reduce moves
@@ -38,7 +38,7 @@ OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-EXCHANGES = ("all_reduce", *PLANS)
+EXCHANGES = ("all_reduce", *SCHEMES)
 ATTACH = ("group_bytes", "dense_below", "warmup_steps", "dense")  # what an exchange's brackets may hold besides its own options
 
 
@@ -107,8 +107,8 @@ class Method:
         made = Method(compressor, exchange, optimiser)
         if compressor != "float32":
             tersegrad.parse(compressor)
-        if not made.dense and made.plan.compresses and compressor != "float32":
-            raise ValueError(f"{made.plan} compresses by itself: leave {compressor!r} away")
+        if not made.dense and made.scheme.compresses and compressor != "float32":
+            raise ValueError(f"{made.scheme} compresses by itself: leave {compressor!r} away")
         return made
 
     def __str__(self) -> str:
@@ -131,10 +131,10 @@ class Method:
         return self.exchange.name == "all_reduce"
 
     @property
-    def plan(self) -> Plan:
+    def scheme(self) -> Scheme:
         """The exchange without its compressor."""
         mine = tuple((key, value) for key, value in self.exchange.options if key not in ATTACH)
-        return plan(str(Call(self.exchange.name, mine)))
+        return scheme(str(Call(self.exchange.name, mine)))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Method:
         self, wrap: Callable[[Compressor[Any]], Compressor[Any]] = lambda compressor: compressor
     ) -> Exchange[Any]:
         """The exchange for one buffer; ``wrap`` may put something around its compressor."""
-        return self.plan.make(wrap(tersegrad.parse("identity" if self.compressor == "float32" else self.compressor)))
+        return self.scheme.make(wrap(tersegrad.parse("identity" if self.compressor == "float32" else self.compressor)))
 
     def attach(self, model: DistributedDataParallel, seed: int) -> ddp.Handle | None:
         """Make a DDP model use this method; None where torch does it alone."""
@@ -153,8 +153,8 @@ class Method:
             if self.compressor == "bf16":
                 model.register_comm_hook(model.process_group, bf16_hook)
             return None
-        compressor = None if self.plan.compresses else "identity" if self.compressor == "float32" else self.compressor
-        return ddp.attach(model, compressor, self.plan, seed=seed, **self.options)
+        compressor = None if self.scheme.compresses else "identity" if self.compressor == "float32" else self.compressor
+        return ddp.attach(model, compressor, self.scheme, seed=seed, **self.options)
 
     def make_optimiser(self, model: torch.nn.Module, default: Call) -> torch.optim.Optimizer:
         call = self.optimiser or default

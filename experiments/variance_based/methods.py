@@ -212,6 +212,16 @@ PLANS: dict[str, list[Job]] = {
         Job("hybrid_0.1"),
         Job("none", "momentum", lr=0.2),
     ],
+    # Two more seeds of every row that a claim is about, in the order of the claims.
+    "seeds": [
+        *(Job("none", "momentum", seed, lr=0.2) for seed in (1, 2)),
+        *(Job("vgc_2", "momentum", seed) for seed in (1, 2)),
+        *(Job(name, seed=seed) for name in ("vgc_2", "vgc_1", "strom_0.1", "hybrid_0.1") for seed in (1, 2)),
+        *(Job("qsgd_4bit", "momentum", seed) for seed in (1, 2)),
+        *(Job(name, seed=seed) for name in ("qsgd_4bit", "hybrid_0.01", "top_k_0.001", "power_sgd_4") for seed in (1, 2)),
+        *(Job(name, "momentum", seed) for name in ("hybrid_0.1", "strom_0.1") for seed in (1, 2)),
+        *(Job(name, seed=seed) for name in ("strom_0.01", "qsgd_3bit", "qsgd_2bit") for seed in (1, 2)),
+    ],
     # On CIFAR-10, one seed; the rows they are variants of are those of the plan "gpu".
     "variants": [
         *(Job(name) for name in VARIANTS if name.startswith("vgc")),

@@ -12,7 +12,7 @@ from torch import Tensor
 import tersegrad
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Guarantee, Spec
-from tersegrad.exchange import AllGatherExchange, Exchange, ProcessGroup, TwoShotExchange, plan, start, virtual
+from tersegrad.exchange import AllGatherExchange, Exchange, ProcessGroup, TwoShotExchange, scheme, start, virtual
 from tersegrad.exchange.all_gather import gather_messages
 from tests.exchange.pool import Pool
 from tests.laws.zoo import adversarial
@@ -37,7 +37,7 @@ def vector(d: int, rank: int, step: int) -> Tensor:
 
 
 def make(kind: str, text: str) -> Exchange[Any]:
-    return plan(kind).make(tersegrad.parse(text))
+    return scheme(kind).make(tersegrad.parse(text))
 
 
 def real_steps(kind: str, text: str, d: int, steps: int) -> list[tuple[bytes, int]]:

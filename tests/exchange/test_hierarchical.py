@@ -8,9 +8,9 @@ import torch
 import tersegrad
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Spec, Stats
-from tersegrad.exchange import AllGatherExchange, HierarchicalExchange, TwoShotExchange, plan, virtual
+from tersegrad.exchange import AllGatherExchange, HierarchicalExchange, TwoShotExchange, scheme, virtual
 from tersegrad.exchange.hierarchical import Nodes
-from tersegrad.exchange.plans import per_node
+from tersegrad.exchange.schemes import per_node
 from tests.exchange.test_exchange import vector
 
 TEXT = "error_feedback(sparse_dithering(alpha=0.1))"
@@ -44,19 +44,19 @@ def test_nodes_cover_every_lane_once() -> None:
 
 def test_one_node_is_exact_and_sends_nothing_between() -> None:
     spec, xs = Spec.flat(1000), [vector(1000, r, 0) for r in range(4)]
-    exchange = plan("hierarchical(ranks_per_node=4)").make(tersegrad.parse("sign"))
+    exchange = scheme("hierarchical(ranks_per_node=4)").make(tersegrad.parse("sign"))
     outcome = virtual.run(exchange, xs, virtual.init(exchange, spec, 4), spec, Context())
     torch.testing.assert_close(outcome.mean, torch.stack(xs).mean(0))
-    assert outcome.sent == outcome.inside
+    assert outcome.sent == outcome.intra_node
 
 
 def test_a_node_sends_a_share_of_what_its_ranks_would() -> None:
     d, n, count = 1 << 16, 4, 3
     spec, xs = Spec.flat(d), [vector(d, r, 0) for r in range(n * count)]
     alone, _ = tersegrad.parse("sparse_dithering(alpha=0.1)").encode(xs[0], Spec.of(xs[0]), None, Context())
-    exchange = plan(f"hierarchical(ranks_per_node={n})").make(tersegrad.parse("sparse_dithering(alpha=0.1)"))
+    exchange = scheme(f"hierarchical(ranks_per_node={n})").make(tersegrad.parse("sparse_dithering(alpha=0.1)"))
     outcome = virtual.run(exchange, xs, virtual.init(exchange, spec, n * count), spec, Context())
-    for sent, inside in zip(outcome.sent, outcome.inside):
+    for sent, inside in zip(outcome.sent, outcome.intra_node):
         assert inside == pytest.approx(2 * (n - 1) / n * 4 * d, rel=0.01)
         assert sent - inside == pytest.approx(2 * (count - 1) / count / n * int(alone.nbytes), rel=0.1)
 
@@ -102,9 +102,9 @@ def test_plans_have_text_forms() -> None:
         "hierarchical(ranks_per_node=8, between=all_gather)",
         "power_sgd(rank=2)",
     ):
-        assert str(plan(text)) == text
-        assert plan(str(plan(text))) == plan(text)
-    assert str(plan("power_sgd(rank=4)")) == "power_sgd"
+        assert str(scheme(text)) == text
+        assert scheme(str(scheme(text))) == scheme(text)
+    assert str(scheme("power_sgd(rank=4)")) == "power_sgd"
     for text, message in (
         ("ring", "there is no exchange called 'ring'"),
         ("twoshot", "did you mean 'two_shot'"),
@@ -116,9 +116,9 @@ def test_plans_have_text_forms() -> None:
         ("3", "the name of an exchange"),
     ):
         with pytest.raises(BadConfiguration, match=message):
-            plan(text)
+            scheme(text)
     with pytest.raises(BadConfiguration, match="how many ranks"):
-        plan("hierarchical").make(tersegrad.parse("sign"))
+        scheme("hierarchical").make(tersegrad.parse("sign"))
 
 
 def test_hosts_give_the_size_of_nodes() -> None:

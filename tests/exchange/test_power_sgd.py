@@ -34,9 +34,9 @@ def test_what_is_a_matrix() -> None:
     assert sizes == {
         "conv": (8, 54), "bias": None, "wide": (12, 90), "thin": None, "empty": None, "tall": (70, 20), "two": None,
     }  # fmt: skip
-    assert set(exchange.dense(SPEC)) == {"bias", "thin", "empty", "two"}
+    assert set(exchange.sent_exactly(SPEC)) == {"bias", "thin", "empty", "two"}
     assert exchange.matrix(Piece((70, 20), 0, 700)) is None
-    assert exchange.dense(Spec((Piece((70, 20), 0, 700, "cut"),))) == {"cut": "cut out of a tensor"}
+    assert exchange.sent_exactly(Spec((Piece((70, 20), 0, 700, "cut"),))) == {"cut": "cut out of a tensor"}
 
 
 def low_rank(n: int, m: int, r: int, seed: int) -> Tensor:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import tersegrad
 from tersegrad.core.errors import BadConfiguration, MissingStatistics
-from tersegrad.exchange import plan, virtual
+from tersegrad.engine import Settings, make_groups
+from tersegrad.exchange import scheme, virtual
 from tersegrad.integrations import ddp
-from tersegrad.integrations.groups import make_groups
 from tersegrad.moments import Collector
 from tests.exchange.pool import Pool, pool
 from tests.integrations import test_ddp as base
@@ -69,7 +69,7 @@ def job_scaled() -> list[Any]:
         if poison:
             assert base.flat(model) == before
             assert str(handle.state_dict()[f"rank{rank}"]["first"]) in states  # only the step number has moved
-            reference.step += 1
+            reference.engine.step += 1
         else:
             base.loss_of(plain, rank, step).backward()
             optimizers[1].step()
@@ -98,8 +98,8 @@ def job_schedule() -> list[Any]:
     texts = {2: base.FEEDBACK, 3: VGC, 5: base.FEEDBACK}
     handle = ddp.attach(model, "identity", "all_gather", warmup_steps=2, schedule=texts.get, **GROUPS)
     seen = []
+    model.module.register_forward_pre_hook(lambda *_: seen.append("forward" in model.module.inp.__dict__))  # observed or not
     for step in range(6):
-        seen.append("forward" in model.module.inp.__dict__)  # whether the layer is observed
         base.steps(model, step, step + 1)
     return [seen, str(handle.compressor), base.flat(model)]
 
@@ -125,7 +125,7 @@ def job_learn(text: str, seed: int) -> tuple[float, float, float, bytes]:
 
 def job_unbound() -> str:
     model = base.wrap(base.net())
-    state, hook = ddp.make_hook(VGC)
+    state, hook = ddp.make_hook(VGC, process_group=dist.group.WORLD)
     model.register_comm_hook(state, hook)
     try:
         base.loss_of(model, dist.get_rank(), 0).backward()
@@ -163,7 +163,7 @@ def test_equals_virtual_ranks(workers: Pool, exchange: str | None, text: str) ->
     real = workers.run(job_gradients, text, exchange, count)
     model = base.net()
     groups = make_groups({n: p for n, p in model.named_parameters() if p.requires_grad}, GROUPS["group_bytes"])
-    made = plan(exchange or "all_gather").make(tersegrad.parse(text))
+    made = scheme(exchange or "all_gather").make(tersegrad.parse(text))
     states = [virtual.init(made, g.spec, SIZE) for g in groups]
     sent = 0
     with Collector(model) as collector:
@@ -254,9 +254,10 @@ def test_a_pair_without_a_model_says_what_to_do(workers: Pool) -> None:
 def test_means_are_not_compressed_again() -> None:
     for exchange in ("two_shot", "hierarchical(ranks_per_node=2)"):
         with pytest.raises(BadConfiguration, match="all_gather"):
-            ddp.Handle(VGC, exchange)
-    handle = ddp.Handle(VGC)
-    assert handle.exchange == "all_gather"
-    assert handle.dense_below == 0
-    assert ddp.Handle("qsgd").exchange == "two_shot"
-    assert ddp.Handle("qsgd").dense_below == 1024
+            ddp.make_hook(VGC, exchange)
+    settings = Settings.make(VGC, None, collects=True)
+    assert (str(settings.scheme), settings.dense_below) == ("all_gather", 0)
+    settings = Settings.make("qsgd", None)
+    assert (str(settings.scheme), settings.dense_below) == ("two_shot", 1024)
+    with pytest.raises(BadConfiguration, match=r"only integrations\.ddp collects"):
+        Settings.make(VGC, None)

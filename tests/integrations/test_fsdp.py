@@ -20,10 +20,12 @@ from torch.distributed.tensor import DTensor, Shard
 import tersegrad
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context
+from tersegrad.engine import ReplicasDiffer
 from tersegrad.integrations import fsdp
-from tersegrad.integrations.ddp import ReplicasDiffer
+from tersegrad.integrations.fsdp_units import Layout, Slot
 from tersegrad.wrappers import ByTensor
 from tests.exchange.pool import Pool, pool
+from tests.integrations.test_ddp import same
 
 SIZE = 4
 FEEDBACK = "error_feedback(top_k(fraction=0.1))"
@@ -150,7 +152,9 @@ def job_resume(text: str, how: str, nodes: bool) -> tuple[Tensor, Tensor]:
 
     def make(seed: int) -> tuple[Net, fsdp.Handle]:
         model = shard(mesh)
-        return model, fsdp.attach(model, text, between=peers, inside=text if nodes else None, dense_below=30, seed=seed)
+        return model, fsdp.attach(
+            model, text, between=peers, reduce_compressor=text if nodes else None, dense_below=30, seed=seed
+        )
 
     model, _ = make(4)
     steps(model, 0, 6)
@@ -188,7 +192,7 @@ def job_divided(factor: float | None, nodes: bool) -> dict[str, Tensor]:
     """Gradients with a divide factor of the user's: PREMUL_SUM, which gloo itself does not have."""
     mesh, peers = grid() if nodes else (flat_mesh(), None)
     model = shard(mesh)
-    fsdp.attach(model, "identity", between=peers, inside="identity" if nodes else None)
+    fsdp.attach(model, "identity", between=peers, reduce_compressor="identity" if nodes else None)
     for module in (model.inp, model.hidden, model.sometimes, model):
         if factor is not None:
             module.set_gradient_divide_factor(factor)  # type: ignore[operator]
@@ -208,7 +212,7 @@ def job_sized(saved: list[dict[str, Any]], text: str) -> dict[str, Any]:
     mesh, _ = grid()
     model = shard(mesh)
     handle = fsdp.attach(model, text, dense_below=30)
-    handle._load([s[f"rank{r}"] for r, s in enumerate(saved)])
+    handle.load_state_dicts(saved)
     return handle.state_dict()
 
 
@@ -219,22 +223,22 @@ def poisoned(x: Tensor) -> Tensor:
 
 
 def job_not_finite(text: str, nodes: bool) -> list[Any]:
-    rank, round_ = dist.get_rank(), "first" if nodes else fsdp.INSIDE
+    rank, round_ = dist.get_rank(), "first" if nodes else "reduce"
     mesh, peers = grid() if nodes else (flat_mesh(), None)
     model = shard(mesh)
     handle = fsdp.attach(model, text, between=peers, dense_below=30)
     steps(model, 0, 2)
-    before = str(handle.state_dict()[f"rank{rank}"][round_])
+    before = handle.state_dict()[f"rank{rank}"][round_]
     model.zero_grad()
     if rank == 1:  # in one element, so in one rank's shard
         model.out.forward = lambda h: nn.functional.linear(h, model.out.weight, poisoned(model.out.bias))  # type: ignore[assignment]
     loss_of(model, rank, 2).backward()
     model.out.__dict__.pop("forward", None)
     found = any(not bool(torch.isfinite(g).all()) for g in gradients(model).values())
-    same = str(handle.state_dict()[f"rank{rank}"][round_]) == before
+    kept = same(handle.state_dict()[f"rank{rank}"][round_], before)
     steps(model, 3, 4)
-    moved = str(handle.state_dict()[f"rank{rank}"][round_]) != before
-    return [found, same, moved, handle.report()["steps/dropped"]]
+    moved = not same(handle.state_dict()[f"rank{rank}"][round_], before)
+    return [found, kept, moved, handle.report()["steps/dropped"]]
 
 
 def job_scaled(text: str) -> tuple[bool, bool]:
@@ -253,7 +257,7 @@ def job_scaled(text: str) -> tuple[bool, bool]:
         (loss_of(scaled, rank, step) * 256).backward()
     ours, theirs = gradients(plain), gradients(scaled)
     equal = all(torch.equal(ours[n] * 256, theirs[n]) for n in ours)
-    return equal, str(handles[0].state_dict()) == str(handles[1].state_dict())
+    return equal, same(handles[0].state_dict(), handles[1].state_dict())
 
 
 def job_errors() -> list[str]:
@@ -269,7 +273,7 @@ def job_errors() -> list[str]:
     failing(lambda: fsdp.attach(native, "qsgd"), BadConfiguration)
     failing(lambda: fsdp.attach(nn.Linear(3, 3), "qsgd"), BadConfiguration)
     mesh, peers = grid()
-    failing(lambda: fsdp.attach(shard(mesh), "qsgd", inside="qsgd"), BadConfiguration)
+    failing(lambda: fsdp.attach(shard(mesh), "qsgd", reduce_compressor="qsgd"), BadConfiguration)
     failing(lambda: fsdp.attach(shard(mesh), "qsgd", between=peers, exchange="power_sgd"), BadConfiguration)
     different = shard(mesh, seed=3 + dist.get_rank() // 2)
     fsdp.attach(different, "qsgd", between=peers)
@@ -314,7 +318,7 @@ def job_report() -> dict[str, Any]:
     handle.reset_report()
     after = handle.report()
     steps(model, 2, 3)
-    return {"before": before, "after": after, "dense": handle.dense(), "again": handle.report()}
+    return {"before": before, "after": after, "dense": handle.sent_dense(), "again": handle.report()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------- tests
@@ -379,11 +383,9 @@ def test_gradients_are_sums_of_decoded_messages(workers: Pool, text: str) -> Non
     compressor = ByTensor(tersegrad.parse(text), small=tersegrad.Identity(), below=30)
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
     layouts = [
-        fsdp.Layout(
+        Layout(
             tuple(
-                fsdp.Slot(
-                    n, shapes[n], numel := torch.Size(shapes[n]).numel(), -(-shapes[n][0] // SIZE) * (numel // shapes[n][0])
-                )
+                Slot(n, shapes[n], numel := torch.Size(shapes[n]).numel(), -(-shapes[n][0] // SIZE) * (numel // shapes[n][0]))
                 for n in unit
             ),
             SIZE,
@@ -444,10 +446,10 @@ def test_nodes_agree_when_compressed(workers: Pool) -> None:
 def test_another_world_size_starts_from_the_mean_of_residuals(workers: Pool) -> None:
     saved = workers.run(job_states, FEEDBACK, 3)
     loaded = workers.run(job_sized, saved, FEEDBACK)
-    old = [s[f"rank{r}"][fsdp.INSIDE] for r, s in enumerate(saved)]
+    old = [s[f"rank{r}"]["reduce"] for r, s in enumerate(saved)]
     assert old[0]
     for r, state in enumerate(loaded):
-        new = state[f"rank{r}"][fsdp.INSIDE]
+        new = state[f"rank{r}"]["reduce"]
         assert new.keys() == old[0].keys()
         for name, ranges in new.items():
             ((key, entries),) = ranges.items()
@@ -471,11 +473,11 @@ def test_clear_errors(workers: Pool) -> None:
         wanted = (
             "native HSDP",
             "fully_shard applied",
-            "inside= goes with",
+            "reduce_compressor= goes with",
             "whole matrices",
-            "node 1",
+            "on rank 1 differs from rank 0",
             "saved with",
-            "load_state_dicts",
+            "is stored under 'rank9'",
         )
         assert len(messages) == len(wanted)
         for message, part in zip(messages, wanted):

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.engine.replicas import ReplicasDiffer
 from tersegrad.integrations import local_sgd
 from tersegrad.integrations.local_sgd import DiLoCo, LocalSGD
-from tersegrad.integrations.replicas import ReplicasDiffer
 from tests.exchange.pool import Pool, pool
+from tests.integrations.test_ddp import same
 
 SIZE = 3
 FEEDBACK = "error_feedback(top_k(fraction=0.2))"
@@ -126,13 +127,13 @@ def job_poisoned() -> tuple[Tensor, Tensor, float, bool]:
     handle = local_sgd.attach(model, FEEDBACK, "two_shot", "diloco(every=2)", **SMALL)
     optimizer = inner(model)
     train(model, optimizer, handle, 0, 4)
-    before, residual = vector(model), str(handle.state_dict()[f"rank{dist.get_rank()}"]["first"])
+    before, residual = vector(model), handle.state_dict()[f"rank{dist.get_rank()}"]["first"]
     train(model, optimizer, handle, 4, 5)
     if dist.get_rank() == 1:
         with torch.no_grad():
             next(model.parameters())[0, 0] = float("nan")
     train(model, optimizer, handle, 5, 6)
-    kept = str(handle.state_dict()[f"rank{dist.get_rank()}"]["first"]) == residual
+    kept = same(handle.state_dict()[f"rank{dist.get_rank()}"]["first"], residual)
     return before, vector(model), float(handle.report()["exchanges/dropped"]), kept
 
 
@@ -149,7 +150,7 @@ def job_anchors() -> tuple[Tensor, Tensor, Tensor]:
 def job_broken() -> str:
     handle = local_sgd.attach(net(), "identity", "two_shot", "local_sgd(every=4)", **SMALL)
     if dist.get_rank() == 2:
-        handle._anchors[0][3] += 1e-6
+        handle._outer._anchors[0][3] += 1e-6
     try:
         handle.check_replicas()
     except ReplicasDiffer as error:
@@ -234,7 +235,7 @@ def test_resumes_bit_for_bit(workers: Pool, text: str | None, exchange: str, how
     for whole, again, first, second in workers.run(job_resume, text, exchange, how, at, 14):
         assert torch.equal(whole, again)
         assert first["public"].replace('"seed": 3', "") == second["public"].replace('"seed": 3', "")
-        assert str(first) == str(second)
+        assert same({k: v for k, v in first.items() if k != "public"}, {k: v for k, v in second.items() if k != "public"})
 
 
 def test_another_world_size_starts_from_the_mean_of_residuals(workers: Pool) -> None:
@@ -295,10 +296,10 @@ def test_refusals_say_what_to_do(workers: Pool) -> None:
     expected = [
         "plain module",
         "needs a compressor",
-        "by itself",
-        "another method",
-        "another compressor",
-        "not saved by",
+        "compresses by itself",
+        "saved with method=diloco(every=4)",
+        "saved with compressor=error_feedback",
+        "has no facts: is it ours",
         "no state",
     ]
     for messages in workers.run(job_refused):

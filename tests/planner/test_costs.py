@@ -11,7 +11,7 @@ import tersegrad
 from tersegrad import theory
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Spec
-from tersegrad.exchange import plan, virtual
+from tersegrad.exchange import scheme, virtual
 from tersegrad.planner import costs
 from tersegrad.planner.costs import Coding, Link
 
@@ -76,7 +76,7 @@ def test_computation() -> None:
 def test_predicted_bytes_are_those_that_exchanges_send(exchange: str, text: str, workers: int) -> None:
     numel = 4096 * workers
     spec, compressor = Spec.flat(numel), tersegrad.parse(text)
-    made = plan(exchange).make(compressor)
+    made = scheme(exchange).make(compressor)
     vectors = [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)]
     outcome = virtual.run(made, vectors, virtual.init(made, spec, workers), spec, Context())
     bits = 8 * compressor.max_nbytes(spec) / numel

@@ -52,6 +52,8 @@ Sparse = tuple[Tensor, Tensor]  # indices and float32 values
 class VarianceState:
     """What was not sent yet of every coordinate, and its accumulated second moment."""
 
+    carries: ClassVar[str] = "r"
+
     r: Tensor  # (numel,) float32
     v: Tensor  # (numel,) float32
 

@@ -9,6 +9,14 @@ class BadConfiguration(TersegradError, ValueError):
     """A compressor, wrapper or text form was given parameters that make no sense; raised at construction."""
 
 
+class BadCheckpoint(BadConfiguration):
+    """A saved state that is damaged, or that does not fit the run that reads it; nothing was changed by reading it."""
+
+
+class RanksDisagree(BadConfiguration):
+    """Ranks that exchange with one another were set up differently; the message names the rank and the field."""
+
+
 class CorruptMessage(TersegradError, ValueError):
     """Bytes that no encoder of ours wrote for this spec: truncated, mutated, or meant for another compressor."""
 

@@ -6,6 +6,7 @@ the fields of a state mean for a buffer of ``numel`` coordinates:
 - a one-dimensional tensor is aligned with the buffer: element i belongs to coordinate i;
 - another dataclass is a state of the same buffer (a wrapper's inner state);
 - :class:`Parts` holds the states of sub-buffers, and says which of them each piece of the buffer lies in;
+- a class variable ``carries`` names the aligned tensor that is added to the next gradient (a residual), see :func:`carried`;
 - anything else (numbers, strings, tensors of another rank) describes the buffer as a whole: slices keep it, :func:`concat`
   takes the first state's.
 
@@ -287,3 +288,53 @@ def concat(states: Sequence[Any], specs: Sequence[Spec]) -> Any:
         elif _aligned(value):
             changes[name] = torch.cat([getattr(s, name) for s in states])
     return dataclasses.replace(first, **changes)
+
+
+def carried(state: Any, spec: Spec) -> Tensor | None:
+    """What a state adds to the next gradient, by coordinate: the residual of error feedback, r of variance-based compression.
+
+    None where nothing is carried.
+    """
+    if state is None:
+        return None
+    if isinstance(state, Parts):
+        subs, places = subspecs(spec, state.groups), runs(spec, state.groups)
+        found = {g: amount for g, part in state.states if (amount := carried(part, subs[g])) is not None}
+        if not found:
+            return None
+        whole = next(iter(found.values())).new_zeros(spec.numel, dtype=torch.float32)
+        for group, amount in found.items():
+            for (a, b), share in zip(places[group], amount.split([b - a for a, b in places[group]])):
+                whole[a:b] = share
+        return whole
+    name = getattr(state, "carries", None)
+    if name is not None:
+        residual: Tensor = getattr(state, name)
+        return residual
+    nested = (carried(value, spec) for _, value in _fields(state) if _is_state(value))
+    return next((amount for amount in nested if amount is not None), None)
+
+
+def carry(state: Any, spec: Spec, amount: Tensor) -> tuple[Any, Tensor]:
+    """The state with ``amount`` added to what it carries, and the part of ``amount`` that found no place (zero elsewhere)."""
+    if state is None:
+        return None, amount.clone()
+    if isinstance(state, Parts):
+        subs, places = subspecs(spec, state.groups), runs(spec, state.groups)
+        left, parts = amount.clone(), []
+        for group, part in state.states:
+            share = torch.cat([amount[a:b] for a, b in places[group]])
+            after, rest = carry(part, subs[group], share)
+            parts.append((group, after))
+            for (a, b), value in zip(places[group], rest.split([b - a for a, b in places[group]])):
+                left[a:b] = value
+        return dataclasses.replace(state, states=tuple(parts)), left
+    name = getattr(state, "carries", None)
+    if name is not None:
+        before: Tensor = getattr(state, name)
+        return dataclasses.replace(state, **{name: (before + amount).to(before.dtype)}), torch.zeros_like(amount)
+    for field, value in _fields(state):
+        if _is_state(value) and carried(value, spec) is not None:
+            after, left = carry(value, spec, amount)
+            return dataclasses.replace(state, **{field: after}), left
+    return state, amount.clone()

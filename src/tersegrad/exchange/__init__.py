@@ -13,12 +13,13 @@
 from tersegrad.exchange import virtual
 from tersegrad.exchange.all_gather import AllGatherExchange
 from tersegrad.exchange.hierarchical import HierarchicalExchange
-from tersegrad.exchange.plans import Plan, plan
 from tersegrad.exchange.power_sgd import PowerSGDExchange
+from tersegrad.exchange.reduce_scatter import ReduceScatterExchange
+from tersegrad.exchange.schemes import Scheme, scheme
 from tersegrad.exchange.steps import AllGather, AllToAll, Exchange, Part, Pending, Pipeline, ProcessGroup, Steps, start
 from tersegrad.exchange.two_shot import TwoShotExchange
 
 __all__ = [
-    "AllGather", "AllGatherExchange", "AllToAll", "Exchange", "HierarchicalExchange", "Part", "Pending", "Pipeline", "Plan",
-    "PowerSGDExchange", "ProcessGroup", "Steps", "TwoShotExchange", "plan", "start", "virtual",
+    "AllGather", "AllGatherExchange", "AllToAll", "Exchange", "HierarchicalExchange", "Part", "Pending", "Pipeline",
+    "PowerSGDExchange", "ProcessGroup", "ReduceScatterExchange", "Scheme", "Steps", "TwoShotExchange", "scheme", "start", "virtual",
 ]  # fmt: skip

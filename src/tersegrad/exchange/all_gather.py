@@ -50,7 +50,7 @@ def gather_messages(message: Message, limits: Sequence[int], fixed: bool, rank: 
     else:
         sizes = read_integers((yield AllGather(integers([payload.numel()], message.data.device))))
         for r, (n, limit) in enumerate(zip(sizes, limits)):
-            if n > limit:
+            if not 0 <= n <= limit:
                 raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for its message is {limit}")
     send = tuple(0 if r == rank else payload.numel() for r in range(size))
     receive = tuple(0 if r == rank else n for r, n in enumerate(sizes))
@@ -81,7 +81,7 @@ class AllGatherExchange:
         return add_up(self.compressor, messages, spec, ctx, x.device).mul_(1.0 / size), state
 
     def parts(self, state: Any, spec: Spec, rank: int, size: int) -> list[Part]:
-        return [Part("first", 0, spec.numel, state)]
+        return [Part("first", 0, spec.numel, size, state)]
 
     def join(self, parts: Sequence[Any], spec: Spec, rank: int, size: int) -> Any:
         return parts[0]

@@ -25,7 +25,7 @@ from torch import Tensor
 from tersegrad.core.protocol import Context, Spec, Stats, flat_float32
 from tersegrad.core.state import slice_spec
 from tersegrad.core.text import require
-from tersegrad.exchange.dense import sum_in_order
+from tersegrad.exchange.exact import sum_in_order
 from tersegrad.exchange.steps import AllGather, AllToAll, Collective, Exchange, Part, Steps
 from tersegrad.exchange.two_shot import borders
 
@@ -116,7 +116,7 @@ class HierarchicalExchange:
         widths = _widths(nodes, at, rank // self.ranks_per_node)
         send = tuple(4 * widths.get(r, 0) for r in range(nodes.size))
         receive = tuple(4 * widths[rank] if r in widths else 0 for r in range(nodes.size))
-        arrived = yield AllToAll(x.view(torch.uint8), send, receive, inside=True)
+        arrived = yield AllToAll(x.view(torch.uint8), send, receive, intra_node=True)
         return sum_in_order(arrived.view(torch.float32).view(len(widths), widths[rank]).unbind(0))
 
     def _spread_inside(self, mine: Tensor, nodes: Nodes, at: Sequence[int], rank: int) -> Any:
@@ -124,7 +124,7 @@ class HierarchicalExchange:
         widths = _widths(nodes, at, rank // self.ranks_per_node)
         send = tuple(4 * widths[rank] if r in widths else 0 for r in range(nodes.size))
         receive = tuple(4 * widths.get(r, 0) for r in range(nodes.size))
-        arrived = yield AllToAll(mine.view(torch.uint8).repeat(len(widths)), send, receive, inside=True)
+        arrived = yield AllToAll(mine.view(torch.uint8).repeat(len(widths)), send, receive, intra_node=True)
         return arrived.view(torch.float32)
 
     def parts(self, state: HierarchicalState, spec: Spec, rank: int, size: int) -> list[Part]:

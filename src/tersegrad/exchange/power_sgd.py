@@ -6,7 +6,7 @@ A tensor of shape (n, a, b, ...) is the matrix M of n rows and m = a b ... colum
     P = mean of M_i Q        P^ = an orthonormal basis of P's columns        Q' = mean of M_i^T P^        result = P^ Q'^T,
 
 which is the projection of the mean of the M_i onto the columns of P^. Only P and Q' travel: 4 r (n + m) bytes instead of 4 n m, in two
-exact means (:mod:`tersegrad.exchange.dense`). Vectors, and matrices for which r (n + m) >= n m, travel exactly with P.
+exact means (:mod:`tersegrad.exchange.exact`). Vectors, and matrices for which r (n + m) >= n m, travel exactly with P.
 
 Error feedback is part of the method: rank i keeps M_i - P^ (M_i^T P^)^T, what its own matrix loses in the projection, so that the
 residuals' mean is what the mean lost, and no residual is longer than its matrix.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,13 +34,15 @@ from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context, Piece, Spec, Stats, flat_float32
 from tersegrad.core.state import Parts
 from tersegrad.core.text import require
-from tersegrad.exchange.dense import dense_mean
+from tersegrad.exchange.exact import exact_mean
 from tersegrad.exchange.steps import Part, Steps
 
 
 @dataclasses.dataclass(frozen=True)
 class MatrixState:
     """What is kept of one matrix: the residual, and the factor that the next iteration begins with (the same on every rank)."""
+
+    carries: ClassVar[str] = "residual"
 
     residual: Tensor  # (n m,) float32
     q: Tensor  # (m, r) float32
@@ -62,7 +64,7 @@ class PowerSGDExchange:
         n, m = piece.shape[0], math.prod(piece.shape[1:])
         return (n, m) if self.rank * (n + m) < n * m else None
 
-    def dense(self, spec: Spec) -> dict[str, str]:
+    def sent_exactly(self, spec: Spec) -> dict[str, str]:
         """The pieces that are sent exactly, each with the reason."""
         reasons = {}
         for piece in spec.pieces:
@@ -96,11 +98,11 @@ class PowerSGDExchange:
             matrices[j] = (pieces[j] + kept.residual).view(n, m)
         exact = [j for j in range(len(pieces)) if j not in matrices]
         mine = [(matrices[j] @ before[j].q).reshape(-1) for j in matrices]
-        means, _ = yield from dense_mean(_joined([*mine, *(pieces[j] for j in exact)], x.device), size)
+        means, _ = yield from exact_mean(_joined([*mine, *(pieces[j] for j in exact)], x.device), size)
         parts = means.split([p.numel() for p in mine] + [pieces[j].numel() for j in exact])
         bases = {j: _orthonormal(part.view(-1, self.rank)) for j, part in zip(matrices, parts)}
         own = {j: matrix.T @ bases[j] for j, matrix in matrices.items()}
-        factors, _ = yield from dense_mean(_joined([q.reshape(-1) for q in own.values()], x.device), size)
+        factors, _ = yield from exact_mean(_joined([q.reshape(-1) for q in own.values()], x.device), size)
         out = torch.empty(spec.numel, dtype=torch.float32, device=x.device)
         places = out.split([p.numel for p in spec.pieces])
         for j, part in zip(exact, parts[len(mine) :]):
@@ -116,7 +118,7 @@ class PowerSGDExchange:
         return out, dataclasses.replace(state, states=tuple(after))
 
     def parts(self, state: Parts, spec: Spec, rank: int, size: int) -> list[Part]:
-        return [Part("first", 0, spec.numel, state)]
+        return [Part("first", 0, spec.numel, size, state)]
 
     def join(self, parts: Sequence[Any], spec: Spec, rank: int, size: int) -> Parts:
         joined: Parts = parts[0]

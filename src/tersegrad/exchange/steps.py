@@ -35,7 +35,7 @@ class AllToAll:
     data: Tensor
     send: tuple[int, ...]
     receive: tuple[int, ...]
-    inside: bool = False  # these bytes stay within a node, and are counted apart
+    intra_node: bool = False  # these bytes stay within a node, and are counted apart
 
 
 Collective = AllGather | AllToAll
@@ -44,11 +44,15 @@ Steps = Generator[Collective, Tensor, tuple[Tensor, R]]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of an exchange's state: what one round's compressor keeps for coordinates start .. stop of the buffer."""
+    """A part of an exchange's state: what one round's compressor keeps for coordinates start .. stop of the buffer.
+
+    ``holders``: how many ranks keep such a part for these coordinates. The mean gets 1/holders of what each of them carries.
+    """
 
     round: str
     start: int
     stop: int
+    holders: int
     state: Any
 
 
@@ -84,7 +88,7 @@ class Pending(Generic[R]):
         self._steps, self._group = steps, group
         self._result: tuple[Tensor, R] | None = None
         self.sent = 0  # bytes that left this rank
-        self.inside = 0  # of them, bytes that stayed within the node
+        self.intra_node = 0  # of them, bytes that stayed within the node
         self.received = 0
         self._continue(None)
 
@@ -97,7 +101,7 @@ class Pending(Generic[R]):
         self._work, self._out = self._group.launch(request)
         sent = self._group.sent(request)
         self.sent += sent
-        self.inside += sent if isinstance(request, AllToAll) and request.inside else 0
+        self.intra_node += sent if isinstance(request, AllToAll) and request.intra_node else 0
         self.received += self._group.received(request)
 
     @property
@@ -131,17 +135,18 @@ class Pipeline(Generic[R]):
 
     def add(self, pending: Pending[R]) -> None:
         """Take in an exchange that was just started."""
-        self._advance()
+        self.advance()
         self.pendings.append(pending)
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Move every exchange on by one collective."""
         for pending in reversed(self.pendings):
             pending.advance()
 
     def finish(self) -> list[tuple[Tensor, R]]:
         """All means and next states, in the order of adding."""
         while not all(pending.done for pending in self.pendings):
-            self._advance()
+            self.advance()
         return [pending.wait() for pending in self.pendings]
 
 
@@ -160,6 +165,23 @@ class ProcessGroup:
         return (
             torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else torch.device("cpu")
         )
+
+    def gather(self, mine: bytes) -> list[bytes]:
+        """The same number of bytes from every rank, in rank order (blocking)."""
+        work, everyone = self.launch(AllGather(torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device)))
+        work.wait()
+        data = everyone.cpu().numpy().tobytes()
+        return [data[r * len(mine) : (r + 1) * len(mine)] for r in range(self.size)]
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Torch's own sum over ranks, in place (blocking): what compressed exchanges are compared with."""
+        dist.all_reduce(x, group=self.group)
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        dist.barrier(group=self.group)
 
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         """Start a collective; the tensor is filled once the work is done."""

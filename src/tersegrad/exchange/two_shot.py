@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from tersegrad.core import buffers
-from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec, Stats, has_fixed_size
+from tersegrad.core.protocol import Compressor, Context, Guarantee, Spec, Stats, has_fixed_size
 from tersegrad.core.state import slice_spec
-from tersegrad.exchange.all_gather import add_up, gather_messages
-from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, integers, read_integers
+from tersegrad.exchange.all_gather import gather_messages
+from tersegrad.exchange.reduce_scatter import reduce_scatter
+from tersegrad.exchange.steps import Part, Steps
 from tersegrad.wrappers.by_tensor import worst
 
 UNIT = 64  # parts begin at multiples of this many coordinates
@@ -45,49 +45,6 @@ def layout(spec: Spec, size: int) -> tuple[list[int], list[Spec]]:
     """The borders and the specs of the p parts."""
     at = borders(spec.numel, size)
     return at, [slice_spec(spec, a, b) for a, b in itertools.pairwise(at)]
-
-
-def reduce_scatter(
-    compressor: Compressor[Any],
-    xs: Sequence[Tensor],
-    states: Sequence[Any],
-    parts: Sequence[Spec],
-    ctx: Context,
-    rank: int,
-    size: int,
-    stats: Sequence[Stats] | None = None,
-) -> Steps[tuple[Any, ...]]:
-    """The first half: part j of every rank's vector goes to rank j. Returns the sum over ranks of this rank's part (in place of
-    a mean), in rank order, and the next states of all parts.
-    """
-    messages, after = [], []
-    for j, x in enumerate(xs):
-        mine = dataclasses.replace(ctx.child(j), sender=rank)
-        place = buffers.empty(compressor.max_nbytes(parts[j]), torch.uint8, x.device)
-        share = None if stats is None else stats[j]
-        message, next_state = compressor.encode(x, parts[j], states[j], mine, stats=share, out=place)
-        messages.append(message)
-        after.append(next_state)
-    device = messages[rank].data.device
-    limit = compressor.max_nbytes(parts[rank])
-    if has_fixed_size(compressor):
-        incoming = [limit] * size
-        if any(int(m.nbytes) != compressor.max_nbytes(p) for m, p in zip(messages, parts)):
-            raise BadConfiguration(f"{compressor} declares fixed_size, but its messages are not all of max_nbytes")
-    else:
-        sizes = read_integers((yield AllGather(integers([int(m.nbytes) for m in messages], device))))
-        incoming = [sizes[r * size + rank] for r in range(size)]
-    if max(incoming) > limit:
-        raise CorruptMessage(f"a rank announces {max(incoming)} bytes, the limit for this part is {limit}")
-    outgoing = buffers.cat([m.payload if j != rank else m.payload[:0] for j, m in enumerate(messages)])
-    arrived = yield AllToAll(
-        outgoing,
-        tuple(0 if j == rank else int(m.nbytes) for j, m in enumerate(messages)),
-        tuple(0 if r == rank else n for r, n in enumerate(incoming)),
-    )
-    received = iter(torch.split(arrived, [n for r, n in enumerate(incoming) if r != rank]))
-    everyone = [messages[rank] if r == rank else Message(next(received), incoming[r]) for r in range(size)]
-    return add_up(compressor, everyone, parts[rank], ctx.child(rank), device), tuple(after)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,8 +109,8 @@ class TwoShotExchange:
 
     def parts(self, state: TwoShotState, spec: Spec, rank: int, size: int) -> list[Part]:
         at = borders(spec.numel, size)
-        first = [Part("first", a, b, part) for (a, b), part in zip(itertools.pairwise(at), state.first)]
-        return [*first, Part("second", at[rank], at[rank + 1], state.second)]
+        first = [Part("first", a, b, size, part) for (a, b), part in zip(itertools.pairwise(at), state.first)]
+        return [*first, Part("second", at[rank], at[rank + 1], 1, state.second)]
 
     def join(self, parts: Sequence[Any], spec: Spec, rank: int, size: int) -> TwoShotState:
         return TwoShotState(tuple(parts[:-1]), parts[-1])

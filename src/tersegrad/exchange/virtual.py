@@ -26,7 +26,7 @@ class Outcome(Generic[R]):
     mean: Tensor  # the same on every rank
     states: tuple[R, ...]
     sent: tuple[int, ...]  # bytes that left each rank
-    inside: tuple[int, ...]  # of them, bytes that stayed within its node
+    intra_node: tuple[int, ...]  # of them, bytes that stayed within its node
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
         exchange.steps(x, state, spec, ctx, rank, size, share)
         for rank, (x, state, share) in enumerate(zip(xs, states, given, strict=True))
     ]
-    sent, inside = [0] * size, [0] * size
+    sent, intra_node = [0] * size, [0] * size
     values: list[Tensor | None] = [None] * size
     results: list[tuple[Tensor, R]] = []
     while True:
@@ -57,14 +57,14 @@ def run(
                 results.append(stop.value)
         if results:
             break
-        values = list(_deliver(requests, sent, inside))
+        values = list(_deliver(requests, sent, intra_node))
     if requests or len(results) != size:
         raise RuntimeError(f"{len(results)} of {size} ranks ended while others still exchange: their steps differ")
     mean = results[0][0]
     for rank, (other, _) in enumerate(results):
         if not torch.equal(mean.view(torch.int32), other.view(torch.int32)):
             raise RuntimeError(f"rank {rank} decoded another mean than rank 0")
-    return Outcome(mean, tuple(state for _, state in results), tuple(sent), tuple(inside))
+    return Outcome(mean, tuple(state for _, state in results), tuple(sent), tuple(intra_node))
 
 
 def init(exchange: Exchange[R], spec: Spec, size: int, device: torch.device | str = "cpu") -> list[R]:
@@ -72,7 +72,7 @@ def init(exchange: Exchange[R], spec: Spec, size: int, device: torch.device | st
     return [exchange.init(spec, device, rank, size) for rank in range(size)]
 
 
-def _deliver(requests: Sequence[Any], sent: list[int], inside: list[int]) -> list[Tensor]:
+def _deliver(requests: Sequence[Any], sent: list[int], intra_node: list[int]) -> list[Tensor]:
     size = len(requests)
     kinds = {type(r) for r in requests}
     if len(kinds) != 1:
@@ -88,7 +88,7 @@ def _deliver(requests: Sequence[Any], sent: list[int], inside: list[int]) -> lis
     for a, request in enumerate(requests):
         left = sum(request.send) - request.send[a]
         sent[a] += left
-        inside[a] += left if request.inside else 0
+        intra_node[a] += left if request.intra_node else 0
         for b, other in enumerate(requests):
             if request.send[b] != other.receive[a]:
                 raise RuntimeError(f"rank {a} sends {request.send[b]} bytes to rank {b}, which expects {other.receive[a]}")

@@ -52,6 +52,11 @@ class Worker:
         return box[0]
 
 
+def several_groups() -> bool:
+    """Whether this process has more process groups than the default one."""
+    return len(dist.distributed_c10d._world.pg_map) > 1
+
+
 def spawned() -> bool:
     """Whether torchrun (or another launcher that sets its variables) started this process."""
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ

@@ -21,7 +21,7 @@ from tersegrad.bench.rate import limit_at
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Guarantee, Spec
 from tersegrad.core.text import require
-from tersegrad.exchange import plan
+from tersegrad.exchange import scheme
 from tersegrad.integrations import all_reduce, ddp, local_sgd
 from tersegrad.integrations.processes import Worker, restarts
 from tersegrad.recipes import parse
@@ -60,7 +60,7 @@ class Job:
             known = self.compressor in all_reduce.HOOKS
             require(known, f"all_reduce takes one of {', '.join(all_reduce.HOOKS)} as compressor, got {self.compressor}")
         else:
-            compresses = plan(self.exchange).compresses
+            compresses = scheme(self.exchange).compresses
             require(compresses == (self.compressor is None), _pairing(self.exchange, compresses))
             if self.compressor is not None:
                 parse(self.compressor)

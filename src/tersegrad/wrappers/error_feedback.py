@@ -50,6 +50,8 @@ _PROBE = Spec.flat(4096)  # an ordinary buffer: what a compressor promises for i
 class ErrorFeedbackState:
     """The residual of every coordinate, and the inner compressor's state."""
 
+    carries: ClassVar[str] = "residual"
+
     residual: Tensor  # (numel,) float32 or bfloat16
     inner: Any
 

@@ -1,6 +1,6 @@
-"""Exchanges by name: ``plan("two_shot")``, ``plan("hierarchical(ranks_per_node=8)")``, ``plan("power_sgd(rank=4)")``.
+"""Exchanges by name: ``scheme("two_shot")``, ``scheme("hierarchical(ranks_per_node=8)")``, ``scheme("power_sgd(rank=4)")``.
 
-A plan is an exchange without its compressor: a configuration with a text form, from which an integration makes an exchange for each
+A scheme is an exchange without its compressor: a configuration with a text form, from which an integration makes an exchange for each
 group of parameters.
 """
 
@@ -14,24 +14,24 @@ import types
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import Configuration, require
 from tersegrad.exchange.all_gather import AllGatherExchange
 from tersegrad.exchange.hierarchical import HierarchicalExchange
 from tersegrad.exchange.power_sgd import PowerSGDExchange
-from tersegrad.exchange.steps import AllGather, Exchange, ProcessGroup
+from tersegrad.exchange.reduce_scatter import ReduceScatterExchange
+from tersegrad.exchange.steps import Exchange, ProcessGroup
 from tersegrad.exchange.two_shot import TwoShotExchange
 from tersegrad.recipes import parse_form
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Configuration):
+class Scheme(Configuration):
     """How messages travel. ``make`` gives the exchange; a compressor is required unless ``compresses`` is true."""
 
     compresses: ClassVar[bool] = False  # the exchange is a compressor of its own
+    shards: ClassVar[bool] = False  # every rank gets the sum of its own part instead of the mean of all
 
     @property
     def recompresses(self) -> bool:
@@ -42,13 +42,13 @@ class Plan(Configuration):
         """The exchange with its compressor, and the one of its second round if that differs."""
         raise NotImplementedError
 
-    def resolve(self, group: ProcessGroup) -> Plan:
-        """The same plan with what only the process group knows (a collective call)."""
+    def resolve(self, group: ProcessGroup) -> Scheme:
+        """The same scheme with what only the process group knows (a collective call)."""
         return self
 
 
 @dataclasses.dataclass(frozen=True)
-class AllGatherPlan(Plan):
+class AllGatherScheme(Scheme):
     """Every rank sends its message to all."""
 
     name: ClassVar[str] = "all_gather"
@@ -58,7 +58,7 @@ class AllGatherPlan(Plan):
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoShotPlan(Plan):
+class TwoShotScheme(Scheme):
     """Reduce-scatter and all-gather, both compressed."""
 
     name: ClassVar[str] = "two_shot"
@@ -72,7 +72,7 @@ class TwoShotPlan(Plan):
 
 
 @dataclasses.dataclass(frozen=True)
-class HierarchicalPlan(Plan):
+class HierarchicalScheme(Scheme):
     """Exact inside a node, compressed between nodes; without ``ranks_per_node``, ranks with one host name share a node."""
 
     name: ClassVar[str] = "hierarchical"
@@ -89,19 +89,19 @@ class HierarchicalPlan(Plan):
 
     @property
     def recompresses(self) -> bool:
-        return PLANS[self.between]().recompresses
+        return SCHEMES[self.between]().recompresses
 
-    def resolve(self, group: ProcessGroup) -> Plan:
+    def resolve(self, group: ProcessGroup) -> Scheme:
         return self if self.ranks_per_node else dataclasses.replace(self, ranks_per_node=ranks_per_host(group))
 
     def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
         require(self.ranks_per_node is not None, "how many ranks share a node? hierarchical(ranks_per_node=...)")
         assert self.ranks_per_node is not None
-        return HierarchicalExchange(PLANS[self.between]().make(first, second), self.ranks_per_node)
+        return HierarchicalExchange(SCHEMES[self.between]().make(first, second), self.ranks_per_node)
 
 
 @dataclasses.dataclass(frozen=True)
-class PowerSGDPlan(Plan):
+class PowerSGDScheme(Scheme):
     """Rank-``rank`` factors by power iteration, instead of a compressor."""
 
     name: ClassVar[str] = "power_sgd"
@@ -116,34 +116,43 @@ class PowerSGDPlan(Plan):
         return PowerSGDExchange(self.rank)
 
 
-PLANS: Mapping[str, type[Plan]] = types.MappingProxyType(
-    {p.name: p for p in (AllGatherPlan, TwoShotPlan, HierarchicalPlan, PowerSGDPlan)}
+@dataclasses.dataclass(frozen=True)
+class ReduceScatterScheme(Scheme):
+    """Every rank gets the sum of its own part; sharded training makes it, with where the parts end."""
+
+    name: ClassVar[str] = "reduce_scatter"
+    shards: ClassVar[bool] = True
+
+    ends: tuple[int, ...]
+
+    def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
+        return ReduceScatterExchange(first, self.ends)
+
+
+SCHEMES: Mapping[str, type[Scheme]] = types.MappingProxyType(
+    {p.name: p for p in (AllGatherScheme, TwoShotScheme, HierarchicalScheme, PowerSGDScheme)}
 )
 
 
-def plan(text: str | Plan) -> Plan:
-    """The plan that a text form describes.
+def scheme(text: str | Scheme) -> Scheme:
+    """The scheme that a text form describes.
 
-    >>> plan("power_sgd(rank=2)")
-    PowerSGDPlan(rank=2)
-    >>> plan("ring")
+    >>> scheme("power_sgd(rank=2)")
+    PowerSGDScheme(rank=2)
+    >>> scheme("ring")
     Traceback (most recent call last):
     tersegrad.core.errors.BadConfiguration: there is no exchange called 'ring'...
     """
-    if isinstance(text, Plan):
+    if isinstance(text, Scheme):
         return text
-    made = parse_form(text, PLANS, "exchange")
-    assert isinstance(made, Plan)
+    made = parse_form(text, SCHEMES, "exchange")
+    assert isinstance(made, Scheme)
     return made
 
 
 def ranks_per_host(group: ProcessGroup) -> int:
     """How many ranks of a group run on each host, from their host names (a collective call)."""
-    name = hashlib.blake2b(socket.gethostname().encode(), digest_size=16).digest()
-    mine = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(group.device)
-    work, everyone = group.launch(AllGather(mine))
-    work.wait()
-    return per_node([bytes(row.tolist()) for row in everyone.cpu().view(group.size, -1)])
+    return per_node(group.gather(hashlib.blake2b(socket.gethostname().encode(), digest_size=16).digest()))
 
 
 def per_node(hosts: list[bytes]) -> int:

@@ -21,10 +21,17 @@ from tersegrad.core.protocol import Piece, Spec
 class Group:
     """Parameters that travel in one message: ``spec.pieces`` names them in the order they lie in the buffer."""
 
-    number: int
+    number: int  # in the engine
     spec: Spec
     dtype: torch.dtype  # of the gradients; the buffer itself is float32
     device: torch.device
+    branch: int | None = None  # child of the context, where two groups share a buffer's number
+    shared: int | None = None  # the number in contexts, where it is not the engine's
+
+    @property
+    def buffer(self) -> int:
+        """The group's number in contexts."""
+        return self.number if self.shared is None else self.shared
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -25,10 +25,9 @@ from tersegrad.core.protocol import (
     flat_float32,
     has_fixed_size,
 )
-from tersegrad.core.state import Parts, runs, subspecs
+from tersegrad.core.state import carried
 from tersegrad.exchange import ProcessGroup
 from tersegrad.exchange.steps import Collective
-from tersegrad.wrappers.error_feedback import ErrorFeedbackState
 
 
 @dataclasses.dataclass
@@ -112,25 +111,6 @@ class WatchedAccumulator(Watched):
         added = self.inner.decode_add(message, spec, ctx, out, weight)
         self.meter.decode += time.perf_counter() - begin
         return added
-
-
-def carried(state: Any, spec: Spec) -> Tensor | None:
-    """What error feedback adds to the next gradient, by coordinate; None where nothing is carried."""
-    if isinstance(state, ErrorFeedbackState):
-        return state.residual
-    if not isinstance(state, Parts):
-        return None
-    subs, places = subspecs(spec, state.groups), runs(spec, state.groups)
-    found = {group: residual for group, part in state.states if (residual := carried(part, subs[group])) is not None}
-    if not found:
-        return None
-    whole = next(iter(found.values())).new_zeros(spec.numel)
-    for group, residual in found.items():
-        at = 0
-        for a, b in places[group]:
-            whole[a:b] = residual[at : at + b - a]
-            at += b - a
-    return whole
 
 
 def watch(compressor: Compressor[Any], meter: Meter) -> Watched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from torch import Tensor
 import tersegrad
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Piece, Spec
-from tersegrad.exchange import Exchange, plan, virtual
-from tersegrad.integrations import checkpoint
+from tersegrad.engine import Group, Lane, checkpoint
+from tersegrad.exchange import Exchange, scheme, virtual
 from tests.exchange.test_exchange import vector
 
 SPEC = Spec(
@@ -26,6 +27,12 @@ KINDS = (
     "hierarchical(ranks_per_node=3, between=all_gather)",
     "power_sgd(rank=2)",
 )
+
+
+def lane(exchange: Exchange[Any], state: Any, rank: int, size: int) -> Lane:
+    """One rank's exchange and state, without a process group."""
+    link: Any = SimpleNamespace(rank=rank, size=size)
+    return Lane(Group(0, SPEC, torch.float32, torch.device("cpu")), link, COMPRESSOR, scheme("two_shot"), exchange, state)
 
 
 def trained(exchange: Exchange[Any], size: int, first: int, last: int, states: list[Any]) -> tuple[list[Any], list[bytes]]:
@@ -42,7 +49,7 @@ def residuals(exchange: Exchange[Any], states: list[Any], size: int) -> dict[str
     """By round and parameter, the sum over ranks of what they keep, and how many ranks keep each element."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for rank, state in enumerate(states):
-        for round_, parameters in checkpoint.save(exchange, state, SPEC, rank, size).items():
+        for round_, parameters in checkpoint.save(lane(exchange, state, rank, size)).items():
             for name, ranges in parameters.items():
                 numel = next(p.numel for p in SPEC.pieces if p.name == name)
                 total, count = found.setdefault(f"{round_}.{name}", (torch.zeros(numel), torch.zeros(numel)))
@@ -57,22 +64,22 @@ def residuals(exchange: Exchange[Any], states: list[Any], size: int) -> dict[str
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_a_rank_continues_from_what_it_saved(kind: str, size: int) -> None:
-    exchange = plan(kind).make(COMPRESSOR)
+    exchange = scheme(kind).make(COMPRESSOR)
     states, _ = trained(exchange, size, 0, 3, virtual.init(exchange, SPEC, size))
-    saved = [checkpoint.save(exchange, state, SPEC, rank, size) for rank, state in enumerate(states)]
+    saved = [checkpoint.save(lane(exchange, state, rank, size)) for rank, state in enumerate(states)]
     fresh = virtual.init(exchange, SPEC, size)
-    again = [checkpoint.restore(exchange, f, SPEC, rank, size, [saved[rank]]) for rank, f in enumerate(fresh)]
+    again = [checkpoint.restore(lane(exchange, f, rank, size), [saved[rank]]) for rank, f in enumerate(fresh)]
     assert trained(exchange, size, 3, 5, states)[1] == trained(exchange, size, 3, 5, again)[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (3, 5), (5, 1), (2, 4)])
 def test_another_world_size_starts_from_the_mean(kind: str, old: int, new: int) -> None:
-    exchange = plan(kind).make(COMPRESSOR)
+    exchange = scheme(kind).make(COMPRESSOR)
     states, _ = trained(exchange, old, 0, 3, virtual.init(exchange, SPEC, old))
-    saved = [checkpoint.save(exchange, state, SPEC, rank, old) for rank, state in enumerate(states)]
+    saved = [checkpoint.save(lane(exchange, state, rank, old)) for rank, state in enumerate(states)]
     fresh = virtual.init(exchange, SPEC, new)
-    again = [checkpoint.restore(exchange, f, SPEC, rank, new, saved) for rank, f in enumerate(fresh)]
+    again = [checkpoint.restore(lane(exchange, f, rank, new), saved) for rank, f in enumerate(fresh)]
     before, after = residuals(exchange, states, old), residuals(exchange, again, new)
     one_node = [size <= getattr(exchange, "ranks_per_node", 0) for size in (old, new)]  # which keeps nothing
     assert not before if one_node[0] else before
@@ -84,9 +91,9 @@ def test_another_world_size_starts_from_the_mean(kind: str, old: int, new: int) 
 
 
 def test_a_missing_rank_is_named() -> None:
-    exchange = plan("two_shot").make(COMPRESSOR)
+    exchange = scheme("two_shot").make(COMPRESSOR)
     states, _ = trained(exchange, 4, 0, 2, virtual.init(exchange, SPEC, 4))
-    saved = [checkpoint.save(exchange, state, SPEC, rank, 4) for rank, state in enumerate(states)]
+    saved = [checkpoint.save(lane(exchange, state, rank, 4)) for rank, state in enumerate(states)]
     (fresh,) = virtual.init(exchange, SPEC, 1)
     with pytest.raises(BadConfiguration, match="not saved: pass the states of all ranks"):
-        checkpoint.restore(exchange, fresh, SPEC, 0, 1, saved[:2])
+        checkpoint.restore(lane(exchange, fresh, 0, 1), saved[:2])

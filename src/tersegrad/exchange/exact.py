@@ -1,4 +1,6 @@
-"""The exact mean of float32 vectors in two rounds: what hierarchical exchanges do inside a node and PowerSGD with its factors.
+"""The exact mean of float32 vectors in two rounds.
+
+Hierarchical exchanges take it inside a node, PowerSGD of its factors, and a change of exchange of the residuals.
 
 A reduce-scatter by all-to-all and an all-gather; sums run in rank order, so every rank has the same bits, and they are those of
 virtual ranks. (A library's all-reduce adds in an order of its own.)
@@ -22,7 +24,7 @@ def sum_in_order(vectors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def dense_mean(x: Tensor, size: int) -> Steps[None]:
+def exact_mean(x: Tensor, size: int) -> Steps[None]:
     """The mean over ranks of a flat float32 vector; 2 (p-1)/p of its bytes leave each rank."""
     width = -(-x.numel() // size)
     padded = torch.zeros(size * width, dtype=torch.float32, device=x.device)

@@ -1,0 +1,106 @@
+"""What a change of compressor or exchange does with states: keep what means the same, return what has no place.
+
+The residual of error feedback, r of variance-based compression and the residual of PowerSGD are the same thing: what earlier messages
+left out, in the units of gradients. They are carried over as such. Where the new exchange keeps residuals for other coordinates or
+rounds than the old one, every rank starts from the mean of what all ranks carried, as on another world size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tersegrad.core import state as states
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.protocol import Spec
+from tersegrad.engine.lane import Lane
+from tersegrad.exchange import Part, Pending
+from tersegrad.exchange.exact import exact_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """What a change could not carry over.
+
+    ``residuals``: by parameter, what the mean over ranks will never get of this rank's residuals. ``renewed``: names of other state
+    that starts anew (``v`` of variance-based compression, ``q`` of PowerSGD).
+    """
+
+    residuals: dict[str, Tensor]
+    renewed: tuple[str, ...]
+
+    @property
+    def power(self) -> float:
+        """The squared norm of the residuals that were left behind."""
+        return sum(float(r.double().square().sum()) for r in self.residuals.values())
+
+
+def carry(old: Lane, new: Lane) -> tuple[Any, Left]:
+    """The state of ``new`` with what ``old`` carried, and the rest (a collective call where the two exchanges differ)."""
+    before, after, spec = old.parts(), new.parts(), new.group.spec
+    if [(p.round, p.start, p.stop) for p in before] == [(p.round, p.start, p.stop) for p in after]:
+        moved = [_moved(a, b, states.slice_spec(spec, b.start, b.stop)) for a, b in zip(before, after)]
+        renewed = {name for _, _, names in moved for name in names}
+    else:
+        mean = _mean(old, before)
+        moved = [_laid(mean, part, states.slice_spec(spec, part.start, part.stop)) for part in after]
+        renewed = {name for part in before for name in _other_entries(part.state)}
+    left = torch.zeros(spec.numel, dtype=torch.float32, device=new.group.device)
+    for part, (_, rest, _) in zip(after, moved):
+        if rest is not None:
+            left[part.start : part.stop] += rest / part.holders
+    return new.join([state for state, _, _ in moved]), Left(_by_name(left, spec), tuple(sorted(renewed)))
+
+
+Moved = tuple[Any, Tensor | None, Sequence[str]]  # a part's state, the residual that found no place, names of what starts anew
+
+
+def _moved(old: Part, new: Part, spec: Spec) -> Moved:
+    """The state of one part after a change of its compressor."""
+    try:
+        return states.load(new.state, states.state_dict(old.state)), None, ()
+    except BadConfiguration:
+        pass  # another kind of state: only what both carry is kept
+    residual = states.carried(old.state, spec)
+    if residual is None:
+        return new.state, None, _other_entries(old.state)
+    return (*states.carry(new.state, spec, residual.to(torch.float32)), _other_entries(old.state))
+
+
+def _laid(mean: Tensor, new: Part, spec: Spec) -> Moved:
+    """The state of one part with the mean residual; second rounds, which compress means again, start empty."""
+    if new.round == "second":
+        return new.state, None, ()
+    return (*states.carry(new.state, spec, mean[new.start : new.stop]), ())
+
+
+def _mean(lane: Lane, parts: Sequence[Part]) -> Tensor:
+    """What all ranks' residuals would add to the mean over ranks (a collective call, unless no rank carries anything)."""
+    spec, size = lane.group.spec, lane.link.size
+    mine = torch.zeros(spec.numel, dtype=torch.float32, device=lane.group.device)
+    if not lane.stateful:
+        return mine
+    for part in parts:
+        residual = states.carried(part.state, states.slice_spec(spec, part.start, part.stop))
+        if residual is not None:
+            mine[part.start : part.stop] += residual * (size / part.holders)
+    return Pending(exact_mean(mine, size), lane.link).wait()[0]
+
+
+def _other_entries(state: Any) -> list[str]:
+    """The names of what a state holds beside what it carries."""
+    return sorted({name.rsplit(".", 1)[-1] for name in states.state_dict(state)} - {"residual", "r"})
+
+
+def _by_name(left: Tensor, spec: Spec) -> dict[str, Tensor]:
+    """The non-zero pieces of a flat vector by parameter."""
+    pieces = left.split([p.numel for p in spec.pieces])
+    found: dict[str, list[Tensor]] = {}
+    for piece, value in zip(spec.pieces, pieces):
+        if bool(value.any()):
+            found.setdefault(piece.name, []).append(value)
+    return {name: torch.cat(values) for name, values in found.items()}

@@ -1,0 +1,278 @@
+"""The engine: lanes, steps, changes of compressor and exchange, and what ranks agree on. See :mod:`tersegrad.engine`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tersegrad
+from tersegrad.core.protocol import Compressor, needs_second_moment
+from tersegrad.core.text import require
+from tersegrad.engine import agreement, checkpoint, replicas
+from tersegrad.engine.carry import Left, carry
+from tersegrad.engine.groups import Group
+from tersegrad.engine.lane import Lane
+from tersegrad.engine.meter import TimedGroup
+from tersegrad.engine.report import Totals
+from tersegrad.engine.settings import Choice, Given, Settings
+from tersegrad.engine.step import Step
+from tersegrad.exchange import Scheme
+
+Change = dict[int, Left]  # by group: what a change of compressor or exchange could not carry over
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """A group and the process group that it travels over; ``scheme`` where the settings' exchange does not apply."""
+
+    group: Group
+    link: TimedGroup
+    scheme: Scheme | None = None
+    compressor: Compressor[Any] | None = None
+
+
+class Engine:
+    """The exchanges of one model. Integrations call :meth:`begin`, the step's methods, and little else."""
+
+    def __init__(
+        self,
+        kind: str,
+        routes: Sequence[Route],
+        settings: Settings,
+        *,
+        replicated: Callable[[], Mapping[str, Tensor]] = dict,
+        agreeing: Sequence[TimedGroup] = (),
+        facts: Mapping[str, str] | None = None,
+        hint: str = "",
+    ) -> None:
+        """``replicated``: tensors that must be equal on all ranks. ``agreeing``: process groups that decide together whether a step
+        was finite, where ranks see different results. ``facts``: what else all ranks must agree on. ``hint``: what to do where they differ.
+        """
+        self.kind, self.settings, self.step, self._hint = kind, settings, 0, hint
+        self.totals = Totals()
+        self.agreeing, self.replicated, self._facts = tuple(agreeing), replicated, dict(facts or {})
+        self.dense_seconds: dict[str, float] | None = None  # of dense all-reduces on this link
+        self._open: list[Step] = []
+        self._upcoming: tuple[int, Choice] | None = None  # the step that the schedule was asked for, and its answer
+        self.links = list({id(route.link): route.link for route in routes}.values())
+        self._agree(settings, routes)
+        self._schemes: dict[tuple[str, int], Scheme] = {}
+        self._routes = list(routes)
+        self.lanes = [self.lane(route, settings) for route in routes]
+
+    @property
+    def exchange(self) -> str:
+        """The text form of the exchange; FSDP's own where there is no other."""
+        return str(self.settings.scheme) if any(not lane.scheme.shards for lane in self.lanes) else "reduce_scatter"
+
+    def route(self, number: int) -> Route:
+        """How a group travels."""
+        return self._routes[number]
+
+    def lane(self, route: Route, settings: Settings, given: Compressor[Any] | None = None) -> Lane:
+        """A lane with a fresh state."""
+        compressor = given or route.compressor or settings.compressor
+        return Lane.make(route.group, route.link, compressor, self._resolved(route, settings), settings, self.totals.meters)
+
+    def _resolved(self, route: Route, settings: Settings) -> Scheme:
+        """The scheme of a route, with what only its process group knows (a collective call the first time)."""
+        if route.scheme is not None:
+            return route.scheme
+        key = (str(settings.scheme), id(route.link))
+        if key not in self._schemes:
+            self._schemes[key] = settings.scheme.resolve(route.link)
+        return self._schemes[key]
+
+    # ---------------------------------------------------------------------------------------------------------- agreement
+
+    def _agree(self, settings: Settings, routes: Sequence[Route]) -> None:
+        """Compare with the other ranks what all must share."""
+        facts = {
+            "version": tersegrad.__version__,
+            "kind": self.kind,
+            "compressor": str(settings.compressor),
+            "exchange": str(settings.scheme),
+            **settings.facts(),
+            **self._facts,
+            "number of groups": str(len(routes)),
+            "step": str(self.step),
+        }
+        for link in self.links:
+            lines = [_line(route) for route in routes if route.link is link]
+            layout = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
+            agreement.compare(facts | {"layout of the model": layout}, link)
+
+    def restored(self, routes: list[Route], lanes: list[Lane], step: int, seed: int) -> None:
+        """Go on from what a checkpoint gave."""
+        self._routes, self.lanes, self.step = routes, lanes, step
+        self.settings = dataclasses.replace(self.settings, seed=seed)
+        if len({str(lane.compressor) for lane in lanes}) == 1 and not self.settings.scheme.compresses:
+            self.settings = dataclasses.replace(self.settings, compressor=lanes[0].compressor)
+        self._upcoming = None
+
+    # --------------------------------------------------------------------------------------------------------------- steps
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the next step is sent dense."""
+        return self.step < self.settings.warmup_steps
+
+    def upcoming(self) -> Choice:
+        """What the schedule says of the next step; it is asked once per step, and nothing changes yet."""
+        if self.settings.schedule is None or self.warming_up:
+            return None
+        if self._upcoming is None or self._upcoming[0] != self.step:
+            self._upcoming = self.step, self.settings.schedule(self.step)
+        return self._upcoming[1]
+
+    def wants_moments(self) -> bool:
+        """Whether the next step needs second moments."""
+        choice = _pair(self.upcoming())[0]
+        if choice is not None:
+            return needs_second_moment(self.settings.choose(*_pair(self.upcoming())).compressor)
+        return not self.warming_up and any(lane.by_variance for lane in self.lanes)
+
+    def begin(self, scale: float = 1.0) -> Step:
+        """Start the next step (the same call on every rank); ``scale``: the loss scale by which vectors are multiplied."""
+        compressor, exchange = _pair(self.upcoming())
+        if self.settings.schedule is not None and not self.warming_up:
+            said = {"choice of the schedule": f"{compressor}, {exchange}", "step": str(self.step)}
+            for link in self.links:
+                agreement.compare(said, link)
+        if compressor is not None or exchange is not None:
+            self.change(compressor, exchange)
+        every = self.settings.measure_every
+        step = Step(self, self.step, scale, self.warming_up, bool(every) and self.step % every == 0)
+        self.step += 1
+        self._open.append(step)
+        return step
+
+    def closed(self, step: Step, finite: bool) -> None:
+        """A step was committed or dropped (called by the step itself)."""
+        self._open.remove(step)
+        self.totals.steps += 1
+        self.totals.dropped += not finite
+        self.totals.warmup += step.dense
+        every = self.settings.check_every
+        if every and step.number % every == 0:
+            self.check_replicas()
+
+    def dropped(self, step: Step) -> None:
+        """A step failed: the next one has its number again."""
+        if step in self._open:
+            self._open.remove(step)
+            self.step = step.number
+
+    @property
+    def between_steps(self) -> bool:
+        return not self._open
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around an integration's work: its seconds are counted."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.totals.seconds += time.perf_counter() - begin
+
+    # ------------------------------------------------------------------------------------------------------------- changes
+
+    def change(
+        self, compressor: Given | None = None, exchange: Scheme | str | None = None, groups: Sequence[int] | None = None
+    ) -> Change:
+        """Use another compressor, another exchange or both from the next step on, for all groups or for some.
+
+        The same call on every rank, between two steps. Residuals are carried over where both keep them; what cannot be carried is
+        returned by group, and counted in the report. An exchange that is part of the framework (FSDP's reduce-scatter) stays.
+        """
+        require(self.between_steps, "compressor and exchange can only change between two steps")
+        chosen = self.settings.choose(compressor, exchange)
+        # A group whose compressor was given apart (inside a node) changes only when it is named.
+        usual = [n for n, route in enumerate(self._routes) if route.compressor is None]
+        numbers = usual if groups is None else sorted(set(groups))
+        fixed = exchange is not None and all(self.lanes[n].scheme.shards for n in numbers if n < len(self.lanes))
+        require(not fixed, f"these gradients go through FSDP's reduce-scatter, which cannot become {exchange}")
+        require(all(0 <= n < len(self.lanes) for n in numbers), f"groups lie in 0..{len(self.lanes) - 1}, got {list(numbers)}")
+        facts = {"changed groups": str(list(numbers)), "compressor": str(chosen.compressor), "exchange": str(chosen.scheme)}
+        for link in self.links:
+            agreement.compare(facts | {"step": str(self.step)}, link)
+        made: dict[int, Lane] = {}
+        left: Change = {}
+        for number in numbers:
+            old = self.lanes[number]
+            new = self.lane(dataclasses.replace(self._routes[number], compressor=None), chosen)
+            if (new.compressor, new.scheme) != (old.compressor, old.scheme):
+                new.state, left[number] = carry(old, new)
+                made[number] = new
+        for number, lane in made.items():
+            self.lanes[number] = lane
+            self.totals.left_behind += left[number].power
+        self.totals.changes += bool(made)
+        if groups is None:
+            self.settings = chosen
+        return {number: one for number, one in left.items() if one.residuals or one.renewed}
+
+    def rearrange(self, number: int, route: Route) -> None:
+        """Another layout of one group (parameters were frozen or thawed): states of parameters that stay are kept."""
+        old, self._routes[number] = self.lanes[number], route
+        saved = checkpoint.save(old)
+        new = self.lane(route, self.settings, old.compressor)
+        new.state = checkpoint.merge(new, saved)
+        self.lanes[number] = new
+
+    # -------------------------------------------------------------------------------------------------------------- safety
+
+    def check_replicas(self) -> None:
+        """Raise :class:`ReplicasDiffer` unless what must be equal on all ranks is (a collective call)."""
+        tensors = self.replicated()
+        if tensors:
+            replicas.compare(tensors, self.links[-1], self.step, self._hint)
+
+    def compare(self, rounds: int = 3) -> dict[str, float]:
+        """Time dense all-reduces of all groups on this link, for the report (a collective call, between two steps)."""
+        require(self.between_steps, "links are compared between two steps")
+        device, link = self.lanes[0].group.device, self.links[-1]
+        numel = sum(lane.group.spec.numel for lane in self.lanes)
+        found: dict[str, float] = {}
+        for kind, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
+            buffer, taken = torch.zeros(numel, dtype=dtype, device=device), []
+            for _ in range(rounds + 1):
+                link.barrier()
+                begin = time.perf_counter()
+                link.all_reduce(buffer)
+                taken.append(time.perf_counter() - begin)
+            found[kind] = statistics.median(taken[1:])
+        # The mean over ranks, so that all say the same.
+        both = torch.tensor(list(found.values()), dtype=torch.float32, device=device)
+        link.all_reduce(both)
+        self.dense_seconds = dict(zip(found, (both / link.size).tolist()))
+        return self.dense_seconds
+
+    def reset_report(self) -> None:
+        """Count from zero again, between two steps."""
+        require(self.between_steps, "the counters can only be reset between two steps")
+        self.totals = Totals()
+        for link in self.links:
+            link.waited = 0.0
+        for lane in self.lanes:
+            lane.recount(self.settings, self.totals.meters)
+
+
+def _line(route: Route) -> str:
+    group = route.group
+    pieces = [(p.name, p.shape, p.start, p.stop) for p in group.spec.pieces]
+    return f"{group.number} {group.buffer} {group.dtype} {route.scheme} {route.compressor} {pieces}"
+
+
+def _pair(choice: Choice) -> tuple[Given | None, Scheme | str | None]:
+    """Compressor and exchange of what a schedule returned."""
+    return choice if isinstance(choice, tuple) else (choice, None)

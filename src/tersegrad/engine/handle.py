@@ -1,0 +1,216 @@
+"""What every integration's handle offers its user: settings, report, changes, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tersegrad.core.errors import BadCheckpoint
+from tersegrad.core.protocol import Compressor
+from tersegrad.core.text import require
+from tersegrad.engine import checkpoint
+from tersegrad.engine.checkpoint import Public
+from tersegrad.engine.engine import Change, Engine, Route
+from tersegrad.engine.groups import Group
+from tersegrad.engine.lane import Lane
+from tersegrad.engine.report import Report, report, sent_dense
+from tersegrad.engine.settings import Given, compressor_of
+from tersegrad.exchange import Scheme
+
+
+class Handle:
+    """The exchange of one model; integrations add how vectors get in and out."""
+
+    engine: Engine
+    rank: int  # in the whole run
+    size: int
+    scaler: Any = None  # the GradScaler, if there is one
+    _scale: float | None = None
+
+    # ------------------------------------------------------------------------------------------------------------- settings
+
+    @property
+    def step(self) -> int:
+        """How many steps were exchanged."""
+        return self.engine.step
+
+    @property
+    def seed(self) -> int:
+        return self.engine.settings.seed
+
+    @property
+    def compressor(self) -> Compressor[Any]:
+        return self.engine.settings.compressor
+
+    @property
+    def exchange(self) -> str:
+        """The text form of the exchange."""
+        return self.engine.exchange
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups of parameters that travel together."""
+        return [lane.group for lane in self.engine.lanes]
+
+    def set_scale(self, scale: float | None) -> None:
+        """The loss scale by which gradients are multiplied, if no GradScaler was given; None for 1."""
+        require(scale is None or (math.isfinite(scale) and scale > 0), f"a loss scale is positive, got {scale}")
+        self._scale = scale
+
+    def loss_scale(self) -> float:
+        """The loss scale of the next step."""
+        scale = self.scaler.get_scale() if self.scaler is not None else self._scale
+        return 1.0 if scale is None else float(scale)
+
+    def change(
+        self, compressor: Given | None = None, exchange: Scheme | str | None = None, groups: Sequence[int] | None = None
+    ) -> Change:
+        """Use another compressor, exchange or both from the next step on; see :meth:`tersegrad.engine.Engine.change`."""
+        self._settle()
+        return self.engine.change(compressor, exchange, groups)
+
+    # --------------------------------------------------------------------------------------------------------------- report
+
+    def report(self) -> Report:
+        """Counters since the start (or :meth:`reset_report`) as a flat dict; sizes are those of bytes that travelled."""
+        return report(self.engine)
+
+    def reset_report(self) -> None:
+        """Count from zero again, between two steps."""
+        self.engine.reset_report()
+
+    def sent_dense(self) -> dict[str, str]:
+        """The parameters that are sent dense, each with the reason."""
+        return sent_dense(self.engine)
+
+    @property
+    def seconds(self) -> float:
+        """Spent in the exchange since the start or :meth:`reset_report`, the time that was waited for the wire included."""
+        return self.engine.totals.seconds
+
+    def compare(self, rounds: int = 3) -> dict[str, float]:
+        """Time dense all-reduces of all gradients on this link, for the report (a collective call, between two steps)."""
+        return self.engine.compare(rounds)
+
+    def check_replicas(self) -> None:
+        """Raise :class:`~tersegrad.engine.ReplicasDiffer` unless all ranks have the same parameters (a collective call)."""
+        self.engine.check_replicas()
+
+    # ---------------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank under ``rank<r>``, keyed by parameter names; what a checkpoint stores (every rank its own)."""
+        self._settle()
+        engine = self.engine
+        require(engine.between_steps, "a state can only be saved between two steps")
+        rounds: dict[str, dict[str, Any]] = {"first": {}, "second": {}}
+        for lane in engine.lanes:
+            for name, parameters in checkpoint.save(lane).items():
+                for parameter, ranges in parameters.items():
+                    rounds.setdefault(name, {}).setdefault(parameter, {}).update(ranges)
+        facts, entries = self._extra()
+        public = Public(
+            kind=engine.kind,
+            rank=self.rank,
+            size=self.size,
+            step=engine.step,
+            seed=self.seed,
+            settings=self._identity(),
+            groups=[_described(lane) for lane in engine.lanes],
+            shapes={p.name: list(p.shape) for lane in engine.lanes for p in lane.group.spec.pieces},
+            extra=facts,
+        )
+        return {f"rank{self.rank}": {"public": public.dumps(), **rounds, **entries}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from this rank's :meth:`state_dict`: the next steps are bit for bit those of the run that saved it."""
+        self.load_state_dicts([state_dict])
+
+    def load_state_dicts(self, state_dicts: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from the states of all ranks that saved, on any world size: residuals start from their mean over those ranks.
+
+        Nothing changes unless everything fits (:class:`~tersegrad.core.errors.BadCheckpoint` says what does not).
+        """
+        self._settle()
+        require(self.engine.between_steps, "a state can only be loaded between two steps")
+        with checkpoint.reading():
+            commit = self._read(state_dicts)
+        commit()
+
+    def _identity(self) -> dict[str, Any]:
+        """The settings that a checkpoint must share with the run that reads it."""
+        settings = self.engine.settings
+        return {"compressor": str(settings.compressor), "exchange": self.exchange, "dense_below": settings.dense_below}
+
+    def _read(self, state_dicts: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
+        """Check and build everything; the function that is returned assigns it."""
+        engine = self.engine
+        places = {(lane.link.rank, lane.link.size) for lane in engine.lanes}
+        parts = checkpoint.select(state_dicts, engine.kind, self.rank, self.size, places)
+        public = checkpoint.public(parts[0])
+        self._check_identity(public)
+        routes = self._routes(public)
+        saved: list[checkpoint.Saved] = [{k: v for k, v in part.items() if isinstance(v, dict)} for part in parts]
+        lanes: list[Lane] = []
+        for route, described in zip(routes, self._lanes_of(public, routes)):
+            given = (
+                compressor_of(described["compressor"]) if described["compressor"] != str(engine.settings.compressor) else None
+            )
+            lane = engine.lane(route, engine.settings, given)
+            lane.state = checkpoint.restore(lane, saved)
+            lanes.append(lane)
+        finish = self._read_extra(parts, public)
+
+        def commit() -> None:
+            engine.restored(routes, lanes, public.step, public.seed)
+            finish()
+
+        return commit
+
+    def _check_identity(self, public: Public) -> None:
+        for name, value in self._identity().items():
+            saved = public.settings.get(name)
+            if saved != value and not (name == "compressor" and self.engine.settings.schedule is not None):
+                raise BadCheckpoint(
+                    f"the state was saved with {name}={saved}, this handle has {value}: attach with the saved one (change() may "
+                    "change it afterwards)"
+                )
+        shapes = {p.name: list(p.shape) for lane in self.engine.lanes for p in lane.group.spec.pieces}
+        for name in sorted(shapes.keys() | public.shapes.keys()):
+            if shapes.get(name) != public.shapes.get(name):
+                raise BadCheckpoint(
+                    f"the model changed: {name} has shape {shapes.get(name)} here and {public.shapes.get(name)} in the saved state"
+                )
+
+    def _lanes_of(self, public: Public, routes: Sequence[Route]) -> list[dict[str, Any]]:
+        """What was saved of each group of this run; the first where the arrangement differs."""
+        if len(public.groups) == len(routes):
+            return public.groups
+        return [public.groups[0]] * len(routes)
+
+    # --------------------------------------------------------------------------------------------- what integrations add to it
+
+    def _settle(self) -> None:
+        """Finish exchanges that are under way between steps, if there can be any."""
+
+    def _routes(self, public: Public) -> list[Route]:
+        """The groups to read states for."""
+        return [self.engine.route(number) for number in range(len(self.engine.lanes))]
+
+    def _extra(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Further facts and entries of the state."""
+        return {}, {}
+
+    def _read_extra(self, parts: Sequence[Any], public: Public) -> Callable[[], None]:
+        """Check and build the further entries; the function that is returned assigns them."""
+        return lambda: None
+
+
+def _described(lane: Lane) -> dict[str, Any]:
+    return {
+        "names": list(lane.group.names),
+        "compressor": str(lane.compressor),
+        "exchange": str(lane.scheme),
+        "place": [lane.link.rank, lane.link.size],
+    }

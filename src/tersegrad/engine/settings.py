@@ -1,0 +1,153 @@
+"""What a user says to ``attach``: the options that every integration has, checked in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import torch
+
+from tersegrad.compressors import BF16, Identity
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.protocol import Compressor, Context, needs_second_moment
+from tersegrad.core.text import require
+from tersegrad.exchange import Scheme, scheme
+from tersegrad.recipes import parse
+from tersegrad.wrappers import ByTensor
+
+GROUP_BYTES = 25 << 20  # of float32 gradient that one message serves, unless told otherwise
+
+Given = Compressor[Any] | str
+Choice = Given | tuple[Given | None, Scheme | str | None] | None
+
+
+class Options(TypedDict, total=False):
+    """The options that every integration takes.
+
+    ``dense_below``: tensors with fewer elements (default 1024; 0 for compressors that decide by the variance over samples) are sent
+    with ``dense`` (default: exactly, as float32 or bfloat16), as is everything in the first ``warmup_steps`` steps. ``schedule``: a
+    function of the step, the same on every rank, that returns the compressor to use from then on, a pair of compressor and exchange,
+    or None for no change; it is called once per step. ``seed``: of all randomness, the same on every rank. ``check_every`` and
+    ``measure_every``: every so many steps compare the replicas' parameters, and the result with the exact one (a dense exchange).
+    """
+
+    dense_below: int | None
+    dense: Given | None
+    warmup_steps: int
+    schedule: Callable[[int], Choice] | None
+    seed: int
+    check_every: int
+    measure_every: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Checked options. A compressor of None is kept as Identity; it goes with exchanges that compress by themselves."""
+
+    compressor: Compressor[Any]
+    scheme: Scheme
+    collects: bool  # whether the integration gives second moments
+    dense_below: int
+    dense: Compressor[Any] | None
+    warmup_steps: int
+    schedule: Callable[[int], Choice] | None
+    seed: int
+    check_every: int
+    measure_every: int
+
+    @staticmethod
+    def make(
+        compressor: Given | None,
+        exchange: Scheme | str | None,
+        *,
+        collects: bool = False,
+        dense_below: int | None = None,
+        dense: Given | None = None,
+        warmup_steps: int = 0,
+        schedule: Callable[[int], Choice] | None = None,
+        seed: int = 0,
+        check_every: int = 0,
+        measure_every: int = 0,
+    ) -> Settings:
+        """Parse and check what a user said; the exchange is two_shot, or all_gather for compressors that decide by variance."""
+        chosen = None if compressor is None else compressor_of(compressor)
+        by_variance = needs_second_moment(chosen)
+        if dense_below is None:
+            # By variance even small tensors send next to nothing, and dense they would be most of the bytes.
+            dense_below = 0 if by_variance else 1024
+        counts = {
+            "dense_below": dense_below,
+            "warmup_steps": warmup_steps,
+            "check_every": check_every,
+            "measure_every": measure_every,
+        }
+        for name, value in counts.items():
+            require(value >= 0, f"{name} must not be negative, got {value}")
+        require(schedule is None or callable(schedule), f"schedule is a function of the step, got {schedule!r}")
+        Context(seed=seed)  # refuses a seed that does not fit
+        how = scheme(exchange if exchange is not None else "all_gather" if by_variance else "two_shot")
+        return Settings(
+            compressor=paired(chosen, how, collects),
+            scheme=how,
+            collects=collects,
+            dense=None if dense is None else compressor_of(dense),
+            schedule=schedule,
+            seed=seed,
+            **counts,
+        )
+
+    def choose(self, compressor: Given | None, exchange: Scheme | str | None) -> Settings:
+        """The same settings with another compressor, another exchange, or both; None keeps what there is."""
+        how = self.scheme if exchange is None else scheme(exchange)
+        keeps = compressor is None and not how.compresses
+        given = self.compressor if keeps else compressor
+        require(not (keeps and self.scheme.compresses), f"{how} needs a compressor: change(compressor, exchange) takes both")
+        return dataclasses.replace(self, compressor=paired(given, how, self.collects), scheme=how)
+
+    def dense_for(self, dtype: torch.dtype) -> Compressor[Any]:
+        """What dense parts are sent with: nothing is lost that the gradient's own dtype would keep."""
+        return self.dense or (BF16() if dtype == torch.bfloat16 else Identity())
+
+    def effective(self, compressor: Compressor[Any], dtype: torch.dtype) -> Compressor[Any]:
+        """The compressor of a group, small tensors apart."""
+        if not self.dense_below:
+            return compressor
+        return ByTensor(compressor, small=self.dense_for(dtype), below=self.dense_below)
+
+    def facts(self) -> dict[str, str]:
+        """What ranks must agree on."""
+        return {
+            "dense_below": str(self.dense_below),
+            "dense": str(self.dense),
+            "warmup_steps": str(self.warmup_steps),
+            "schedule": "a schedule" if self.schedule else "no schedule",
+            "seed": str(self.seed),
+            "check_every": str(self.check_every),
+            "measure_every": str(self.measure_every),
+        }
+
+
+def compressor_of(given: Given) -> Compressor[Any]:
+    """A compressor from itself or from its text form."""
+    return parse(given) if isinstance(given, str) else given
+
+
+def paired(given: Given | None, how: Scheme, collects: bool) -> Compressor[Any]:
+    """The compressor that goes with an exchange, or an error that says why it does not."""
+    chosen: Compressor[Any] = Identity() if given is None else compressor_of(given)
+    if how.compresses and chosen != Identity():
+        raise BadConfiguration(f"{how} compresses by itself and takes no compressor: pass None instead of {chosen}")
+    if not how.compresses and given is None:
+        raise BadConfiguration(f"{how} needs a compressor, got None; identity sends gradients as they are")
+    if needs_second_moment(chosen) and not collects:
+        raise BadConfiguration(
+            f"{chosen} decides by the variance over samples, which only integrations.ddp collects: choose another compressor here, "
+            "for example error_feedback(sparse_dithering(alpha=0.1))"
+        )
+    if needs_second_moment(chosen) and how.recompresses:
+        raise BadConfiguration(
+            f"{chosen} decides by the variance over samples, and {how} compresses means a second time, which have none: use "
+            'exchange="all_gather" (or hierarchical(between=all_gather))'
+        )
+    return chosen

@@ -1,0 +1,99 @@
+"""Reduce-scatter: part j of every rank's vector goes to rank j in compressed messages, and rank j adds up what it decodes.
+
+The first half of a two-shot exchange, and all that sharded training needs: every rank ends with the sum of its own part. One
+compression; a rank sends (p-1)/p messages' worth of bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tersegrad.core import buffers
+from tersegrad.core.errors import BadConfiguration, CorruptMessage
+from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats, has_fixed_size
+from tersegrad.core.state import slice_spec
+from tersegrad.exchange.all_gather import add_up
+from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, integers, read_integers
+
+
+def reduce_scatter(
+    compressor: Compressor[Any],
+    xs: Sequence[Tensor],
+    states: Sequence[Any],
+    parts: Sequence[Spec],
+    ctx: Context,
+    rank: int,
+    size: int,
+    stats: Sequence[Stats] | None = None,
+) -> Steps[tuple[Any, ...]]:
+    """The first half: part j of every rank's vector goes to rank j. Returns the sum over ranks of this rank's part (in place of
+    a mean), in rank order, and the next states of all parts.
+    """
+    messages, after = [], []
+    for j, x in enumerate(xs):
+        mine = dataclasses.replace(ctx.child(j), sender=rank)
+        place = buffers.empty(compressor.max_nbytes(parts[j]), torch.uint8, x.device)
+        share = None if stats is None else stats[j]
+        message, next_state = compressor.encode(x, parts[j], states[j], mine, stats=share, out=place)
+        messages.append(message)
+        after.append(next_state)
+    device = messages[rank].data.device
+    limit = compressor.max_nbytes(parts[rank])
+    if has_fixed_size(compressor):
+        incoming = [limit] * size
+        if any(int(m.nbytes) != compressor.max_nbytes(p) for m, p in zip(messages, parts)):
+            raise BadConfiguration(f"{compressor} declares fixed_size, but its messages are not all of max_nbytes")
+    else:
+        sizes = read_integers((yield AllGather(integers([int(m.nbytes) for m in messages], device))))
+        incoming = [sizes[r * size + rank] for r in range(size)]
+    for r, n in enumerate(incoming):
+        if not 0 <= n <= limit:
+            raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for this part is {limit}")
+    outgoing = buffers.cat([m.payload if j != rank else m.payload[:0] for j, m in enumerate(messages)])
+    arrived = yield AllToAll(
+        outgoing,
+        tuple(0 if j == rank else int(m.nbytes) for j, m in enumerate(messages)),
+        tuple(0 if r == rank else n for r, n in enumerate(incoming)),
+    )
+    received = iter(torch.split(arrived, [n for r, n in enumerate(incoming) if r != rank]))
+    everyone = [messages[rank] if r == rank else Message(next(received), incoming[r]) for r in range(size)]
+    return add_up(compressor, everyone, parts[rank], ctx.child(rank), device), tuple(after)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReduceScatterExchange:
+    """The sum over ranks of this rank's part of the buffer; ``ends`` says where the parts of the ranks end."""
+
+    compressor: Compressor[Any]
+    ends: tuple[int, ...]
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        return list(itertools.pairwise((0, *self.ends)))
+
+    def _specs(self, spec: Spec, size: int) -> list[Spec]:
+        if len(self.ends) != size or self.ends[-1] != spec.numel:
+            raise BadConfiguration(
+                f"{len(self.ends)} parts that end at {self.ends[-1]} do not fit {size} ranks, {spec.numel} elements"
+            )
+        return [slice_spec(spec, a, b) for a, b in self._ranges()]
+
+    def init(self, spec: Spec, device: torch.device | str, rank: int, size: int) -> tuple[Any, ...]:
+        return tuple(self.compressor.init(part, device) for part in self._specs(spec, size))
+
+    def steps(
+        self, x: Tensor, state: tuple[Any, ...], spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+    ) -> Steps[tuple[Any, ...]]:
+        xs = [x[a:b] for a, b in self._ranges()]
+        return (yield from reduce_scatter(self.compressor, xs, state, self._specs(spec, size), ctx, rank, size))
+
+    def parts(self, state: tuple[Any, ...], spec: Spec, rank: int, size: int) -> list[Part]:
+        return [Part("reduce", a, b, size, part) for (a, b), part in zip(self._ranges(), state, strict=True)]
+
+    def join(self, parts: Sequence[Any], spec: Spec, rank: int, size: int) -> tuple[Any, ...]:
+        return tuple(parts)

@@ -1,0 +1,132 @@
+"""The common parameters of workers that train alone (*anchors*), and the outer optimiser that moves them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tersegrad.engine import Group, checkpoint, make_groups
+from tersegrad.integrations.methods import Method
+
+
+class Outer:
+    """Anchors of groups of parameters, as flat float32 vectors that have the same bits on every rank."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], groups: Sequence[Group], how: Method) -> None:
+        self._parameters, self._groups = dict(parameters), list(groups)
+        self._anchors = [self._own(number) for number in range(len(groups))]
+        self._optimizer = torch.optim.SGD(self._anchors, lr=how.lr, momentum=how.momentum, nesterov=how.momentum > 0)
+
+    def _own(self, number: int) -> Tensor:
+        """The worker's own parameters of a group, as one float32 vector."""
+        return torch.cat([self._parameters[n].detach().reshape(-1).to(torch.float32) for n in self._groups[number].names])
+
+    def _named(self, flats: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """Views of flat vectors by parameter."""
+        named = {}
+        for number, flat in flats.items():
+            pieces = self._groups[number].spec.pieces
+            for piece, part in zip(pieces, flat.detach().split([p.numel for p in pieces])):
+                named[piece.name] = part.view(piece.shape)
+        return named
+
+    def _write(self, named: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in named.items():
+                self._parameters[name].copy_(value)
+
+    def common(self) -> dict[str, Tensor]:
+        """The anchors by parameter."""
+        return self._named(dict(enumerate(self._anchors)))
+
+    def progress(self, number: int) -> Tensor:
+        """A group's pseudo-gradient: how far the worker went from the anchor, backwards."""
+        return self._anchors[number].detach() - self._own(number)
+
+    def move(self, means: Mapping[int, Tensor]) -> None:
+        """Step the anchors of some groups along the means."""
+        for number, mean in means.items():
+            self._anchors[number].grad = mean
+        if means:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    def pull(self, number: int, kept: float) -> None:
+        """Move the worker's own parameters to the anchor, keeping a share of them."""
+        anchor = self._anchors[number].detach()
+        if kept < 1:
+            self._write(self._named({number: anchor if kept == 0 else torch.lerp(anchor, self._own(number), kept)}))
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The anchors in place of the worker's own parameters."""
+        originals = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._write(self.common())
+        try:
+            yield
+        finally:
+            self._write(originals)
+
+    # ---------------------------------------------------------------------------------------------------------------- state
+
+    def copies(self, flats: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """Copies of flat vectors by parameter, for a checkpoint."""
+        return {name: value.clone() for name, value in self._named(flats).items()}
+
+    def flat(self, number: int, named: Mapping[str, Any]) -> Tensor:
+        """The vector of a group from a checkpoint, checked."""
+        parts = []
+        for piece in self._groups[number].spec.pieces:
+            saved = named[piece.name]
+            fits = isinstance(saved, Tensor) and saved.shape == piece.shape and saved.is_floating_point()
+            fits = fits and bool(torch.isfinite(saved).all())
+            checkpoint.require(fits, f"{piece.name} was not saved as finite numbers of shape {piece.shape}")
+            parts.append(saved.reshape(-1).to(self._groups[number].device, torch.float32))
+        return torch.cat(parts)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Anchors and momenta by parameter."""
+        momenta = {}
+        for number, anchor in enumerate(self._anchors):
+            buffer = self._optimizer.state.get(anchor, {}).get("momentum_buffer")
+            if buffer is not None:
+                momenta[number] = buffer
+        return {"anchors": self.copies(dict(enumerate(self._anchors))), "momenta": self.copies(momenta)}
+
+    def read(self, anchors: Mapping[str, Any], momenta: Mapping[str, Any]) -> Callable[[], None]:
+        """Check what :meth:`state` saved; the function that is returned assigns it."""
+        numbers = range(len(self._groups))
+        moved = [self.flat(number, anchors) for number in numbers]
+        speeds = {n: self.flat(n, momenta) for n in numbers if set(self._groups[n].names) <= momenta.keys()}
+
+        def assign() -> None:
+            for number, anchor in enumerate(self._anchors):
+                anchor.copy_(moved[number])
+                self._optimizer.state.pop(anchor, None)
+                if number in speeds:
+                    self._optimizer.state[anchor] = {"momentum_buffer": speeds[number]}
+
+        return assign
+
+
+def divide(parameters: Mapping[str, Tensor], fragments: int, group_bytes: int) -> tuple[list[Group], list[list[int]]]:
+    """Groups, and which of them each fragment has: neighbouring parameters, of about the same size in all."""
+    total = sum(p.numel() for p in parameters.values())
+    shares: list[dict[str, Tensor]] = [{} for _ in range(fragments)]
+    before = 0
+    for name, parameter in parameters.items():
+        middle = before + parameter.numel() / 2
+        shares[min(fragments - 1, int(middle * fragments / max(1, total)))][name] = parameter
+        before += parameter.numel()
+    groups: list[Group] = []
+    numbers: list[list[int]] = []
+    for share in shares:
+        made = make_groups(share, group_bytes)
+        numbers.append(list(range(len(groups), len(groups) + len(made))))
+        groups += [dataclasses.replace(g, number=len(groups) + k) for k, g in enumerate(made)]
+    return groups, numbers

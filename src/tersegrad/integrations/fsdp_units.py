@@ -1,0 +1,194 @@
+"""What FSDP2 keeps to itself: parameter groups, how their gradients lie in its buffers, and private names of torch, in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tersegrad.core import buffers
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.protocol import Piece, Spec
+from tersegrad.core.text import require
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """One parameter in FSDP's reduce-scatter buffer: each rank's row has ``width`` of its elements, the last ones padded."""
+
+    name: str
+    shape: tuple[int, ...]
+    numel: int
+    width: int
+
+    def range(self, rank: int) -> tuple[int, int]:
+        """The elements that a rank's shard holds."""
+        return min(rank * self.width, self.numel), min((rank + 1) * self.width, self.numel)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the gradients of a unit lie in FSDP's buffer of ``size`` rows, and what of it are not padding."""
+
+    slots: tuple[Slot, ...]
+    size: int
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return sum(slot.width for slot in self.slots)
+
+    def spec(self, rank: int) -> Spec:
+        """The shard of a rank: which elements of which parameters."""
+        ranges = [(slot, *slot.range(rank)) for slot in self.slots]
+        return Spec(tuple(Piece(slot.shape, a, b, slot.name) for slot, a, b in ranges if a < b))
+
+    def _runs(self, rank: int) -> list[tuple[int, int]]:
+        """Where a row holds elements; neighbours are joined, so a row without padding is one run."""
+        runs: list[tuple[int, int]] = []
+        at = 0
+        for slot in self.slots:
+            a, b = slot.range(rank)
+            if a < b and runs and runs[-1][1] == at:
+                runs[-1] = (runs[-1][0], at + b - a)
+            elif a < b:
+                runs.append((at, at + b - a))
+            at += slot.width
+        return runs
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where each rank's elements end, laid one after another without padding."""
+        return tuple(itertools.accumulate(sum(b - a for a, b in self._runs(rank)) for rank in range(self.size)))
+
+    def spec_of_all(self) -> Spec:
+        """The shards of all ranks, one after another."""
+        return Spec(tuple(piece for rank in range(self.size) for piece in self.spec(rank).pieces))
+
+    def take(self, rows: Tensor, ranks: Sequence[int]) -> tuple[Tensor, bool]:
+        """The elements of some ranks' rows without the padding, flat, as float32; and whether they are a copy."""
+        found = [row[a:b] for row, rank in zip(rows.view(len(ranks), -1), ranks) for a, b in self._runs(rank)]
+        total = sum(part.numel() for part in found)
+        if total == rows.numel() and rows.dtype == torch.float32:
+            return rows.reshape(-1), False
+        flat = buffers.empty(total, torch.float32, rows.device)
+        at = 0
+        for part in found:
+            flat[at : at + part.numel()].copy_(part)
+            at += part.numel()
+        return flat, True
+
+    def put(self, values: Tensor, row: Tensor, rank: int) -> None:
+        """The inverse of :meth:`take`, in the row's dtype; padding becomes zero."""
+        at = end = 0
+        for a, b in self._runs(rank):
+            row[end:a] = 0
+            row[a:b] = values[at : at + b - a]
+            at, end = at + b - a, b
+        row[end:] = 0
+
+
+class Unit:
+    """One parameter group of FSDP: its layout, and the groups of the engine that serve it."""
+
+    def __init__(self, number: int, group: Any, names: Mapping[int, str]) -> None:
+        self.number, self.group = number, group
+        self.size: int = group.mesh_info.shard_process_group.size()
+        self.rank: int = group.mesh_info.shard_process_group.rank()
+        self._slots: list[tuple[Any, Slot]] = []
+        for parameter in group.fsdp_params:
+            info = parameter._module_info
+            name = f"{names[id(info.module)]}.{info.param_name}".removeprefix(".")
+            shape, dim = list(parameter._orig_size), parameter.fsdp_placement.dim
+            if dim:
+                # FSDP lays shards of another dimension one after another, as if that dimension came first.
+                shape[dim] //= self.size
+                shape[0] *= self.size
+            numel = parameter._orig_size.numel()
+            rows = numel // shape[0] if shape[0] else 0
+            self._slots.append((parameter, Slot(name, tuple(shape), numel, -(-shape[0] // self.size) * rows)))
+        self.dtype, self.device = _reduce_dtype(group), group.device
+        self.layout = self.trainable()
+        self.reduces: int | None = None  # the engine's group of the compressed reduce-scatter
+        self.crosses: int | None = None  # the engine's group of the exchange between nodes
+
+    def trainable(self) -> Layout:
+        """The layout of the parameters that have gradients now."""
+        return Layout(tuple(slot for p, slot in self._slots if p.sharded_param.requires_grad), self.size)
+
+    @property
+    def first_name(self) -> str:
+        return self._slots[0][1].name
+
+    def local(self) -> list[tuple[str, Tensor]]:
+        """The shards of the parameters that this rank holds."""
+        return [(slot.name, p.sharded_param.to_local()) for p, slot in self._slots]
+
+
+def _reduce_dtype(group: Any) -> torch.dtype:
+    """The dtype of FSDP's reduced gradients."""
+    policy = getattr(group, "mp_policy", None) or getattr(group, "_mp_policy", None)
+    first: torch.dtype = group.fsdp_params[0].sharded_param.dtype
+    if policy is None:  # later torch releases keep the policy with each parameter
+        policy = getattr(group.fsdp_params[0], "mp_policy", None)
+    return first if policy is None else policy.reduce_dtype or policy.param_dtype or first
+
+
+def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
+    """The FSDP modules of a model with their parameter groups, in the order of the modules."""
+    from torch.distributed.fsdp import FSDPModule
+
+    names = {id(module): plain_name(name) for name, module in reversed(list(model.named_modules()))}
+    found: list[tuple[Any, Unit]] = []
+    seen: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # before torch 2.12: at most one
+            groups = [g for g in [getattr(state, "_fsdp_param_group", None)] if g is not None]
+        if len(groups) > 1:
+            raise BadConfiguration("one fully_shard call with parameters on several meshes is not supported: shard them apart")
+        for group in groups:
+            if id(group) in seen or not group.fsdp_params:
+                continue
+            seen.add(id(group))
+            if getattr(group.mesh_info, "replicate_mesh_dim", None) is not None:
+                raise BadConfiguration(
+                    "this model is sharded on a 2-D mesh (native HSDP), whose all-reduce between nodes is FSDP's own: it runs, "
+                    "uncompressed, before any hook. Shard on the inner dimension alone and name the outer one: "
+                    "fully_shard(m, mesh=mesh['shard']), "
+                    "attach(model, ..., between=mesh['replicate'].get_group())"
+                )
+            if not hasattr(module, "set_custom_reduce_scatter"):
+                raise BadConfiguration(
+                    f"torch {torch.__version__} has no FSDPModule.set_custom_reduce_scatter: use a newer one"
+                )
+            found.append((module, Unit(len(found), group, names)))
+    require(bool(found), f"attach takes a model with fully_shard applied, got a plain {type(model).__name__}")
+    require(len(found) < 1 << 16, f"at most 65535 units are supported, got {len(found)}")
+    return found
+
+
+def weight(op: Any, unit: Unit, size: int) -> float:
+    """By what the sum over ranks is multiplied."""
+    if op == dist.ReduceOp.SUM:
+        return 1.0
+    if op == dist.ReduceOp.AVG:
+        return 1.0 / size
+    if op == dist.ReduceOp.PREMUL_SUM:
+        factor = getattr(op, "factor", None)  # torch before 2.12 keeps it to itself
+        return float(factor) if factor is not None else 1.0 / float(unit.group.gradient_divide_factor)
+    raise BadConfiguration(f"gradients are reduced by SUM, AVG or PREMUL_SUM, FSDP asks for {op}")
+
+
+def plain_name(name: str) -> str:
+    """A module's name without what torch.compile and activation checkpointing put in."""
+    hidden = ("_orig_mod", "_checkpoint_wrapped_module")
+    return ".".join(part for part in name.split(".") if part not in hidden)
