@@ -143,6 +143,21 @@ def test_what_was_used_does_not_return_after_a_restart(tmp_path: Path) -> None:
     assert one.nothing_is_missing()
 
 
+def test_a_question_that_comes_twice_has_one_answer() -> None:
+    one = One(UPLINK)
+    one.round()
+    questions = list(one.strategy.configure_train(2, one.arrays, ConfigRecord(), one.grid))
+    first, second = [list(one.grid.send_and_receive(questions)) for _ in range(2)]
+    del one.spent[-1]
+    arrays, _ = one.strategy.aggregate_train(2, second + first)
+    assert arrays is not None
+    one.arrays = arrays
+    assert [r.kind for r in one.strategy.rejections] == ["duplicate"]
+    one.strategy.ledger.rounds.clear()
+    one.round()
+    assert one.nothing_is_missing()
+
+
 def test_a_changed_compressor_takes_the_residual_over() -> None:
     mixed = 'by_tensor(identity, rules={"0.*": error_feedback(sign)})'
     texts = [UPLINK, NESTED[2], NESTED[3], UPLINK, "identity", UPLINK, mixed, UPLINK]

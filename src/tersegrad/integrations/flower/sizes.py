@@ -7,12 +7,14 @@ objects once. The large ones are chunks of arrays, whose length is known; only w
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
 
+# Flower's own limit, from the module that uses it: that has another name in other releases.
+CHUNK = int(sys.modules[Array.__module__].FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE)
 _ID = "0" * 64
 
 
