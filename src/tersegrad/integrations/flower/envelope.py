@@ -269,7 +269,7 @@ class Order:
     @property
     def epoch(self) -> int:
         """Tells one run of a server from another; a run that goes on from a checkpoint is the same."""
-        return self.version >> 48
+        return self.version >> 32
 
     def pack(self, framed: bytes) -> bytes:
         """Header and frame as bytes."""
@@ -300,7 +300,7 @@ class Order:
 
 def version_number(epoch: int, step: int, number: int) -> int:
     """The number of a version: which run of a server made it, at which step, and which of that step's versions it is."""
-    return (epoch << 48) + (step << 16) + number % 0x10000
+    return (epoch << 32) + (step % 0x10000 << 16) + number % 0x10000
 
 
 _ANSWER = struct.Struct("<fB")

@@ -47,7 +47,8 @@ class CompressedStrategy(Strategy):
     - ``patience``, ``quorum``: once this share of a round's replies is there, wait only so many seconds for the others.
     - ``memory``: bytes for the versions that clients hold; the least recently used are forgotten beyond it.
     - ``history``: how many rounds are kept in full in ``rounds``; totals are those of all rounds.
-    - ``seed``: makes the randomness of messages reproducible; by default it is secret and fresh.
+    - ``seed``: makes the randomness of messages reproducible; by default it is secret and fresh. For experiments: clients cannot tell
+      two runs with the same seed apart, so they must not share a ``store=``.
     - ``checkpoint``: a file that is rewritten after every round; :meth:`resume` reads it.
     - ``keep``: attributes of a strategy that is not Flower's own which a checkpoint must hold.
     """
