@@ -225,6 +225,31 @@ def test_a_strategy_gets_the_metrics_that_it_reads() -> None:
     assert arrays is not None
 
 
+@pytest.mark.parametrize("kind", ["lacking", "more", "weight", "large", "arrays"])
+def test_evaluation_goes_on_too(kind: str) -> None:
+    def deliver(reply: Message) -> list[Message]:
+        if reply.metadata.src_node_id == 0 and reply.metadata.message_type.startswith("evaluate"):
+            metrics = reply.content.metric_records["metrics"]
+            if kind == "lacking":
+                del metrics["accuracy"]
+            elif kind == "more":
+                metrics["mine"] = 1.0
+            elif kind == "weight":
+                metrics["num-examples"] = 1.7e308
+            elif kind == "large":
+                reply.content["more"] = ConfigRecord({"much": b"0" * 1_000_000})
+            else:
+                reply.content["more"] = ArrayRecord({"tersegrad": Array(np.zeros(3)), "x": Array(np.full(3, np.nan))})
+        return [reply]
+
+    strategy = flower.CompressedStrategy(fedavg(evaluate=1.0), seed=1)
+    result = run(strategy, flower.LocalGrid(client_app([flower.compress_mod()]), 3, deliver=deliver), 2)
+    wanted = {"lacking": "metrics", "weight": "metrics", "large": "oversized"}
+    assert refused(strategy) == ({(0, wanted[kind])} if kind in wanted else set())
+    assert set(result.evaluate_metrics_clientapp[2]) == {"accuracy"}
+    assert strategy.report()["updates"] == 6
+
+
 # ---- sizes
 
 

@@ -22,7 +22,10 @@ class Rejection:
 
 @dataclasses.dataclass(frozen=True)
 class Parcel:
-    """What one client received and sent in one round. Bytes are those of whole Flower messages, headers included."""
+    """What one client received and sent in one round.
+
+    Bytes are those of whole Flower messages, headers included; of a reply that was turned away as too large, those of its contents.
+    """
 
     node: int
     kind: str  # how the model came: "snapshot", "difference", or "same" where the client held it already
