@@ -396,6 +396,8 @@ def test_bad_configurations_say_so() -> None:
         ({"downlink": "threshold(tau=1)"}, "promises nothing"),
         ({"uplink": {}}, "at least one budget"),
         ({"clip": 0.0}, "above zero"),
+        ({"clip_beside": -1.0}, "clip_beside is a norm"),
+        ({"max_extra": -1}, "number of bytes"),
     ):
         with pytest.raises(tersegrad.BadConfiguration, match=message):
             flower.CompressedStrategy(good, **options)

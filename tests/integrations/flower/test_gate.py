@@ -121,19 +121,19 @@ def test_one_odd_array_beside_the_frame_costs_nothing_but_its_own_reply(spoil: S
     assert accuracy(arrays, norm=True) > 0.5
 
 
-def test_clip_bounds_what_lies_beside_the_frame() -> None:
-    for name, value in (
-        (MEAN, np.full(48, 1e30, np.float32)),
-        (VARIANCE, np.full(48, 1e30, np.float32)),
-        (COUNTER, np.int64(10**15)),
-    ):
-        strategy, arrays = federation(beside(name, value), norm=True, rounds=1, clip=1.0)
-        assert arrays is not None
-        assert strategy.report()["updates"] == 4
-        start = network(norm=True).state_dict()
-        floats = [arrays[n].numpy().astype(float) - start[n].numpy() for n in (MEAN, VARIANCE)]
-        assert np.sqrt(sum(np.square(f).sum() for f in floats)) <= 1 + 1e-5
-        assert abs(int(arrays[COUNTER].numpy()) - int(start[COUNTER])) <= 1
+@pytest.mark.parametrize(("options", "bound"), [({"clip": 1.0}, 1.0), ({"clip": 0.1, "clip_beside": 3.0}, 3.0)])
+@pytest.mark.parametrize("spoiled", [MEAN, VARIANCE, COUNTER])
+def test_clip_bounds_what_lies_beside_the_frame(spoiled: str, options: dict[str, Any], bound: float) -> None:
+    value = np.int64(10**15) if spoiled == COUNTER else np.full(48, 1e30, np.float32)
+    strategy, arrays = federation(beside(spoiled, value), norm=True, rounds=1, **options)
+    assert arrays is not None
+    assert strategy.report()["updates"] == 4
+    start = network(norm=True).state_dict()
+    moved = {n: arrays[n].numpy().astype(float) - start[n].double().numpy() for n in start}
+    assert np.sqrt(sum(np.square(moved[n]).sum() for n in (MEAN, VARIANCE))) <= bound * (1 + 1e-5)
+    assert abs(moved[COUNTER]) <= bound
+    rest = [moved[n] for n in moved if n not in (MEAN, VARIANCE, COUNTER)]
+    assert np.sqrt(sum(np.square(value).sum() for value in rest)) <= options["clip"] * (1 + 1e-5)
 
 
 def test_dtypes_of_the_model_stay() -> None:

@@ -65,13 +65,16 @@ class Gate:
     offered: Mapping[str, Compressor[Any]]  # by text form
     accept: Callable[[Compressor[Any]], bool] | None = None
     clip: float | None = None
+    clip_beside: float | None = None  # None: as clip
     max_weight: float = 2.0**31
     max_extra: int = 1 << 18
     weight_key: str | None = "num-examples"
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise BadConfiguration(f"clip is a norm, above zero, got {self.clip}")
+        for name in ("clip", "clip_beside"):
+            bound = getattr(self, name)
+            if bound is not None and not 0 < bound < math.inf:
+                raise BadConfiguration(f"{name} is a norm, above zero, got {bound}")
         # Below 2^63 no number of clients makes the sum of weights overflow.
         if not isinstance(self.max_weight, (int, float)) or not 0 < self.max_weight <= 2.0**63:
             raise BadConfiguration(
@@ -130,14 +133,12 @@ class Gate:
             raise Refused("corrupt", f"the update cannot be decoded: {error}") from error
         if not bool(torch.isfinite(decoded).all()):
             raise Refused("non-finite", "the update is not finite")
-        found = model.plus(decoded * self._scale(float(decoded.double().norm())) if self.clip else decoded, beside)
+        if self.clip is not None:
+            decoded = decoded * _scale(float(decoded.double().norm()), self.clip)
+        found = model.plus(decoded, beside)
         if not all(np.abs(value).max(initial=0) <= LARGEST for value in found.values() if value.dtype.kind == "f"):
             raise Refused("non-finite", f"model plus update have numbers beyond {LARGEST:.2g}")
         return Update(found, answer, opened.text, len(framed))
-
-    def _scale(self, norm: float) -> float:
-        """The factor that brings a vector of this norm below the bound, float32's rounding included."""
-        return 1.0 if self.clip is None or norm <= self.clip else self.clip / norm * (1 - 2**-22)
 
     def _beside(self, sent: Mapping[str, Tensor], model: Model) -> dict[str, np.ndarray[Any, Any]]:
         """The arrays beside the frame, in the model's dtypes, clipped like the update: differences to the model's values.
@@ -145,13 +146,14 @@ class Gate:
         Floating-point arrays together are one vector, integer arrays together another.
         """
         found = {name: _fitting(name, tensor, model.values[name]) for name, tensor in sent.items()}
-        if self.clip is None:
+        bound = self.clip if self.clip_beside is None else self.clip_beside
+        if bound is None:
             return found
         for kinds in ("f", "iu"):
             old = {name: model.values[name].astype(np.float64) for name, value in found.items() if value.dtype.kind in kinds}
             with np.errstate(over="ignore", invalid="ignore"):
                 moved = {name: found[name].astype(np.float64) - value for name, value in old.items()}
-                scale = self._scale(math.sqrt(sum(float(np.square(value).sum()) for value in moved.values())))
+                scale = _scale(math.sqrt(sum(float(np.square(value).sum()) for value in moved.values())), bound)
                 if scale == 1.0:
                     continue
                 for name, value in moved.items():
@@ -192,6 +194,11 @@ class Gate:
             text = f"{len(opened.payload)} bytes, {compressor} never sends more than {compressor.max_nbytes(spec)}"
             raise Refused("oversized", text)
         return compressor, opened
+
+
+def _scale(norm: float, bound: float) -> float:
+    """The factor that brings a vector of this norm below the bound, float32's rounding included."""
+    return 1.0 if norm <= bound else bound / norm * (1 - 2**-22)
 
 
 def _fitting(name: str, sent: Tensor, model: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -39,8 +39,8 @@ class CompressedStrategy(Strategy):
     - ``snapshot``: the compressor of whole models.
     - ``choose``: a function of a :class:`ClientRecord` that names the client's budget, e.g. :func:`by_bandwidth`.
     - ``accept``: also take updates of compressors that this function approves; by default only those in ``uplink``.
-    - ``clip``: scale decoded updates down to this Euclidean norm: what differential privacy and a bound on any one client need. The
-      arrays beside the update are bounded in the same way.
+    - ``clip``: scale decoded updates down to this Euclidean norm: what differential privacy and a bound on any one client need.
+    - ``clip_beside``: the same for the arrays beside the update, as differences to the server's; by default as ``clip``.
     - ``max_weight``: refuse replies that claim a larger weight (``num-examples``).
     - ``max_extra``: bytes of metrics and other records that a reply may carry beside the model's arrays.
     - ``dense``: name patterns of arrays that are sent uncompressed (running statistics, by default); integers always are.
@@ -63,6 +63,7 @@ class CompressedStrategy(Strategy):
         choose: Callable[[ClientRecord], str] | None = None,
         accept: Callable[[Compressor[Any]], bool] | None = None,
         clip: float | None = None,
+        clip_beside: float | None = None,
         max_weight: float = 2.0**31,
         max_extra: int = 1 << 18,
         dense: Sequence[str] = envelope.RUNNING,
@@ -86,7 +87,7 @@ class CompressedStrategy(Strategy):
         self.inner, self.patience, self.quorum, self.keep = inner, patience, quorum, keep
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.broadcast = Broadcast(usable(downlink), usable(snapshot), dense, memory, seed)
-        self.gate = Gate(offered, accept, clip, max_weight, max_extra, strategies.weight_key(inner))
+        self.gate = Gate(offered, accept, clip, clip_beside, max_weight, max_extra, strategies.weight_key(inner))
         self.ledger, needed = Ledger(history), strategies.metrics_read(inner)
         self.conversation = Conversation(self.broadcast, self.gate, self.ledger, compressors, choose, needed)
         self.completed = 0  # rounds of training, those before a resumption included
