@@ -151,8 +151,15 @@ class Counter:
             while True:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._target))
-                threading.Thread(target=self._relay, args=(client, server, "up"), daemon=True).start()
-                threading.Thread(target=self._relay, args=(server, client, "down"), daemon=True).start()
+                threading.Thread(target=self._connection, args=(client, server), daemon=True).start()
+
+    def _connection(self, client: socket.socket, server: socket.socket) -> None:
+        """Both directions of one connection, until both have ended."""
+        with client, server:
+            up = threading.Thread(target=self._relay, args=(client, server, "up"), daemon=True)
+            up.start()
+            self._relay(server, client, "down")
+            up.join()
 
     def _relay(self, source: socket.socket, target: socket.socket, direction: str) -> None:
         with contextlib.suppress(OSError):

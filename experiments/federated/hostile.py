@@ -63,11 +63,13 @@ class Material:
 
 @dataclasses.dataclass(frozen=True)
 class Forgery:
-    """What it sends instead: another frame, other metrics, records of another structure, an error."""
+    """What it sends instead: another frame, other metrics, other arrays beside it, records of another structure, an error."""
 
     framed: bytes
     metrics: dict[str, Any] | None = None
     records: str = ""  # one of RECORDS
+    beside: tuple[str, Any] = ("", None)  # the end of an array's name, and the number or numbers it is filled with
+    extra: bytes = b""  # in a record that nobody asked for
     error: bool = False
 
 
@@ -154,10 +156,38 @@ def _wire_id(rng: random.Random, mine: Material) -> Forgery:
 def _metrics(rng: random.Random, mine: Material) -> Forgery:
     bad: list[dict[str, Any]] = [
         {}, {"num-examples": float("nan")}, {"num-examples": -1}, {"num-examples": 0}, {"num-examples": [1.0]},
-        {"num-examples": 10, "loss": float("inf")}, {"num-examples": 10**6, "loss": 1.0}, {"num-examples": 10, f"other{rng.random()}": 1.0},
+        {"num-examples": 10, "loss": float("inf")}, {"num-examples": 2**33, "loss": 1.0}, {"num-examples": 10, f"other{rng.random()}": 1.0},
         {"num-examples": 10, "loss": [1.0] * rng.randrange(1, 2000)}, {"loss": 1.0},
     ]  # fmt: skip
     return Forgery(mine.framed, metrics=rng.choice(bad))
+
+
+def _weight(rng: random.Random, mine: Material) -> Forgery:
+    # Two of the largest overflow when they are added; one of the others owns a mean of honest clients.
+    claim = rng.choice([1.7e308, 1e300, 1e18, 2.0**32, 2**62, 2**33])
+    return Forgery(mine.framed, metrics={"num-examples": claim, "loss": 1.0})
+
+
+def _structure(rng: random.Random, mine: Material) -> Forgery:
+    odd: list[dict[str, Any]] = [
+        {f"other{rng.random()}": 1.0}, {"loss": [1.0] * rng.randrange(1, 20_000)},
+        {f"{name}{rng.random()}": 1.0 for name in range(rng.randrange(1, 100))},
+    ]  # fmt: skip
+    return Forgery(mine.framed, metrics={"num-examples": 10} | rng.choice(odd))
+
+
+def _dtype(rng: random.Random, mine: Material) -> Forgery:
+    return Forgery(mine.framed, beside=("", rng.choice([1e300, -1e300, 3.5e38, 0.5, np.longdouble(1)])))
+
+
+def _beside(rng: random.Random, mine: Material) -> Forgery:
+    variance = ("running_var", np.float32(-rng.choice([5.0, 1e-3, 1e30])))
+    counter = ("num_batches_tracked", np.int64(rng.choice([-1, -(10**15), 1 << 60, -(1 << 63)])))
+    return Forgery(mine.framed, beside=rng.choice([variance, counter]))
+
+
+def _large(rng: random.Random, mine: Material) -> Forgery:
+    return Forgery(mine.framed, extra=rng.randbytes(rng.randrange(300_000, 1_000_000)))
 
 
 def _records(rng: random.Random, mine: Material) -> Forgery:
@@ -192,11 +222,19 @@ KINDS = {
     "another compressor": _kind(_compressor, "not-offered"),
     "another wire id": _kind(_wire_id, "corrupt"),
     "odd metrics": _kind(_metrics, "metrics"),
+    "heavy weight": _kind(_weight, "metrics"),
+    "metrics of another structure": _kind(_structure, "metrics"),
+    "array of another dtype": _kind(_dtype, "beside", "corrupt"),
+    "negative variance or counter": _kind(_beside, "beside"),
+    "large record": _kind(_large, "oversized"),
     "odd records": _kind(_records, "no-update", "metrics", "corrupt"),
     "error": _kind(_error, "error"),
     "corrupt before the checksum": _kind(_payload, "corrupt", "non-finite", lie=True),
 }
-MAIN = ("corrupt", "truncated", "oversized", "wrong shape", "wrong version", "replayed", "not finite")
+MAIN = (
+    "corrupt", "truncated", "oversized", "wrong shape", "wrong version", "replayed", "not finite", "heavy weight",
+    "array of another dtype", "large record",
+)  # fmt: skip
 
 
 def material(reply: Message, seen: tuple[bytes, ...] = ()) -> Material:
@@ -218,12 +256,18 @@ def forge(reply: Message, forgery: Forgery) -> Message:
         arrays[beside] = Array("float64", (1 << 40,), "numpy.ndarray", b"\x93NUMPY\x01\x00v\x00" + claim + bytes(64))
     if kind == "text":
         arrays[beside] = Array("<U4", (1,), "numpy.ndarray", Array(np.array(["evil"])).data)
+    end, value = forgery.beside
+    if value is not None:
+        name = next(name for name in arrays if name != KEY and name.endswith(end))
+        arrays[name] = Array(np.full(arrays[name].shape, value))
     if kind == "extra":
         arrays["more"] = Array(np.zeros(3))
     if kind == "missing":
         del arrays[beside]
     metrics = MetricRecord({"num-examples": 10, "loss": 1.0} if forgery.metrics is None else forgery.metrics)
     content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+    if forgery.extra:
+        content["more"] = ConfigRecord({"more": forgery.extra})
     if kind in ("no-arrays", "other-name"):
         del content["arrays"]
     if kind == "two-arrays":
@@ -277,7 +321,7 @@ def federation(kind: str | None, hostile: int = HOSTILE, honest: int = HONEST, r
     arrays = ArrayRecord(_network().state_dict())
     model = sum(len(a.data) for a in arrays.values())
     inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-    strategy = flower.CompressedStrategy(inner, UPLINK, seed=1, max_weight=1000)
+    strategy = flower.CompressedStrategy(inner, UPLINK, seed=1, history=rounds + 1)
     grid = flower.LocalGrid(_app(), hostile + honest, deliver=deliver)
     digests: list[str] = []
     finite, seconds, growth = True, 0.0, 0

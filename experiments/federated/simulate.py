@@ -128,6 +128,6 @@ def simulate(method: Method, setting: Setting, seed: int) -> Run:
 
     random.seed(seed)  # Flower samples clients with it
     strategy.start(grid, ArrayRecord(model.state_dict()), setting.rounds, evaluate_fn=evaluate)
-    rejected = len(strategy.rejections) if isinstance(strategy, flower.CompressedStrategy) else 0
+    rejected = strategy.report()["rejected"] if isinstance(strategy, flower.CompressedStrategy) else 0
     numel = sum(p.numel() for p in model.parameters())
     return Run(method, setting, seed, tuple(points), updates, numel, time.process_time() - began, rejected)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tersegrad
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Piece, Spec
@@ -110,3 +111,21 @@ def test_mismatched_states_are_refused() -> None:
         states.map_tensors(lambda a, b: a, advanced(), advanced(Spec.flat(5)))
     assert states.concat([None, None], [SPEC, SPEC]) is None
     assert states.slice(None, SPEC, 0, 5) is None
+
+
+def test_carrying_says_what_found_no_place() -> None:
+    spec = Spec((Piece((8,), 0, 8, "a"), Piece((4,), 0, 4, "b"), Piece((2,), 0, 2, "a.c")))
+    compressor = tersegrad.parse('metered(by_tensor(int8, rules={"a*": metered(error_feedback(sign, residual=bfloat16))}))')
+    amount = torch.arange(14.0) + 1
+    fresh = compressor.init(spec, "cpu")
+    state, left = states.carry(fresh, spec, amount)
+    place = torch.tensor([0.0] * 8 + [1.0] * 4 + [0.0] * 2)
+    assert torch.equal(left, amount * place)
+    found = states.carried(state, spec)
+    assert found is not None
+    assert torch.equal(found, amount * (1 - place))
+    before = states.carried(fresh, spec)
+    assert before is not None
+    assert not before.any()
+    assert states.carried(None, spec) is None
+    assert torch.equal(states.carry(None, spec, amount)[1], amount)

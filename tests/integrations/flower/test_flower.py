@@ -29,7 +29,7 @@ from flwr.serverapp.strategy import (
 import tersegrad
 from tersegrad.integrations import flower
 from tersegrad.integrations.flower import envelope
-from tersegrad.integrations.flower.mod import Memory
+from tersegrad.integrations.flower.memory import Memory
 from tests.integrations.flower.federation import accuracy, client_app, fedavg, network, run
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -78,7 +78,7 @@ def test_snapshots_take_at_most_four_bits_and_differences_fewer() -> None:
     assert {p.kind for p in last.parcels.values()} == {"difference"}
     assert max(p.downlink for p in last.parcels.values()) < min(p.downlink for p in first.parcels.values()) * 0.6
     x = torch.randn(100_000)
-    assert 8 * len(tersegrad.to_frame(strategy.snapshot, x)) / x.numel() <= 4
+    assert 8 * len(tersegrad.to_frame(strategy.broadcast.snapshot, x)) / x.numel() <= 4
 
 
 def test_a_model_is_sent_once() -> None:
@@ -94,11 +94,11 @@ def test_a_model_is_sent_once() -> None:
 def test_one_encoding_serves_all_that_hold_a_version() -> None:
     strategy = compressed()
     calls = []
-    encode = strategy._encode
-    strategy._encode = lambda *a: calls.append(a) or encode(*a)  # type: ignore[method-assign, func-returns-value]
+    encode = strategy.broadcast._encode
+    strategy.broadcast._encode = lambda *a: calls.append(a) or encode(*a)  # type: ignore[method-assign, func-returns-value]
     run(strategy, flower.LocalGrid(client_app([flower.compress_mod()]), 5), 3)
     assert len(calls) == 3
-    assert len(strategy._versions) <= 2
+    assert len(strategy.broadcast.versions) <= 2
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_versions_beyond_the_memory_are_forgotten() -> None:
     grid = flower.LocalGrid(client_app([flower.compress_mod()]), 8)
     strategy = compressed(fraction=0.25, memory=3 * 4 * NUMEL)
     result = run(strategy, grid, 12)
-    assert len(strategy._versions) <= 4
+    assert len(strategy.broadcast.versions) <= 4
     report = strategy.report()
     assert report["models_as_snapshot"] > report["clients"]
     assert report["rejected"] == 0
@@ -396,6 +396,8 @@ def test_bad_configurations_say_so() -> None:
         ({"downlink": "threshold(tau=1)"}, "promises nothing"),
         ({"uplink": {}}, "at least one budget"),
         ({"clip": 0.0}, "above zero"),
+        ({"clip_beside": -1.0}, "clip_beside is a norm"),
+        ({"max_extra": -1}, "number of bytes"),
     ):
         with pytest.raises(tersegrad.BadConfiguration, match=message):
             flower.CompressedStrategy(good, **options)
@@ -409,7 +411,7 @@ def test_bad_configurations_say_so() -> None:
 
 def test_unbiased_downlinks_are_made_contractive() -> None:
     strategy = compressed(downlink="natural")
-    assert str(strategy.downlink) == "error_feedback(natural)"
+    assert str(strategy.broadcast.downlink) == "error_feedback(natural)"
     result = run(strategy, flower.LocalGrid(client_app([flower.compress_mod()]), 2), 4)
     assert accuracy(result.arrays) > 0.5
 
@@ -419,7 +421,7 @@ def test_the_same_seed_sends_the_same_bytes() -> None:
     assert torch.equal(flat(runs[0].arrays), flat(runs[1].arrays))
     secret = flower.CompressedStrategy(fedavg())
     other = flower.CompressedStrategy(fedavg())
-    assert secret._draw(b"client", 1) != other._draw(b"client", 1)
+    assert secret.broadcast.draw(b"client", 1) != other.broadcast.draw(b"client", 1)
 
 
 def test_metrics_survive() -> None:

@@ -23,27 +23,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
+from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from tersegrad.core import frame
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Piece, Spec
+from tersegrad.core.protocol import Compressor, Context, Piece, Spec, needs_second_moment
 from tersegrad.core.protocol import Message as Coded
+from tersegrad.recipes import parse
 
 KEY = "tersegrad"  # the name of our Array in an ArrayRecord
 MODEL, UPDATE = "tersegrad.model", "tersegrad.update"  # its stype, down and up
 NUMPY, RAW = "numpy.ndarray", "tersegrad.tensor"  # stypes of whole tensors: Flower's, and ours for what numpy cannot hold
 RUNNING = ("*running_mean", "*running_var", "*num_batches_tracked")  # rounding a variance may make it negative
+NONNEGATIVE = ("*running_var", "*num_batches_tracked")
 UP, DIFFERENCE, SNAPSHOT = 0, 1, 2  # the frame's buffer number: what the frame is about
 MAX_HEADER = 1 << 20
-
-
-def wire_nbytes(message: Message) -> int:
-    """Bytes of a Flower message as it travels: every object of it, serialised, headers and names included."""
-    with no_object_id_recompute():
-        return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+EXACT = 2**53  # integers up to here have a float64, which means of integers are made of
 
 
 # ---- whole tensors -------------------------------------------------------------------------------------------------------------
@@ -67,7 +63,10 @@ def read_tensor(array: Array) -> Tensor:
         return torch.frombuffer(bytearray(array.data), dtype=torch.bfloat16).reshape(array.shape)
     if array.stype != NUMPY:
         raise CorruptMessage(f"an array of kind {array.stype!r} is not understood")
-    return torch.from_numpy(_read_npy(array.data))
+    try:
+        return torch.from_numpy(_read_npy(array.data))
+    except TypeError as error:
+        raise CorruptMessage(f"an array of {array.dtype[:20]!r} is not understood") from error
 
 
 def _read_npy(data: bytes) -> np.ndarray[Any, Any]:
@@ -144,9 +143,9 @@ class Layout:
         """Names of the arrays that are not compressed."""
         return tuple(name for name, packed in zip(self.names, self.packed) if not packed)
 
-    def flatten(self, record: ArrayRecord) -> Tensor:
+    def flatten(self, model: Mapping[str, Tensor]) -> Tensor:
         """The compressed arrays of a model as one float32 buffer."""
-        return torch.cat([t.reshape(-1).to(torch.float32) for t in self._tensors(record)])
+        return torch.cat([t.reshape(-1).to(torch.float32) for t in self._tensors(model)])
 
     def update(self, record: ArrayRecord, base: Tensor) -> Tensor:
         """What training changed, float32. A 16-bit model began at the rounded base, so the difference is to that."""
@@ -154,7 +153,7 @@ class Layout:
         begun = base.split([t.numel() for t in trained])
         return torch.cat([(t.reshape(-1).double() - b.to(t.dtype).double()).float() for t, b in zip(trained, begun)])
 
-    def _tensors(self, record: ArrayRecord) -> list[Tensor]:
+    def _tensors(self, record: Mapping[str, Array | Tensor]) -> list[Tensor]:
         if tuple(record) != self.names:
             raise BadConfiguration(
                 f"the model's arrays are {list(self.names)[:8]}, not {list(record)[:8]}: keep names and order"
@@ -162,7 +161,8 @@ class Layout:
         found = []
         for name, shape, packed in zip(self.names, self.shapes, self.packed):
             if packed:
-                tensor = read_tensor(record[name])
+                value = record[name]
+                tensor = read_tensor(value) if isinstance(value, Array) else value
                 if tuple(tensor.shape) != shape:
                     raise BadConfiguration(f"{name} has shape {tuple(tensor.shape)}, the model {shape}")
                 found.append(tensor)
@@ -180,18 +180,20 @@ class Layout:
                 arrays[name] = beside[name]
         return ArrayRecord(arrays)
 
-    def check_beside(self, record: ArrayRecord, among: Sequence[str]) -> dict[str, Array]:
-        """The uncompressed arrays that came in ``record``, next to the names in ``among``."""
-        if set(record) != {*self.beside, *among}:
-            raise CorruptMessage(f"expected the arrays {sorted({*self.beside, *among})[:8]}, got {sorted(record)[:8]}")
+    def read_beside(self, record: ArrayRecord) -> dict[str, Tensor]:
+        """The uncompressed arrays of a message; raises unless they are there, alone with ours, finite and of the right shape."""
+        expected = {*self.beside, KEY}
+        if set(record) != expected:
+            raise CorruptMessage(f"expected the arrays {sorted(expected)[:8]}, got {sorted(record)[:8]}")
+        found = {}
         for name, shape in zip(self.names, self.shapes):
-            if name in self.beside:
-                tensor = read_tensor(record[name])
+            if name in expected:
+                tensor = found[name] = read_tensor(record[name])
                 if tuple(tensor.shape) != shape:
                     raise CorruptMessage(f"{name} has shape {tuple(tensor.shape)}, the model {shape}")
                 if not bool(torch.isfinite(tensor).all()):
                     raise CorruptMessage(f"{name} is not finite")
-        return {name: record[name] for name in self.beside}
+        return found
 
     def facts(self) -> list[list[Any]]:
         """As JSON."""
@@ -202,7 +204,7 @@ class Layout:
         """From JSON that a stranger wrote."""
         try:
             names, shapes, packed = zip(*((str(n), tuple(int(x) for x in s), bool(p)) for n, s, p in facts))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise CorruptMessage(f"the layout of the model is not understood: {error}") from error
         if len(set(names)) != len(names) or any(x < 0 for s in shapes for x in s):
             raise CorruptMessage("the layout of the model has a name twice or a negative size")
@@ -212,7 +214,18 @@ class Layout:
         return layout
 
 
-# ---- frames --------------------------------------------------------------------------------------------------------------------
+# ---- compressors and frames ----------------------------------------------------------------------------------------------------
+
+
+def usable(compressor: Compressor[Any] | str) -> Compressor[Any]:
+    """A compressor that needs nothing but the update."""
+    found = parse(compressor) if isinstance(compressor, str) else compressor
+    if needs_second_moment(found):
+        raise BadConfiguration(
+            f"{found} decides by the second moment of single samples' gradients, which a model update does not have: "
+            "use another compressor, for instance error_feedback(sparse_dithering(alpha=0.25))"
+        )
+    return found
 
 
 def pack_frame(message: Coded, compressor: Compressor[Any], spec: Spec, context: Context) -> bytes:
@@ -250,8 +263,13 @@ class Order:
     uplink: str  # the compressor of the answer
     fixed: bool = False  # the server insists on it
     budgets: dict[str, str] = dataclasses.field(default_factory=dict)  # else the client may take one of these, by name
-    heard: int | None = None  # the last step whose answer was accepted; None: the server does not know
+    heard: int | None = None  # the last step whose answer this run of the server has used; None: it has used none
     layout: list[list[Any]] | None = None  # with snapshots
+
+    @property
+    def epoch(self) -> int:
+        """Tells one run of a server from another; a run that goes on from a checkpoint is the same."""
+        return self.version >> 32
 
     def pack(self, framed: bytes) -> bytes:
         """Header and frame as bytes."""
@@ -280,6 +298,11 @@ class Order:
         return order, data[4 + length :]
 
 
+def version_number(epoch: int, step: int, number: int) -> int:
+    """The number of a version: which run of a server made it, at which step, and which of that step's versions it is."""
+    return (epoch << 32) + (step % 0x10000 << 16) + number % 0x10000
+
+
 _ANSWER = struct.Struct("<fB")
 
 
@@ -301,6 +324,3 @@ class Answer:
             raise CorruptMessage("the update's header is truncated")
         seconds, fresh = _ANSWER.unpack_from(data)
         return Answer(seconds if math.isfinite(seconds) and seconds >= 0 else 0.0, bool(fresh)), data[_ANSWER.size :]
-
-
-HEADER_NBYTES = _ANSWER.size

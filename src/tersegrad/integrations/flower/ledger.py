@@ -10,14 +10,6 @@ from typing import Any
 from tersegrad.core.errors import BadConfiguration
 
 
-class Refused(Exception):
-    """A reply that takes no part in the round; ``kind`` is a short word to count by."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind = kind
-
-
 @dataclasses.dataclass(frozen=True)
 class Rejection:
     """One reply that was turned away, and why."""
@@ -30,7 +22,10 @@ class Rejection:
 
 @dataclasses.dataclass(frozen=True)
 class Parcel:
-    """What one client received and sent in one round. Bytes are those of whole Flower messages, headers included."""
+    """What one client received and sent in one round.
+
+    Bytes are those of whole Flower messages, headers included; of a reply that was turned away as too large, those of its contents.
+    """
 
     node: int
     kind: str  # how the model came: "snapshot", "difference", or "same" where the client held it already
@@ -65,6 +60,30 @@ class RoundReport:
     def accepted(self) -> int:
         return sum(p.outcome == "accepted" for p in self.parcels.values())
 
+    def note(self, node: int, **changes: Any) -> Parcel:
+        """Change what is known of one client's parcel."""
+        self.parcels[node] = dataclasses.replace(self.parcels[node], **changes)
+        return self.parcels[node]
+
+    def counts(self) -> Counter[str]:
+        """Everything that is added up over rounds."""
+        parcels = self.parcels.values()
+        trained = [p for p in parcels if self.train]
+        accepted = [p for p in trained if p.outcome == "accepted"]
+        found = Counter(
+            rounds=int(self.train),
+            uplink_bytes=self.uplink,
+            downlink_bytes=self.downlink,
+            updates=len(accepted),
+            frames=sum(p.frame for p in accepted),
+            residuals_from_zero=sum(p.fresh for p in trained),
+            silent=sum(p.outcome == "silent" for p in parcels),
+            rejected=len(self.rejections),
+        )
+        found.update(f"models/{p.kind}" for p in parcels)
+        found.update(f"rejected_{rejection.kind}" for rejection in self.rejections)
+        return found
+
 
 @dataclasses.dataclass
 class ClientRecord:
@@ -88,8 +107,48 @@ class ClientRecord:
         self.bytes_per_second = max(rate, 0.8 * (self.bytes_per_second or 0.0))
 
 
+class Ledger:
+    """The last ``history`` rounds in full, and totals of all rounds."""
+
+    def __init__(self, history: int) -> None:
+        if history < 1:
+            raise BadConfiguration(f"history is a number of rounds, at least 1, got {history}")
+        self.history = history
+        self.rounds: list[RoundReport] = []
+        self._past: Counter[str] = Counter()
+
+    def add(self, report: RoundReport) -> None:
+        """Begin a round; the oldest becomes part of the totals once there are too many."""
+        self.rounds.append(report)
+        while len(self.rounds) > self.history:
+            self._past.update(self.rounds.pop(0).counts())
+
+    def summary(self, clients: Mapping[int, ClientRecord], numel: int) -> dict[str, Any]:
+        """Totals as a flat dict, for a logger."""
+        total = Counter(self._past)
+        for report in self.rounds:
+            total.update(report.counts())
+        updates = total["updates"]
+        return {
+            "rounds": total["rounds"],
+            "clients": len(clients),
+            "uplink_bytes": total["uplink_bytes"],
+            "downlink_bytes": total["downlink_bytes"],
+            "updates": updates,
+            "uplink_bits_per_coordinate": 8 * total["frames"] / (updates * numel) if updates else 0.0,
+            "models_as_snapshot": total["models/snapshot"],
+            "models_as_difference": total["models/difference"],
+            "models_held_already": total["models/same"],
+            "residuals_from_zero": total["residuals_from_zero"],
+            "residual_restarts": sum(c.restarts for c in clients.values()),
+            "silent": total["silent"],
+            "rejected": total["rejected"],
+            **{name: count for name, count in sorted(total.items()) if name.startswith("rejected_")},
+        }
+
+
 def by_bandwidth(thresholds: Mapping[str, float], first: str | None = None) -> Callable[[ClientRecord], str]:
-    """A rule for ``choose=``: the last budget whose threshold, in bytes a second, the client's measured link reaches.
+    """A rule for ``choose=``: the last budget whose threshold, in bytes per second, the client's measured link reaches.
 
     ``first`` is for clients that were not measured yet (default: the budget with the smallest threshold).
 
@@ -108,27 +167,3 @@ def by_bandwidth(thresholds: Mapping[str, float], first: str | None = None) -> C
         return reached[-1] if reached else ladder[0][0]
 
     return choose
-
-
-def summary(rounds: list[RoundReport], clients: Mapping[int, ClientRecord], numel: int) -> dict[str, Any]:
-    """Totals as a flat dict, for a logger."""
-    trained = [p for r in rounds if r.train for p in r.parcels.values()]
-    accepted = [p for p in trained if p.outcome == "accepted"]
-    refused = Counter(rejection.kind for r in rounds for rejection in r.rejections)
-    models = Counter(p.kind for r in rounds for p in r.parcels.values())
-    return {
-        "rounds": sum(r.train for r in rounds),
-        "clients": len(clients),
-        "uplink_bytes": sum(r.uplink for r in rounds),
-        "downlink_bytes": sum(r.downlink for r in rounds),
-        "updates": len(accepted),
-        "uplink_bits_per_coordinate": 8 * sum(p.frame for p in accepted) / (len(accepted) * numel) if accepted else 0.0,
-        "models_as_snapshot": models["snapshot"],
-        "models_as_difference": models["difference"],
-        "models_held_already": models["same"],
-        "residuals_from_zero": sum(p.fresh for p in trained),
-        "residual_restarts": sum(c.restarts for c in clients.values()),
-        "silent": sum(p.outcome == "silent" for r in rounds for p in r.parcels.values()),
-        "rejected": sum(refused.values()),
-        **{f"rejected_{kind}": count for kind, count in sorted(refused.items())},
-    }

@@ -11,27 +11,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 import os
-import struct
 import time
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from torch import Tensor
 
 from tersegrad.core import frame, state
 from tersegrad.core.errors import BadConfiguration, CorruptMessage, TersegradError
-from tersegrad.core.protocol import Compressor
+from tersegrad.core.protocol import Compressor, Spec
 from tersegrad.core.protocol import Context as Draw
 from tersegrad.integrations.flower import envelope
-from tersegrad.integrations.flower.envelope import KEY, Answer, Layout, Order
+from tersegrad.integrations.flower.envelope import KEY, Answer, Layout, Order, usable
+from tersegrad.integrations.flower.memory import Memory
 from tersegrad.recipes import parse
-from tersegrad.wrappers.error_feedback import ErrorFeedbackState
 
 FAILED_PRECONDITION = 6  # Flower's ErrorCode.MOD_FAILED_PRECONDITION
 CHOICE = "tersegrad"  # the key of node_config that names a budget or a compressor
@@ -40,75 +37,6 @@ _ARRAYS, _FACTS = "tersegrad.arrays", "tersegrad.facts"
 _log = logging.getLogger("flwr")
 
 Next = Callable[[Message, Context], Message]
-
-
-@dataclasses.dataclass
-class Memory:
-    """What a client keeps from one message to the next."""
-
-    layout: Layout | None = None
-    version: int | None = None
-    base: Tensor | None = None  # the model of that version, as received
-    compressor: str = ""
-    entries: dict[str, Any] = dataclasses.field(default_factory=dict)  # the compressor's state
-    step: int = -1  # of the last update sent
-    frame: bytes = b""  # that update, until the server says whether it arrived
-
-    def records(self) -> tuple[ArrayRecord, ConfigRecord]:
-        """As Flower records."""
-        tensors = {f"state.{k}": v for k, v in self.entries.items() if isinstance(v, Tensor)}
-        numbers = {k: v for k, v in self.entries.items() if not isinstance(v, Tensor)}
-        if self.base is not None:
-            tensors["base"] = self.base
-        facts = {
-            "layout": self.layout.facts() if self.layout else None,
-            "version": self.version,
-            "compressor": self.compressor,
-            "numbers": numbers,
-            "step": self.step,
-        }
-        arrays = ArrayRecord({name: envelope.pack_tensor(tensor) for name, tensor in tensors.items()})
-        return arrays, ConfigRecord({"facts": json.dumps(facts), "frame": self.frame})
-
-    @staticmethod
-    def from_records(arrays: ArrayRecord, config: Mapping[str, Any]) -> Memory:
-        """The inverse of :meth:`records`."""
-        facts = json.loads(config["facts"])
-        entries = {name[6:]: envelope.read_tensor(a) for name, a in arrays.items() if name.startswith("state.")}
-        return Memory(
-            Layout.from_facts(facts["layout"], 1 << 62) if facts["layout"] else None,
-            facts["version"],
-            envelope.read_tensor(arrays["base"]) if "base" in arrays else None,
-            facts["compressor"],
-            {**entries, **facts["numbers"]},
-            facts["step"],
-            config["frame"],
-        )
-
-    def tobytes(self) -> bytes:
-        """As the content of a file."""
-        arrays, config = self.records()
-        index = [[name, a.dtype, list(a.shape), a.stype, len(a.data)] for name, a in arrays.items()]
-        header = json.dumps({"facts": config["facts"], "arrays": index, "frame": len(self.frame)}).encode()
-        body = struct.pack("<I", len(header)) + header + self.frame + b"".join(a.data for a in arrays.values())
-        return body + struct.pack("<I", zlib.crc32(body))
-
-    @staticmethod
-    def frombytes(data: bytes) -> Memory:
-        """The inverse of :meth:`tobytes`."""
-        try:
-            if struct.pack("<I", zlib.crc32(data[:-4])) != data[-4:]:
-                raise CorruptMessage("checksum mismatch")
-            (length,) = struct.unpack_from("<I", data)
-            header, at = json.loads(data[4 : 4 + length]), 4 + length
-            sent, at = data[at : at + header["frame"]], at + header["frame"]
-            arrays = {}
-            for name, dtype, shape, stype, nbytes in header["arrays"]:
-                arrays[name] = Array(dtype, tuple(shape), stype, data[at : at + nbytes])
-                at += nbytes
-            return Memory.from_records(ArrayRecord(arrays), {"facts": header["facts"], "frame": sent})
-        except (KeyError, ValueError, TypeError, struct.error) as error:
-            raise CorruptMessage(f"not a client's state: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,10 +84,12 @@ class CompressMod:
             if layout != memory.layout:  # another model: what was left out of the old one is meaningless
                 memory.entries, memory.compressor, memory.frame = {}, "", b""
             memory.layout = layout
-        if memory.layout is None or (order.base is not None and (memory.base is None or memory.version != order.base)):
+        # Who holds the new version already got the same message before.
+        held = memory.base is not None and memory.version in (order.base, order.version)
+        if memory.layout is None or (order.base is not None and not held):
             raise CorruptMessage(f"it is a difference to version {order.base}, held is {memory.version}: send a snapshot")
-        beside = memory.layout.check_beside(record, (KEY,))
-        if order.base is None or order.version != order.base:
+        memory.layout.read_beside(record)
+        if order.base is None or memory.version != order.version:
             opened = frame.unpack(framed, max_numel=memory.layout.spec.numel)
             if (opened.context.step, opened.context.buffer) != (
                 order.step,
@@ -171,7 +101,7 @@ class CompressMod:
             decoded = compressor.decode(opened.message, memory.layout.spec, opened.context)
             memory.base = decoded if order.base is None or memory.base is None else memory.base + decoded
         memory.version = order.version
-        return order, beside
+        return order, {name: record[name] for name in memory.layout.beside}
 
     # ---- uplink
 
@@ -182,16 +112,17 @@ class CompressMod:
         (place,) = reply.content.array_records
         trained = reply.content.array_records[place]
         spec = memory.layout.spec
-        compressor = self._choose(order, context)
-        fresh = not memory.compressor
-        before = self._state(memory, compressor, order)
-        update = memory.layout.update(trained, memory.base)
-        draw = Draw(order.seed, order.step, envelope.UP, order.sender)
-        message, after = compressor.encode(update, spec, before, draw)
-        framed = envelope.pack_frame(message, compressor, spec, draw)
-        memory.compressor, memory.entries = str(compressor), state.state_dict(after)
-        memory.step, memory.frame = order.step, framed
-        data = Answer(time.perf_counter() - began, fresh).pack(framed)
+        draw, fresh = Draw(order.seed, order.step, envelope.UP, order.sender), False
+        # A question that comes twice has one answer, whichever copy of it the server takes.
+        if not memory.frame or frame.unpack(memory.frame).context != draw:
+            compressor = self._choose(order, context)
+            before, rest, fresh = self._state(memory, compressor, order)
+            update = memory.layout.update(trained, memory.base) + rest
+            message, after = compressor.encode(update, spec, before, draw)
+            memory.compressor, memory.entries = str(compressor), state.state_dict(after)
+            memory.epoch, memory.step = order.epoch, order.step
+            memory.frame = envelope.pack_frame(message, compressor, spec, draw)
+        data = Answer(time.perf_counter() - began, fresh).pack(memory.frame)
         beside = {name: trained[name] for name in memory.layout.beside}
         sent = Array("uint8", (len(data),), envelope.UPDATE, data)
         reply.content[place] = ArrayRecord({KEY: sent, **beside})
@@ -202,31 +133,41 @@ class CompressMod:
         text = order.uplink if order.fixed else str(wish or self.compressor or order.uplink)
         return _parse(order.budgets.get(text, text))
 
-    def _state(self, memory: Memory, compressor: Compressor[Any], order: Order) -> Any:
-        """The compressor's state, carried over as far as it fits; an update that never arrived returns to the residual."""
+    def _state(self, memory: Memory, compressor: Compressor[Any], order: Order) -> tuple[Any, Tensor | float, bool]:
+        """The state to encode with; what of the old residual goes with this update; whether the residual begins at zero.
+
+        The old residual passes on to another compressor's; where that keeps none it goes with this update.
+        """
         assert memory.layout is not None
         spec = memory.layout.spec
-        template = compressor.init(spec, "cpu")
-        wanted = state.state_dict(template)
+        found = compressor.init(spec, "cpu")
+        rest: Tensor | float = 0.0
+        kept = self._kept(memory, spec)
+        if kept is not None:
+            old, carried = kept[0], state.carried(kept[0], spec)
+            if memory.compressor == str(compressor):
+                found = old
+            elif carried is not None:
+                found, rest = state.carry(found, spec, carried.float())
+        # Another run of the server does not know what became of the last update, so it counts as used.
+        if memory.frame and memory.epoch == order.epoch and memory.step != order.heard:
+            opened = frame.unpack(memory.frame, max_numel=spec.numel)
+            lost = _parse(opened.text).decode(opened.message, spec, opened.context)
+            if bool(lost.isfinite().all()):
+                found, _ = state.carry(found, spec, lost)
+        return found, rest, kept is None
 
-        def fits(name: str) -> bool:
-            kept = memory.entries.get(name)
-            return isinstance(kept, Tensor) == isinstance(wanted[name], Tensor) and (
-                not isinstance(kept, Tensor) or kept.shape == wanted[name].shape
-            )
-
-        kept = {name: memory.entries[name] if name in memory.entries and fits(name) else wanted[name] for name in wanted}
+    @staticmethod
+    def _kept(memory: Memory, spec: Spec) -> tuple[Any] | None:
+        """The state after the last update, in a tuple because it may be None; without one the residual begins at zero."""
         if not memory.compressor:
             _log.info("compress_mod: no residual kept, it begins at zero")
-        found = state.load(template, kept)
-        lost = memory.frame and order.heard is not None and order.heard != memory.step
-        if lost and isinstance(found, ErrorFeedbackState):
-            opened = frame.unpack(memory.frame, max_numel=spec.numel)
-            decoded = _parse(opened.text).decode(opened.message, spec, opened.context)
-            if bool(decoded.isfinite().all()):
-                found = dataclasses.replace(found, residual=(found.residual + decoded).to(found.residual.dtype))
-        memory.frame = b""
-        return found
+            return None
+        try:
+            return (state.load(_parse(memory.compressor).init(spec, "cpu"), memory.entries),)
+        except TersegradError as error:
+            _log.warning("compress_mod: the kept residual does not fit (%s), it begins at zero", error)
+            return None
 
     # ---- memory
 
@@ -265,7 +206,7 @@ def compress_mod(
     - ``compressor``: for this client's updates; by default the server's choice. ``node_config["tersegrad"]`` (a text form, or the
       name of one of the server's budgets) comes before it, and a server that assigns budgets itself comes before both. The
       server turns away what it does not offer.
-    - ``store``: a folder that keeps residual and model across restarts of the SuperNode (one file a client, by ``partition-id``
+    - ``store``: a folder that keeps residual and model across restarts of the SuperNode (one file per client, by ``partition-id``
       or else node id); ``node_config["tersegrad-store"]`` does the same for one node. Without
       it a restarted SuperNode begins with a residual of zero.
     - ``max_numel``: no model with more parameters is accepted.
@@ -273,7 +214,7 @@ def compress_mod(
     >>> compress_mod("error_feedback(top_k(fraction=0.01))").compressor
     'error_feedback(top_k(fraction=0.01))'
     """
-    text = None if compressor is None else str(parse(compressor) if isinstance(compressor, str) else compressor)
+    text = None if compressor is None else str(usable(compressor))
     return CompressMod(text, None if store is None else Path(store), max_numel)
 
 
