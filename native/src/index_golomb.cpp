@@ -96,6 +96,7 @@ std::uint64_t golomb_bits(const I* indices, std::size_t begin, std::size_t end, 
 
 template <class I>
 std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, std::uint8_t* out, std::size_t capacity) {
+    expect_increasing(indices, count);
     const std::size_t parts = parts_of(count);
     if (parts == 1) {
         BitWriter bits(out, capacity);
@@ -127,6 +128,7 @@ std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, 
 
 template <class I>
 std::size_t golomb_size(const I* indices, std::size_t count, std::uint64_t m) {
+    expect_increasing(indices, count);
     const std::size_t parts = parts_of(count);
     std::vector<std::uint64_t> sizes(parts);
     each_part(count, parts, [&](std::size_t p, std::size_t begin, std::size_t end) { sizes[p] = golomb_bits(indices, begin, end, m); });
