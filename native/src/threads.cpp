@@ -12,7 +12,7 @@ namespace tersegrad {
 
 // A thread that waits for work in memory that is never freed, so that it may outlive everything else until the process ends.
 struct KeptThread {
-    enum State : int { waiting, working, done };
+    enum State : int { waiting, posted, working, done };
     std::atomic<int> state{waiting};
     void (*function)(void*, int) = nullptr;
     void* context = nullptr;
@@ -43,7 +43,8 @@ void wait_while(std::atomic<int>& value, int old) {
 void serve(KeptThread* self) {
     kept_thread = true;
     for (;;) {
-        for (int now; (now = self->state.load(std::memory_order_acquire)) != KeptThread::working;) wait_while(self->state, now);
+        for (int now = KeptThread::posted; !self->state.compare_exchange_strong(now, KeptThread::working); now = KeptThread::posted)
+            wait_while(self->state, now);
         try {
             self->function(self->context, self->number);
         } catch (...) {
@@ -166,16 +167,24 @@ void Crew::start(void (*function)(void*, int), void* context) {
         other.function = function;
         other.context = context;
         other.number = static_cast<int>(k) + 1;
-        other.state.store(KeptThread::working);
+        other.state.store(KeptThread::posted);
         other.state.notify_all();
     }
     std::exception_ptr first;
-    try {
-        function(context, 0);
-    } catch (...) {
-        first = std::current_exception();
-    }
+    const auto here = [&](int number) {
+        try {
+            function(context, number);
+        } catch (...) {
+            if (!first) first = std::current_exception();
+        }
+    };
+    here(0);
     for (KeptThread* other : others_) {
+        // On a busy machine it may be long before a thread wakes up: what it has not begun is done here.
+        if (int now = KeptThread::posted; other->state.compare_exchange_strong(now, KeptThread::waiting)) {
+            here(other->number);
+            continue;
+        }
         wait_while(other->state, KeptThread::working);
         if (other->thrown && !first) first = other->thrown;
         other->thrown = nullptr;

@@ -51,7 +51,8 @@ class Crew {
 
     int size() const { return 1 + static_cast<int>(others_.size()); }
 
-    // body(0) .. body(size() - 1) at the same time; body(0) here. Throws what a body threw first.
+    // body(0) .. body(size() - 1) at the same time; body(0) here, and after it those that no other thread has begun. Throws what a body
+    // threw first.
     template <class Body>
     void run(Body&& body) {
         using B = std::remove_reference_t<Body>;
