@@ -173,7 +173,7 @@ for _ in range(10):
     module.all_finite(array)
 print("good")
 """
-    for _ in range(5):
+    for _ in range(2):
         assert in_python(code, OMP_NUM_THREADS="1") == "good\n"
 
 
