@@ -45,6 +45,8 @@ bool increasing(const I* indices, std::size_t count, std::uint64_t n);
 template <class I>
 void complement(const I* indices, std::size_t count, std::uint64_t n, I* out);
 
+// Encoders throw std::invalid_argument unless indices increase strictly.
+//
 // Golomb code of the gaps with divisor m: quotient in unary (zeros, then a one), remainder in truncated binary. Bytes written, or
 // throws std::invalid_argument where `capacity` is too small.
 template <class I>
