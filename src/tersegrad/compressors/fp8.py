@@ -18,19 +18,19 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core.buffers import byte_buffer, float_buffer
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
-from tersegrad.core.text import Configuration, require
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import FixedRate
+from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class FP8(Configuration):
+class FP8(FixedRate):
     """Round to e4m3 in blocks with a shared exponent: 8.25 bits a coordinate.
 
+    >>> import torch
     >>> x = torch.tensor([1.0, 3.14159265, -1e-2])
     >>> message, _ = FP8().encode(x, Spec.of(x), None, Context())
     >>> message.nbytes, FP8().decode(message, Spec.of(x), Context())
@@ -38,47 +38,22 @@ class FP8(Configuration):
     """
 
     name: ClassVar[str] = "fp8"
-    fixed_size: ClassVar[bool] = True
+    wire_id: ClassVar[int] = 4
+    examples: ClassVar[tuple[str, ...]] = ("fp8",)
     block: int = 32
 
     def __post_init__(self) -> None:
         good = 16 <= self.block <= 65536 and self.block & (self.block - 1) == 0
         require(good, f"fp8 blocks are powers of two from 16 to 65536, got block={self.block}: 32 is the MX format's")
 
-    @property
-    def wire_id(self) -> int:
-        return 4
-
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
-
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        flat = flat_float32(x, spec)
-        nbytes = self._nbytes(flat.numel())
-        data = byte_buffer(out, nbytes, flat.device)
-        kernels.get(flat.device).fp8_encode(flat, data, self.block)
-        return Message(data if out is None else out, nbytes), None
-
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        return self._decode(message, spec, out, None)
-
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        return self._decode(message, spec, out, weight)
-
-    def _decode(self, message: Message, spec: Spec, out: Tensor | None, weight: float | None) -> Tensor:
-        check_size(message, self.max_nbytes(spec))
-        data = message.payload.contiguous()
-        out = float_buffer(out, spec.numel, data.device)
-        kernels.get(data.device).fp8_decode(data, out, self.block, weight)
-        return out
-
-    def _nbytes(self, numel: int) -> int:
+    def nbytes(self, numel: int) -> int:
         return -(-numel // self.block) + numel
 
-    def max_nbytes(self, spec: Spec) -> int:
-        return self._nbytes(spec.numel)
+    def pack(self, x: Tensor, data: Tensor, ctx: Context) -> None:
+        kernels.get(x.device).fp8_encode(x, data, self.block)
+
+    def unpack(self, data: Tensor, out: Tensor, weight: float | None) -> None:
+        kernels.get(data.device).fp8_decode(data, out, self.block, weight)
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee("contractive", 1 / 289 + (self.block - 1) * 2.0**-20 / 232**2, sure=True)

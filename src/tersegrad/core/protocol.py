@@ -124,8 +124,9 @@ class Guarantee:
     """What theory promises of ||C(x) - x||^2 for every x.
 
     ``contractive``: at most ``value`` * ||x||^2 (alpha). ``unbiased``: E C(x) = x and variance at most ``value`` * ||x||^2
-    (omega). ``sure``: holds for every outcome, not only on average. Guarantees hold up to an absolute error of 2^-126 a
-    coordinate, float32's smallest normal number.
+    (omega). ``sure``: holds for every outcome, not only on average. Guarantees hold up to an absolute error of 2^-126 per
+    coordinate, float32's smallest normal number, and for magnitudes up to 2^127: in float32's top binade, above that, a decoded
+    value may have no finite neighbour to be rounded to and is clamped, which biases it.
     """
 
     kind: Literal["contractive", "unbiased", "none"]
@@ -211,6 +212,23 @@ class Splitter(Protocol[S]):
         All three are flat, contiguous float32 and do not overlap. False: y is not finite, and ``left`` is undefined.
         """
         ...
+
+
+def wire_omega(compressor: object, spec: Spec) -> float | None:
+    """The omega that the wire format states for a compressor (``spec/wire.md``, section 6): 0 is exact, None is neither.
+
+    Error feedback scales what it decodes by 1/(1 + omega), so this number is part of the format: it never changes, whatever a
+    sharper proof lets ``guarantee`` promise. A compressor that is unbiased says so by a method ``wire_omega(spec)``; without one
+    the factor is 1.
+    """
+    stated = getattr(compressor, "wire_omega", None)
+    return None if stated is None or spec.numel == 0 else stated(spec)
+
+
+def mode_of(compressor: object, data: bytes) -> str | None:
+    """What kind of message ``data`` is, in words, for compressors that name their modes by a method ``mode(data)``."""
+    named = getattr(compressor, "mode", None)
+    return None if named is None else named(data)
 
 
 def has_fixed_size(compressor: object) -> bool:

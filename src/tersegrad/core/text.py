@@ -38,10 +38,14 @@ def literal(value: object) -> str:
 class Configuration:
     """Base of every compressor and wrapper: nothing but the text form.
 
-    ``name`` is what the text form calls it. Subclasses are frozen dataclasses; the fields are the parameters.
+    ``name`` is what the text form calls it. ``examples`` are text forms that a user
+    would choose, the most usual one first: the catalogue, demo, benchmarks, laws and format vectors are made of them; ``corners``
+    are further ones that the laws and vectors try. Subclasses are frozen dataclasses; the fields are the parameters.
     """
 
     name: ClassVar[str] = ""
+    examples: ClassVar[tuple[str, ...]] = ()
+    corners: ClassVar[tuple[str, ...]] = ()
 
     def __str__(self) -> str:
         parts = []
