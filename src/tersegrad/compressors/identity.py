@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.buffers import byte_buffer
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat, flat_float32
+from tersegrad.core.protocol import Context, Guarantee, Message, Omega, Spec, Stats, check_size, flat, flat_float32
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.text import require
 
@@ -66,8 +66,8 @@ class Identity(Stateless):
         require(spec.dtype in DTYPES, f"identity sends float32, float16 and bfloat16 buffers, got {spec.dtype}")
         return spec.numel * spec.dtype.itemsize
 
-    def wire_omega(self, spec: Spec) -> float:
-        return 0.0
+    def wire_omega(self, spec: Spec) -> Omega:
+        return "exact"
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee("contractive", 0.0, sure=True)

@@ -28,7 +28,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.core import philox
 from tersegrad.core.numbers import HUGE, share
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, check_size
+from tersegrad.core.protocol import Context, Guarantee, Message, Omega, Spec, check_size
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.text import require
 
@@ -109,11 +109,11 @@ class RandomK(Stateless):
             return Guarantee("unbiased", 1 / kept - 1 if kept else 0.0)
         return Guarantee("contractive", 1 - kept * (1.0 if self.values == "float32" else 1 - 2.0**-16))
 
-    def wire_omega(self, spec: Spec) -> float | None:
+    def wire_omega(self, spec: Spec) -> Omega:
         kept = self._count(spec.numel)
         if self.unbiased:
             return 1 / (kept / spec.numel) - 1
-        return 0.0 if kept == spec.numel and self.values == "float32" else None
+        return "exact" if kept == spec.numel and self.values == "float32" else None
 
     def _count(self, d: int) -> int:
         return share(d, self.fraction, self.k)

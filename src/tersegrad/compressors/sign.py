@@ -19,7 +19,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
 from tersegrad.core.stateless import FixedRate
 
 
@@ -51,5 +51,5 @@ class Sign(FixedRate):
         d = spec.numel
         return Guarantee("contractive", 1 - 1 / d + 2.0**-48 if d > 1 else 0.0, sure=True)
 
-    def wire_omega(self, spec: Spec) -> float | None:
-        return 0.0 if spec.numel == 1 else None
+    def wire_omega(self, spec: Spec) -> Omega:
+        return "exact" if spec.numel == 1 else None

@@ -305,7 +305,7 @@ class RandomSparseDithering(_Dithering):
         return Guarantee("unbiased", self.omega)
 
     def wire_omega(self, spec: Spec) -> float:
-        return self.omega
+        return float(self.omega)
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         return encode_at(x, global_step(x, self.omega, self.scale), self.omega, self.coder, data, ctx).data.numel()

@@ -89,7 +89,7 @@ class SubtractiveDithering(Stateless):
         return Guarantee("unbiased", self.omega)
 
     def wire_omega(self, spec: Spec) -> float:
-        return self.omega
+        return float(self.omega)
 
     def mode(self, data: bytes) -> str:
         return NAMES.get(int.from_bytes(data[:4], "little"), "short") if len(data) >= 4 else "missing"

@@ -30,7 +30,7 @@ from tersegrad.codecs import sparse
 from tersegrad.codecs.values import BFloat16, Float32, Form, Place
 from tersegrad.core import modes
 from tersegrad.core.numbers import share
-from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.text import require
 
@@ -87,8 +87,8 @@ class TopK(Stateless):
         kept = self._sure(spec.numel) / max(spec.numel, 1) * (1.0 if self.values == "float32" else 1 - 2.0**-16)
         return Guarantee("contractive", 1 - kept, sure=True)
 
-    def wire_omega(self, spec: Spec) -> float | None:
-        return 0.0 if self._sure(spec.numel) == spec.numel and self.values == "float32" else None
+    def wire_omega(self, spec: Spec) -> Omega:
+        return "exact" if self._sure(spec.numel) == spec.numel and self.values == "float32" else None
 
     def mode(self, data: bytes) -> str:
         return modes.name(data)

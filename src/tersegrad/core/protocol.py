@@ -20,6 +20,7 @@ from tersegrad.core.errors import BadConfiguration, CorruptMessage
 SHARED = 0xFFFF  # the sender number of randomness that all ranks share
 
 S = TypeVar("S")
+Omega = float | Literal["exact"] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +176,12 @@ class Compressor(Protocol[S]):
 
 @runtime_checkable
 class Accumulator(Protocol):
-    """Optional second protocol: decode and add in one pass, ``out += weight * decode(message)``."""
+    """Optional second protocol: decode and add in one pass, ``out += weight * decode(message)``.
+
+    A message that is refused leaves ``out`` as it was. The one exception are dithered messages of several segments (more than
+    2^18 coordinates), whose segments are added as they are read: keeping a copy of ``out`` would cost a third of the time, and
+    whoever adds up messages gives up the sum anyway if one of them is refused.
+    """
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor: ...
 
@@ -214,12 +220,11 @@ class Splitter(Protocol[S]):
         ...
 
 
-def wire_omega(compressor: object, spec: Spec) -> float | None:
-    """The omega that the wire format states for a compressor (``spec/wire.md``, section 6): 0 is exact, None is neither.
+def wire_omega(compressor: object, spec: Spec) -> Omega:
+    """What the wire format calls a compressor (``spec/wire.md``, section 6): the omega of an unbiased one, "exact", or neither.
 
     Error feedback scales what it decodes by 1/(1 + omega), so this number is part of the format: it never changes, whatever a
-    sharper proof lets ``guarantee`` promise. A compressor that is unbiased says so by a method ``wire_omega(spec)``; without one
-    the factor is 1.
+    sharper proof lets ``guarantee`` promise. A compressor states it by a method ``wire_omega(spec)``; without one the factor is 1.
     """
     stated = getattr(compressor, "wire_omega", None)
     return None if stated is None or spec.numel == 0 else stated(spec)

@@ -28,7 +28,7 @@ class Stateless(Configuration):
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         """What ``data`` decodes to, into ``out``; with a ``weight``, that many times as much is added to ``out``.
 
-        A message that is refused raises :class:`CorruptMessage` before ``out`` is written to, if there is a ``weight``.
+        A message that is refused raises :class:`CorruptMessage`, with a ``weight`` before ``out`` is written to.
         """
         raise NotImplementedError
 
