@@ -23,11 +23,11 @@ import torch
 
 import tersegrad
 from spec import decoder
-from tersegrad import kernels
+from tersegrad import kernels, recipes
 from tersegrad.codecs import rans, varint
 from tersegrad.core import frame
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Message, Piece, Spec, Stats, needs_second_moment
+from tersegrad.core.protocol import Context, Message, Piece, Spec, Stats, has_fixed_size, needs_second_moment
 
 FOLDER = Path(__file__).parent / "vectors"
 
@@ -100,6 +100,8 @@ EVERY = (("normal", 0), ("normal", 1), ("normal", 65), ("zero", 65), ("nonfinite
 LARGER = (("normal", 65), ("normal", 700))
 SMALL = (("normal", 65),)
 
+# The vectors of the first compressors, in the order that numbers their contexts. A class that was registered later needs no line here:
+# `registered` finds its examples.
 PLAN: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("identity", (*EVERY, ("normal", 700), ("half", 65), ("bfloat", 65))),
     ("bf16", (*EVERY, ("normal", 700), ("half", 65))),
@@ -181,8 +183,10 @@ PLAN: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("metered(qsgd(coder=rans))", (*EVERY,)),
 )
 
-LOOSE_VALUES = ("vgc(alpha=1.5)", "vgc(alpha=1.25)")  # their values are a level stream
-SHORT_ONLY = ("spherical(alpha=0.5)", "spherical(alpha=0.7, unbiased=true)")  # longer vectors take too many draws
+# Their values are a level stream.
+LOOSE_VALUES = ("vgc(alpha=1.5)", "vgc(alpha=1.25)")
+# Longer vectors take too many draws.
+SHORT_ONLY = ("spherical(alpha=0.5)", "spherical(alpha=0.7, unbiased=true)")
 
 PIECES = (
     Piece((6, 10), 0, 60, "layer.weight"),
@@ -221,6 +225,19 @@ VARIANCE_PIECES = (
     "vgc(alpha=1.25, values=sign)",
     "by_tensor(vgc(alpha=1.5), small=bf16, below=20)",
 )
+
+
+def registered() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+    """Examples and corners of registered classes that the lists above do not name: what was added after them."""
+    listed = {text.partition("(")[0] for text, _ in (*PLAN, *VARIANCE)}
+    new = [name for name in (*recipes.COMPRESSORS, *recipes.WRAPPERS) if name not in listed]
+    texts = [text for name in new for text in (*recipes.examples(name), *recipes.corners(name))]
+    return tuple((text, (*EVERY, ("normal", 700))) for text in texts)
+
+
+def context_of(name: str) -> Context:
+    """A context that depends on nothing but a vector's name."""
+    return context(zlib.crc32(name.encode()))
 
 
 def context(number: int) -> Context:
@@ -264,6 +281,10 @@ def accepted() -> Iterator[Accept]:
             number += 1
             x = numbers(sum(p.numel for p in PIECES), 9)
             yield Accept(f"{label(text)[:60]}.pieces", encoded(text, x, context(number), PIECES), PIECES)
+    for text, inputs in registered():
+        for kind, d in inputs:
+            name = f"{label(text)}.{kind}{d}"
+            yield Accept(name, encoded(text, KINDS[kind](d), context_of(name)))
     big = 400_000
     yield Accept(
         "qsgd.two-chunks", encoded("qsgd(bits=2, bucket=400000, norm=max, coder=rans)", sparse(big, 10, 900), context(900))
@@ -456,6 +477,17 @@ def general() -> Iterator[Reject]:
             for mode in (1, 2):
                 bad = bytes([mode, 0])
                 yield Reject(f"{name}.mode-{mode}-longer", framed(text, bad, d, ctx), f"bytes follow mode {mode}")
+
+
+def general_new() -> Iterator[Reject]:
+    """The same for registered classes that the lists do not name."""
+    for text, _ in registered():
+        ctx, name = context_of(text), label(text)
+        message = frame.unpack(encoded(text, numbers(65, 1), ctx)).payload
+        yield Reject(f"{name}.empty", framed(text, b"", 65, ctx), "there is no message")
+        if has_fixed_size(tersegrad.parse(text)):
+            yield Reject(f"{name}.cut", framed(text, message[:-1], 65, ctx), "the last byte is missing")
+            yield Reject(f"{name}.longer", framed(text, message + b"\0", 65, ctx), "a byte follows the message")
 
 
 def headers() -> Iterator[Reject]:
@@ -839,6 +871,7 @@ def bad_variance(make: Make) -> Iterator[Reject]:
 
 def refused() -> Iterator[Reject]:
     yield from general()
+    yield from general_new()
     yield from headers()
     yield from particular()
 

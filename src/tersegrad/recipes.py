@@ -79,9 +79,15 @@ def corners(name: str) -> tuple[str, ...]:
     return () if name in RECIPES else _classes()[name].corners
 
 
+def ordered() -> tuple[str, ...]:
+    """Every name in the order of the wire format: compressors, wrappers, then recipes."""
+    number = {name: getattr(made, "wire_id", 0) for name, made in _classes().items()}
+    return (*sorted(number, key=number.__getitem__), *RECIPES)
+
+
 def cases() -> tuple[str, ...]:
     """Every example and corner of every registered name."""
-    return tuple(dict.fromkeys(text for name in names() for text in (*examples(name), *corners(name))))
+    return tuple(dict.fromkeys(text for name in ordered() for text in (*examples(name), *corners(name))))
 
 
 def _classes() -> dict[str, type[Configuration]]:

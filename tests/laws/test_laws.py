@@ -25,8 +25,9 @@ EXACT_NAN = ("identity", "bf16")
 
 @pytest.mark.parametrize("name", tersegrad.names())
 def test_every_registered_name_has_examples_of_its_own(name: str) -> None:
-    assert recipes.examples(name)
-    for text in (*recipes.examples(name), *recipes.corners(name)):
+    stated = (*recipes.examples(name), *recipes.corners(name))
+    assert stated
+    for text in stated:
         assert text.partition("(")[0] == name
         tersegrad.parse(text)
 

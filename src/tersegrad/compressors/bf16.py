@@ -4,7 +4,7 @@ Maps     every coordinate to the nearest bfloat16 (8 exponent bits, 7 fraction b
 Formula  C(x)_i = bf16(x_i). Finite values beyond bfloat16's largest number become that number; NaN and Inf pass through.
 Promise  contractive with alpha = 2^-16, surely. Half a unit in the last place is at most 2^-9 |x_i|, which gives 2^-18; only
          magnitudes above 3.396e38, within 0.4 % of float32's largest, are clipped, with an error of at most 2^-8 |x_i|.
-Wire     2 bytes a coordinate, little-endian.
+Wire     2 bytes per coordinate, little-endian.
 Source   the usual 16-bit all-reduce; Wang and Kanwar, "BFloat16: the secret to high performance on Cloud TPUs", 2019.
 """
 
@@ -22,7 +22,7 @@ from tersegrad.core.stateless import FixedRate
 
 @dataclasses.dataclass(frozen=True)
 class BF16(FixedRate):
-    """Round to bfloat16: 16 bits a coordinate.
+    """Round to bfloat16: 16 bits per coordinate.
 
     >>> import torch
     >>> x = torch.tensor([1.0, 3.14159265, -1e-30])

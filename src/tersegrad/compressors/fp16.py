@@ -7,7 +7,7 @@ Formula  C(x)_i = c * fp16(x_i / c), c = 2^(e - 14) with 2^e <= max|x| < 2^(e+1)
 Promise  contractive, surely, with alpha = 2^-22 + (d - 1) 2^-78. Coordinates with |x_i / c| >= 2^-14 have 11 significant bits:
          an error of at most 2^-11 |x_i|. Smaller ones are subnormal: at most 2^-25 c, while max|x| >= 2^14 c, so each adds at
          most 2^-78 ||x||^2, and at most d - 1 of them exist. Rounding never exceeds |x_i| itself: alpha <= 1.
-Wire     c as float32 (NaN: the buffer held NaN or Inf and decodes to NaN), then 2 bytes a coordinate, little-endian.
+Wire     c as float32 (NaN: the buffer held NaN or Inf and decodes to NaN), then 2 bytes per coordinate, little-endian.
          No coordinates: no bytes.
 Source   mixed-precision all-reduce; the shared scale is loss scaling per message (Micikevicius et al., ICLR 2018).
 """
@@ -26,7 +26,7 @@ from tersegrad.core.stateless import FixedRate
 
 @dataclasses.dataclass(frozen=True)
 class FP16(FixedRate):
-    """Round to half precision under a shared power of two: 16 bits a coordinate.
+    """Round to half precision under a shared power of two: 16 bits per coordinate.
 
     >>> import torch
     >>> x = torch.tensor([1e38, 3.14159265e37, -1e30])

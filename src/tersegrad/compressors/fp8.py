@@ -1,4 +1,4 @@
-"""fp8: e4m3 numbers with one power-of-two scale a block, as in the OCP microscaling (MX) formats.
+"""fp8: e4m3 numbers with one power-of-two scale per block, as in the OCP microscaling (MX) formats.
 
 Maps     every coordinate to the nearest e4m3 number (finite-only variant, largest 448) times its block's scale, ties to even.
 Formula  C(x)_i = c_b * e4m3(x_i / c_b) for i in block b, where c_b is the power of two that puts the block's largest magnitude
@@ -7,7 +7,7 @@ Formula  C(x)_i = c_b * e4m3(x_i / c_b) for i in block b, where c_b is the power
 Promise  contractive, surely, with alpha = 1/289 + (block - 1) 2^-20 / 232^2. Coordinates with |x_i / c_b| >= 2^-6 have 4
          significant bits: an error of at most |x_i| / 17. Smaller ones are subnormal: at most 2^-10 c_b, while the block's
          largest exceeds 232 c_b. Errors of blocks add, so the bound holds for the whole buffer.
-Wire     ceil(d / block) scale bytes in E8M0 (2^(byte - 127); 255 is NaN), then one e4m3 byte a coordinate. 8.25 bits at
+Wire     ceil(d / block) scale bytes in E8M0 (2^(byte - 127); 255 is NaN), then one e4m3 byte per coordinate. 8.25 bits at
          block = 32. If the buffer holds NaN or Inf, all scales are 255 and the codes 0.
 Source   OCP Microscaling Formats (MX) v1.0, 2023; Micikevicius et al., "FP8 formats for deep learning", 2022. MX takes the
          exponent of the largest magnitude and clips between 448 and 512 (up to 12.5 %); here such a block takes twice the scale.
@@ -28,7 +28,7 @@ from tersegrad.core.text import require
 
 @dataclasses.dataclass(frozen=True)
 class FP8(FixedRate):
-    """Round to e4m3 in blocks with a shared exponent: 8.25 bits a coordinate.
+    """Round to e4m3 in blocks with a shared exponent: 8.25 bits per coordinate.
 
     >>> import torch
     >>> x = torch.tensor([1.0, 3.14159265, -1e-2])

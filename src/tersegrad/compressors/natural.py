@@ -6,7 +6,7 @@ Formula  the upper one with probability |x_i| / 2^a - 1, which is the fraction f
 Promise  unbiased with omega = 1/8: with f the fraction, the relative variance f (1 - f) / (1 + f)^2 is largest at f = 1/3.
          Probabilities have 16 bits, nearest: a bias of at most 2^-17 2^a, and omega grows by less than 2^-19, included in the
          value. Magnitudes above 2^127 = 1.7e38 have no finite upper neighbour and become 2^127: for them neither holds.
-Wire     packed: sign bits (LSB-first, padded with zeros to a byte), then one exponent byte a coordinate: 0 is zero, e is
+Wire     packed: sign bits (LSB-first, padded with zeros to a byte), then one exponent byte per coordinate: 0 is zero, e is
          2^(e - 127), 255 is NaN (all of them, if the buffer held NaN or Inf). 9 bits.
          rans: a mode byte. 0: the least and the largest exponent other than 0 (one byte each, l and h), the sign bits, then the
          rANS code of 0 for exponent 0 and e - l + 1 for others, alphabet h - l + 2. 1: all zero. 2: not finite. 4: the packed
@@ -35,7 +35,7 @@ from tersegrad.core.text import require
 
 @dataclasses.dataclass(frozen=True)
 class Natural(Stateless):
-    """Random powers of two: 9 bits a coordinate packed, about 3.6 with ``coder="rans"`` on Gaussian data.
+    """Random powers of two: 9 bits per coordinate packed, about 3.6 with ``coder="rans"`` on Gaussian data.
 
     >>> x = torch.tensor([4.0, -0.5, 0.0, 3.0])
     >>> message, _ = Natural().encode(x, Spec.of(x), None, Context(seed=1))
@@ -45,7 +45,8 @@ class Natural(Stateless):
 
     name: ClassVar[str] = "natural"
     wire_id: ClassVar[int] = 9
-    examples: ClassVar[tuple[str, ...]] = ("natural", "natural(coder=rans)")
+    examples: ClassVar[tuple[str, ...]] = ("natural",)
+    corners: ClassVar[tuple[str, ...]] = ("natural(coder=rans)",)
     coder: Literal["packed", "rans"] = "packed"
 
     def __post_init__(self) -> None:

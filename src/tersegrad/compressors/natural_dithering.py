@@ -7,7 +7,7 @@ Promise  unbiased with omega = 1/8 + 2^(1-s) sqrt(d) min(1, 2^(1-s) sqrt(d)), d 
          of two the variance is at most y^2 / 8, as in natural compression, which adds up to at most 1/8; below t = 2^(1-s) it is
          y (t - y), whose sum is at most t ||y||_1 <= t sqrt(d) and at most d t^2 / 4. Probabilities have 16 bits, nearest:
          a bias of at most 2^-16 of the gap between levels, and omega grows by at most 2^-19 + d t^2 2^-16, included.
-Wire     packed: each norm as float32 (NaN: the buffer held NaN or Inf), then ceil(log2(2 s + 1)) bits a coordinate, LSB-first:
+Wire     packed: each norm as float32 (NaN: the buffer held NaN or Inf), then ceil(log2(2 s + 1)) bits per coordinate, LSB-first:
          level << 1 | sign, level 0 is zero and k is 2^(k - s).
          rans: a mode byte. 0: the norms, then the rANS code of these codes, alphabet 2 s + 2. 1: all zero. 2: not finite. 4:
          the packed message, where coding would not be shorter.
@@ -35,7 +35,7 @@ from tersegrad.core.text import require
 
 @dataclasses.dataclass(frozen=True)
 class NaturalDithering(Stateless):
-    """Random powers of two of the norm: 5 bits a coordinate for ``levels=8`` packed, fewer with ``coder="rans"``.
+    """Random powers of two of the norm: 5 bits per coordinate for ``levels=8`` packed, fewer with ``coder="rans"``.
 
     One norm for a long buffer wastes the levels: on 2^20 Gaussian coordinates ``levels=8`` has error 5.4, but 0.083 with
     ``bucket=512`` (3.4 bits with rans).

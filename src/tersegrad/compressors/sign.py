@@ -1,11 +1,11 @@
-"""Scaled sign: one bit a coordinate and the mean magnitude.
+"""Scaled sign: one bit per coordinate and the mean magnitude.
 
 Maps     x to its signs times ||x||_1 / d; the sign of 0 is +.
 Formula  C(x) = (||x||_1 / d) sign(x).
 Promise  contractive, surely, with alpha = 1 - 1/d: ||C(x) - x||^2 = ||x||^2 - ||x||_1^2 / d because the scale is the best one
          for these signs, and ||x||_1 >= ||x||_2. The scale's rounding to float32 adds at most 2^-48. One-hot vectors attain it; for
          Gaussian data the error is 1 - 2/pi = 0.363.
-Wire     the scale as float32 (NaN: the buffer held NaN or Inf), then one bit a coordinate, set where x_i < 0; bit i is bit
+Wire     the scale as float32 (NaN: the buffer held NaN or Inf), then one bit per coordinate, set where x_i < 0; bit i is bit
          i % 8 of byte i / 8, padding is zero. No coordinates: no bytes.
 Source   Seide et al., "1-bit SGD", Interspeech 2014; the scaled form is that of Karimireddy et al., "Error feedback fixes
          SignSGD", ICML 2019. The l1 norm is summed in float64 in a fixed order.
@@ -25,7 +25,7 @@ from tersegrad.core.stateless import FixedRate
 
 @dataclasses.dataclass(frozen=True)
 class Sign(FixedRate):
-    """Signs and one scale: 1 bit a coordinate; meant for error feedback.
+    """Signs and one scale: 1 bit per coordinate; meant for error feedback.
 
     >>> import torch
     >>> x = torch.tensor([1.0, -2.0, 3.0, 0.0])

@@ -66,6 +66,7 @@ class Spherical(Stateless):
 
     name: ClassVar[str] = "spherical"
     wire_id: ClassVar[int] = 19
+    slow: ClassVar[bool] = True
     examples: ClassVar[tuple[str, ...]] = ("spherical(alpha=0.5, block=4)",)
     corners: ClassVar[tuple[str, ...]] = ("spherical(alpha=0.5, block=8)", "spherical(alpha=0.6, block=5, unbiased=true)")
     alpha: float

@@ -13,7 +13,7 @@ Wire: ``spec/wire.md``, "Subtractive dithering". Short vectors are coded by a st
 adaptive code, whichever is shorter, long ones by rANS with one table for each class of |U|.
 
 Zamir and Feder: On universal quantization by randomized uniform/lattice quantizers (IEEE Trans. Inf. Theory 38, 1992): the rate is at
-most 0.2546 bit a coordinate above the rate-distortion function. We differ in the fixed-point form and in the classes of |U|.
+most 0.2546 bit per coordinate above the rate-distortion function. We differ in the fixed-point form and in the classes of |U|.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Variance-based compression: a component is sent once its sign is beyond doubt, and waits while it is ambiguous.
 
 Maps. With x the mean gradient of a local batch and s the sum over samples z of the squares of z's share of it, each worker keeps two
-float32 numbers a parameter, r and v. Every step
+float32 numbers per parameter, r and v. Every step
 
     r += x,  v += s;   where r^2 > alpha v: send r, then r = v = 0;   elsewhere v *= zeta                                    (VGC)
     r += x,  v += s;   where |r| > tau and r^2 > alpha v: send tau sign(r), then v = max(v - 2 |r| tau + tau^2, 0),

@@ -64,8 +64,8 @@ class ByTensor(Configuration):
 
     name: ClassVar[str] = "by_tensor"
     wire_id: ClassVar[int] = 66
-    examples: ClassVar[tuple[str, ...]] = ("by_tensor(top_k(fraction=0.1), small=bf16, below=20)",)
     corners: ClassVar[tuple[str, ...]] = (
+        "by_tensor(top_k(fraction=0.1), small=bf16, below=20)",
         'by_tensor(error_feedback(qsgd), rules={"*.weight": rotated(sign, block=64), "bias": identity})',
         "by_tensor(vgc(alpha=1.5), small=bf16, below=20)",
     )

@@ -82,7 +82,6 @@ class Metered(Configuration):
 
     name: ClassVar[str] = "metered"
     wire_id: ClassVar[int] = 67
-    examples: ClassVar[tuple[str, ...]] = ("metered(bf16)",)
     corners: ClassVar[tuple[str, ...]] = ("metered(sign)",)
 
     inner: Compressor[Any]
