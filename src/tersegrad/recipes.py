@@ -362,7 +362,8 @@ def _takes_compressor(option: Any) -> bool:
 def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(maker)
-    except NameError:  # a class of the user's with names that only its checker sees: its own constructor checks
+    except NameError:
+        # A class of a user's, with annotations that only a type checker can resolve: its constructor checks the values.
         return {}
 
 

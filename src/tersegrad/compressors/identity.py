@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.buffers import byte_buffer
-from tersegrad.core.protocol import Context, Guarantee, Message, Omega, Spec, Stats, check_size, flat, flat_float32
-from tersegrad.core.stateless import Stateless
+from tersegrad.core.protocol import Context, Guarantee, Message, Omega, Spec, Stats, flat, flat_float32
+from tersegrad.core.stateless import Stateless, exactly
 from tersegrad.core.text import require
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -51,7 +51,7 @@ class Identity(Stateless):
         return Message(data if out is None else out, nbytes), None
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        check_size(Message(data, data.numel()), self.max_nbytes(spec))
+        exactly(data, self.max_nbytes(spec))
         if data.data_ptr() % spec.dtype.itemsize or data.storage_offset() % spec.dtype.itemsize:
             data = data.clone()
         values = data.view(spec.dtype)

@@ -68,12 +68,12 @@ class _IntBlock(FixedRate):
         return self._steps(numel) + (numel * self.width + 7) // 8
 
     def pack(self, x: Tensor, data: Tensor, ctx: Context) -> None:
-        steps, codes = data.tensor_split((self._steps(x.numel()),))
+        steps = self._steps(x.numel())
         kernels.get(x.device).quantise_blocks(
             x,
             ctx,
-            steps,
-            codes,
+            data[:steps],
+            data[steps:],
             rule="nearest",
             block=self.block,
             levels=self.levels,
@@ -82,9 +82,9 @@ class _IntBlock(FixedRate):
         )
 
     def unpack(self, data: Tensor, out: Tensor, weight: float | None) -> None:
-        steps, codes = data.tensor_split((self._steps(out.numel()),))
+        steps = self._steps(out.numel())
         kernels.get(out.device).dequantise_blocks(
-            steps, codes, out, block=self.block, width=self.width, bfloat16=self.bfloat16, weight=weight
+            data[:steps], data[steps:], out, block=self.block, width=self.width, bfloat16=self.bfloat16, weight=weight
         )
 
 

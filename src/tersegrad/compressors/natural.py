@@ -28,8 +28,8 @@ from tersegrad.codecs import rans
 from tersegrad.core import modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, check_size
-from tersegrad.core.stateless import Stateless
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import Stateless, exactly
 from tersegrad.core.text import require
 
 
@@ -75,7 +75,7 @@ class Natural(Stateless):
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         if self.fixed_size:
-            check_size(Message(data, data.numel()), self.max_nbytes(spec))
+            exactly(data, self.max_nbytes(spec))
         else:
             data = self._expand(data, spec.numel)
         kernels.get(data.device).natural_decode(data, out, weight)

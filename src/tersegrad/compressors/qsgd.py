@@ -48,8 +48,8 @@ from tersegrad.codecs import bitpack, elias, rans, varint
 from tersegrad.core import modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, check_size
-from tersegrad.core.stateless import Stateless
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import Stateless, exactly
 from tersegrad.core.text import require
 
 
@@ -193,7 +193,7 @@ class QSGD(Stateless):
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         steps, codes = self._sizes(spec.numel)
         if self.fixed_size:
-            check_size(Message(data, data.numel()), steps + codes)
+            exactly(data, steps + codes)
             self._dequantise(data[:steps], data[steps:], out, self._width, weight)
             return
         mode = int(data[0]) if data.numel() else -1

@@ -28,8 +28,8 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.core import philox
 from tersegrad.core.numbers import HUGE, share
-from tersegrad.core.protocol import Context, Guarantee, Message, Omega, Spec, check_size
-from tersegrad.core.stateless import Stateless
+from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
+from tersegrad.core.stateless import Stateless, exactly
 from tersegrad.core.text import require
 
 ROUNDS = 6
@@ -87,7 +87,7 @@ class RandomK(Stateless):
         return data.numel()
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        check_size(Message(data, data.numel()), self.max_nbytes(spec))
+        exactly(data, self.max_nbytes(spec))
         ops, key = kernels.get(out.device), permutation_key(ctx, spec.numel)
         values = data.clone().view(torch.float32 if self.values == "float32" else torch.bfloat16).float()
         if not ops.all_finite(values):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from fractions import Fraction
@@ -28,6 +29,7 @@ def float32_bits(value: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
+@functools.lru_cache(maxsize=1024)
 def share(numel: int, fraction: float | None, k: int | None) -> int:
     """``k``, or ``fraction`` of ``numel`` rounded up; at least 1 and at most all.
 

@@ -8,6 +8,7 @@ A compressor turns one flat buffer of gradients into bytes and back. Everything 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
@@ -17,7 +18,8 @@ from torch import Tensor
 from tersegrad.core import philox
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 
-SHARED = 0xFFFF  # the sender number of randomness that all ranks share
+# The sender number of randomness that all ranks share.
+SHARED = 0xFFFF
 
 S = TypeVar("S")
 Omega = float | Literal["exact"] | None
@@ -63,7 +65,7 @@ class Spec:
             raise BadConfiguration(f"one buffer holds one dtype, got {sorted(map(str, dtypes))}")
         return Spec(tuple(Piece(tuple(t.shape), 0, t.numel()) for t in tensors), tensors[0].dtype)
 
-    @property
+    @functools.cached_property
     def numel(self) -> int:
         return sum(p.numel for p in self.pieces)
 
@@ -247,7 +249,8 @@ def has_fixed_size(compressor: object) -> bool:
 def flat(x: Tensor) -> Tensor:
     """``x`` as a contiguous, flat tensor of its own dtype without history; a view where possible."""
     y = x.detach().reshape(-1).contiguous()
-    return y.as_strided(y.shape, (1,))  # torch calls one element contiguous whatever its stride; views as bytes do not
+    # torch calls one element contiguous whatever its stride is; a view as bytes asks for a stride of one.
+    return y.as_strided(y.shape, (1,))
 
 
 def flat_float32(x: Tensor, spec: Spec | None = None) -> Tensor:

@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.buffers import byte_buffer, float_buffer
-from tersegrad.core.protocol import Context, Message, Spec, Stats, check_size, flat_float32
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Context, Message, Spec, Stats, flat_float32
 from tersegrad.core.text import Configuration
+
+
+def exactly(data: Tensor, expected: int) -> None:
+    """Raise :class:`CorruptMessage` unless a fixed-rate message has ``expected`` bytes."""
+    if data.numel() != expected:
+        raise CorruptMessage(f"expected a message of {expected} bytes, got {data.numel()}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,5 +90,5 @@ class FixedRate(Stateless):
         return data.numel()
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        check_size(Message(data, data.numel()), self.nbytes(spec.numel))
+        exactly(data, self.nbytes(spec.numel))
         self.unpack(data, out, weight)

@@ -106,7 +106,8 @@ class ByTensor(Configuration):
     def encode(
         self, x: Tensor, spec: Spec, state: Parts, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, Parts]:
-        x = flat(x)  # in its own dtype, which the parts' specs announce
+        # In its own dtype, which the parts' specs announce.
+        x = flat(x)
         require(x.numel() == spec.numel, f"the spec has {spec.numel} coordinates, got {x.numel()}")
         layout = _layout(self, spec)
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
@@ -174,7 +175,8 @@ class ByTensor(Configuration):
             length, at = varint.read(data, at)
             if length > min(data.numel() - at, share.limit):
                 raise CorruptMessage(f"group {share.group} announces {length} bytes, {data.numel() - at} are left")
-            payload = buffers.cat([data[at : at + length]])  # starts at an address that any decoder may view as words
+            # A copy starts at an address that any decoder may view as words.
+            payload = buffers.cat([data[at : at + length]])
             at += length
             yield share.compressor, share.spec, Message(payload, length), ctx.child(share.group), share.runs
         if at != data.numel():
@@ -204,7 +206,8 @@ class _Share:
     compressor: Compressor[Any]
     spec: Spec
     runs: tuple[tuple[int, int], ...]
-    limit: int  # the most bytes of its message
+    # The most bytes of its message.
+    limit: int
 
 
 @functools.lru_cache(maxsize=1024)

@@ -49,7 +49,8 @@ from tersegrad.core.protocol import (
 )
 from tersegrad.core.text import Configuration, require
 
-_PROBE = Spec.flat(4096)  # an ordinary buffer: what a compressor promises for it is known at construction
+# An ordinary buffer: what a compressor promises for it is known at construction. An empty one has nothing to promise about.
+_PROBE = Spec.flat(4096)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,7 @@ class ErrorFeedback(Configuration):
                 f"{self.inner} keeps a residual of its own, and error feedback around it would count the same error twice: "
                 "use one of them, or force=true"
             )
-        promise = self.inner.guarantee(spec if spec.numel else _PROBE)  # an empty buffer has nothing to promise about
+        promise = self.inner.guarantee(spec if spec.numel else _PROBE)
         if promise.kind == "none" or not math.isfinite(promise.value) or (promise.kind == "contractive" and promise.value >= 1):
             raise BadConfiguration(
                 f"{self.inner} has no guarantee for this buffer, so its residual may grow without bound: choose a contractive or "
@@ -133,7 +134,8 @@ class ErrorFeedback(Configuration):
                 flat, state.residual, left, spec, state.inner, ctx, stats=stats, out=out
             )
             return message, ErrorFeedbackState(left, inner) if finite else state
-        y = buffers.empty(flat.numel(), torch.float32, flat.device)  # ours to overwrite: it becomes the next residual
+        # A buffer of our own: it becomes the next residual.
+        y = buffers.empty(flat.numel(), torch.float32, flat.device)
         torch.add(flat, state.residual, out=y)
         message, inner = self.inner.encode(y, spec, state.inner, ctx, stats=stats, out=out)
         left = _subtract(self.inner, message, spec, ctx, y, weight).to(state.residual.dtype)
