@@ -84,6 +84,9 @@ fuzz: $(SANITIZED)/built
 vectors: $(VENV)/packages
 	$(RUN) -m spec.make_vectors
 
+table: $(VENV)/packages
+	$(RUN) -c "from tersegrad.report.catalog import page; print(page(), end='')" > docs/compressors.md
+
 docs: $(VENV)/packages
 	$(CLOCK) $(BIN)/mkdocs build --quiet --strict; echo "open site/index.html"
 

@@ -1384,13 +1384,6 @@ def log2_cap(alpha: float, n: int) -> float:
     return (a * math.log(alpha) + 0.5 * math.log1p(-alpha) + gammas + math.log(cap_series(alpha, n))) / math.log(2) - 1
 
 
-def rice_parameter(alpha: float, n: int) -> int:
-    bits = -log2_cap(alpha, n)
-    if bits < 50:
-        bits = -math.log2(-math.log1p(-(2.0**-bits)))  # beyond, ln(1 - P) is -P
-    return max(0, 1 + math.floor(math.log2(-math.log((math.sqrt(5) - 1) / 2)) + bits))
-
-
 def radius(form: Form, n: int) -> float:
     r = math.sqrt(1 - form["alpha"])
     return f32(r * cap_series(form["alpha"], n)) if form["unbiased"] else r
@@ -1435,8 +1428,10 @@ def spherical_vector(form: Form, message: bytes, d: int, context: Context) -> li
         return floats(exactly(source.rest, 4 * d).data)
     norm = float_of(word)
     require(2.0**-126 <= norm <= F and d > 0, "not a normal norm")
-    m, bits, quotient = rice_parameter(form["alpha"], d), Bits(message), 0
+    bits, quotient = Bits(message), 0
     bits.at = 31
+    m = bits.integer(6)
+    require(m <= 56, "a Rice parameter is at most 56")
     while not bits.bit():
         quotient += 1
         require(quotient <= 127, "the number of the word is too large")
@@ -1463,7 +1458,7 @@ def block_norms(source: Bytes, count: int) -> list[int]:
 
 
 def spherical_blocks(form: Form, message: bytes, d: int, context: Context) -> list[float]:
-    source, alpha, block, g = Bytes(message), form["alpha"], form["block"], notches(form)
+    source, block, g = Bytes(message), form["block"], notches(form)
     mode = source.byte()
     if mode in (ZERO, NON_FINITE):
         source.finish()
@@ -1478,16 +1473,18 @@ def spherical_blocks(form: Form, message: bytes, d: int, context: Context) -> li
     roots = [math.sqrt(2)]
     while len(roots) < 6:
         roots.append(math.sqrt(roots[-1]))
-    eta = math.log(2) / (2 * g)
-    threshold = alpha if form["unbiased"] else 1 - (1 - alpha) * (1 + eta * eta / 3)
     sizes = [min(block, d - start) for start in range(0, d, block)]
     words: dict[int, int] = {}
     for alike in ([i for i, n in enumerate(sizes) if n == block], [i for i, n in enumerate(sizes) if n < block]):
+        sent = [i for i in alike if below[i]]
+        if not sent:
+            continue
+        m = source.byte()
+        require(m <= 56, "a Rice parameter is at most 56")
         bits = Bits(source.rest)
-        for i in alike:
-            if below[i]:
-                words[i] = rice(bits, rice_parameter(threshold, sizes[i]))
-                require(words[i] < 2**40, "the number of a word is too large")
+        for i in sent:
+            words[i] = rice(bits, m)
+            require(words[i] < 2**40, "the number of a word is too large")
         source.take(bits.finish())
     source.finish()
     values: list[float] = []

@@ -23,11 +23,11 @@ import torch
 
 import tersegrad
 from spec import decoder
-from tersegrad import kernels
+from tersegrad import kernels, recipes
 from tersegrad.codecs import rans, varint
 from tersegrad.core import frame
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Message, Piece, Spec, Stats, needs_second_moment
+from tersegrad.core.protocol import Context, Message, Piece, Spec, Stats, has_fixed_size, needs_second_moment
 
 FOLDER = Path(__file__).parent / "vectors"
 
@@ -100,6 +100,8 @@ EVERY = (("normal", 0), ("normal", 1), ("normal", 65), ("zero", 65), ("nonfinite
 LARGER = (("normal", 65), ("normal", 700))
 SMALL = (("normal", 65),)
 
+# The vectors of the first compressors, in the order that numbers their contexts. A class that was registered later needs no line here:
+# `registered` finds its examples.
 PLAN: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("identity", (*EVERY, ("normal", 700), ("half", 65), ("bfloat", 65))),
     ("bf16", (*EVERY, ("normal", 700), ("half", 65))),
@@ -181,8 +183,10 @@ PLAN: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("metered(qsgd(coder=rans))", (*EVERY,)),
 )
 
-LOOSE_VALUES = ("vgc(alpha=1.5)", "vgc(alpha=1.25)")  # their values are a level stream
-SHORT_ONLY = ("spherical(alpha=0.5)", "spherical(alpha=0.7, unbiased=true)")  # longer vectors take too many draws
+# Their values are a level stream.
+LOOSE_VALUES = ("vgc(alpha=1.5)", "vgc(alpha=1.25)")
+# Longer vectors take too many draws.
+SHORT_ONLY = ("spherical(alpha=0.5)", "spherical(alpha=0.7, unbiased=true)")
 
 PIECES = (
     Piece((6, 10), 0, 60, "layer.weight"),
@@ -221,6 +225,19 @@ VARIANCE_PIECES = (
     "vgc(alpha=1.25, values=sign)",
     "by_tensor(vgc(alpha=1.5), small=bf16, below=20)",
 )
+
+
+def registered() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+    """Examples and corners of registered classes that the lists above do not name: what was added after them."""
+    listed = {text.partition("(")[0] for text, _ in (*PLAN, *VARIANCE)}
+    new = [name for name in (*recipes.COMPRESSORS, *recipes.WRAPPERS) if name not in listed]
+    texts = [text for name in new for text in (*recipes.examples(name), *recipes.corners(name))]
+    return tuple((text, (*EVERY, ("normal", 700))) for text in texts)
+
+
+def context_of(name: str) -> Context:
+    """A context that depends on nothing but a vector's name."""
+    return context(zlib.crc32(name.encode()))
 
 
 def context(number: int) -> Context:
@@ -264,6 +281,10 @@ def accepted() -> Iterator[Accept]:
             number += 1
             x = numbers(sum(p.numel for p in PIECES), 9)
             yield Accept(f"{label(text)[:60]}.pieces", encoded(text, x, context(number), PIECES), PIECES)
+    for text, inputs in registered():
+        for kind, d in inputs:
+            name = f"{label(text)}.{kind}{d}"
+            yield Accept(name, encoded(text, KINDS[kind](d), context_of(name)))
     big = 400_000
     yield Accept(
         "qsgd.two-chunks", encoded("qsgd(bits=2, bucket=400000, norm=max, coder=rans)", sparse(big, 10, 900), context(900))
@@ -319,6 +340,8 @@ def index_forms(d: int, k: int) -> dict[str, bytes]:
 
 
 SIGNS = "threshold(tau=1.5, values=sign)"
+# Words 8 and 0 of two spherical blocks, with the Rice parameters 2 and 0.
+SPHERE_WORDS = b"\2\x04\0\1"
 
 
 def index_sets() -> Iterator[Accept]:
@@ -372,9 +395,11 @@ def by_hand() -> Iterator[Accept]:
     yield Accept("fp16.negative-scale", framed("fp16", struct.pack("<f3H", -2.0, 0x3C00, 0xBC00, 0x7C00), 3, ctx))
     sphere = "spherical(alpha=0.5, block=2)"  # two words for three coordinates
     norms = b"\0" + struct.pack("<h", 1) + b"\0\1"
-    yield Accept("spherical.rans-norms", framed(sphere, norms + raw_bits((1, 1)) + bits("00 1 00") + bits("1"), 3, ctx))
+    yield Accept("spherical.rans-norms", framed(sphere, norms + raw_bits((1, 1)) + SPHERE_WORDS, 3, ctx))
     yield Accept("spherical.zero-blocks", framed(sphere, b"\0" + struct.pack("<h", 1) + b"\0\0", 3, ctx))
-    far = b"\0" + struct.pack("<h", 130) + b"\0\xff\1" + bytes([255, 2]) + bits("010") + bits("1 0") + bits("1")
+    far = (
+        b"\0" + struct.pack("<h", 130) + b"\0\xff\1" + bytes([255, 2]) + bits("010") + b"\2" + bits("1 00") + b"\0" + bits("1")
+    )
     yield Accept("spherical.escaped-norm", framed(sphere, far, 3, ctx))
     yield Accept("spherical.bit-31-ignored", framed("spherical(alpha=0.5)", struct.pack("<I", 0x80000000), 3, ctx))
     stored = struct.pack("<I", 0x7F800000) + struct.pack("<3f", 1.0, -2.0, math.inf)
@@ -452,6 +477,17 @@ def general() -> Iterator[Reject]:
             for mode in (1, 2):
                 bad = bytes([mode, 0])
                 yield Reject(f"{name}.mode-{mode}-longer", framed(text, bad, d, ctx), f"bytes follow mode {mode}")
+
+
+def general_new() -> Iterator[Reject]:
+    """The same for registered classes that the lists do not name."""
+    for text, _ in registered():
+        ctx, name = context_of(text), label(text)
+        message = frame.unpack(encoded(text, numbers(65, 1), ctx)).payload
+        yield Reject(f"{name}.empty", framed(text, b"", 65, ctx), "there is no message")
+        if has_fixed_size(tersegrad.parse(text)):
+            yield Reject(f"{name}.cut", framed(text, message[:-1], 65, ctx), "the last byte is missing")
+            yield Reject(f"{name}.longer", framed(text, message + b"\0", 65, ctx), "a byte follows the message")
 
 
 def headers() -> Iterator[Reject]:
@@ -577,6 +613,12 @@ def particular() -> Iterator[Reject]:
     text = "by_tensor(sparse_dithering(bits=8))"
     yield make("by_tensor.above-budget", text, varint.write(len(budget)) + budget, 3, "longer than the part's budget")
     yield from bad_variance(make)
+    # Further ones come last, so that the contexts of the earlier ones stay as they were.
+    blocks, norms = "spherical(alpha=0.5, block=2)", b"\0" + struct.pack("<h", 1) + b"\0\1" + raw_bits((1, 1))
+    yield make("spherical.words-without-code", blocks, norms + SPHERE_WORDS[:3], 3, "the code of the last word is missing")
+    yield make("spherical.rice-parameter", blocks, norms + b"\x39" + SPHERE_WORDS[1:], 3, "a Rice parameter of 57")
+    fine = (0x3F800000 | 57 << 31 | 1 << 37).to_bytes(12, "little")
+    yield make("spherical-vector.rice-parameter", "spherical(alpha=0.5)", fine, 3, "a Rice parameter of 57")
 
 
 Make = Callable[[str, str, bytes, int, str], Reject]
@@ -732,13 +774,13 @@ def bad_shared(make: Make) -> Iterator[Reject]:
         "nan-norm": (struct.pack("<I", 0xFFC00001), "a NaN that is not 0x7fc00000"),
         "stored-cut": (struct.pack("<I2f", 0x7F800000, 1.0, 2.0), "a coordinate is missing"),
         "no-one": (struct.pack("<I", 0x3F800000) + bytes(2), "the code does not end"),
-        "too-far": (struct.pack("<I", 0x3F800000) + bytes(16) + b"\2", "a quotient of 130"),
-        "longer": (struct.pack("<I", 0xBF800000) + bytes(3), "bytes follow the code"),
+        "too-far": (struct.pack("<I", 0x3F800000) + bytes(16) + b"\x80", "a quotient of 130"),
+        "longer": ((0x3F800000 | 1 << 37).to_bytes(7, "little"), "bytes follow the code"),
     }
     for name, (message, reason) in vector.items():
         yield make(f"spherical-vector.{name}", "spherical(alpha=0.5)", message, 3, reason)
-    huge = (0x3F800000 | 1 << 31 | (1 << 41) << 32).to_bytes((32 + 505 + 7) // 8, "little")
-    yield make("spherical-vector.out-of-reach", "spherical(alpha=0.5)", huge, 1000, "a word of number 2^41")
+    huge = (0x3F800000 | 42 << 31 | 1 << 37 | (1 << 41) << 38).to_bytes(10, "little")
+    yield make("spherical-vector.out-of-reach", "spherical(alpha=0.5)", huge, 3, "a word of number 2^41")
     yield make(
         "spherical-vector.no-coordinates",
         "spherical(alpha=0.5)",
@@ -747,7 +789,7 @@ def bad_shared(make: Make) -> Iterator[Reject]:
         "a norm without coordinates",
     )
     text, top = "spherical(alpha=0.5, block=2)", b"\0" + struct.pack("<h", 1)
-    tail = bits("00 1 00") + bits("1")
+    tail = SPHERE_WORDS
     blocks = {
         "mode-4": (b"\4" + bytes(12), "there is no mode 4"),
         "stored-cut": (b"\3" + bytes(11), "a coordinate is missing"),
@@ -756,11 +798,11 @@ def bad_shared(make: Make) -> Iterator[Reject]:
         "norm-above": (top + b"\1\0" + b"\1" + bits("0 00 0 0 1"), "a negative distance from the largest norm"),
         "norm-too-large": (b"\0" + struct.pack("<h", 32767) + b"\0\1" + raw_bits((1, 1)) + tail, "a norm above 2^140"),
         "norm-too-small": (b"\0" + struct.pack("<h", -32768) + b"\0\1" + raw_bits((1, 1)) + tail, "a norm below 2^-127"),
-        "words-cut": (top + b"\0\1" + raw_bits((1, 1)) + bits("00 1 00"), "the last word is missing"),
+        "words-cut": (top + b"\0\1" + raw_bits((1, 1)) + tail[:2], "the last word is missing"),
         "words-longer": (top + b"\0\1" + raw_bits((1, 1)) + tail + b"\0", "a byte follows the words"),
-        "words-padding": (top + b"\0\1" + raw_bits((1, 1)) + bits("00 1 00") + b"\x81", "padding after the words"),
+        "words-padding": (top + b"\0\1" + raw_bits((1, 1)) + tail[:3] + b"\x81", "padding after the words"),
         "out-of-reach": (
-            top + b"\0\1" + raw_bits((1, 0)) + bits("0" * 32 + "00000 1 10110" + "0" * 60),
+            top + b"\0\1" + raw_bits((1, 0)) + b"\2" + bits("0" * 32 + "00000 1 10110" + "0" * 60),
             "a word of number 2^43",
         ),
     }
@@ -829,6 +871,7 @@ def bad_variance(make: Make) -> Iterator[Reject]:
 
 def refused() -> Iterator[Reject]:
     yield from general()
+    yield from general_new()
     yield from headers()
     yield from particular()
 

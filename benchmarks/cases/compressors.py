@@ -16,6 +16,7 @@ from tersegrad import bench, recipes, theory
 from tersegrad.bench.clock import touched
 from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec
 from tersegrad.kernels import native
+from tersegrad.report.catalog import CONFIGURATIONS
 
 Measure = Callable[[Compressor[Any], Spec, int], dict[str, Fact]]
 
@@ -113,30 +114,17 @@ for isa in ("avx512", "avx2"):
         return work_of("top_k(fraction=0.01)", mostly_zero(numel))
 
 
-OTHERS = (
-    "identity",
-    "bf16",
-    "fp16",
-    "fp8",
-    "int8",
-    "int4",
-    "sign",
-    "ternary",
-    "ternary(bucket=512)",
-    "natural",
-    "natural_dithering",
-    "qsgd(bits=4, norm=max)",
-    "qsgd(levels=1, coder=rans)",
-    "top_k(fraction=0.01, exact=false)",
-    "random_k(fraction=0.01)",
-    "threshold(tau=2.5)",
-    "threshold(tau=2.5, values=sign)",
-    "error_feedback(top_k(fraction=0.01))",
-    "rotated(qsgd(bits=4))",
-)
-for text in OTHERS:
+def measured_above(text: str) -> bool:
+    """Whether a benchmark with targets measures the same already."""
+    return text in ("qsgd(bits=4)", "top_k(fraction=0.01)")
 
-    @benchmark(f"compressor/{text}")
+
+for text in CONFIGURATIONS:
+    if measured_above(text):
+        continue
+    slow = getattr(recipes.parse(text), "slow", False)
+
+    @benchmark(f"compressor/{text}", numel=1 << 20 if slow else 64 << 20)
     def any_compressor(numel: int, text: str = text) -> Work:
         return work_of(text, gaussian(numel))
 

@@ -62,6 +62,36 @@ def mem_sgd(fraction: float) -> Compressor[Any]:
 RECIPES: Mapping[str, Callable[..., Compressor[Any]]] = types.MappingProxyType(
     {f.__name__: f for f in (ef_sign, mem_sgd, strom)}
 )
+_RECIPE_EXAMPLES = {"ef_sign": "ef_sign", "mem_sgd": "mem_sgd(fraction=0.01)", "strom": "strom(tau=2.5)"}
+
+
+def examples(name: str) -> tuple[str, ...]:
+    """Text forms of a registered name that a user would choose, the most usual one first.
+
+    >>> examples("top_k")
+    ('top_k(fraction=0.01)', 'top_k(fraction=0.01, exact=false)')
+    """
+    return (_RECIPE_EXAMPLES[name],) if name in RECIPES else _classes()[name].examples
+
+
+def corners(name: str) -> tuple[str, ...]:
+    """Further text forms that tests and format vectors cover."""
+    return () if name in RECIPES else _classes()[name].corners
+
+
+def ordered() -> tuple[str, ...]:
+    """Every name in the order of the wire format: compressors, wrappers, then recipes."""
+    number = {name: getattr(made, "wire_id", 0) for name, made in _classes().items()}
+    return (*sorted(number, key=number.__getitem__), *RECIPES)
+
+
+def cases() -> tuple[str, ...]:
+    """Every example and corner of every registered name."""
+    return tuple(dict.fromkeys(text for name in ordered() for text in (*examples(name), *corners(name))))
+
+
+def _classes() -> dict[str, type[Configuration]]:
+    return {**COMPRESSORS, **WRAPPERS}
 
 
 def names() -> tuple[str, ...]:
@@ -332,7 +362,8 @@ def _takes_compressor(option: Any) -> bool:
 def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(maker)
-    except NameError:  # a class of the user's with names that only its checker sees: its own constructor checks
+    except NameError:
+        # A class of a user's, with annotations that only a type checker can resolve: its constructor checks the values.
         return {}
 
 

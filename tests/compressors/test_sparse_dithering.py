@@ -216,3 +216,23 @@ def test_a_target_error_takes_one_full_pass_on_uneven_vectors_too(alpha: float, 
     coded = sparse_dithering.encode_to_error(x, alpha, "rans", None)
     assert 0.99 * alpha <= coded.error / coded.norm <= alpha
     assert passes <= 2
+
+
+@pytest.mark.parametrize("d", [1, 3, 20, 1000])
+@pytest.mark.parametrize("bits", [0.01, 1.5, 8, 40])
+def test_a_budget_holds_up_to_the_largest_float32(d: int, bits: float) -> None:
+    compressor = SparseDithering(bits=bits)
+    for x in (torch.full((d,), torch.finfo(torch.float32).max), gaussian(d).clamp(-1, 1) * 3.4e38):
+        message, _ = compressor.encode(x, Spec.of(x), None, Context())
+        assert int(message.nbytes) <= compressor.max_nbytes(Spec.of(x))
+        decoded = compressor.decode(message, Spec.of(x), Context()).double()
+        assert float((decoded - x.double()).norm()) <= float(x.double().norm()) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e-41])
+def test_the_smallest_target_error_is_no_domain_error(scale: float) -> None:
+    compressor = SparseDithering(alpha=5e-324)
+    x = gaussian(100) * scale
+    message, _ = compressor.encode(x, Spec.of(x), None, Context())
+    decoded = compressor.decode(message, Spec.of(x), Context())
+    assert float((decoded - x).abs().max()) <= max(2.0**-126, 2.0**-24 * 4 * scale)

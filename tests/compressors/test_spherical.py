@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import tersegrad
 from tersegrad import kernels, theory
 from tersegrad.codecs import normal, rice, sphere
 from tersegrad.compressors.spherical import Spherical
@@ -69,7 +70,8 @@ def test_whole_vectors(d: int, alpha: float) -> None:
         assert error(y, x) <= alpha
         bits += 8 * int(message.nbytes)
         assert int(message.nbytes) <= c.max_nbytes(Spec.flat(d))
-    assert bits / 20 <= 31 + theory.spherical_expected_bits(alpha, d) + 7 + 2  # padding, and two standard errors
+    # Norm and parameter, then the code, padding, and two standard errors.
+    assert bits / 20 <= 31 + 6 + theory.spherical_expected_bits(alpha, d) + 7 + 2
 
 
 @pytest.mark.parametrize("block", [1, 3, 8, 12])
@@ -187,3 +189,15 @@ def test_words_are_the_same_on_every_backend() -> None:
     for isa in native.supported_isas():
         with native.using(isa=isa, threads=3):
             assert once(c, x, ctx)[0].tobytes() == bytes_wanted
+
+
+@pytest.mark.parametrize("text", ["spherical(alpha=0.5)", "spherical(alpha=0.5, block=4)"])
+def test_the_rice_parameter_travels_in_the_message(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver whose mathematics library rounds another way decodes the same."""
+    c, x, ctx = tersegrad.parse(text), gaussian(12), Context(seed=5)
+    message, y = once(c, x, ctx)  # type: ignore[arg-type]
+    monkeypatch.setattr(Spherical, "_rice", lambda self, d: 7)
+    assert torch.equal(c.decode(message, Spec.of(x), ctx), y)
+    other, z = once(c, x, ctx)  # type: ignore[arg-type]
+    assert other.tobytes() != message.tobytes()
+    assert torch.equal(z, y)

@@ -1,61 +1,11 @@
-"""The configurations that the laws run over. Every registered name appears at least once (a test checks it)."""
+"""The configurations that the laws run over: the examples and corners that every registered class states."""
 
 from __future__ import annotations
 
-CASES = (
-    "identity",
-    "bf16",
-    "fp16",
-    "fp8",
-    "int8",
-    "int4",
-    "int4(block=128)",
-    "sign",
-    "ternary",
-    "natural",
-    "natural(coder=rans)",
-    "natural_dithering",
-    "natural_dithering(levels=4, coder=rans)",
-    "qsgd",
-    "qsgd(bits=2, bucket=128)",
-    "qsgd(bits=8, norm=max)",
-    "qsgd(bits=3, coder=elias)",
-    "qsgd(levels=4, coder=rans)",
-    "top_k(fraction=0.01)",
-    "top_k(fraction=0.1, values=bf16)",
-    "top_k(fraction=0.05, exact=false)",
-    "random_k(fraction=0.1)",
-    "random_k(fraction=0.1, unbiased=false)",
-    "threshold(tau=0.5)",
-    "threshold(tau=0.5, values=sign)",
-    "sparse_dithering(nu=0.1)",
-    "sparse_dithering(nu=0.3, coder=rans, scale=global)",
-    "sparse_dithering(nu=0.5, coder=paper)",
-    "sparse_dithering(alpha=0.2)",
-    "sparse_dithering(bits=1.5)",
-    "random_sparse_dithering(omega=0.25)",
-    "subtractive_dithering(omega=0.25)",
-    "subtractive_dithering(omega=0.05, coder=rans, scale=global)",
-    "spherical(alpha=0.5, block=8)",
-    "spherical(alpha=0.6, block=5, unbiased=true)",
-    "vgc(alpha=1.5)",
-    "vgc(alpha=1, zeta=0.9, wire=paper)",
-    "vgc(alpha=2, values=sign, residual=keep)",
-    "vgc(alpha=1.5, values=bf16)",
-    "vgc(alpha=1.5, values=qsgd(bits=4, bucket=64))",
-    "hybrid(alpha=2, tau=0.1)",
-    "hybrid(alpha=2, tau=0.1, wire=paper)",
-    "strom(tau=0.5)",
-    "ef_sign",
-    "mem_sgd(fraction=0.1)",
-    "ef_sign",
-    "mem_sgd(fraction=0.1)",
-    "error_feedback(top_k(fraction=0.1))",
-    "error_feedback(qsgd, residual=bfloat16)",
-    "rotated(int4)",
-    "rotated(qsgd(bits=3, norm=max))",
-    "by_tensor(top_k(fraction=0.1), small=bf16, below=20)",
-    'by_tensor(error_feedback(qsgd), rules={"*.weight": rotated(sign, block=64), "bias": identity})',
-    "metered(sign)",
-    "by_tensor(vgc(alpha=1.5), small=bf16, below=20)",
-)
+import pytest
+
+from tersegrad import recipes
+
+CASES = recipes.cases()
+
+every_case = pytest.mark.parametrize("text", CASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.core.protocol import Compressor, Context, Message, Spec
+from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec
 from tersegrad.wrappers import ByTensor, ErrorFeedback, Metered
 from tests.wrappers.toys import Adding, Largest, Lottery, Promiseless
 
@@ -206,3 +207,35 @@ def test_empty_buffer() -> None:
     message, state = c.encode(torch.zeros(0), spec, c.init(spec, "cpu"), Context())
     assert c.decode(Message.frombytes(message.tobytes()), spec, Context()).shape == (0,)
     assert state.residual.shape == (0,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharper(Lottery):
+    """The same messages as Lottery, with a better proof."""
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        return Guarantee("unbiased", super().guarantee(spec).value / 2)
+
+
+def test_a_sharper_guarantee_decodes_old_messages_alike() -> None:
+    old, new = ErrorFeedback(Lottery(p=0.25)), ErrorFeedback(Sharper(p=0.25))
+    x, ctx = torch.linspace(-1, 1, 100), Context(seed=3)
+    spec = Spec.of(x)
+    message, _ = old.encode(x, spec, old.init(spec, "cpu"), ctx)
+    assert torch.equal(new.decode(message, spec, ctx), old.decode(message, spec, ctx))
+    assert new.encode(x, spec, new.init(spec, "cpu"), ctx)[0].tobytes() == message.tobytes()
+    # Scaled for omega = 3 with a variance of 1.5: (9 + 1.5) / 16.
+    assert new.guarantee(spec).value == pytest.approx(10.5 / 16)
+    assert new.guarantee(spec).value < old.guarantee(spec).value
+
+
+@dataclasses.dataclass(frozen=True)
+class Unstated(Lottery):
+    """Unbiased, without a factor that the wire fixes."""
+
+    wire_omega = None  # type: ignore[assignment]
+
+
+def test_an_unbiased_compressor_states_its_factor() -> None:
+    with pytest.raises(BadConfiguration, match="wire_omega"):
+        ErrorFeedback(Unstated(p=0.5))

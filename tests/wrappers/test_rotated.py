@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from tersegrad.compressors import BF16
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Message, Spec
+from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats
 from tersegrad.wrappers import ErrorFeedback, Metered, Rotated
 from tersegrad.wrappers.rotated import rotated_numel
 from tests.wrappers.toys import Coarse, Largest, Lottery, Toy
@@ -147,3 +149,27 @@ def test_promises_near_one_are_not_drowned_in_rounding() -> None:
     promise = Rotated(Largest(k=1)).guarantee(spec)
     assert promise == Largest(k=1).guarantee(spec)
     assert promise.value < 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Stubborn(BF16):
+    """Ignores ``out=`` and hands out exactly its message."""
+
+    name: ClassVar[str] = "stubborn"
+
+    def encode(
+        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
+    ) -> tuple[Message, None]:
+        message, _ = super().encode(x, spec, state, ctx)
+        return Message(message.payload.clone(), message.nbytes), None
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_an_inner_compressor_may_ignore_the_buffer(given: bool) -> None:
+    x, ctx = torch.linspace(-1, 1, 100), Context(seed=3)
+    spec = Spec.of(x)
+    out = torch.full((Rotated(BF16()).max_nbytes(spec) + 3,), 170, dtype=torch.uint8) if given else None
+    wanted, _ = Rotated(BF16()).encode(x, spec, None, ctx)
+    message, _ = Rotated(Stubborn()).encode(x, spec, None, ctx, out=out)
+    assert message.tobytes() == wanted.tobytes()
+    assert out is None or (message.data is out and out[-3:].tolist() == [170] * 3)

@@ -83,6 +83,9 @@ class Lottery(Toy):
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee("unbiased", 1 / self.p - 1)
 
+    def wire_omega(self, spec: Spec) -> float:
+        return 1 / self.p - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class Coarse(Toy):

@@ -75,7 +75,7 @@ def _bytes(exponents: Tensor) -> Tensor:
 
 
 def _differences(exponents: Tensor) -> Tensor:
-    """Non-zero levels for the steps from one exponent to the next: 1, 2, ... up from no step, -1, -2, ... down."""
+    """The difference of each exponent to the one before, as a non-zero level: n >= 0 becomes n + 1, n < 0 stays."""
     steps = exponents.diff(prepend=exponents.new_full((1,), FIRST))
     return (steps + (steps >= 0)).to(torch.int32)
 

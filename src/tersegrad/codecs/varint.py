@@ -1,4 +1,4 @@
-"""LEB128 varints for lengths in headers: seven bits a byte, low bits first, the high bit set on all bytes but the last.
+"""LEB128 varints for lengths in headers: seven bits per byte, low bits first, the high bit set on all bytes but the last.
 
 Values are 0 .. 2^64 - 1, so at most ten bytes; each value has one encoding, and readers refuse the others.
 """

@@ -7,7 +7,7 @@ Formula  C(x)_i = c * fp16(x_i / c), c = 2^(e - 14) with 2^e <= max|x| < 2^(e+1)
 Promise  contractive, surely, with alpha = 2^-22 + (d - 1) 2^-78. Coordinates with |x_i / c| >= 2^-14 have 11 significant bits:
          an error of at most 2^-11 |x_i|. Smaller ones are subnormal: at most 2^-25 c, while max|x| >= 2^14 c, so each adds at
          most 2^-78 ||x||^2, and at most d - 1 of them exist. Rounding never exceeds |x_i| itself: alpha <= 1.
-Wire     c as float32 (NaN: the buffer held NaN or Inf and decodes to NaN), then 2 bytes a coordinate, little-endian.
+Wire     c as float32 (NaN: the buffer held NaN or Inf and decodes to NaN), then 2 bytes per coordinate, little-endian.
          No coordinates: no bytes.
 Source   mixed-precision all-reduce; the shared scale is loss scaling per message (Micikevicius et al., ICLR 2018).
 """
@@ -17,19 +17,18 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core.buffers import byte_buffer, float_buffer
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
-from tersegrad.core.text import Configuration
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import FixedRate
 
 
 @dataclasses.dataclass(frozen=True)
-class FP16(Configuration):
-    """Round to half precision under a shared power of two: 16 bits a coordinate.
+class FP16(FixedRate):
+    """Round to half precision under a shared power of two: 16 bits per coordinate.
 
+    >>> import torch
     >>> x = torch.tensor([1e38, 3.14159265e37, -1e30])
     >>> message, _ = FP16().encode(x, Spec.of(x), None, Context())
     >>> FP16().decode(message, Spec.of(x), Context())
@@ -37,42 +36,17 @@ class FP16(Configuration):
     """
 
     name: ClassVar[str] = "fp16"
-    fixed_size: ClassVar[bool] = True
+    wire_id: ClassVar[int] = 3
+    examples: ClassVar[tuple[str, ...]] = ("fp16",)
 
-    @property
-    def wire_id(self) -> int:
-        return 3
-
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
-
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        flat = flat_float32(x, spec)
-        nbytes = self._nbytes(flat.numel())
-        data = byte_buffer(out, nbytes, flat.device)
-        kernels.get(flat.device).fp16_encode(flat, data)
-        return Message(data if out is None else out, nbytes), None
-
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        return self._decode(message, spec, out, None)
-
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        return self._decode(message, spec, out, weight)
-
-    def _decode(self, message: Message, spec: Spec, out: Tensor | None, weight: float | None) -> Tensor:
-        check_size(message, self.max_nbytes(spec))
-        data = message.payload.contiguous()
-        out = float_buffer(out, spec.numel, data.device)
-        kernels.get(data.device).fp16_decode(data, out, weight)
-        return out
-
-    def _nbytes(self, numel: int) -> int:
+    def nbytes(self, numel: int) -> int:
         return 4 + 2 * numel if numel else 0
 
-    def max_nbytes(self, spec: Spec) -> int:
-        return self._nbytes(spec.numel)
+    def pack(self, x: Tensor, data: Tensor, ctx: Context) -> None:
+        kernels.get(x.device).fp16_encode(x, data)
+
+    def unpack(self, data: Tensor, out: Tensor, weight: float | None) -> None:
+        kernels.get(data.device).fp16_decode(data, out, weight)
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee("contractive", min(1.0, 2.0**-22 + max(0, spec.numel - 1) * 2.0**-78), sure=True)

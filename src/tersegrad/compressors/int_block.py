@@ -28,88 +28,69 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
-from tersegrad.core.text import Configuration, require
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import FixedRate
+from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class _IntBlock(Configuration):
+class _IntBlock(FixedRate):
     """What the two widths share; ``block`` is the number of coordinates of one step."""
 
     block: int = 256
 
-    fixed_size: ClassVar[bool] = True
     width: ClassVar[int] = 8
-    bfloat16: ClassVar[bool] = False  # steps of 2 bytes instead of 4
+    # Steps of 2 bytes instead of 4.
+    bfloat16: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require(
-            self.block >= 8 and self.block % 8 == 0, f"{self.name}: block must be a positive multiple of 8, got {self.block}"
-        )
+        good = self.block >= 8 and self.block % 8 == 0
+        require(good, f"{self.name}: block must be a positive multiple of 8, got {self.block}")
 
     @property
     def levels(self) -> int:
         """Q: levels on each side of zero."""
         return (1 << self.width - 1) - 1
 
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
-
     def guarantee(self, spec: Spec) -> Guarantee:
         eps = 2**-8 if self.bfloat16 else 2**-22
         others = (min(self.block, max(spec.numel, 1)) - 1) * ((1 + eps) / self.levels) ** 2 / 4
         return Guarantee("contractive", (eps**2 + others) / (1 + others), sure=True)
 
-    def _sizes(self, numel: int) -> tuple[int, int]:
-        """Bytes of the steps and of the codes."""
-        return (2 if self.bfloat16 else 4) * -(-numel // self.block), (numel * self.width + 7) // 8
+    def _steps(self, numel: int) -> int:
+        """Bytes of the steps."""
+        return (2 if self.bfloat16 else 4) * -(-numel // self.block)
 
-    def max_nbytes(self, spec: Spec) -> int:
-        return sum(self._sizes(spec.numel))
+    def nbytes(self, numel: int) -> int:
+        return self._steps(numel) + (numel * self.width + 7) // 8
 
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        x = flat_float32(x, spec)
-        steps, codes = self._sizes(x.numel())
-        data = out if out is not None else torch.empty(steps + codes, dtype=torch.uint8, device=x.device)
+    def pack(self, x: Tensor, data: Tensor, ctx: Context) -> None:
+        steps = self._steps(x.numel())
         kernels.get(x.device).quantise_blocks(
             x,
             ctx,
             data[:steps],
-            data[steps : steps + codes],
+            data[steps:],
             rule="nearest",
             block=self.block,
             levels=self.levels,
             width=self.width,
             bfloat16=self.bfloat16,
         )
-        return Message(data, steps + codes), None
 
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
-        return self._decode(message, spec, out, None)
-
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        return self._decode(message, spec, out, weight)
-
-    def _decode(self, message: Message, spec: Spec, out: Tensor, weight: float | None) -> Tensor:
-        steps, codes = self._sizes(spec.numel)
-        check_size(message, steps + codes)
-        data = message.payload
-        return kernels.get(out.device).dequantise_blocks(
+    def unpack(self, data: Tensor, out: Tensor, weight: float | None) -> None:
+        steps = self._steps(out.numel())
+        kernels.get(out.device).dequantise_blocks(
             data[:steps], data[steps:], out, block=self.block, width=self.width, bfloat16=self.bfloat16, weight=weight
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Int8(_IntBlock):
-    """Eight bits a coordinate and a float32 step a block.
+    """Eight bits per coordinate and a float32 step per block.
 
     >>> Int8().guarantee(Spec.flat(1000))
     Guarantee(kind='contractive', value=0.00393..., sure=True)
@@ -118,15 +99,13 @@ class Int8(_IntBlock):
     block: int = 256
 
     name: ClassVar[str] = "int8"
-
-    @property
-    def wire_id(self) -> int:
-        return 5
+    wire_id: ClassVar[int] = 5
+    examples: ClassVar[tuple[str, ...]] = ("int8",)
 
 
 @dataclasses.dataclass(frozen=True)
 class Int4(_IntBlock):
-    """Four bits a coordinate and a bfloat16 step a block: 4.5 bits with the default.
+    """Four bits per coordinate and a bfloat16 step per block: 4.5 bits with the default.
 
     >>> str(Int4(block=64).guarantee(Spec.flat(1000)))
     'C(alpha=0.2447)'
@@ -135,9 +114,8 @@ class Int4(_IntBlock):
     block: int = 32
 
     name: ClassVar[str] = "int4"
+    wire_id: ClassVar[int] = 6
+    examples: ClassVar[tuple[str, ...]] = ("int4",)
+    corners: ClassVar[tuple[str, ...]] = ("int4(block=128)",)
     width: ClassVar[int] = 4
     bfloat16: ClassVar[bool] = True
-
-    @property
-    def wire_id(self) -> int:
-        return 6

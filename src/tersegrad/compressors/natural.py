@@ -6,7 +6,7 @@ Formula  the upper one with probability |x_i| / 2^a - 1, which is the fraction f
 Promise  unbiased with omega = 1/8: with f the fraction, the relative variance f (1 - f) / (1 + f)^2 is largest at f = 1/3.
          Probabilities have 16 bits, nearest: a bias of at most 2^-17 2^a, and omega grows by less than 2^-19, included in the
          value. Magnitudes above 2^127 = 1.7e38 have no finite upper neighbour and become 2^127: for them neither holds.
-Wire     packed: sign bits (LSB-first, padded with zeros to a byte), then one exponent byte a coordinate: 0 is zero, e is
+Wire     packed: sign bits (LSB-first, padded with zeros to a byte), then one exponent byte per coordinate: 0 is zero, e is
          2^(e - 127), 255 is NaN (all of them, if the buffer held NaN or Inf). 9 bits.
          rans: a mode byte. 0: the least and the largest exponent other than 0 (one byte each, l and h), the sign bits, then the
          rANS code of 0 for exponent 0 and e - l + 1 for others, alphabet h - l + 2. 1: all zero. 2: not finite. 4: the packed
@@ -25,17 +25,17 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core.buffers import byte_buffer, float_buffer
+from tersegrad.core import modes
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
-from tersegrad.core.text import Configuration, require
-
-CODED, ZERO, NON_FINITE, PACKED = 0, 1, 2, 4
+from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import Stateless, exactly
+from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class Natural(Configuration):
-    """Random powers of two: 9 bits a coordinate packed, about 3.6 with ``coder="rans"`` on Gaussian data.
+class Natural(Stateless):
+    """Random powers of two: 9 bits per coordinate packed, about 3.6 with ``coder="rans"`` on Gaussian data.
 
     >>> x = torch.tensor([4.0, -0.5, 0.0, 3.0])
     >>> message, _ = Natural().encode(x, Spec.of(x), None, Context(seed=1))
@@ -44,57 +44,41 @@ class Natural(Configuration):
     """
 
     name: ClassVar[str] = "natural"
+    wire_id: ClassVar[int] = 9
+    examples: ClassVar[tuple[str, ...]] = ("natural",)
+    corners: ClassVar[tuple[str, ...]] = ("natural(coder=rans)",)
     coder: Literal["packed", "rans"] = "packed"
 
     def __post_init__(self) -> None:
         require(self.coder in ("packed", "rans"), f'natural has coder="packed" and coder="rans", got {self.coder!r}')
 
     @property
-    def wire_id(self) -> int:
-        return 9
-
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
-
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        flat = flat_float32(x, spec)
-        most = self._nbytes(flat.numel())
-        data = byte_buffer(out, most, flat.device)
-        packed = data if self.coder == "packed" else data[1:]
-        kernels.get(flat.device).natural_encode(flat, packed, ctx)
-        nbytes = most if self.coder == "packed" else self._compact(data, flat.numel())
-        return Message(data if out is None else out, nbytes), None
-
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        return self._decode(message, spec, out, None)
-
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        return self._decode(message, spec, out, weight)
-
-    @property
     def fixed_size(self) -> bool:
         return self.coder == "packed"
 
     def max_nbytes(self, spec: Spec) -> int:
-        return self._nbytes(spec.numel)
+        return (self.coder == "rans") + -(-spec.numel // 8) + spec.numel
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee("unbiased", 1 / 8 + 2.0**-19)
 
-    def _nbytes(self, numel: int) -> int:
-        return (self.coder == "rans") + -(-numel // 8) + numel
+    def wire_omega(self, spec: Spec) -> float:
+        return 1 / 8 + 2.0**-19
 
-    def _decode(self, message: Message, spec: Spec, out: Tensor | None, weight: float | None) -> Tensor:
-        if self.coder == "packed":
-            check_size(message, self.max_nbytes(spec))
-            packed = message.payload.contiguous()
+    def mode(self, data: bytes) -> str | None:
+        return None if self.fixed_size else modes.name(data)
+
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+        packed = data if self.fixed_size else data[1:]
+        kernels.get(x.device).natural_encode(x, packed, ctx)
+        return data.numel() if self.fixed_size else self._compact(data, x.numel())
+
+    def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
+        if self.fixed_size:
+            exactly(data, self.max_nbytes(spec))
         else:
-            packed = self._expand(message.payload.contiguous(), spec.numel)
-        out = float_buffer(out, spec.numel, packed.device)
-        kernels.get(packed.device).natural_decode(packed, out, weight)
-        return out
+            data = self._expand(data, spec.numel)
+        kernels.get(data.device).natural_decode(data, out, weight)
 
     def _compact(self, data: Tensor, numel: int) -> int:
         """Turn ``[mode byte][packed message]`` into the shortest form, in place; returns its length."""
@@ -112,7 +96,7 @@ class Natural(Configuration):
         if 2 + coded.numel() >= numel:
             data[0] = PACKED
             return data.numel()
-        head = torch.tensor([CODED, least, largest], dtype=torch.uint8, device=data.device)
+        head = torch.tensor([NORMAL, least, largest], dtype=torch.uint8, device=data.device)
         kept = data[1 : 1 + signs].clone()
         torch.cat((head, kept, coded), out=data[: 3 + signs + coded.numel()])
         return 3 + signs + coded.numel()
@@ -129,7 +113,7 @@ class Natural(Configuration):
         if mode == NON_FINITE and data.numel() == 1:
             packed[signs:] = 255
             return packed
-        if mode != CODED or data.numel() < 3 + signs:
+        if mode != NORMAL or data.numel() < 3 + signs:
             raise CorruptMessage(f"a natural message of mode {mode} and {data.numel()} bytes does not fit {numel} coordinates")
         least, largest = int(data[1]), int(data[2])
         if not 1 <= least <= largest <= 254:
@@ -146,4 +130,5 @@ def _range(exponents: Tensor) -> tuple[int, int]:
     """The least exponent other than 0 and the largest; (0, 0) if all are 0."""
     if exponents.numel() == 0 or not int(exponents.max()):
         return 0, 0
-    return int((exponents - 1).min()) + 1, int(exponents.max())  # 0 - 1 is 255, out of the way
+    # In uint8, 0 - 1 is 255: zeros do not count as the least.
+    return int((exponents - 1).min()) + 1, int(exponents.max())

@@ -7,7 +7,7 @@ Promise  unbiased with omega = 1/8 + 2^(1-s) sqrt(d) min(1, 2^(1-s) sqrt(d)), d 
          of two the variance is at most y^2 / 8, as in natural compression, which adds up to at most 1/8; below t = 2^(1-s) it is
          y (t - y), whose sum is at most t ||y||_1 <= t sqrt(d) and at most d t^2 / 4. Probabilities have 16 bits, nearest:
          a bias of at most 2^-16 of the gap between levels, and omega grows by at most 2^-19 + d t^2 2^-16, included.
-Wire     packed: each norm as float32 (NaN: the buffer held NaN or Inf), then ceil(log2(2 s + 1)) bits a coordinate, LSB-first:
+Wire     packed: each norm as float32 (NaN: the buffer held NaN or Inf), then ceil(log2(2 s + 1)) bits per coordinate, LSB-first:
          level << 1 | sign, level 0 is zero and k is 2^(k - s).
          rans: a mode byte. 0: the norms, then the rANS code of these codes, alphabet 2 s + 2. 1: all zero. 2: not finite. 4:
          the packed message, where coding would not be shorter.
@@ -25,17 +25,17 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core.buffers import byte_buffer, float_buffer
+from tersegrad.core import modes
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
-from tersegrad.core.text import Configuration, require
-
-CODED, ZERO, NON_FINITE, PACKED = 0, 1, 2, 4
+from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import Stateless, exactly
+from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class NaturalDithering(Configuration):
-    """Random powers of two of the norm: 5 bits a coordinate for ``levels=8`` packed, fewer with ``coder="rans"``.
+class NaturalDithering(Stateless):
+    """Random powers of two of the norm: 5 bits per coordinate for ``levels=8`` packed, fewer with ``coder="rans"``.
 
     One norm for a long buffer wastes the levels: on 2^20 Gaussian coordinates ``levels=8`` has error 5.4, but 0.083 with
     ``bucket=512`` (3.4 bits with rans).
@@ -47,6 +47,9 @@ class NaturalDithering(Configuration):
     """
 
     name: ClassVar[str] = "natural_dithering"
+    wire_id: ClassVar[int] = 10
+    examples: ClassVar[tuple[str, ...]] = ("natural_dithering",)
+    corners: ClassVar[tuple[str, ...]] = ("natural_dithering(levels=4, coder=rans)",)
     levels: int = 8
     bucket: int | None = None
     coder: Literal["packed", "rans"] = "packed"
@@ -58,86 +61,74 @@ class NaturalDithering(Configuration):
         require(self.coder in ("packed", "rans"), f'natural_dithering has coder="packed" and coder="rans", got {self.coder!r}')
 
     @property
-    def wire_id(self) -> int:
-        return 10
-
-    @property
     def width(self) -> int:
         """Bits of a packed code."""
         return (2 * self.levels + 1).bit_length()
-
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
-
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        flat = flat_float32(x, spec)
-        numel, kernel = flat.numel(), kernels.get(flat.device)
-        bucket, most = self._bucket(numel), self._nbytes(numel)
-        data = byte_buffer(out, most, flat.device)
-        if self.coder == "packed":
-            kernel.dithering_encode(flat, data, bucket, self.levels, self.width, ctx)
-            return Message(data if out is None else out, most), None
-        head = 4 * -(-numel // bucket)
-        wide = torch.empty(head + numel, dtype=torch.uint8, device=flat.device)
-        kernel.dithering_encode(flat, wide, bucket, self.levels, 8, ctx)
-        codes = wide[head:]
-        nbytes = 1
-        if bool(wide[:head].clone().view(torch.float32).isnan().any()):
-            data[0] = NON_FINITE
-        elif not bool(codes.any()):
-            data[0] = ZERO
-        else:
-            coded = rans.encode(codes, 2 * self.levels + 2)
-            nbytes += head + coded.numel()
-            if nbytes < most:
-                data[0] = CODED
-                torch.cat((wide[:head], coded), out=data[1:nbytes])
-            else:
-                data[0], nbytes = PACKED, most
-                kernel.dithering_encode(flat, data[1:], bucket, self.levels, self.width, ctx)
-        return Message(data if out is None else out, nbytes), None
-
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        return self._decode(message, spec, out, None)
-
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        return self._decode(message, spec, out, weight)
 
     @property
     def fixed_size(self) -> bool:
         return self.coder == "packed"
 
     def max_nbytes(self, spec: Spec) -> int:
-        return self._nbytes(spec.numel)
+        return (self.coder == "rans") + self._norms(spec.numel) + -(-spec.numel * self.width // 8)
 
     def guarantee(self, spec: Spec) -> Guarantee:
+        return Guarantee("unbiased", self.wire_omega(spec))
+
+    def wire_omega(self, spec: Spec) -> float:
         d = min(self._bucket(spec.numel), spec.numel)
         reach = 2.0 ** (1 - self.levels) * math.sqrt(d)
-        return Guarantee("unbiased", 1 / 8 + reach * min(1.0, reach) + 2.0**-19 + reach**2 * 2.0**-16)
+        return 1 / 8 + reach * min(1.0, reach) + 2.0**-19 + reach**2 * 2.0**-16
+
+    def mode(self, data: bytes) -> str | None:
+        return None if self.fixed_size else modes.name(data)
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(64, -(-numel // 64) * 64)
 
-    def _nbytes(self, numel: int) -> int:
-        return (self.coder == "rans") + 4 * -(-numel // self._bucket(numel)) + -(-numel * self.width // 8)
+    def _norms(self, numel: int) -> int:
+        """Bytes of the norms."""
+        return 4 * -(-numel // self._bucket(numel))
 
-    def _decode(self, message: Message, spec: Spec, out: Tensor | None, weight: float | None) -> Tensor:
-        if self.coder == "packed":
-            check_size(message, self.max_nbytes(spec))
-            data, width = message.payload.contiguous(), self.width
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+        numel, encode = x.numel(), kernels.get(x.device).dithering_encode
+        bucket, most = self._bucket(numel), data.numel()
+        if self.fixed_size:
+            encode(x, data, bucket, self.levels, self.width, ctx)
+            return most
+        head = self._norms(numel)
+        wide = torch.empty(head + numel, dtype=torch.uint8, device=x.device)
+        encode(x, wide, bucket, self.levels, 8, ctx)
+        codes = wide[head:]
+        if bool(wide[:head].clone().view(torch.float32).isnan().any()):
+            data[0] = NON_FINITE
+            return 1
+        if not bool(codes.any()):
+            data[0] = ZERO
+            return 1
+        coded = rans.encode(codes, 2 * self.levels + 2)
+        nbytes = 1 + head + coded.numel()
+        if nbytes < most:
+            data[0] = NORMAL
+            torch.cat((wide[:head], coded), out=data[1:nbytes])
+            return nbytes
+        data[0] = PACKED
+        encode(x, data[1:], bucket, self.levels, self.width, ctx)
+        return most
+
+    def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
+        width = self.width
+        if self.fixed_size:
+            exactly(data, self.max_nbytes(spec))
         else:
-            data, width = self._expand(message.payload.contiguous(), spec.numel)
-        out = float_buffer(out, spec.numel, data.device)
+            data, width = self._expand(data, spec.numel)
         kernels.get(data.device).dithering_decode(data, out, self._bucket(spec.numel), self.levels, width, weight)
-        return out
 
     def _expand(self, data: Tensor, numel: int) -> tuple[Tensor, int]:
         """The packed message inside one of mode 0, 1, 2 or 4, and the width of its codes."""
-        head = 4 * -(-numel // self._bucket(numel))
+        head = self._norms(numel)
         mode = int(data[0]) if data.numel() else -1
-        if mode == PACKED and data.numel() == self._nbytes(numel):
+        if mode == PACKED and data.numel() == 1 + head + -(-numel * self.width // 8):
             return data[1:], self.width
         wide = torch.zeros(head + numel, dtype=torch.uint8, device=data.device)
         if mode == ZERO and data.numel() == 1:
@@ -145,7 +136,7 @@ class NaturalDithering(Configuration):
         if mode == NON_FINITE and data.numel() == 1:
             wide[:head] = torch.full((head // 4,), math.nan, device=data.device).view(torch.uint8)
             return wide, 8
-        if mode != CODED or data.numel() < 1 + head:
+        if mode != NORMAL or data.numel() < 1 + head:
             raise CorruptMessage(f"a message of mode {mode} and {data.numel()} bytes does not fit {numel} coordinates")
         codes, used = rans.decode(data[1 + head :], numel, 2 * self.levels + 2)
         if used != data.numel() - 1 - head:

@@ -45,21 +45,22 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import bitpack, elias, rans, varint
+from tersegrad.core import modes
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
-from tersegrad.core.text import Configuration, require
-
-NORMAL, ZERO, NON_FINITE, PACKED = 0, 1, 2, 4  # modes of the variable-length coders; 3 (raw) never occurs
+from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import Stateless, exactly
+from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class QSGD(Configuration):
-    """Stochastic rounding with one step a bucket.
+class QSGD(Stateless):
+    """Stochastic rounding with one step per bucket.
 
     >>> import torch
     >>> c = QSGD(bits=4, norm="max")
     >>> message, _ = c.encode(torch.linspace(-1, 1, 1024), Spec.of(torch.linspace(-1, 1, 1024)), None, Context(seed=1))
-    >>> message.nbytes  # two steps of 4 bytes and 4 bits a coordinate
+    >>> message.nbytes  # two steps of 4 bytes and 4 bits per coordinate
     520
     """
 
@@ -70,6 +71,14 @@ class QSGD(Configuration):
     coder: Literal["packed", "elias", "rans"] = "packed"
 
     name: ClassVar[str] = "qsgd"
+    wire_id: ClassVar[int] = 11
+    examples: ClassVar[tuple[str, ...]] = ("qsgd(bits=4)", "qsgd(bits=4, norm=max)", "qsgd(levels=1, coder=rans)")
+    corners: ClassVar[tuple[str, ...]] = (
+        "qsgd(bits=2, bucket=128)",
+        "qsgd(bits=8, norm=max)",
+        "qsgd(bits=3, coder=elias)",
+        "qsgd(levels=4, coder=rans)",
+    )
 
     def __post_init__(self) -> None:
         require(2 <= self.bits <= 8, f"qsgd: bits must lie in 2..8, got {self.bits}")
@@ -83,10 +92,6 @@ class QSGD(Configuration):
         require(self.levels is None or 1 <= self.levels <= most, f"qsgd: levels must lie in 1..{most}{hint}, got {self.levels}")
 
     @property
-    def wire_id(self) -> int:
-        return 11
-
-    @property
     def s(self) -> int:
         """Levels on each side of zero."""
         return 2 ** (self.bits - 1) - 1 if self.levels is None else self.levels
@@ -96,16 +101,19 @@ class QSGD(Configuration):
         """Bits of a packed code."""
         return self.bits if self.coder == "packed" else max(2, self.s.bit_length() + 1)
 
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
-
     def guarantee(self, spec: Spec) -> Guarantee:
+        return Guarantee("unbiased", self.wire_omega(spec))
+
+    def wire_omega(self, spec: Spec) -> float:
         b, s = max(1, min(self.bucket, spec.numel)), self.s
         if self.norm == "max":
             omega = (math.sqrt(1 + (b - 1) / s**2) - 1) / 2
         else:
             omega = math.sqrt(b) / s - 1 if b >= 4 * s * s else b / (4 * s * s)
-        return Guarantee("unbiased", omega * (1 + 2**-20) + b / s**2 * 2**-16)
+        return omega * (1 + 2**-20) + b / s**2 * 2**-16
+
+    def mode(self, data: bytes) -> str | None:
+        return None if self.fixed_size else modes.name(data)
 
     def _sizes(self, numel: int) -> tuple[int, int]:
         """Bytes of the steps and of the packed codes."""
@@ -118,23 +126,18 @@ class QSGD(Configuration):
     def max_nbytes(self, spec: Spec) -> int:
         return sum(self._sizes(spec.numel)) + (self.coder != "packed")
 
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        x = flat_float32(x, spec)
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         steps, codes = self._sizes(x.numel())
-        size = self.max_nbytes(Spec.flat(x.numel()))
-        data = out if out is not None else torch.empty(size, dtype=torch.uint8, device=x.device)
-        if self.coder == "packed":
-            self._quantise(x, ctx, data[:steps], data[steps:size], self._width)
-            return Message(data, size), None
-        return Message(data, self._encode_variable(x, ctx, data, steps, codes)), None
+        if not self.fixed_size:
+            return self._write_coded(x, ctx, data, steps, codes)
+        self._quantise(x, ctx, data[:steps], data[steps:], self._width)
+        return data.numel()
 
     def _quantise(self, x: Tensor, ctx: Context, steps: Tensor, codes: Tensor, width: int) -> None:
         backend = kernels.get(x.device)
         backend.quantise_blocks(x, ctx, steps, codes, rule=self.norm, block=self.bucket, levels=self.s, width=width)
 
-    def _encode_variable(self, x: Tensor, ctx: Context, data: Tensor, steps: int, packed: int) -> int:
+    def _write_coded(self, x: Tensor, ctx: Context, data: Tensor, steps: int, packed: int) -> int:
         scale = torch.empty(steps, dtype=torch.uint8, device=x.device)
         levels = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
         self._quantise(x, ctx, scale, levels, 8)
@@ -187,40 +190,34 @@ class QSGD(Configuration):
         levels[where] = (sizes * signs).to(torch.int8)
         return levels.view(torch.uint8)
 
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
-        return self._decode(message, spec, out, None)
-
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        return self._decode(message, spec, out, weight)
-
-    def _decode(self, message: Message, spec: Spec, out: Tensor, weight: float | None) -> Tensor:
+    def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         steps, codes = self._sizes(spec.numel)
-        data = message.payload
-        if self.coder == "packed":
-            check_size(message, steps + codes)
-            return self._dequantise(data[:steps], data[steps:], out, self._width, weight)
-        if data.numel() == 0:
-            raise CorruptMessage("an empty message has not even a mode")
-        mode = int(data[0])
+        if self.fixed_size:
+            exactly(data, steps + codes)
+            self._dequantise(data[:steps], data[steps:], out, self._width, weight)
+            return
+        mode = int(data[0]) if data.numel() else -1
         if mode in (ZERO, NON_FINITE) and data.numel() == 1:
             fill = 0.0 if mode == ZERO else math.nan
-            return out.fill_(fill) if weight is None else out.add_(weight * fill)
+            _ = out.fill_(fill) if weight is None else out.add_(weight * fill)
+            return
         if mode not in (NORMAL, PACKED) or data.numel() < 1 + steps:
             raise CorruptMessage(f"mode {mode} with {data.numel()} bytes is no QSGD message")
         scale, rest = data[1 : 1 + steps], data[1 + steps :]
         if mode == PACKED:
             if rest.numel() != codes:
                 raise CorruptMessage(f"expected {codes} bytes of codes, got {rest.numel()}")
-            return self._dequantise(scale, rest, out, self._width, weight)
+            self._dequantise(scale, rest, out, self._width, weight)
+            return
         if self.coder == "elias":
-            return self._dequantise(scale, self._from_elias(rest, spec.numel), out, 8, weight)
-        symbols, used = rans.decode(rest, spec.numel, 2 * self.s + 1)
-        if used != rest.numel():
-            raise CorruptMessage(f"{rest.numel() - used} bytes after the last symbol")
-        return self._dequantise(scale, symbols.sub_(self.s), out, 8, weight)  # wraps: uint8 then reads as int8
+            levels = self._from_elias(rest, spec.numel)
+        else:
+            levels, used = rans.decode(rest, spec.numel, 2 * self.s + 1)
+            if used != rest.numel():
+                raise CorruptMessage(f"{rest.numel() - used} bytes after the last symbol")
+            # Wraps around: the bytes below zero then read as negative int8.
+            levels.sub_(self.s)
+        self._dequantise(scale, levels, out, 8, weight)
 
-    def _dequantise(self, steps: Tensor, codes: Tensor, out: Tensor, width: int, weight: float | None) -> Tensor:
-        backend = kernels.get(out.device)
-        return backend.dequantise_blocks(steps, codes, out, block=self.bucket, width=width, weight=weight)
+    def _dequantise(self, steps: Tensor, codes: Tensor, out: Tensor, width: int, weight: float | None) -> None:
+        kernels.get(out.device).dequantise_blocks(steps, codes, out, block=self.bucket, width=width, weight=weight)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from fractions import Fraction
 from typing import ClassVar, Literal
 
 import torch
@@ -28,8 +27,10 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.core import philox
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
-from tersegrad.core.text import Configuration, require
+from tersegrad.core.numbers import HUGE, share
+from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
+from tersegrad.core.stateless import Stateless, exactly
+from tersegrad.core.text import require
 
 ROUNDS = 6
 
@@ -44,10 +45,9 @@ def permutation_key(ctx: Context, numel: int) -> tuple[list[int], int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomK(Configuration):
+class RandomK(Stateless):
     """Send ``k`` coordinates, or ``ceil(fraction * d)`` of them, chosen by the shared seed.
 
-    >>> from tersegrad.core.protocol import Context, Spec
     >>> x, c = torch.ones(1000), RandomK(fraction=0.1)
     >>> message, _ = c.encode(x, Spec.of(x), None, Context(seed=7))
     >>> decoded = c.decode(message, Spec.of(x), Context(seed=7))
@@ -56,6 +56,9 @@ class RandomK(Configuration):
     """
 
     name: ClassVar[str] = "random_k"
+    wire_id: ClassVar[int] = 13
+    examples: ClassVar[tuple[str, ...]] = ("random_k(fraction=0.01)",)
+    corners: ClassVar[tuple[str, ...]] = ("random_k(fraction=0.1)", "random_k(fraction=0.1, unbiased=false)")
     fixed_size: ClassVar[bool] = True
 
     fraction: float | None = None
@@ -71,60 +74,31 @@ class RandomK(Configuration):
         biased = "random_k: bfloat16 rounds to nearest, which is biased: use values=float32 or unbiased=false"
         require(self.values == "float32" or not self.unbiased, biased)
 
-    @property
-    def wire_id(self) -> int:
-        return 13
-
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
-
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        x = flat_float32(x, spec)
-        ops, size = kernels.get(x.device), self.max_nbytes(Spec.flat(x.numel()))
-        if out is None:
-            out = torch.empty(size, dtype=torch.uint8, device=x.device)
-        keys, rotation = permutation_key(ctx, x.numel())
-        values = ops.permuted_gather(x, keys, rotation, self._count(x.numel()))
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+        ops = kernels.get(x.device)
+        values = ops.permuted_gather(x, *permutation_key(ctx, x.numel()), self._count(x.numel()))
         if not ops.all_finite(x):
             values.fill_(math.nan)
         if self.values == "bf16":
             # Not beyond the largest finite bfloat16, which would turn a number into Inf. NaN stays NaN.
             largest = torch.finfo(torch.bfloat16).max
             values = values.clamp(-largest, largest).to(torch.bfloat16)
-        out[:size] = values.view(torch.uint8)
-        return Message(out, size), None
+        data[:] = values.view(torch.uint8)
+        return data.numel()
 
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
-        values = self._read(message, spec)
-        if values is None:
-            return out.fill_(math.nan)
-        keys, rotation = permutation_key(ctx, spec.numel)
-        kernels.get(out.device).permuted_scatter(values, keys, rotation, out)
-        return out
-
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        values = self._read(message, spec)
-        if values is None:
-            return out.fill_(math.nan)
-        keys, rotation = permutation_key(ctx, spec.numel)
-        kernels.get(out.device).permuted_scatter_add(values, keys, rotation, weight, out)
-        return out
-
-    def _read(self, message: Message, spec: Spec) -> Tensor | None:
-        """The values as they are decoded, or None where the message says non-finite."""
-        size = self.max_nbytes(spec)
-        check_size(message, size)
-        values = message.data[:size].clone().view(torch.float32 if self.values == "float32" else torch.bfloat16).float()
-        if not kernels.get(values.device).all_finite(values):
-            return None
+    def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
+        exactly(data, self.max_nbytes(spec))
+        ops, key = kernels.get(out.device), permutation_key(ctx, spec.numel)
+        values = data.clone().view(torch.float32 if self.values == "float32" else torch.bfloat16).float()
+        if not ops.all_finite(values):
+            out.fill_(math.nan)
+            return
         if self.unbiased and spec.numel:
-            largest = torch.finfo(torch.float32).max
-            values = (values * (spec.numel / self._count(spec.numel))).clamp_(-largest, largest)
-        return values
+            values = (values * (spec.numel / self._count(spec.numel))).clamp_(-HUGE, HUGE)
+        if weight is None:
+            ops.permuted_scatter(values, *key, out)
+        else:
+            ops.permuted_scatter_add(values, *key, weight, out)
 
     def max_nbytes(self, spec: Spec) -> int:
         return self._count(spec.numel) * (4 if self.values == "float32" else 2)
@@ -135,7 +109,11 @@ class RandomK(Configuration):
             return Guarantee("unbiased", 1 / kept - 1 if kept else 0.0)
         return Guarantee("contractive", 1 - kept * (1.0 if self.values == "float32" else 1 - 2.0**-16))
 
+    def wire_omega(self, spec: Spec) -> Omega:
+        kept = self._count(spec.numel)
+        if self.unbiased:
+            return 1 / (kept / spec.numel) - 1
+        return "exact" if kept == spec.numel and self.values == "float32" else None
+
     def _count(self, d: int) -> int:
-        # The fraction as it was written: 0.07 of 100 are 7, not the 8 that binary floating point makes of it.
-        k = self.k if self.k is not None else math.ceil(Fraction(repr(self.fraction)) * d)
-        return min(max(k, 1), d)
+        return share(d, self.fraction, self.k)

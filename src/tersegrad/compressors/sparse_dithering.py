@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import struct
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -33,19 +32,32 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import buffers
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, flat_float32
-from tersegrad.core.text import Configuration, require
+from tersegrad.core import buffers, modes
+from tersegrad.core.numbers import HUGE, TINY, float32
+from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats
+from tersegrad.core.search import Bracket
+from tersegrad.core.stateless import Stateless
+from tersegrad.core.text import require
 
 Coder = Literal["auto", "rans", "paper"]
 Scale = Literal["chunk", "global"]
 CODERS, SCALES = ("auto", "rans", "paper"), ("chunk", "global")
-ZERO = bytes(4)  # the message of a vector of zeros
-CLOSE = 4**-0.0045  # an error this near its target costs less than 0.005 bit
-SCALE_BLOCK = 1 << 16  # coordinates that share a scale
-COARSE, SAMPLE = 1 << 16, 1 << 21  # coordinates that a search for the step looks at: often, and once
-SLACK = 0.006  # a search may end this much (relative) below the target error: half a hundredth of a bit
-TINY, HUGE = 2.0**-126, torch.finfo(torch.float32).max
+# First words of a message; anything else is the scale of a short one.
+WORDS = {0: modes.NAMES[modes.ZERO], 0x7FC00000: modes.NAMES[modes.NON_FINITE], 0x80000000: "rANS segments"}
+# The message of a vector of zeros.
+ZERO = bytes(4)
+# Coordinates that share a scale.
+SCALE_BLOCK = 1 << 16
+# Coordinates that a search for the step looks at: often, and a few times.
+COARSE, SAMPLE = 1 << 16, 1 << 21
+# A search on a sample may end this much (relative) below the target error: half a hundredth of a bit.
+SLACK = 0.006
+# log2 of an error over its target from which the slope leads to the target.
+NEAR = 0.05
+# log2 of an error over its target that costs less than 0.005 bit.
+CLOSE = -0.009
+# Whole messages after the first that meets the target, for one that is closer to it.
+CORRECTIONS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +72,7 @@ class Coded:
 def toward_zero(value: float) -> float:
     """The nearest normal float32 that is not larger."""
     value = min(max(value, TINY), HUGE)
-    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    rounded = float32(value)
     return float(torch.nextafter(torch.tensor(rounded), torch.tensor(0.0))) if rounded > value else rounded
 
 
@@ -74,7 +86,7 @@ def encode_at(
     left: Tensor | None = None,
     carry: Tensor | None = None,
 ) -> Coded:
-    """Code x (plus ``carry``) at one step, or with ``step=None`` at one step a block; ``ctx`` asks for stochastic rounding.
+    """Code x (plus ``carry``) at one step, or with ``step=None`` at one step per block; ``ctx`` asks for stochastic rounding.
 
     ``left`` becomes what the message leaves out.
     """
@@ -94,39 +106,39 @@ def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
     return toward_zero(2 * math.sqrt(nu / x.numel() * norm)) if 0 < norm < math.inf else TINY
 
 
-def largest_step(error: Callable[[float], float], start: float, aim: float, slack: float) -> float:
-    """log2 of nearly the largest step with error(step) <= aim, by secants of log error against log step inside a bracket."""
-    low, high = (-126.0, -math.inf), (128.0, math.inf)  # (log2 step, log2 of error / aim)
-    at, tight = start, math.log2(1 - slack)
-    for trial in range(60):
-        ratio = math.log2(max(error(2.0**at), 1e-300) / aim)
-        low, high = ((at, ratio), high) if ratio <= 0 else (low, (at, ratio))
-        if tight <= low[1] <= 0 or high[0] - low[0] < 1e-3:
-            break
-        if math.isfinite(low[1]) and math.isfinite(high[1]):
-            share = (low[1] - tight / 2) / (low[1] - high[1])
-            at = low[0] + (high[0] - low[0]) * (min(max(share, 0.05), 0.95) if trial % 4 < 3 else 0.5)
-        else:  # small steps err like their squares; larger ones by less
-            at = min(
-                max(at - min(max(ratio - tight / 2, -8.0), 8.0) / 2, (low[0] + at) / 2 if ratio > 0 else at), (at + high[0]) / 2
-            )
-    return low[0]
+def log2_error(wrong: float, norm: float, alpha: float) -> float:
+    """log2 of the relative error over alpha; errors below 1e-300 count as that much."""
+    return math.log2(max(wrong / norm if norm > 0 else 0.0, 1e-300)) - math.log2(alpha)
 
 
-def refined_step(error: Callable[[float], float], low: float, slope: float, aim: float, slack: float) -> tuple[float, float]:
-    """log2 of a step whose error lies between (1 - slack) aim and aim, or nearly so, from a near one; and the slope there."""
-    tight, before = math.log2(1 - slack), None
-    for _ in range(4):
-        ratio = math.log2(max(error(2.0**low), 1e-300) / aim)
-        if not math.isfinite(ratio) or tight <= ratio <= 0:
-            break
-        if before is not None and low != before[0]:
-            slope = min(max((ratio - before[1]) / (low - before[0]), 0.25), 4.0)
-        before = low, ratio
-        low = min(max(low + min(max((tight / 2 - ratio) / slope, -4.0), 4.0), -126.0), 127.0)
-        if abs(ratio) < 0.05:  # so short a way that the slope leads there
-            break
-    return low, slope
+def sampled_step(x: Tensor, carry: Tensor | None, alpha: float, norm: float) -> Bracket:
+    """A bracket that starts at log2 of a step whose error on a sample of x (plus ``carry``) is just below alpha."""
+    run, d = kernels.get(x.device), x.numel()
+    coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
+    # Below the target by what the sample may mislead.
+    aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0)) or alpha
+
+    def sampled(stride: int) -> Callable[[float], float]:
+        return lambda at: log2_error(*run.dither_sample(x, toward_zero(2.0**at), stride, carry), aim)
+
+    # Small steps err by a twelfth of their square, so the logarithm rises by 2 per octave.
+    start = (math.log2(12 * norm / (d // coarse + 1)) + math.log2(aim)) / 2
+    error = sampled(coarse)
+    at, slope = Bracket(start=start, slope=2.0, tight=math.log2(1 - SLACK)).search(error, trials=60).low, 2.0
+    if coarse > 1:
+        # Refine on a larger sample, starting from the slope measured on the small one. From a near miss that slope leads to a
+        # place that need not be looked at.
+        slope = min(max(4 * (error(at + 0.125) - error(at - 0.125)), 0.25), 4.0)
+        near = Bracket(start=at, slope=slope, tight=math.log2(1 - SLACK * (0.8 if fine == 1 else 0.5)))
+        error, value = sampled(fine), math.inf
+        while near.looks < 4 and not near.good and abs(value) >= NEAR:
+            value = error(at)
+            near.tell(at, value)
+            at = at if near.good else near.guess()
+        if near.at is not None and abs(value) >= NEAR:
+            at = near.at
+        slope = near.slope
+    return Bracket(start=at, slope=slope, tight=CLOSE)
 
 
 def encode_to_error(
@@ -136,93 +148,65 @@ def encode_to_error(
 
     ``left``, a buffer of its own, becomes what the message leaves out.
     """
-    run = kernels.get(x.device)
-    d = x.numel()
-
-    def sampled(stride: int) -> Callable[[float], float]:
-        def error(step: float) -> float:
-            wrong, power = run.dither_sample(x, toward_zero(step), stride, carry)
-            return max(wrong, 0.0) / power if power > 0 else 0.0
-
-        return error
-
-    coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
-    norm = run.dither_sample(x, HUGE, coarse, carry)[1] or float(run.sum_squares(x if carry is None else x + carry))
+    run, d = kernels.get(x.device), x.numel()
+    norm = run.dither_sample(x, HUGE, max(1, d // COARSE), carry)[1]
+    norm = norm or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
         return encode_at(x, TINY, 0.0, coder, out, left=left, carry=carry)
-    aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0))
-    error = sampled(coarse)
-    low = largest_step(error, math.log2(math.sqrt(12 * aim * norm / (d // coarse + 1))), aim, SLACK)
-    slope = 2.0
-    if coarse > 1:  # a few looks at many, with the slope that the few have told
-        rise = math.log2(max(error(2.0 ** (low + 0.125)), 1e-300) / max(error(2.0 ** (low - 0.125)), 1e-300))
-        low, slope = refined_step(sampled(fine), low, min(max(4 * rise, 0.25), 4.0), aim, SLACK * (0.8 if fine == 1 else 0.5))
-    # The sample may mislead: verify on everything, and correct a few times.
-    best, failed, corrections = None, None, 5 if d > SCALE_BLOCK else 0
-    for _ in range(40):
-        coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out, left=left, carry=carry)
-        if coded.error > alpha * coded.norm:
-            failed = low
-            low += math.log2(aim * coded.norm / coded.error) / slope - 1e-3
-            if best is not None:
-                low = (best + failed) / 2 if corrections else best
-        else:
-            if not corrections or coded.error >= alpha * CLOSE * coded.norm or coded.error <= 0:
-                return coded
-            best = low
-            low += math.log2(alpha * (1 + CLOSE) / 2 * coded.norm / coded.error) / slope
-            low = low if failed is None else min(low, (best + failed) / 2)
-        corrections = max(corrections - (best is not None), 0)
-    return encode_at(x, None, alpha, coder, out, left=left, carry=carry)
+
+    def encoded(at: float) -> Coded:
+        return encode_at(x, toward_zero(2.0**at), 0.0, coder, out, left=left, carry=carry)
+
+    # The sample may mislead: verify on everything, and correct a few times where the vector is long enough to pay for it.
+    bracket = sampled_step(x, carry, alpha, norm)
+    corrections = CORRECTIONS if d > SCALE_BLOCK else 0
+    while (at := bracket.next()) is not None and bracket.looks < 40:
+        coded = encoded(at)
+        good, value = coded.error <= alpha * coded.norm, log2_error(coded.error, coded.norm, alpha)
+        # Logarithms round: the comparison itself decides.
+        bracket.tell(at, min(value, 0.0) if good else max(value, 1e-9))
+        if good and (bracket.good or not corrections or coded.error <= 0):
+            return coded
+        corrections = max(corrections - (bracket.at is not None), 0)
+    # The last message is not the best one, or there is none.
+    return encode_at(x, None, alpha, coder, out, left=left, carry=carry) if bracket.at is None else encoded(bracket.at)
 
 
 def encode_to_size(x: Tensor, budget: int, coder: Coder, out: Tensor | None) -> Coded:
     """Code x at nearly the smallest step whose message fits the budget."""
-    norm = float(kernels.get(x.device).sum_squares(x))
-    if not math.isfinite(norm) or norm == 0 or budget <= 4:
+    d, norm = x.numel(), float(kernels.get(x.device).sum_squares(x))
+    zeros = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), norm, norm)
+    if not 0 < norm < math.inf:
         best = encode_at(x, HUGE, 0.0, "auto", None)
-        return best if out is None else dataclasses.replace(best, data=out[: best.data.numel()].copy_(best.data))
-    # Bracket the step by whole octaves, then close in; lengths need not be monotone, so the best that fits is kept.
-    step = math.log2(norm / x.numel()) / 2 + 2 - min(8 * budget / x.numel(), 24.0)
-    best, low, high = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), norm, norm), None, None
-    for _ in range(60):
-        coded = encode_at(x, toward_zero(2.0**step), 0.0, coder, None)
-        got = coded.data.numel()
-        if got <= budget:
-            best, high = coded, step
-        else:
-            low = step
-        if (high is not None and got <= budget and got >= budget * 0.9975) or step <= -126 or step >= 127:
-            break
-        if low is not None and high is not None:
-            if high - low < 1e-3:
-                break
-            guess = step + 8 * (got - budget * 0.999) / x.numel()
-            step = guess if low < guess < high else (low + high) / 2
-        elif coded.error <= 1e-12 * norm and got <= budget:
-            break  # already exact for all purposes
-        else:
-            step += min(max(8 * (got - budget * 0.999) / x.numel(), -2.0), 2.0) or 0.5
+    else:
+        best = zeros
+        # Finer steps, the larger negative logarithms, take about one bit more per octave.
+        rate = 8 * budget / d
+        start = min(rate, 24.0) - 2 - math.log2(norm / d) / 2
+        bracket = Bracket(start=start, slope=1.0, tight=-0.0025 * rate, low=-127.0, high=126.0, reach=2.0)
+        while budget > len(ZERO) and (at := bracket.next()) is not None and bracket.looks < 60:
+            coded = encode_at(x, toward_zero(2.0**-at), 0.0, coder, None)
+            bracket.tell(at, 8 * (coded.data.numel() - budget) / d)
+            if at == bracket.at:
+                best = coded
+                # Exact for all purposes: a longer message tells nothing more.
+                if coded.error <= 1e-12 * norm:
+                    break
     return best if out is None else dataclasses.replace(best, data=out[: best.data.numel()].copy_(best.data))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Dithering(Configuration):
+class _Dithering(Stateless):
     """What both variants share: the wire format and its decoder."""
-
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
 
     def max_nbytes(self, spec: Spec) -> int:
         return kernels.reference.dither_max_bytes(spec.numel)
 
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = buffers.empty(spec.numel, torch.float32, message.data.device)
-        return kernels.get(out.device).dither_decode(message.payload, out, None)
+    def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
+        kernels.get(out.device).dither_decode(data, out, weight)
 
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        return kernels.get(out.device).dither_decode(message.payload, out, weight)
+    def mode(self, data: bytes) -> str:
+        return WORDS.get(int.from_bytes(data[:4], "little"), "short") if len(data) >= 4 else "missing"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +214,14 @@ class SparseDithering(_Dithering):
     """Deterministic Sparse Dithering: contractive, with a sure bound."""
 
     name: ClassVar[str] = "sparse_dithering"
+    wire_id: ClassVar[int] = 16
+    examples: ClassVar[tuple[str, ...]] = ("sparse_dithering(alpha=0.1)", "sparse_dithering(nu=0.1)")
+    corners: ClassVar[tuple[str, ...]] = (
+        "sparse_dithering(nu=0.3, coder=rans, scale=global)",
+        "sparse_dithering(nu=0.5, coder=paper)",
+        "sparse_dithering(alpha=0.2)",
+        "sparse_dithering(bits=1.5)",
+    )
     nu: float | None = None
     alpha: float | None = None
     bits: float | None = None
@@ -243,14 +235,10 @@ class SparseDithering(_Dithering):
         require(self.alpha is None or 0 < self.alpha < 1, f"alpha must lie in (0, 1), got {self.alpha}")
         require(
             self.bits is None or 0 < self.bits < math.inf,
-            f"bits is a budget a coordinate and must be positive, got {self.bits}",
+            f"bits is a budget per coordinate and must be positive, got {self.bits}",
         )
         require(self.coder in CODERS, f"coder is one of {', '.join(CODERS)}, got {self.coder!r}")
         require(self.scale in SCALES, f"scale is one of {', '.join(SCALES)}, got {self.scale!r}")
-
-    @property
-    def wire_id(self) -> int:
-        return 16
 
     def guarantee(self, spec: Spec) -> Guarantee:
         bound = self.nu if self.nu is not None else self.alpha if self.alpha is not None else 1.0
@@ -259,17 +247,14 @@ class SparseDithering(_Dithering):
     def max_nbytes(self, spec: Spec) -> int:
         return super().max_nbytes(spec) if self.bits is None else max(4, math.floor(self.bits * spec.numel / 8))
 
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        flat = flat_float32(x, spec)
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         if self.nu is not None:
-            data = encode_at(flat, global_step(flat, self.nu, self.scale), self.nu, self.coder, out).data
+            coded = encode_at(x, global_step(x, self.nu, self.scale), self.nu, self.coder, data)
         elif self.alpha is not None:
-            data = encode_to_error(flat, self.alpha, self.coder, out).data
+            coded = encode_to_error(x, self.alpha, self.coder, data)
         else:
-            data = encode_to_size(flat, self.max_nbytes(Spec.flat(flat.numel())), self.coder, out).data
-        return Message(data if out is None else out, data.numel()), None
+            coded = encode_to_size(x, data.numel(), self.coder, data)
+        return coded.data.numel()
 
     def encode_split(
         self,
@@ -283,18 +268,19 @@ class SparseDithering(_Dithering):
         stats: Stats | None = None,
         out: Tensor | None = None,
     ) -> tuple[Message, None, bool]:
+        data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         if self.nu is not None and self.scale == "chunk":
-            coded = encode_at(x, None, self.nu, self.coder, out, left=left, carry=residual)
+            coded = encode_at(x, None, self.nu, self.coder, data, left=left, carry=residual)
         elif self.alpha is not None:
-            coded = encode_to_error(x, self.alpha, self.coder, out, left, residual)
+            coded = encode_to_error(x, self.alpha, self.coder, data, left, residual)
         else:
             y = torch.add(x, residual, out=left)
             if self.nu is not None:
-                coded = encode_at(y, global_step(y, self.nu, self.scale), self.nu, self.coder, out)
+                coded = encode_at(y, global_step(y, self.nu, self.scale), self.nu, self.coder, data)
             else:
-                coded = encode_to_size(y, self.max_nbytes(Spec.flat(y.numel())), self.coder, out)
+                coded = encode_to_size(y, data.numel(), self.coder, data)
             kernels.get(y.device).dither_decode(coded.data, left, -1.0)
-        message = Message(coded.data if out is None else out, coded.data.numel())
+        message = Message(data if out is None else out, coded.data.numel())
         return message, None, math.isfinite(coded.norm)
 
 
@@ -303,6 +289,9 @@ class RandomSparseDithering(_Dithering):
     """Randomised Sparse Dithering: unbiased, variance at most omega."""
 
     name: ClassVar[str] = "random_sparse_dithering"
+    wire_id: ClassVar[int] = 17
+    examples: ClassVar[tuple[str, ...]] = ("random_sparse_dithering(omega=1)",)
+    corners: ClassVar[tuple[str, ...]] = ("random_sparse_dithering(omega=0.25)",)
     omega: float
     coder: Coder = "auto"
     scale: Scale = "chunk"
@@ -312,16 +301,11 @@ class RandomSparseDithering(_Dithering):
         require(self.coder in CODERS, f"coder is one of {', '.join(CODERS)}, got {self.coder!r}")
         require(self.scale in SCALES, f"scale is one of {', '.join(SCALES)}, got {self.scale!r}")
 
-    @property
-    def wire_id(self) -> int:
-        return 17
-
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee("unbiased", self.omega)
 
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        flat = flat_float32(x, spec)
-        data = encode_at(flat, global_step(flat, self.omega, self.scale), self.omega, self.coder, out, ctx).data
-        return Message(data if out is None else out, data.numel()), None
+    def wire_omega(self, spec: Spec) -> float:
+        return float(self.omega)
+
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+        return encode_at(x, global_step(x, self.omega, self.scale), self.omega, self.coder, data, ctx).data.numel()

@@ -34,17 +34,24 @@ from torch import Tensor
 
 from tersegrad import kernels, theory
 from tersegrad.codecs import elias, levels, rans, rice, sphere, varint
+from tersegrad.core import modes
 from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.modes import NON_FINITE, NORMAL, RAW, ZERO
+from tersegrad.core.numbers import TINY, float32
 from tersegrad.core.philox import Purpose
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, flat_float32
-from tersegrad.core.text import Configuration, require
+from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
+from tersegrad.core.stateless import Stateless
+from tersegrad.core.text import require
 
-NORMAL, ZERO, NON_FINITE, RAW = range(4)  # first byte of a message in blocks
-NAN_BITS, INF_BITS = 0x7FC00000, 0x7F800000  # norms of whole vectors that say: not finite, stored as they are
-VECTOR_DRAWS, BLOCK_DRAWS = 2.0**24, 2.0**20  # most expected draws
-TINY = 2.0**-126  # smaller norms are sent as zero
+# Norms of whole vectors that say: not finite, stored as they are.
+NAN_BITS, INF_BITS = 0x7FC00000, 0x7F800000
+# The most draws that may be expected.
+VECTOR_DRAWS, BLOCK_DRAWS = 2.0**24, 2.0**20
 LONGEST_UNARY = 127
-FAR = 1 << 40  # no encoder draws so many words
+# Bits of the norm and of the Rice parameter of a whole vector.
+NORM, PARAMETER = 31, 6
+# No encoder draws so many words.
+FAR = 1 << 40
 
 # The same few arguments come again with every message.
 _chance = functools.lru_cache(maxsize=256)(theory.cap_probability)
@@ -54,10 +61,14 @@ _constant = functools.lru_cache(maxsize=256)(theory.spherical_constant)
 
 
 @dataclasses.dataclass(frozen=True)
-class Spherical(Configuration):
+class Spherical(Stateless):
     """Spherical Compression of whole short vectors or by blocks."""
 
     name: ClassVar[str] = "spherical"
+    wire_id: ClassVar[int] = 19
+    slow: ClassVar[bool] = True
+    examples: ClassVar[tuple[str, ...]] = ("spherical(alpha=0.5, block=4)",)
+    corners: ClassVar[tuple[str, ...]] = ("spherical(alpha=0.5, block=8)", "spherical(alpha=0.6, block=5, unbiased=true)")
     alpha: float
     block: int | None = None
     unbiased: bool = False
@@ -86,10 +97,6 @@ class Spherical(Configuration):
             f"use block={block} or less, or alpha={math.ceil(high * 1000) / 1000} or more",
         )
 
-    @property
-    def wire_id(self) -> int:
-        return 19
-
     def init(self, spec: Spec, device: torch.device | str) -> None:
         if self.block is None:
             self._affordable(spec.numel)
@@ -99,13 +106,24 @@ class Spherical(Configuration):
         return max(32, 4 + 4 * d) if self.block is None else max(1 + 4 * d, 32 + 18 * -(-d // self.block))
 
     def guarantee(self, spec: Spec) -> Guarantee:
+        omega = self.wire_omega(spec)
+        return Guarantee("unbiased", omega) if isinstance(omega, float) else Guarantee("contractive", self.alpha, sure=True)
+
+    def wire_omega(self, spec: Spec) -> Omega:
         if not self.unbiased:
-            return Guarantee("contractive", self.alpha, sure=True)
+            return None
         # The last block may be shorter; fewer dimensions have the smaller variance.
         d = max(min(spec.numel, self.block or spec.numel), 1)
         omega = 1 + theory.spherical_omega(self.alpha, d)
         spread = 0.0 if self.block is None else math.sinh(math.log(2) / (2 * self.notches)) ** 2
-        return Guarantee("unbiased", omega * (1 + spread) - 1)
+        return omega * (1 + spread) - 1
+
+    def mode(self, data: bytes) -> str:
+        if self.block is not None:
+            return modes.name(data)
+        word = int.from_bytes(data[:4], "little") & 0x7FFFFFFF
+        kinds = {0: ZERO, NAN_BITS: NON_FINITE, INF_BITS: RAW}
+        return modes.NAMES[kinds.get(word, NORMAL)] if len(data) >= 4 else "missing"
 
     @property
     def notches(self) -> int:
@@ -120,10 +138,13 @@ class Spherical(Configuration):
         """Distance of decoded points for unit vectors of d coordinates."""
         radius = math.sqrt(1 - self.alpha)
         # Rounded to float32, which hides how the machine computed it.
-        return float(torch.tensor(radius / _constant(self.alpha, d))) if self.unbiased else radius
+        return float32(radius / _constant(self.alpha, d)) if self.unbiased else radius
 
     def _rice(self, d: int) -> int:
-        """Rice parameter for blocks of d coordinates: at the mean threshold, where norms are rounded."""
+        """The encoder's choice of a Rice parameter for words of d coordinates; it is sent.
+
+        Where norms are rounded, words are accepted at varying cosines: the parameter is the best one for the mean of these.
+        """
         if self.block is None or self.unbiased:
             return int(_rice_parameter(self.alpha, d))
         eta = math.log(2) / (2 * self.notches)
@@ -140,44 +161,37 @@ class Spherical(Configuration):
         size = square.sqrt() if self.unbiased else norm
         return sphere.search(ctx, x, size * math.sqrt(1 - self.alpha), square, self.alpha, chance, width)
 
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        flat = flat_float32(x, spec)
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         if self.block is None:
-            self._affordable(flat.numel())
-        data = self._encode_vector(flat, ctx) if self.block is None else self._encode_blocks(flat, self.block, ctx)
-        if out is None:
-            return Message(data, data.numel()), None
-        out[: data.numel()] = data
-        return Message(out, data.numel()), None
+            self._affordable(x.numel())
+        message = self._encode_vector(x, ctx) if self.block is None else self._encode_blocks(x, self.block, ctx)
+        data[: message.numel()] = message
+        return message.numel()
 
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        payload = message.payload.contiguous()
-        if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=payload.device)
-        values = (
-            self._decode_vector(payload, spec.numel, ctx) if self.block is None else self._decode_blocks(payload, spec, ctx)
-        )
-        return out.copy_(values)
+    def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
+        d = spec.numel
+        values = self._decode_vector(data, d, ctx) if self.block is None else self._decode_blocks(data, d, self.block, ctx)
+        _ = out.copy_(values) if weight is None else out.add_(values.mul_(weight))
 
-    # Whole vectors: 31 bits of norm, then the Rice code of T, in one stream
+    # Whole vectors: 31 bits of norm, 6 of the Rice parameter, then the Rice code of T, in one stream.
 
     def _encode_vector(self, x: Tensor, ctx: Context) -> Tensor:
         d, square = x.numel(), kernels.get(x.device).sum_squares(x).cpu()
         norm = square.sqrt().to(torch.float32)
         if not math.isfinite(float(square)):
-            return _bytes(NAN_BITS, 31, x.device)
+            return _bytes(NAN_BITS, NORM, x.device)
         if float(norm) < TINY:
-            return _bytes(0, 31, x.device)
+            return _bytes(0, NORM, x.device)
         if not math.isinf(float(norm)):
             norms = norm.double().view(1).to(x.device)
             t = int(self._search(ctx, x.view(1, d), norms, square.view(1).to(x.device), d))
             m = self._rice(d)
             if 0 <= t >> m <= LONGEST_UNARY:
-                stream = int(norm.view(torch.int32)) | 1 << 31 + (t >> m) | (t & (1 << m) - 1) << 32 + (t >> m)
-                return _bytes(stream, 32 + (t >> m) + m, x.device)
-        return torch.cat([_bytes(INF_BITS, 31, x.device), x.view(torch.uint8)])
+                start, quotient = NORM + PARAMETER, t >> m
+                code = 1 << quotient | (t & (1 << m) - 1) << quotient + 1
+                stream = int(norm.view(torch.int32)) | m << NORM | code << start
+                return _bytes(stream, start + quotient + 1 + m, x.device)
+        return torch.cat([_bytes(INF_BITS, NORM, x.device), x.view(torch.uint8)])
 
     def _decode_vector(self, payload: Tensor, d: int, ctx: Context) -> Tensor:
         if not 4 <= payload.numel() <= max(32, 4 + 4 * d):
@@ -193,9 +207,16 @@ class Spherical(Configuration):
         norm = struct.unpack("<f", struct.pack("<I", head))[0]
         if not TINY <= norm < math.inf or d == 0:
             raise CorruptMessage(f"a norm of {norm}")
-        code = int.from_bytes(bytes(payload.tolist()), "little") >> 31
-        quotient, m = (code & -code).bit_length() - 1, self._rice(d)
-        if not 0 <= quotient <= LONGEST_UNARY or (32 + quotient + m + 7) // 8 != payload.numel() or code >> quotient + 1 + m:
+        stream = int.from_bytes(bytes(payload.tolist()), "little")
+        m, code = stream >> NORM & (1 << PARAMETER) - 1, stream >> NORM + PARAMETER
+        quotient = (code & -code).bit_length() - 1
+        size = NORM + PARAMETER + quotient + 1 + m
+        if (
+            m > rice.MAX_K
+            or not 0 <= quotient <= LONGEST_UNARY
+            or (size + 7) // 8 != payload.numel()
+            or code >> quotient + 1 + m
+        ):
             raise CorruptMessage("not a Rice code of this length")
         number = quotient << m | code >> quotient + 1
         if number >= FAR:
@@ -204,10 +225,10 @@ class Spherical(Configuration):
         scale = torch.tensor([norm * self._radius(d)], dtype=torch.float64, device=device)
         return sphere.points(sphere.words(ctx, t, d, d), scale)[0]
 
-    # Blocks: mode, largest norm, the other norms relative to it, and the Rice codes
+    # Blocks: mode, largest norm, the other norms relative to it, and the Rice codes, with their parameter before them.
 
     def _groups(self, d: int, block: int) -> list[tuple[int, int, int]]:
-        """(first block, blocks, coordinates a block) of the full blocks and of the shorter last one."""
+        """(first block, blocks, coordinates per block) of the full blocks and of the shorter last one."""
         full, rest = divmod(d, block)
         return [(0, full, block)] * (full > 0) + [(full, 1, rest)] * (rest > 0)
 
@@ -236,7 +257,9 @@ class Spherical(Configuration):
             t = self._search(ctx, rows, sent[pick], square[pick], block)
             if bool((t < 0).any()):
                 return raw
-            parts.append(rice.encode(t, self._rice(size)))
+            if t.numel():
+                m = self._rice(size)
+                parts += [_raw(bytes([m]), device), rice.encode(t, m)]
         data = torch.cat(parts)
         # Unbiased messages must not be chosen by their length, which depends on the draws.
         return raw if raw.numel() < data.numel() and not self.unbiased else data
@@ -253,8 +276,8 @@ class Spherical(Configuration):
         part = torch.round((norm - low) / (high - low) * 65536.0).where(norm >= TINY, 0)
         return below + (part.long() + draws >> 16)
 
-    def _decode_blocks(self, payload: Tensor, spec: Spec, ctx: Context) -> Tensor:
-        d, device, block = spec.numel, payload.device, self.block or 1
+    def _decode_blocks(self, payload: Tensor, d: int, block: int, ctx: Context) -> Tensor:
+        device = payload.device
         mode = int(payload[0]) if payload.numel() else -1
         if mode == RAW:
             return _stored(payload[1:], d)
@@ -271,9 +294,14 @@ class Spherical(Configuration):
         values = torch.zeros(d, dtype=torch.float32, device=device)
         for first, count, size in self._groups(d, block):
             pick = first + alive[first : first + count].nonzero()[:, 0]
-            t, used = rice.decode(payload[at:], pick.numel(), self._rice(size))
-            at += used
-            if pick.numel() and int(t.max()) >= FAR:
+            if not pick.numel():
+                continue
+            m = int(payload[at]) if at < payload.numel() else -1
+            if not 0 <= m <= rice.MAX_K:
+                raise CorruptMessage(f"a Rice parameter of {m}")
+            t, used = rice.decode(payload[at + 1 :], pick.numel(), m)
+            at += 1 + used
+            if int(t.max()) >= FAR:
                 raise CorruptMessage("a codeword is out of reach")
             words = sphere.words(ctx, t, block, size)
             values[first * block : first * block + count * size].view(count, size)[pick - first] = sphere.points(

@@ -13,7 +13,7 @@ Wire: ``spec/wire.md``, "Subtractive dithering". Short vectors are coded by a st
 adaptive code, whichever is shorter, long ones by rANS with one table for each class of |U|.
 
 Zamir and Feder: On universal quantization by randomized uniform/lattice quantizers (IEEE Trans. Inf. Theory 38, 1992): the rate is at
-most 0.2546 bit a coordinate above the rate-distortion function. We differ in the fixed-point form and in the classes of |U|.
+most 0.2546 bit per coordinate above the rate-distortion function. We differ in the fixed-point form and in the classes of |U|.
 """
 
 from __future__ import annotations
@@ -28,32 +28,46 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import elias, gaussian, levels, rans, varint
+from tersegrad.core import modes
 from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.numbers import HUGE, TINY, float32
 from tersegrad.core.philox import Purpose
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, flat_float32
-from tersegrad.core.text import Configuration, require
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import Stateless
+from tersegrad.core.text import require
 
 Coder = Literal["auto", "rans"]
 Scale = Literal["chunk", "global"]
-NON_FINITE, ZERO, SEGMENTS, RAW = (
-    0x7FC00000,
-    0,
-    0x80000000,
-    0xFF800000,
-)  # first word; anything else is the step of a short message
+# The first word; anything else is the step of a short message.
+NON_FINITE, ZERO, SEGMENTS, RAW = 0x7FC00000, 0, 0x80000000, 0xFF800000
+NAMES = {
+    NON_FINITE: modes.NAMES[modes.NON_FINITE],
+    ZERO: modes.NAMES[modes.ZERO],
+    RAW: modes.NAMES[modes.RAW],
+    SEGMENTS: "rANS segments",
+}
 SEGMENT = 1 << 18
-SHORT = 1 << 15  # the longest vectors that also try the sequential codes
-TINY, HUGE = 2.0**-126, float(torch.finfo(torch.float32).max)
-SLACK = 1 - 2.0**-20  # of the step, for what fixed-point arithmetic adds to the error
-BINS = 4  # bits of |U| that the finest classes look at
-ENTRY, TABLE = 5.0, 30.0  # about the bits of a table's entry and of its frame
+# The longest vectors that also try the sequential codes.
+SHORT = 1 << 15
+# Of the step, for what fixed-point arithmetic adds to the error.
+SLACK = 1 - 2.0**-20
+# Bits of |U| that the finest classes look at.
+BINS = 4
+# About the bits of a table's entry and of its frame.
+ENTRY, TABLE = 5.0, 30.0
 
 
 @dataclasses.dataclass(frozen=True)
-class SubtractiveDithering(Configuration):
+class SubtractiveDithering(Stateless):
     """Unbiased dithering with shared noise: variance omega for every vector."""
 
     name: ClassVar[str] = "subtractive_dithering"
+    wire_id: ClassVar[int] = 18
+    examples: ClassVar[tuple[str, ...]] = ("subtractive_dithering(omega=1)",)
+    corners: ClassVar[tuple[str, ...]] = (
+        "subtractive_dithering(omega=0.25)",
+        "subtractive_dithering(omega=0.05, coder=rans, scale=global)",
+    )
     omega: float
     coder: Coder = "auto"
     scale: Scale = "chunk"
@@ -64,22 +78,21 @@ class SubtractiveDithering(Configuration):
         require(self.scale in ("chunk", "global"), f"scale is one of chunk, global, got {self.scale!r}")
 
     @property
-    def wire_id(self) -> int:
-        return 18
-
-    @property
     def sigma(self) -> float:
         """Root mean square of the coordinates, in steps."""
         return 1 / math.sqrt(12 * self.omega)
-
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
 
     def max_nbytes(self, spec: Spec) -> int:
         return 5 + 4 * len(self._segments(spec.numel)) + 4 * spec.numel
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee("unbiased", self.omega)
+
+    def wire_omega(self, spec: Spec) -> float:
+        return float(self.omega)
+
+    def mode(self, data: bytes) -> str:
+        return NAMES.get(int.from_bytes(data[:4], "little"), "short") if len(data) >= 4 else "missing"
 
     def _segments(self, d: int) -> list[tuple[int, int]]:
         """(start, length) of the coordinates that share a step; the last segment has half to one and a half of a segment."""
@@ -88,14 +101,10 @@ class SubtractiveDithering(Configuration):
         starts = range(0, (d + SEGMENT // 2) // SEGMENT * SEGMENT, SEGMENT)
         return [(s, (d if s == starts[-1] else s + SEGMENT) - s) for s in starts]
 
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        data = self._encode(flat_float32(x, spec), ctx)
-        if out is None:
-            return Message(data, data.numel()), None
-        out[: data.numel()] = data
-        return Message(out, data.numel()), None
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+        message = self._encode(x, ctx)
+        data[: message.numel()] = message
+        return message.numel()
 
     def _encode(self, x: Tensor, ctx: Context) -> Tensor:
         run, d, device = kernels.get(x.device), x.numel(), x.device
@@ -122,7 +131,8 @@ class SubtractiveDithering(Configuration):
             head = _pack("<f", steps[0], device=device)
             forms.append(torch.cat([head, gaussian.encode(q, _sizes(ctx, d, device), self.sigma)]))
             forms.append(torch.cat([head, levels.encode(q, "adaptive")]))
-        if not forms or min(map(Tensor.numel, forms)) >= 300:  # rANS tables and lanes cannot win below
+        # rANS tables and lanes cannot win below.
+        if not forms or min(map(Tensor.numel, forms)) >= 300:
             forms.append(self._segmented(q, top, ctx, live, steps))
         best = min(forms, key=Tensor.numel)
         if best.numel() > 5 + 4 * len(steps) + 4 * q.numel():
@@ -143,38 +153,31 @@ class SubtractiveDithering(Configuration):
         head = struct.pack(f"<I{len(steps)}fBB", SEGMENTS, *steps, window, bits) + varint.write(tail.numel())
         return torch.cat([torch.tensor(list(head), dtype=torch.uint8, device=device), body, tail])
 
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
-        return self._decode(message.payload.contiguous(), ctx, out, None)
-
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        return self._decode(message.payload.contiguous(), ctx, out, weight)
-
-    def _decode(self, payload: Tensor, ctx: Context, out: Tensor, weight: float | None) -> Tensor:
+    def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         d = out.numel()
-        if not 4 <= payload.numel() <= self.max_nbytes(Spec.flat(d)):
-            raise CorruptMessage(f"{payload.numel()} bytes are no dithered message of {d} coordinates")
-        head = struct.unpack("<I", bytes(payload[:4].tolist()))[0]
+        if not 4 <= data.numel() <= self.max_nbytes(Spec.flat(d)):
+            raise CorruptMessage(f"{data.numel()} bytes are no dithered message of {d} coordinates")
+        head = struct.unpack("<I", bytes(data[:4].tolist()))[0]
         if head == SEGMENTS:
-            return self._decode_segments(payload, ctx, out, weight)
+            self._read_segments(data, ctx, out, weight)
+            return
         if head in (NON_FINITE, ZERO, RAW):
-            if payload.numel() != (4 + 4 * d if head == RAW else 4):
+            if data.numel() != (4 + 4 * d if head == RAW else 4):
                 raise CorruptMessage("the message has another length")
-            fill = payload[4:].clone().view(torch.float32) if head == RAW else out.new_full((), math.nan if head else 0.0)
-            return out.copy_(fill) if weight is None else out.add_(fill, alpha=weight)
+            fill = data[4:].clone().view(torch.float32) if head == RAW else out.new_full((), math.nan if head else 0.0)
+            _ = out.copy_(fill) if weight is None else out.add_(fill, alpha=weight)
+            return
         step = struct.unpack("<f", struct.pack("<I", head))[0]
-        if not TINY <= step <= HUGE or not 0 < d <= SHORT or payload.numel() < 5:
+        if not TINY <= step <= HUGE or not 0 < d <= SHORT or data.numel() < 5:
             raise CorruptMessage(f"not a short message of {d} coordinates with the step {step}")
-        body = payload[4:].contiguous()
+        body = data[4:].contiguous()
         if int(body[0]) & 1:
             q = levels.decode(body, d)
         else:
             q = gaussian.decode(body, _sizes(ctx, d, out.device), self.sigma)
         kernels.get(out.device).subtractive_restore(q, step, ctx, 0, out, weight)
-        return out
 
-    def _decode_segments(self, payload: Tensor, ctx: Context, out: Tensor, weight: float | None) -> Tensor:
+    def _read_segments(self, payload: Tensor, ctx: Context, out: Tensor, weight: float | None) -> None:
         segments = self._segments(out.numel())
         at = 4 + 4 * len(segments)
         if payload.numel() < at + 1:
@@ -192,7 +195,6 @@ class SubtractiveDithering(Configuration):
                 at += n
             elif weight is None:
                 part.zero_()
-        return out
 
     def _levels(self, payload: Tensor, at: int, ctx: Context, live: list[tuple[int, int, float]]) -> Tensor:
         count, window = sum(n for _, n, _ in live), int(payload[at])
@@ -231,7 +233,7 @@ def _word(value: int, device: torch.device) -> Tensor:
 
 def _normal(step: float) -> float:
     """The nearest float32 in the normal range; SLACK is wider than the rounding."""
-    return float(torch.tensor(min(max(step, TINY), HUGE), dtype=torch.float64).to(torch.float32))
+    return float32(min(max(step, TINY), HUGE))
 
 
 def _sizes(ctx: Context, d: int, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ Promise  unbiased with omega = (sqrt(d) - 1) / 2, d the coordinates under one sc
          least). |x_i| / M carries float32's rounding and is cut to 30 bits: a bias of at
          most 2^-21 |x_i| + 2^-30 M, and M ||x||_1 above grows by at most a factor 1 + 2^-21, which the value includes.
 Wire     M as float32 for each bucket (NaN: the buffer held NaN or Inf), then trits + 1, five a byte in base 3, the first the
-         least significant, the last byte padded with zeros. 1.6 bits a coordinate.
+         least significant, the last byte padded with zeros. 1.6 bits per coordinate.
 Source   Wen et al., "TernGrad", NeurIPS 2017, without their clipping. The draw of coordinate i has 32 bits: its own 16 on top,
          those of i ^ 1 below, so that small |x_i| / M keep their probability without a second generator call; each draw is
          uniform, which is all that bias and variance ask for.
@@ -20,19 +20,20 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core.buffers import byte_buffer, float_buffer
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, check_size, flat_float32
-from tersegrad.core.text import Configuration, require
+from tersegrad.codecs import trits
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import FixedRate
+from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class Ternary(Configuration):
-    """Random trits: 1.6 bits a coordinate. ``bucket``: coordinates that share a scale (a multiple of 64; none: all).
+class Ternary(FixedRate):
+    """Random trits: 1.6 bits per coordinate. ``bucket``: coordinates that share a scale (a multiple of 64; none: all).
 
+    >>> import torch
     >>> x = torch.tensor([4.0, -4.0, 0.0, 1.0])
     >>> message, _ = Ternary().encode(x, Spec.of(x), None, Context(seed=1))
     >>> message.nbytes, Ternary().decode(message, Spec.of(x), Context(seed=1))
@@ -40,51 +41,35 @@ class Ternary(Configuration):
     """
 
     name: ClassVar[str] = "ternary"
-    fixed_size: ClassVar[bool] = True
+    wire_id: ClassVar[int] = 8
+    examples: ClassVar[tuple[str, ...]] = ("ternary", "ternary(bucket=512)")
     bucket: int | None = None
 
     def __post_init__(self) -> None:
         good = self.bucket is None or (self.bucket > 0 and self.bucket % 64 == 0)
         require(good, f"ternary buckets are multiples of 64, got bucket={self.bucket}: leave it out for one scale")
 
-    @property
-    def wire_id(self) -> int:
-        return 8
+    def nbytes(self, numel: int) -> int:
+        return self._scales(numel) + -(-numel // 5)
 
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
+    def pack(self, x: Tensor, data: Tensor, ctx: Context) -> None:
+        kernels.get(x.device).ternary_encode(x, data, self._bucket(x.numel()), ctx)
 
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        flat = flat_float32(x, spec)
-        nbytes = self._nbytes(flat.numel())
-        data = byte_buffer(out, nbytes, flat.device)
-        kernels.get(flat.device).ternary_encode(flat, data, self._bucket(flat.numel()), ctx)
-        return Message(data if out is None else out, nbytes), None
-
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        return self._decode(message, spec, out, None)
-
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        return self._decode(message, spec, out, weight)
-
-    def _decode(self, message: Message, spec: Spec, out: Tensor | None, weight: float | None) -> Tensor:
-        check_size(message, self.max_nbytes(spec))
-        data = message.payload.contiguous()
-        out = float_buffer(out, spec.numel, data.device)
-        kernels.get(data.device).ternary_decode(data, out, self._bucket(spec.numel), weight)
-        return out
+    def unpack(self, data: Tensor, out: Tensor, weight: float | None) -> None:
+        if weight is not None:
+            trits.check(data[self._scales(out.numel()) :], out.numel())
+        kernels.get(data.device).ternary_decode(data, out, self._bucket(out.numel()), weight)
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(64, -(-numel // 64) * 64)
 
-    def _nbytes(self, numel: int) -> int:
-        return 4 * -(-numel // self._bucket(numel)) + -(-numel // 5)
-
-    def max_nbytes(self, spec: Spec) -> int:
-        return self._nbytes(spec.numel)
+    def _scales(self, numel: int) -> int:
+        """Bytes of the scales."""
+        return 4 * -(-numel // self._bucket(numel))
 
     def guarantee(self, spec: Spec) -> Guarantee:
+        return Guarantee("unbiased", self.wire_omega(spec))
+
+    def wire_omega(self, spec: Spec) -> float:
         d = min(self._bucket(spec.numel), spec.numel)
-        return Guarantee("unbiased", (1 + 2.0**-21) * (math.sqrt(max(d, 1)) + 1) / 2 - 1)
+        return (1 + 2.0**-21) * (math.sqrt(max(d, 1)) + 1) / 2 - 1

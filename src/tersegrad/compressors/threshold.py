@@ -19,27 +19,26 @@ several messages of tau at once; here it takes about log2(d/count) + 2.4 bits, a
 from __future__ import annotations
 
 import dataclasses
-import math
-import struct
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.codecs import bitpack, index, varint
-from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, flat_float32
-from tersegrad.core.text import Configuration, require
-
-NORMAL, ZERO, NON_FINITE, RAW = range(4)
+from tersegrad.codecs import sparse
+from tersegrad.codecs.values import Float32, Form, Place, Signs
+from tersegrad.core import modes
+from tersegrad.core.numbers import HUGE, float32, float32_bits
+from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.stateless import Stateless
+from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class Threshold(Configuration):
+class Threshold(Stateless):
     """Send coordinates with |x| > tau, exactly or as +-tau.
 
-    >>> from tersegrad.core.protocol import Context, Spec
+    >>> import torch
     >>> x, c = torch.tensor([0.1, -3.0, 0.2, 2.0]), Threshold(tau=1.0, values="sign")
     >>> message, _ = c.encode(x, Spec.of(x), None, Context())
     >>> c.decode(message, Spec.of(x), Context())
@@ -47,126 +46,48 @@ class Threshold(Configuration):
     """
 
     name: ClassVar[str] = "threshold"
+    wire_id: ClassVar[int] = 14
+    examples: ClassVar[tuple[str, ...]] = ("threshold(tau=2.5)", "threshold(tau=2.5, values=sign)")
+    corners: ClassVar[tuple[str, ...]] = ("threshold(tau=0.5)", "threshold(tau=0.5, values=sign)")
 
     tau: float
     values: Literal["exact", "sign"] = "exact"
 
     def __post_init__(self) -> None:
-        largest = torch.finfo(torch.float32).max
-        require(0 <= self.tau <= largest, f"threshold: tau lies in [0, {largest:.4g}], got {self.tau}")
+        require(0 <= self.tau <= HUGE, f"threshold: tau lies in [0, {HUGE:.4g}], got {self.tau}")
         require(self.values in ("exact", "sign"), f'threshold: values is "exact" or "sign", got {self.values!r}')
-        require(self.values == "exact" or self._tau > 0, "threshold: +-tau needs a tau that float32 can tell from 0")
+        require(self.values == "exact" or float32(self.tau) > 0, "threshold: +-tau needs a tau that float32 can tell from 0")
 
-    @property
-    def wire_id(self) -> int:
-        return 14
-
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
-
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        x = flat_float32(x, spec)
-        d, ops = x.numel(), kernels.get(x.device)
-        if out is None:
-            out = torch.empty(self.max_nbytes(Spec.flat(d)), dtype=torch.uint8, device=x.device)
-        # The number to come is unknown: room for a few percent first, and for all that was counted if that was too little.
-        indices, values, count = ops.select_compact(x, self._key + 1, d // 16 + 1024)
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+        d, ops, key = x.numel(), kernels.get(x.device), float32_bits(abs(self.tau)) + 1
+        # How many there are is not known before: room for a few per cent first, then for as many as were counted. NaN and Inf lie
+        # above any tau, so they are among the values.
+        indices, values, count = ops.select_compact(x, key, d // 16 + 1024)
         if count > indices.numel():
-            indices, values, count = ops.select_compact(x, self._key + 1, count)
-        return Message(out, self._write(indices, values, d, out)), None
+            indices, values, count = ops.select_compact(x, key, count)
 
-    def _write(self, indices: Tensor, values: Tensor, d: int, out: Tensor) -> int:
-        """The message into ``out``; returns its length. NaN and Inf lie above any tau, so they are among ``values``."""
-        count = values.numel()
-        ops = kernels.get(out.device)
-        if count == 0:
-            out[0] = ZERO
-            return 1
-        if not ops.all_finite(values):
-            out[0] = NON_FINITE
-            return 1
-        head = varint.write(count)
-        at = 1 + len(head)
-        if self.values == "exact" and at + index.max_nbytes(count, d) + 4 * count > 1 + 4 * d:
-            vector = torch.empty(d, dtype=torch.float32, device=out.device)
+        def whole() -> Tensor:
+            vector = torch.empty(d, dtype=torch.float32, device=x.device)
             ops.sparse_scatter(indices, values, vector)
-            out[0] = RAW
-            out[1 : 1 + 4 * d] = vector.view(torch.uint8)
-            return 1 + 4 * d
-        out[:at] = torch.tensor([NORMAL, *head], dtype=torch.uint8)
-        at += index.encode(indices, d, out[at:]).numel()
-        end = at + self._values_nbytes(count)
-        if self.values == "exact":
-            out[at:end] = values.view(torch.uint8)
-        else:
-            bitpack.pack(torch.signbit(values).to(torch.uint8), 1, out[at:end])
-        return end
+            return vector
 
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
-        mode, indices, values = self._read(message, spec)
-        if mode == NORMAL:
-            kernels.get(out.device).sparse_scatter(indices, values, out)
-        elif mode == RAW:
-            out.copy_(values)
-        else:
-            out.fill_(0.0 if mode == ZERO else math.nan)
-        return out
+        raw = whole if self.values == "exact" else None
+        return sparse.write(values, Place(indices, spec, ctx), self._form, data, raw)[0]
 
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        mode, indices, values = self._read(message, spec)
-        if mode == NORMAL:
-            kernels.get(out.device).sparse_scatter_add(indices, values, weight, out)
-        elif mode == RAW:
-            out.add_(values * weight)
-        elif mode == NON_FINITE:
-            out.fill_(math.nan)
-        return out
-
-    def _read(self, message: Message, spec: Spec) -> tuple[int, Tensor, Tensor]:
-        """Mode, indices and values; the whole vector as values in raw mode."""
-        data, d = message.payload, spec.numel
-        mode = int(data[0]) if data.numel() else -1
-        nothing = data[:0]
-        if mode in (ZERO, NON_FINITE) and data.numel() == 1:
-            return mode, nothing, nothing
-        if mode == RAW and self.values == "exact" and data.numel() == 1 + 4 * d:
-            return mode, nothing, data[1:].clone().view(torch.float32)
-        if mode != NORMAL:
-            raise CorruptMessage(f"not a threshold message for {d} coordinates: {data.numel()} bytes, mode {mode}")
-        count, at = varint.read(data, 1)
-        if not 1 <= count <= d:
-            raise CorruptMessage(f"the message announces {count} of {d} coordinates")
-        indices, used = index.decode(data[at:], count, d)
-        rest = data[at + used :]
-        if rest.numel() != self._values_nbytes(count):
-            raise CorruptMessage(f"{count} values take {self._values_nbytes(count)} bytes, the message has {rest.numel()}")
-        if self.values == "exact":
-            return mode, indices, rest.clone().view(torch.float32)
-        signs = bitpack.unpack(rest, 1, count).to(torch.float32).mul_(-2.0).add_(1.0)
-        return mode, indices, signs.mul_(self._tau)
+    def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
+        found = sparse.read(data, spec, ctx, self._form, spec.numel, raw=self.values == "exact")
+        sparse.scatter(found, out, weight)
 
     def max_nbytes(self, spec: Spec) -> int:
         d = spec.numel
-        if self.values == "exact":
-            return 1 + 4 * d
-        return 1 + len(varint.write(d)) + index.max_nbytes(d // 2, d) + self._values_nbytes(d)
+        return 1 + 4 * d if self.values == "exact" else sparse.max_nbytes(d, d) + self._form.max_nbytes(d, 1)
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee("none")
 
-    def _values_nbytes(self, count: int) -> int:
-        return 4 * count if self.values == "exact" else -(-count // 8)
+    def mode(self, data: bytes) -> str:
+        return modes.name(data)
 
     @property
-    def _tau(self) -> float:
-        """Tau as a float32."""
-        return float(struct.unpack("<f", struct.pack("<f", self.tau))[0])
-
-    @property
-    def _key(self) -> int:
-        """The bit pattern of tau; magnitudes compare as such integers."""
-        return int(struct.unpack("<I", struct.pack("<f", abs(self.tau)))[0])
+    def _form(self) -> Form:
+        return Float32() if self.values == "exact" else Signs(float32(self.tau))

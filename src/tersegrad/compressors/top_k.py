@@ -21,27 +21,25 @@ together take about log2 C(d, k) bits.
 from __future__ import annotations
 
 import dataclasses
-import math
-from fractions import Fraction
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.codecs import index, varint
-from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, flat_float32
-from tersegrad.core.text import Configuration, require
-
-NORMAL, ZERO, NON_FINITE, RAW = range(4)
+from tersegrad.codecs import sparse
+from tersegrad.codecs.values import BFloat16, Float32, Form, Place
+from tersegrad.core import modes
+from tersegrad.core.numbers import share
+from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
+from tersegrad.core.stateless import Stateless
+from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(Configuration):
+class TopK(Stateless):
     """Send the ``k`` largest coordinates, or ``ceil(fraction * d)`` of them.
 
-    >>> from tersegrad.core.protocol import Context, Spec
+    >>> import torch
     >>> x, c = torch.tensor([0.1, -3.0, 0.2, 2.0]), TopK(k=2)
     >>> message, _ = c.encode(x, Spec.of(x), None, Context())
     >>> c.decode(message, Spec.of(x), Context())
@@ -49,6 +47,9 @@ class TopK(Configuration):
     """
 
     name: ClassVar[str] = "top_k"
+    wire_id: ClassVar[int] = 12
+    examples: ClassVar[tuple[str, ...]] = ("top_k(fraction=0.01)", "top_k(fraction=0.01, exact=false)")
+    corners: ClassVar[tuple[str, ...]] = ("top_k(fraction=0.1, values=bf16)", "top_k(fraction=0.05, exact=false)")
 
     fraction: float | None = None
     k: int | None = None
@@ -61,21 +62,9 @@ class TopK(Configuration):
         require(self.k is None or self.k >= 1, f"top_k: k is at least 1, got {self.k}")
         require(self.values in ("float32", "bf16"), f'top_k: values is "float32" or "bf16", got {self.values!r}')
 
-    @property
-    def wire_id(self) -> int:
-        return 12
-
-    def init(self, spec: Spec, device: torch.device | str) -> None:
-        return None
-
-    def encode(
-        self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
-    ) -> tuple[Message, None]:
-        x = flat_float32(x, spec)
-        if out is None:
-            out = torch.empty(self.max_nbytes(Spec.flat(x.numel())), dtype=torch.uint8, device=x.device)
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         indices, values = self._select(x)
-        return Message(out, self._write(x, indices, values, out)), None
+        return sparse.write(values, Place(indices, spec, ctx), self._form, data, raw=lambda: x)[0]
 
     def _select(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Indices and values of what is sent, in index order. NaN and Inf are larger than any number, so they are among it."""
@@ -87,99 +76,36 @@ class TopK(Configuration):
                 return indices, values
         return ops.select_top_k(x, k)
 
-    def _write(self, x: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> int:
-        """The message into ``out``; returns its length."""
-        count = indices.numel()
-        if count == 0:
-            out[0] = ZERO
-            return 1
-        if not kernels.get(x.device).all_finite(values):
-            out[0] = NON_FINITE
-            return 1
-        head = varint.write(count)
-        at = 1 + len(head)
-        size = at + index.max_nbytes(count, x.numel()) + self._width * count
-        if size > 1 + 4 * x.numel():
-            out[0] = RAW
-            out[1 : 1 + 4 * x.numel()] = x.view(torch.uint8)
-            return 1 + 4 * x.numel()
-        out[:at] = torch.tensor([NORMAL, *head], dtype=torch.uint8)
-        at += index.encode(indices, x.numel(), out[at:]).numel()
-        end = at + self._width * count
-        out[at:end] = (values if self.values == "float32" else _to_bf16(values)).view(torch.uint8)
-        return end
-
-    def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
-        mode, indices, values = self._read(message, spec)
-        if mode == NORMAL:
-            kernels.get(out.device).sparse_scatter(indices, values, out)
-        elif mode == RAW:
-            out.copy_(values)
-        else:
-            out.fill_(0.0 if mode == ZERO else math.nan)
-        return out
-
-    def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        mode, indices, values = self._read(message, spec)
-        if mode == NORMAL:
-            kernels.get(out.device).sparse_scatter_add(indices, values, weight, out)
-        elif mode == RAW:
-            out.add_(values * weight)
-        elif mode == NON_FINITE:
-            out.fill_(math.nan)
-        return out
-
-    def _read(self, message: Message, spec: Spec) -> tuple[int, Tensor, Tensor]:
-        """Mode, indices and values; the whole vector as values in raw mode."""
-        data, d = message.payload, spec.numel
-        mode = int(data[0]) if data.numel() else -1
-        nothing = data[:0]
-        if mode in (ZERO, NON_FINITE) and data.numel() == 1:
-            return mode, nothing, nothing
-        if mode == RAW and data.numel() == 1 + 4 * d:
-            return mode, nothing, data[1:].clone().view(torch.float32)
-        if mode != NORMAL:
-            raise CorruptMessage(f"not a top_k message for {d} coordinates: {data.numel()} bytes, mode {mode}")
-        count, at = varint.read(data, 1)
-        if not 1 <= count <= self._most(d):
-            raise CorruptMessage(f"the message announces {count} coordinates, at most {self._most(d)} are sent")
-        indices, used = index.decode(data[at:], count, d)
-        rest = data[at + used :]
-        if rest.numel() != self._width * count:
-            raise CorruptMessage(f"{count} values take {self._width * count} bytes, the message has {rest.numel()}")
-        values = rest.clone().view(torch.float32 if self.values == "float32" else torch.bfloat16)
-        return mode, indices, values.float()
+    def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
+        sparse.scatter(sparse.read(data, spec, ctx, self._form, self._most(spec.numel), raw=True), out, weight)
 
     def max_nbytes(self, spec: Spec) -> int:
         d, most = spec.numel, self._most(spec.numel)
-        normal = 1 + len(varint.write(most)) + index.max_nbytes(min(most, d // 2), d) + self._width * most
-        return max(1, min(normal, 1 + 4 * d))
+        return max(1, min(sparse.max_nbytes(most, d) + self._form.max_nbytes(most, 1), 1 + 4 * d))
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        d, k = max(spec.numel, 1), self._count(spec.numel)
-        sure = k if self.exact else -(-k // 2)
-        kept = sure / d * (1.0 if self.values == "float32" else 1 - 2.0**-16)
+        kept = self._sure(spec.numel) / max(spec.numel, 1) * (1.0 if self.values == "float32" else 1 - 2.0**-16)
         return Guarantee("contractive", 1 - kept, sure=True)
 
+    def wire_omega(self, spec: Spec) -> Omega:
+        return "exact" if self._sure(spec.numel) == spec.numel and self.values == "float32" else None
+
+    def mode(self, data: bytes) -> str:
+        return modes.name(data)
+
+    @property
+    def _form(self) -> Form:
+        return Float32() if self.values == "float32" else BFloat16()
+
     def _count(self, d: int) -> int:
-        # The fraction as it was written: 0.07 of 100 are 7, not the 8 that binary floating point makes of it.
-        k = self.k if self.k is not None else math.ceil(Fraction(repr(self.fraction)) * d)
-        return min(max(k, 1), d)
+        return share(d, self.fraction, self.k)
+
+    def _sure(self, d: int) -> int:
+        """The least number of coordinates that a message carries."""
+        k = self._count(d)
+        return k if self.exact else -(-k // 2)
 
     def _most(self, d: int) -> int:
         """The largest number of coordinates that a message carries."""
         k = self._count(d)
         return k if self.exact else min(d, k + -(-k // 4))
-
-    @property
-    def _width(self) -> int:
-        """Bytes of a value."""
-        return 4 if self.values == "float32" else 2
-
-
-def _to_bf16(values: Tensor) -> Tensor:
-    """Nearest bfloat16; what would round up to Inf becomes the largest finite number."""
-    largest = torch.finfo(torch.bfloat16).max
-    return values.clamp(-largest, largest).to(torch.bfloat16)

@@ -8,6 +8,7 @@ A compressor turns one flat buffer of gradients into bytes and back. Everything 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
@@ -17,9 +18,11 @@ from torch import Tensor
 from tersegrad.core import philox
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 
-SHARED = 0xFFFF  # the sender number of randomness that all ranks share
+# The sender number of randomness that all ranks share.
+SHARED = 0xFFFF
 
 S = TypeVar("S")
+Omega = float | Literal["exact"] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Spec:
             raise BadConfiguration(f"one buffer holds one dtype, got {sorted(map(str, dtypes))}")
         return Spec(tuple(Piece(tuple(t.shape), 0, t.numel()) for t in tensors), tensors[0].dtype)
 
-    @property
+    @functools.cached_property
     def numel(self) -> int:
         return sum(p.numel for p in self.pieces)
 
@@ -124,8 +127,9 @@ class Guarantee:
     """What theory promises of ||C(x) - x||^2 for every x.
 
     ``contractive``: at most ``value`` * ||x||^2 (alpha). ``unbiased``: E C(x) = x and variance at most ``value`` * ||x||^2
-    (omega). ``sure``: holds for every outcome, not only on average. Guarantees hold up to an absolute error of 2^-126 a
-    coordinate, float32's smallest normal number.
+    (omega). ``sure``: holds for every outcome, not only on average. Guarantees hold up to an absolute error of 2^-126 per
+    coordinate, float32's smallest normal number, and for magnitudes up to 2^127: in float32's top binade, above that, a decoded
+    value may have no finite neighbour to be rounded to and is clamped, which biases it.
     """
 
     kind: Literal["contractive", "unbiased", "none"]
@@ -174,7 +178,12 @@ class Compressor(Protocol[S]):
 
 @runtime_checkable
 class Accumulator(Protocol):
-    """Optional second protocol: decode and add in one pass, ``out += weight * decode(message)``."""
+    """Optional second protocol: decode and add in one pass, ``out += weight * decode(message)``.
+
+    A message that is refused leaves ``out`` as it was. The one exception are dithered messages of several segments (more than
+    2^18 coordinates), whose segments are added as they are read: keeping a copy of ``out`` would cost a third of the time, and
+    whoever adds up messages gives up the sum anyway if one of them is refused.
+    """
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor: ...
 
@@ -213,6 +222,22 @@ class Splitter(Protocol[S]):
         ...
 
 
+def wire_omega(compressor: object, spec: Spec) -> Omega:
+    """What the wire format calls a compressor (``spec/wire.md``, section 6): the omega of an unbiased one, "exact", or neither.
+
+    Error feedback scales what it decodes by 1/(1 + omega), so this number is part of the format: it never changes, whatever a
+    sharper proof lets ``guarantee`` promise. A compressor states it by a method ``wire_omega(spec)``; without one the factor is 1.
+    """
+    stated = getattr(compressor, "wire_omega", None)
+    return None if stated is None or spec.numel == 0 else stated(spec)
+
+
+def mode_of(compressor: object, data: bytes) -> str | None:
+    """What kind of message ``data`` is, in words, for compressors that name their modes by a method ``mode(data)``."""
+    named = getattr(compressor, "mode", None)
+    return None if named is None else named(data)
+
+
 def has_fixed_size(compressor: object) -> bool:
     """Whether every message for a spec has exactly ``max_nbytes`` bytes, so that lengths need not be sent.
 
@@ -224,7 +249,8 @@ def has_fixed_size(compressor: object) -> bool:
 def flat(x: Tensor) -> Tensor:
     """``x`` as a contiguous, flat tensor of its own dtype without history; a view where possible."""
     y = x.detach().reshape(-1).contiguous()
-    return y.as_strided(y.shape, (1,))  # torch calls one element contiguous whatever its stride; views as bytes do not
+    # torch calls one element contiguous whatever its stride is; a view as bytes asks for a stride of one.
+    return y.as_strided(y.shape, (1,))
 
 
 def flat_float32(x: Tensor, spec: Spec | None = None) -> Tensor:

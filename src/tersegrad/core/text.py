@@ -38,10 +38,16 @@ def literal(value: object) -> str:
 class Configuration:
     """Base of every compressor and wrapper: nothing but the text form.
 
-    ``name`` is what the text form calls it. Subclasses are frozen dataclasses; the fields are the parameters.
+    ``name`` is what the text form calls it. ``examples`` are text forms that a user
+    would choose and compare on a gradient, the most usual one first: the catalogue, demo, benchmarks, laws and format vectors are
+    made of them. ``corners`` are further ones that the laws and vectors try. ``slow``: benchmarks use
+    shorter vectors. Subclasses are frozen dataclasses; the fields are the parameters.
     """
 
     name: ClassVar[str] = ""
+    examples: ClassVar[tuple[str, ...]] = ()
+    corners: ClassVar[tuple[str, ...]] = ()
+    slow: ClassVar[bool] = False
 
     def __str__(self) -> str:
         parts = []

@@ -8,43 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tersegrad import recipes
-from tersegrad.core.protocol import Compressor, Spec, needs_second_moment
+from tersegrad.core.protocol import Spec, needs_second_moment
 from tersegrad.core.text import literal
 from tersegrad.report.tables import Column, Table
 
 NUMEL = 1_000_000  # the guarantee may depend on the number of coordinates
 
-# One sensible configuration of every compressor and wrapper; the order is that of the tables.
-_SENSIBLE = (
-    "identity",
-    "bf16",
-    "fp16",
-    "fp8",
-    "int8",
-    "int4",
-    "natural",
-    "natural_dithering(levels=8)",
-    "qsgd(bits=4)",
-    "qsgd(bits=4, norm=max)",
-    "qsgd(levels=1, coder=rans)",
-    "ternary",
-    "sign",
-    "sparse_dithering(alpha=0.1)",
-    "random_sparse_dithering(omega=1)",
-    "subtractive_dithering(omega=1)",
-    "spherical(alpha=0.5, block=4)",
-    "top_k(fraction=0.01)",
-    "random_k(fraction=0.01)",
-    "threshold(tau=2.5)",
-    "vgc(alpha=1.5)",
-    "hybrid(alpha=2, tau=0.1)",
-    "error_feedback(top_k(fraction=0.01))",
-    "rotated(qsgd(bits=4))",
-    "ef_sign",
-    "strom(tau=2.5)",
-    "mem_sgd(fraction=0.01)",
-)
-EXAMPLES: tuple[str, ...] = tuple(text for text in _SENSIBLE if text.partition("(")[0] in recipes.names())
+EXAMPLES: tuple[str, ...] = tuple(text for name in recipes.ordered() for text in recipes.examples(name))
 # What can be measured on single gradients: without statistics over samples and steps.
 CONFIGURATIONS: tuple[str, ...] = tuple(text for text in EXAMPLES if not needs_second_moment(recipes.parse(text)))
 
@@ -72,7 +42,7 @@ def _entry(name: str) -> Entry:
     maker = makers[name]
     parameters = inspect.signature(maker).parameters.values()
     written = ", ".join(p.name if p.default is p.empty else f"{p.name}={literal(p.default)}" for p in parameters)
-    example = _example(name)
+    example = recipes.parse((*recipes.examples(name), *recipes.corners(name))[0])
     return Entry(
         name=name,
         kind="compressor" if name in recipes.COMPRESSORS else "wrapper" if name in recipes.WRAPPERS else "recipe",
@@ -82,14 +52,6 @@ def _entry(name: str) -> Entry:
         wire_id=example.wire_id,
         description=(inspect.getdoc(maker) or "").partition("\n")[0].replace("``", ""),
     )
-
-
-def _example(name: str) -> Compressor[Any]:
-    """The first of the examples that begins with ``name``, else the bare name, around bf16 if it wraps something."""
-    for text in EXAMPLES:
-        if text == name or text.startswith(f"{name}("):
-            return recipes.parse(text)
-    return recipes.parse(f"{name}(bf16)" if name in recipes.WRAPPERS else name)
 
 
 def catalog_table(entries: Sequence[Entry]) -> Table:
@@ -103,3 +65,22 @@ def catalog_table(entries: Sequence[Entry]) -> Table:
     rows = tuple((e.signature, e.example, e.guarantee, e.description) for e in entries)
     note = "C, B: error at most alpha, always or on average; U: unbiased, variance at most omega"
     return Table(columns, rows, "Compressors, wrappers and recipes", note)
+
+
+def page() -> str:
+    """The page of the documentation that lists everything: ``make table`` writes it."""
+    entries = sorted(catalog(), key=lambda entry: recipes.ordered().index(entry.name))
+    lines = [
+        "# Compressors, wrappers and recipes",
+        "",
+        "Made from the registered classes by `make table`; [Choose a compressor](choose.md) says which one to take.",
+        f"Guarantees are those of the example for {NUMEL:,} coordinates. C, B: error at most alpha, always or on average; U: unbiased,",
+        "variance at most omega. They hold for magnitudes up to 2^127 and up to an absolute error of 2^-126 per coordinate.",
+        "",
+        "| name and parameters with defaults | what it does | example | its guarantee | wire id |",
+        "|---|---|---|---|---|",
+    ]
+    for e in entries:
+        cells = (f"`{e.signature}`", e.description, f"`{e.example}`", e.guarantee, str(e.wire_id))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -10,11 +10,11 @@ import torch
 from tersegrad import recipes
 from tersegrad.core import frame
 from tersegrad.core.errors import CorruptMessage, TersegradError
+from tersegrad.core.protocol import mode_of
 from tersegrad.report.tables import Column, Table
 
-MAX_NUMEL = 1 << 28  # a header may claim any size: larger claims are reported, not decoded
-MODES = {0: "normal", 1: "all zero", 2: "non-finite input", 3: "raw float32", 4: "packed"}
-SPARSE = {12, 14}  # wire ids whose messages always begin with a mode byte
+# A header may claim any size: larger claims are reported, not decoded.
+MAX_NUMEL = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +79,8 @@ def _decoded(opened: frame.Frame, rows: list[tuple[str, Any, str]]) -> Explanati
     compressor = recipes.parse(opened.text)
     if compressor.wire_id != opened.wire_id:
         raise CorruptMessage(f"{opened.text} has wire id {compressor.wire_id}, the header says {opened.wire_id}")
-    # Fixed-rate messages have no mode byte; which they are is a matter of the entropy coder.
-    if opened.payload and (opened.wire_id in SPARSE or getattr(compressor, "coder", "packed") != "packed"):
-        rows.append(("mode", MODES.get(opened.payload[0], f"unknown ({opened.payload[0]})"), "byte 0 of the message"))
+    if (mode := mode_of(compressor, opened.payload)) is not None:
+        rows.append(("mode", mode, "the kind of message, from its first bytes"))
     rows.append(("guarantee", str(compressor.guarantee(opened.spec)), "of this compressor at this size"))
     x = compressor.decode(opened.message, opened.spec, opened.context)
     if not bool(torch.isfinite(x).all()):

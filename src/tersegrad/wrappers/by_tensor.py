@@ -40,12 +40,14 @@ from tersegrad.core.protocol import (
     Context,
     Guarantee,
     Message,
+    Omega,
     Piece,
     Spec,
     Stats,
     flat,
     flat_float32,
     has_fixed_size,
+    wire_omega,
 )
 from tersegrad.core.state import Parts
 from tersegrad.core.text import Configuration, require
@@ -61,6 +63,12 @@ class ByTensor(Configuration):
     """
 
     name: ClassVar[str] = "by_tensor"
+    wire_id: ClassVar[int] = 66
+    corners: ClassVar[tuple[str, ...]] = (
+        "by_tensor(top_k(fraction=0.1), small=bf16, below=20)",
+        'by_tensor(error_feedback(qsgd), rules={"*.weight": rotated(sign, block=64), "bias": identity})',
+        "by_tensor(vgc(alpha=1.5), small=bf16, below=20)",
+    )
 
     default: Compressor[Any]
     small: Compressor[Any] | None = None
@@ -78,10 +86,6 @@ class ByTensor(Configuration):
             )
         require(self.below >= 0, f"below is a number of elements, got {self.below}")
         require(all(part is not None for _, part in self.rules), "a rule names a pattern and a compressor")
-
-    @property
-    def wire_id(self) -> int:
-        return 66
 
     @property
     def compressors(self) -> tuple[Compressor[Any] | None, ...]:
@@ -102,9 +106,11 @@ class ByTensor(Configuration):
     def encode(
         self, x: Tensor, spec: Spec, state: Parts, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, Parts]:
-        x = flat(x)  # in its own dtype, which the parts' specs announce
+        # In its own dtype, which the parts' specs announce.
+        x = flat(x)
         require(x.numel() == spec.numel, f"the spec has {spec.numel} coordinates, got {x.numel()}")
         layout = _layout(self, spec)
+        data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         if [s.group for s in layout] != [g for g, _ in state.states]:
             raise BadConfiguration("the state was made by other rules, or for another buffer")
         moment = None if stats is None or stats.second_moment is None else flat_float32(stats.second_moment)
@@ -119,14 +125,12 @@ class ByTensor(Configuration):
             sent += [torch.tensor(list(varint.write(payload.numel())), dtype=torch.uint8, device=x.device), payload]
             after.append((g, next_state))
         nbytes = sum(part.numel() for part in sent)
-        data = out if out is not None else buffers.empty(nbytes, torch.uint8, x.device)
         if sent:
             torch.cat(sent, out=data[:nbytes])
-        return Message(data, nbytes), dataclasses.replace(state, states=tuple(after))
+        return Message(data if out is None else out, nbytes), dataclasses.replace(state, states=tuple(after))
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = buffers.empty(spec.numel, torch.float32, message.data.device)
+        out = buffers.float_buffer(out, spec.numel, message.data.device)
         for part, sub, payload, child, runs in self._read(message, spec, ctx):
             whole = out[runs[0][0] : runs[0][1]] if len(runs) == 1 else None
             decoded = part.decode(payload, sub, child, whole)
@@ -138,17 +142,28 @@ class ByTensor(Configuration):
         return out
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        """``out += weight * decode(message)``, in one pass where a part can and lies in one run."""
-        for part, sub, payload, child, runs in self._read(message, spec, ctx):
-            if len(runs) == 1 and isinstance(part, Accumulator):
-                part.decode_add(payload, sub, child, out[runs[0][0] : runs[0][1]], weight)
-                continue
-            decoded, start = part.decode(payload, sub, child), 0
-            if weight != 1.0:
-                decoded.mul_(weight)
-            for a, b in runs:
-                out[a:b] += decoded[start : start + b - a]
-                start += b - a
+        """``out += weight * decode(message)``; the largest group in one pass where its compressor can and it lies in one run.
+
+        Everything else is decoded before anything is added, so that a refused message leaves ``out`` as it was.
+        """
+        out = buffers.float_buffer(out, spec.numel, message.data.device)
+        groups = list(self._read(message, spec, ctx))
+        largest = max(groups, key=lambda group: group[1].numel, default=None)
+        decoded: list[tuple[Tensor, tuple[tuple[int, int], ...]]] = []
+        fused: Accumulator | None = None
+        for group in groups:
+            part, sub, payload, child, runs = group
+            if group is largest and len(runs) == 1 and isinstance(part, Accumulator):
+                fused = part
+            else:
+                values = part.decode(payload, sub, child)
+                decoded.append((values if weight == 1.0 else values.mul_(weight), runs))
+        if fused is not None and largest is not None:
+            _, sub, payload, child, ((a, b),) = largest
+            fused.decode_add(payload, sub, child, out[a:b], weight)
+        for values, runs in decoded:
+            for part_of, (a, b) in zip(values.split([b - a for a, b in runs]), runs):
+                out[a:b] += part_of
         return out
 
     def _read(
@@ -160,7 +175,8 @@ class ByTensor(Configuration):
             length, at = varint.read(data, at)
             if length > min(data.numel() - at, share.limit):
                 raise CorruptMessage(f"group {share.group} announces {length} bytes, {data.numel() - at} are left")
-            payload = buffers.cat([data[at : at + length]])  # starts at an address that any decoder may view as words
+            # A copy starts at an address that any decoder may view as words.
+            payload = buffers.cat([data[at : at + length]])
             at += length
             yield share.compressor, share.spec, Message(payload, length), ctx.child(share.group), share.runs
         if at != data.numel():
@@ -172,6 +188,11 @@ class ByTensor(Configuration):
 
     def max_nbytes(self, spec: Spec) -> int:
         return sum(share.limit + varint.nbytes(share.limit) for share in _layout(self, spec))
+
+    def wire_omega(self, spec: Spec) -> Omega:
+        found = [wire_omega(share.compressor, share.spec) for share in _layout(self, spec)]
+        omegas = [omega for omega in found if isinstance(omega, float)]
+        return None if None in found else max(omegas) if omegas else "exact"
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return worst([share.compressor.guarantee(share.spec) for share in _layout(self, spec)])
@@ -185,7 +206,8 @@ class _Share:
     compressor: Compressor[Any]
     spec: Spec
     runs: tuple[tuple[int, int], ...]
-    limit: int  # the most bytes of its message
+    # The most bytes of its message.
+    limit: int
 
 
 @functools.lru_cache(maxsize=1024)

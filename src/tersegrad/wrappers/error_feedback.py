@@ -9,7 +9,9 @@ decoded messages of t steps plus the residual are the sum of the t gradients, an
 without bound, so it is refused unless ``force=true``. SGD with a contractive compressor and error feedback converges at the rate
 of SGD up to higher-order terms (Stich et al. 2018; Karimireddy et al. 2019).
 
-Wire: exactly the inner compressor's message; the receiver multiplies by fl32(c), which it computes from configuration and spec.
+Wire: exactly the inner compressor's message; the receiver multiplies by fl32(c). The omega in c is the one that the wire format
+states for the inner compressor (``spec/wire.md``, section 6), not the one that ``guarantee`` proves: a sharper proof leaves old
+messages as they are.
 
 State: the residual, aligned with the buffer, and the inner state. A buffer that is not finite leaves both as they were.
 
@@ -29,21 +31,26 @@ from torch import Tensor
 from tersegrad.core import buffers
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.numbers import float32
 from tersegrad.core.protocol import (
     Accumulator,
     Compressor,
     Context,
     Guarantee,
     Message,
+    Omega,
     Spec,
     Splitter,
     Stats,
     flat_float32,
     has_fixed_size,
+    mode_of,
+    wire_omega,
 )
 from tersegrad.core.text import Configuration, require
 
-_PROBE = Spec.flat(4096)  # an ordinary buffer: what a compressor promises for it is known at construction
+# An ordinary buffer: what a compressor promises for it is known at construction. An empty one has nothing to promise about.
+_PROBE = Spec.flat(4096)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +73,9 @@ class ErrorFeedback(Configuration):
     """
 
     name: ClassVar[str] = "error_feedback"
+    wire_id: ClassVar[int] = 64
+    examples: ClassVar[tuple[str, ...]] = ("error_feedback(top_k(fraction=0.01))",)
+    corners: ClassVar[tuple[str, ...]] = ("error_feedback(top_k(fraction=0.1))", "error_feedback(qsgd, residual=bfloat16)")
 
     inner: Compressor[Any]
     residual: Literal["float32", "bfloat16"] = "float32"
@@ -76,10 +86,6 @@ class ErrorFeedback(Configuration):
         require(self.residual in ("float32", "bfloat16"), f"residual must be float32 or bfloat16, got {self.residual!r}")
         self._check(_PROBE)
 
-    @property
-    def wire_id(self) -> int:
-        return 64
-
     def _check(self, spec: Spec) -> None:
         if self.force:
             return
@@ -88,19 +94,22 @@ class ErrorFeedback(Configuration):
                 f"{self.inner} keeps a residual of its own, and error feedback around it would count the same error twice: "
                 "use one of them, or force=true"
             )
-        promise = self.inner.guarantee(spec if spec.numel else _PROBE)  # an empty buffer has nothing to promise about
+        promise = self.inner.guarantee(spec if spec.numel else _PROBE)
         if promise.kind == "none" or not math.isfinite(promise.value) or (promise.kind == "contractive" and promise.value >= 1):
             raise BadConfiguration(
                 f"{self.inner} has no guarantee for this buffer, so its residual may grow without bound: choose a contractive or "
                 "unbiased compressor (in by_tensor, put error_feedback around the parts), or say force=true"
             )
+        if promise.kind == "unbiased" and wire_omega(self.inner, spec if spec.numel else _PROBE) is None:
+            raise BadConfiguration(
+                f"{self.inner} is unbiased, but its class has no wire_omega(spec): state the omega that both ends divide by, "
+                "which later releases must keep, or say force=true"
+            )
 
     def _weight(self, spec: Spec) -> float:
-        """1/(1+omega) as a float32 for an unbiased part, else 1."""
-        promise = self.inner.guarantee(spec)
-        if promise.kind != "unbiased" or not 0 < promise.value < math.inf:
-            return 1.0
-        return float(torch.tensor(1.0 / (1.0 + promise.value), dtype=torch.float32))
+        """1/(1+omega) as a float32 where the format calls the inner compressor unbiased, else 1."""
+        omega = wire_omega(self.inner, spec)
+        return float32(1.0 / (1.0 + omega)) if isinstance(omega, float) and math.isfinite(omega) else 1.0
 
     def init(self, spec: Spec, device: torch.device | str) -> ErrorFeedbackState:
         spec = _corrected(spec)
@@ -127,7 +136,8 @@ class ErrorFeedback(Configuration):
                 flat, state.residual, left, spec, state.inner, ctx, stats=stats, out=out
             )
             return message, ErrorFeedbackState(left, inner) if finite else state
-        y = buffers.empty(flat.numel(), torch.float32, flat.device)  # ours to overwrite: it becomes the next residual
+        # A buffer of our own: it becomes the next residual.
+        y = buffers.empty(flat.numel(), torch.float32, flat.device)
         torch.add(flat, state.residual, out=y)
         message, inner = self.inner.encode(y, spec, state.inner, ctx, stats=stats, out=out)
         left = _subtract(self.inner, message, spec, ctx, y, weight).to(state.residual.dtype)
@@ -147,7 +157,14 @@ class ErrorFeedback(Configuration):
         inner_spec = _corrected(spec)
         if isinstance(self.inner, Accumulator):
             return self.inner.decode_add(message, inner_spec, ctx, out, weight * self._weight(inner_spec))
+        out = buffers.float_buffer(out, spec.numel, message.data.device)
         return out.add_(self.decode(message, spec, ctx) * weight)
+
+    def mode(self, data: bytes) -> str | None:
+        return mode_of(self.inner, data)
+
+    def wire_omega(self, spec: Spec) -> Omega:
+        return "exact" if wire_omega(self.inner, _corrected(spec)) in ("exact", 0.0) else None
 
     @property
     def fixed_size(self) -> bool:
@@ -161,9 +178,13 @@ class ErrorFeedback(Configuration):
         promise = self.inner.guarantee(_corrected(spec))
         if promise.kind != "unbiased":
             return promise
-        if not math.isfinite(promise.value):
+        omega, stated = promise.value, wire_omega(self.inner, _corrected(spec))
+        if not math.isfinite(omega):
             return Guarantee("none")
-        return Guarantee("contractive", promise.value / (1.0 + promise.value), promise.sure and promise.value == 0)
+        if omega == stated or not isinstance(stated, float):
+            return Guarantee("contractive", omega / (1.0 + omega), promise.sure and omega == 0)
+        # The factor is c = 1/(1 + stated): E ||c C(y) - y||^2 <= ((1 - c)^2 + c^2 omega) ||y||^2.
+        return Guarantee("contractive", (stated**2 + omega) / (1.0 + stated) ** 2)
 
 
 def _corrected(spec: Spec) -> Spec:

@@ -17,16 +17,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tersegrad.core.buffers import float_buffer
 from tersegrad.core.protocol import (
     Accumulator,
     Compressor,
     Context,
     Guarantee,
     Message,
+    Omega,
     Spec,
     Stats,
     flat_float32,
     has_fixed_size,
+    mode_of,
+    wire_omega,
 )
 from tersegrad.core.text import Configuration, require
 
@@ -77,16 +81,14 @@ class Metered(Configuration):
     """
 
     name: ClassVar[str] = "metered"
+    wire_id: ClassVar[int] = 67
+    corners: ClassVar[tuple[str, ...]] = ("metered(sign)",)
 
     inner: Compressor[Any]
     error: bool = True
 
     def __post_init__(self) -> None:
         require(isinstance(self.inner, Compressor), f"metered wraps a compressor, got {self.inner!r}")
-
-    @property
-    def wire_id(self) -> int:
-        return 67
 
     def init(self, spec: Spec, device: torch.device | str) -> MeterState:
         return MeterState(self.inner.init(spec, device))
@@ -122,7 +124,14 @@ class Metered(Configuration):
         """``out += weight * decode(message)``, in one pass where the inner compressor can."""
         if isinstance(self.inner, Accumulator):
             return self.inner.decode_add(message, spec, ctx, out, weight)
+        out = float_buffer(out, spec.numel, message.data.device)
         return out.add_(self.inner.decode(message, spec, ctx) * weight)
+
+    def mode(self, data: bytes) -> str | None:
+        return mode_of(self.inner, data)
+
+    def wire_omega(self, spec: Spec) -> Omega:
+        return wire_omega(self.inner, spec)
 
     @property
     def fixed_size(self) -> bool:

@@ -28,14 +28,27 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.core import buffers
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32, has_fixed_size
+from tersegrad.core.numbers import HUGE
+from tersegrad.core.protocol import (
+    Compressor,
+    Context,
+    Guarantee,
+    Message,
+    Omega,
+    Spec,
+    Stats,
+    flat_float32,
+    has_fixed_size,
+    mode_of,
+    wire_omega,
+)
 from tersegrad.core.text import Configuration, require
 
 LARGEST_BLOCK = 1 << 16
 _BIG, _SHRINK = 2.0**96, 2.0**-32
-_LARGEST = torch.finfo(torch.float32).max
 
 
 def rotated_numel(numel: int, block: int) -> int:
@@ -58,6 +71,9 @@ class Rotated(Configuration):
     """
 
     name: ClassVar[str] = "rotated"
+    wire_id: ClassVar[int] = 65
+    examples: ClassVar[tuple[str, ...]] = ("rotated(qsgd(bits=4))",)
+    corners: ClassVar[tuple[str, ...]] = ("rotated(int4)", "rotated(qsgd(bits=3, norm=max))")
 
     inner: Compressor[Any]
     block: int = 4096
@@ -74,10 +90,6 @@ class Rotated(Configuration):
                 f"{self.inner} keeps a value per coordinate, and each step rotates into another basis where it means nothing: "
                 "put rotated inside, as in error_feedback(rotated(...))"
             )
-
-    @property
-    def wire_id(self) -> int:
-        return 65
 
     def inner_spec(self, spec: Spec) -> Spec:
         """What the inner compressor sees: a flat vector of the padded size."""
@@ -101,13 +113,16 @@ class Rotated(Configuration):
             y.fill_(math.nan)
         elif big:
             rotation.rotate(x * _SHRINK, y, self.block, ctx.shared())
-        if out is None:
-            out = torch.empty(self.inner.max_nbytes(inner) + 1, dtype=torch.uint8, device=x.device)
+        room = self.inner.max_nbytes(inner)
+        data = buffers.byte_buffer(out, room + 1, x.device)
         # The second moment is one of coordinates that are gone: an inner compressor that needs it says so.
-        message, state = self.inner.encode(y, inner, state, ctx, out=out)
+        message, state = self.inner.encode(y, inner, state, ctx, out=data[:room])
+        if message.data.data_ptr() != data.data_ptr():
+            # An inner compressor may have ignored out=.
+            data[: int(message.nbytes)] = message.payload
         end = torch.as_tensor(message.nbytes, device=x.device).reshape(1).long()
-        message.data.index_fill_(0, end, int(big))
-        return Message(message.data, message.nbytes + 1), state
+        data.index_fill_(0, end, int(big))
+        return Message(data if out is None else out, message.nbytes + 1), state
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         length = int(message.nbytes) - 1
@@ -117,11 +132,10 @@ class Rotated(Configuration):
         if big > 1:
             raise CorruptMessage(f"the last byte of a rotated message is 0 or 1, got {big}")
         inner = self.inner_spec(spec)
-        if out is None:
-            out = torch.empty(spec.numel, dtype=torch.float32, device=message.data.device)
+        out = buffers.float_buffer(out, spec.numel, message.data.device)
         y = self.inner.decode(Message(message.data[:length], length), inner, ctx, out if inner.numel == spec.numel else None)
         kernels.get(y.device).unrotate(y, out, self.block, ctx.shared())
-        return out.mul_(1.0 / _SHRINK).clamp_(-_LARGEST, _LARGEST) if big else out
+        return out.mul_(1.0 / _SHRINK).clamp_(-HUGE, HUGE) if big else out
 
     @property
     def fixed_size(self) -> bool:
@@ -134,8 +148,18 @@ class Rotated(Configuration):
         promise = self.inner.guarantee(self.inner_spec(spec))
         if promise.kind == "none" or not math.isfinite(promise.value):
             return promise
-        rounding = (math.log2(self.block) + 2) * 2.0**-24
-        root = math.sqrt(promise.value)
-        value = (root * (1 + rounding) ** 2 + 2 * rounding + rounding**2) ** 2
+        value = self._with_rounding(promise.value)
         drowned = promise.kind == "contractive" and value >= 1 > promise.value
         return promise if drowned else dataclasses.replace(promise, value=value)
+
+    def wire_omega(self, spec: Spec) -> Omega:
+        omega = wire_omega(self.inner, self.inner_spec(spec))
+        return self._with_rounding(omega) if isinstance(omega, float) else None
+
+    def mode(self, data: bytes) -> str | None:
+        return mode_of(self.inner, data[:-1])
+
+    def _with_rounding(self, value: float) -> float:
+        """The error of an inner ``value`` together with that of both rotations."""
+        rounding = (math.log2(self.block) + 2) * 2.0**-24
+        return (math.sqrt(value) * (1 + rounding) ** 2 + 2 * rounding + rounding**2) ** 2

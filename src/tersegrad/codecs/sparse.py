@@ -1,0 +1,106 @@
+"""Sparse messages: which coordinates are sent, and their values; all others are zero.
+
+::
+
+    byte 0   mode: 0 normal, 1 nothing is sent, 2 non-finite, 3 raw (the float32 vector), 4 packed (a second form of the values)
+    then     count (varint), index set (``codecs/index.py``), values (``codecs/values.py``)
+
+Mode 3 is for compressors that ask for it, mode 4 for value forms that have it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.codecs import index, varint
+from tersegrad.codecs.values import Form, Place
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, RAW, ZERO
+from tersegrad.core.protocol import Context, Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparse:
+    """Decoded coordinates: float32 ``values`` at ``indices``, or all of them if these are None."""
+
+    indices: Tensor | None
+    values: Tensor
+
+
+def max_nbytes(most: int, numel: int) -> int:
+    """Bytes before the values, for at most ``most`` of ``numel`` coordinates."""
+    return 1 + varint.nbytes(most) + index.max_nbytes(min(most, numel // 2), numel)
+
+
+def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[], Tensor] | None = None) -> tuple[int, Tensor]:
+    """The message of float32 ``values`` into ``out``: its length, and what each value becomes.
+
+    ``raw`` makes the whole vector, which is sent instead where the message might be longer than it. Values that are not finite
+    make the message say so.
+    """
+    indices, numel = place.indices, place.spec.numel
+    if not indices.numel():
+        out[0] = ZERO
+        return 1, values
+    if not kernels.get(values.device).all_finite(values):
+        out[0] = NON_FINITE
+        return 1, values
+    most = 1 + varint.nbytes(place.count) + index.max_nbytes(place.count, numel) + form.max_nbytes(place.count, 1)
+    if raw is not None and most > 1 + 4 * numel:
+        out[0] = RAW
+        out[1 : 1 + 4 * numel] = raw().view(torch.uint8)
+        return 1 + 4 * numel, values
+    written = form.write(values, place)
+    if written.kept is not None:
+        indices = indices[written.kept]
+        if not indices.numel():
+            out[0] = ZERO
+            return 1, written.decoded
+    head = torch.tensor([PACKED if written.packed else NORMAL, *varint.write(indices.numel())], dtype=torch.uint8)
+    at = head.numel()
+    out[:at] = head
+    at += index.encode(indices, numel, out[at:]).numel()
+    end = at + written.data.numel()
+    out[at:end] = written.data
+    return end, written.decoded
+
+
+def read(data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: bool = False) -> Sparse | None:
+    """What a message holds, None if it says non-finite; raises :class:`CorruptMessage`.
+
+    ``most``: no message carries more coordinates. ``raw``: whether there is mode 3.
+    """
+    numel = spec.numel
+    mode = int(data[0]) if data.numel() else -1
+    if mode == NON_FINITE and data.numel() == 1:
+        return None
+    if mode == ZERO and data.numel() == 1:
+        return Sparse(data.new_empty(0, dtype=index.dtype(numel)), data.new_empty(0, dtype=torch.float32))
+    if mode == RAW and raw and data.numel() == 1 + 4 * numel:
+        return Sparse(None, data[1:].clone().view(torch.float32))
+    if mode != NORMAL and not (mode == PACKED and form.packs):
+        raise CorruptMessage(f"not a sparse message for {numel} coordinates: {data.numel()} bytes, mode {mode}")
+    count, at = varint.read(data, 1)
+    if not 1 <= count <= most:
+        raise CorruptMessage(f"the message announces {count} coordinates, at most {most} are sent")
+    indices, used = index.decode(data[at:], count, numel)
+    values = form.read(data[at + used :], Place(indices, spec, ctx), mode == PACKED)
+    return Sparse(indices, values)
+
+
+def scatter(found: Sparse | None, out: Tensor, weight: float | None) -> None:
+    """The decoded vector into ``out``, or ``weight`` times it added there; None is one that is not finite."""
+    if found is None:
+        out.fill_(math.nan)
+    elif found.indices is None:
+        _ = out.copy_(found.values) if weight is None else out.add_(found.values * weight)
+    elif weight is None:
+        kernels.get(out.device).sparse_scatter(found.indices.to(out.device), found.values.to(out.device), out)
+    else:
+        kernels.get(out.device).sparse_scatter_add(found.indices.to(out.device), found.values.to(out.device), weight, out)
