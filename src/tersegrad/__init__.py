@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from tersegrad.core.protocol import Piece as Piece
     from tersegrad.core.protocol import Spec as Spec
     from tersegrad.core.protocol import Stats as Stats
-    from tersegrad.oneshot import RoundTrip as RoundTrip
-    from tersegrad.oneshot import from_frame as from_frame
-    from tersegrad.oneshot import roundtrip as roundtrip
-    from tersegrad.oneshot import to_frame as to_frame
     from tersegrad.recipes import names as names
     from tersegrad.recipes import parse as parse
+    from tersegrad.tensors import RoundTrip as RoundTrip
+    from tersegrad.tensors import from_frame as from_frame
+    from tersegrad.tensors import roundtrip as roundtrip
+    from tersegrad.tensors import to_frame as to_frame
     from tersegrad.wrappers import ByTensor as ByTensor
     from tersegrad.wrappers import ErrorFeedback as ErrorFeedback
     from tersegrad.wrappers import Metered as Metered
@@ -46,7 +46,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "core.errors": ("BadConfiguration", "CorruptMessage", "MissingExtra", "MissingStatistics", "TersegradError"),
     "core.protocol": ("Accumulator", "Compressor", "Context", "Guarantee", "Message", "Piece", "Spec", "Stats"),
-    "oneshot": ("RoundTrip", "from_frame", "roundtrip", "to_frame"),
+    "tensors": ("RoundTrip", "from_frame", "roundtrip", "to_frame"),
     "recipes": ("names", "parse"),
     "wrappers": ("ByTensor", "ErrorFeedback", "Metered", "Rotated"),
 }

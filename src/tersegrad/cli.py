@@ -5,12 +5,10 @@ Everything heavy is imported inside the commands, so that ``tersegrad --help`` a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +23,7 @@ from tersegrad.core.errors import BadConfiguration, TersegradError
 if TYPE_CHECKING:
     from tersegrad.bench import Rate
     from tersegrad.report import Table
-    from tersegrad.train import Job, Progress, Result
+    from tersegrad.train import Job, Result
 
 WIDE = 150  # columns when the output is not a terminal: a file or a log should not break lines
 
@@ -256,48 +254,11 @@ def _train(jobs: list[Job]) -> list[Result]:
     """Run jobs one after another on this worker; the leading one shows how they go, on standard error."""
     from tersegrad.integrations import processes
     from tersegrad.train import load, run
+    from tersegrad.train.progress import progress
 
-    with processes.join() as worker, _progress(jobs, worker.leads) as watchers:
+    with processes.join() as worker, progress(jobs, worker.leads) as watchers:
         images = {source: load(source, worker) for source in sorted({job.data for job in jobs})}
         return [run(job, worker, watcher, images[job.data]) for job, watcher in zip(jobs, watchers)]
-
-
-@contextlib.contextmanager
-def _progress(jobs: list[Job], shown: bool) -> Iterator[list[Callable[[Progress], None] | None]]:
-    """One bar a job on a terminal, one line a finished epoch or job elsewhere."""
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    if not shown:
-        yield [None] * len(jobs)
-        return
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[facts]}"),
-        TimeElapsedColumn(),
-    )
-    width = max(len(job.label) for job in jobs)
-    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
-
-        def watcher(job: Job) -> Callable[[Progress], None]:
-            task = bars.add_task(escape(f"{job.label:<{width}}"), total=None, start=False, facts="")
-            accuracy = 0.0
-
-            def watch(now: Progress) -> None:
-                nonlocal accuracy
-                if not bars.tasks[task].started:
-                    bars.start_task(task)
-                accuracy = now.accuracy if now.accuracy is not None else accuracy
-                facts = f"loss {now.loss:.3f}  accuracy {100 * accuracy:5.1f} %  sent {now.sent / 1e6:6.1f} MB"
-                bars.update(task, total=now.steps, completed=now.step, facts=facts)
-                if not console.is_terminal and (now.step == now.steps or (now.accuracy is not None and len(jobs) == 1)):
-                    print(f"{job.label}: step {now.step} of {now.steps}, {facts}", file=console.file, flush=True)
-
-            return watch
-
-        yield [watcher(job) for job in jobs]
 
 
 @bench_app.command("speed")

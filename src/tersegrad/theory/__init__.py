@@ -1,8 +1,9 @@
 """The limits: what no compressor can beat, what each code is expected to spend, and how far a measurement is from the limit.
 
 Plain numbers give floats, numpy arrays broadcast. ``bounds`` has the lower bounds for vectors of d coordinates, ``classes``
-the two error classes, ``lengths`` the codes, ``sources`` quantised iid coordinates, ``rate_distortion`` the limits per
-coordinate and :func:`gap`, ``variance`` the criterion of variance-based compression. ``docs/maths.md`` is the introduction.
+the two error classes, ``codes`` the lengths of codes, ``lengths`` what compressors spend, ``sources`` quantised iid
+coordinates, ``rate_distortion`` the limits per coordinate and :func:`gap`, ``variance`` the criterion of variance-based
+compression. ``docs/maths.md`` is the introduction.
 """
 
 from tersegrad.theory.bounds import (
@@ -37,10 +38,7 @@ from tersegrad.theory.classes import (
     ternary_omega,
     top_k_alpha,
 )
-from tersegrad.theory.lengths import (
-    beta_det,
-    beta_ideal,
-    beta_star,
+from tersegrad.theory.codes import (
     binary_entropy,
     elias_delta_bits,
     elias_expected_bits,
@@ -52,13 +50,18 @@ from tersegrad.theory.lengths import (
     golomb_expected_bits,
     index_bits,
     log2_binomial,
+    rice_bits,
+    rice_expected_bits,
+    rice_parameter,
+)
+from tersegrad.theory.lengths import (
+    beta_det,
+    beta_ideal,
+    beta_star,
     paper_code_bits,
     qsgd_nonzero_bound,
     qsgd_nonzero_fraction,
     randomised_dithering_bits,
-    rice_bits,
-    rice_expected_bits,
-    rice_parameter,
     spherical_constant,
     spherical_expected_bits,
     spherical_mean_error,

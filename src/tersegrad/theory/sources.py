@@ -31,7 +31,7 @@ import numpy as np
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.text import require
 from tersegrad.theory.arguments import Array
-from tersegrad.theory.lengths import binary_entropy
+from tersegrad.theory.codes import binary_entropy
 
 Rounding = Literal["nearest", "randomised", "dithered"]
 

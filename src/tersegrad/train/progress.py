@@ -1,0 +1,48 @@
+"""How a run goes, shown while it does: one bar per job on a terminal, one line per finished epoch or job elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from tersegrad.train.loop import Job, Progress
+
+
+@contextlib.contextmanager
+def progress(jobs: list[Job], shown: bool) -> Iterator[list[Callable[[Progress], None] | None]]:
+    """A watcher per job, for the leading worker; None where nothing is shown."""
+    if not shown:
+        yield [None] * len(jobs)
+        return
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+    )
+    width = max(len(job.label) for job in jobs)
+    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
+
+        def watcher(job: Job) -> Callable[[Progress], None]:
+            task = bars.add_task(escape(f"{job.label:<{width}}"), total=None, start=False, facts="")
+            accuracy = 0.0
+
+            def watch(now: Progress) -> None:
+                nonlocal accuracy
+                if not bars.tasks[task].started:
+                    bars.start_task(task)
+                accuracy = now.accuracy if now.accuracy is not None else accuracy
+                facts = f"loss {now.loss:.3f}  accuracy {100 * accuracy:5.1f} %  sent {now.sent / 1e6:6.1f} MB"
+                bars.update(task, total=now.steps, completed=now.step, facts=facts)
+                if not console.is_terminal and (now.step == now.steps or (now.accuracy is not None and len(jobs) == 1)):
+                    print(f"{job.label}: step {now.step} of {now.steps}, {facts}", file=console.file, flush=True)
+
+            return watch
+
+        yield [watcher(job) for job in jobs]
