@@ -103,6 +103,11 @@ def names() -> tuple[str, ...]:
     return (*COMPRESSORS, *WRAPPERS, *RECIPES)
 
 
+def known() -> dict[str, Callable[..., Any]]:
+    """What makes a compressor of each name."""
+    return {**COMPRESSORS, **WRAPPERS, **RECIPES}
+
+
 def parse(text: str, *, extra: Iterable[type[Configuration]] = ()) -> Compressor[Any]:
     """The compressor that a text form describes; ``extra`` adds classes of your own.
 
@@ -114,8 +119,7 @@ def parse(text: str, *, extra: Iterable[type[Configuration]] = ()) -> Compressor
       error_feedback(topk(fraction=0.01))
                      ^
     """
-    known: dict[str, Callable[..., Any]] = {**COMPRESSORS, **WRAPPERS, **RECIPES, **{c.name: c for c in extra}}
-    made: Compressor[Any] = parse_form(text, known, "compressor")
+    made: Compressor[Any] = parse_form(text, {**known(), **{c.name: c for c in extra}}, "compressor")
     return made
 
 

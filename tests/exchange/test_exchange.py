@@ -236,3 +236,22 @@ def test_steps_that_differ_are_an_error_not_a_hang() -> None:
     exchange = Odd(tersegrad.parse("identity"))
     with pytest.raises(RuntimeError):
         virtual.run(exchange, [torch.ones(100)] * 2, virtual.init(exchange, spec, 2), spec, Context())
+
+
+def test_a_second_compressor_serves_the_means() -> None:
+    """With exact means only the first round errs, and the text form says so."""
+    spec, d, size = Spec.flat(5000), 5000, 3
+    xs = [vector(d, r, 0) for r in range(size)]
+    exact = torch.stack([x.double() for x in xs]).mean(0)
+    errors = {}
+    for text in ("two_shot", "two_shot(second=identity)"):
+        assert scheme(str(scheme(text))) == scheme(text)
+        exchange = scheme(text).make(tersegrad.parse("error_feedback(sparse_dithering(alpha=0.3))"))
+        outcome = virtual.run(exchange, xs, virtual.init(exchange, spec, size), spec, Context())
+        errors[text] = float((outcome.mean.double() - exact).square().sum())
+        kept = [part.state for part in exchange.parts(outcome.states[0], spec, 0, size) if part.round == "second"]
+        assert (kept == [None]) == (text != "two_shot")
+    assert errors["two_shot(second=identity)"] < 0.8 * errors["two_shot"]
+    for bad in ("two_shot(second=vgc(alpha=1.5))", "two_shot(second=all_gather)", "bf16"):
+        with pytest.raises(BadConfiguration):
+            scheme(bad)

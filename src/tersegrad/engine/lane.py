@@ -37,12 +37,12 @@ class Lane:
         group: Group, link: TimedGroup, compressor: Compressor[Any], how: Scheme, settings: Settings, meters: Meters
     ) -> Lane:
         """A lane with a fresh state."""
-        exchange = build(settings.effective(compressor, group.dtype), how, meters)
+        exchange = _of(compressor, how, group, settings, meters)
         return Lane(group, link, compressor, how, exchange, exchange.init(group.spec, group.device, link.rank, link.size))
 
     def recount(self, settings: Settings, meters: Meters) -> None:
         """Count the coding in other meters from now on."""
-        self.exchange = build(settings.effective(self.compressor, self.group.dtype), self.scheme, meters)
+        self.exchange = _of(self.compressor, self.scheme, self.group, settings, meters)
 
     def plain(self, compressor: Compressor[Any], meters: Meters) -> Exchange[Any]:
         """The same route with another, stateless compressor: for dense steps, and to compare with the exact result."""
@@ -86,6 +86,12 @@ class Lane:
         return {} if tell is None else dict(tell(self.group.spec))
 
 
-def build(compressor: Compressor[Any], how: Scheme, meters: Meters) -> Exchange[Any]:
+def build(first: Compressor[Any], how: Scheme, meters: Meters, second: Compressor[Any] | None = None) -> Exchange[Any]:
     """The exchange of a scheme, its coding counted."""
-    return how.make(watch(compressor, meters.first), watch(compressor, meters.second))
+    return how.make(watch(first, meters.first), watch(second or first, meters.second))
+
+
+def _of(compressor: Compressor[Any], how: Scheme, group: Group, settings: Settings, meters: Meters) -> Exchange[Any]:
+    """The exchange of a group, its small tensors apart."""
+    second = None if how.again is None else settings.effective(how.again, group.dtype)
+    return build(settings.effective(compressor, group.dtype), how, meters, second)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.core.protocol import Compressor
+from tersegrad.core.protocol import Compressor, needs_second_moment
 from tersegrad.core.text import Configuration, require
 from tersegrad.exchange.all_gather import AllGatherExchange
 from tersegrad.exchange.hierarchical import HierarchicalExchange
@@ -23,7 +23,7 @@ from tersegrad.exchange.power_sgd import PowerSGDExchange
 from tersegrad.exchange.reduce_scatter import ReduceScatterExchange
 from tersegrad.exchange.steps import Exchange, ProcessGroup
 from tersegrad.exchange.two_shot import TwoShotExchange
-from tersegrad.recipes import parse_form
+from tersegrad.recipes import known, parse_form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Scheme(Configuration):
     def recompresses(self) -> bool:
         """Whether means are compressed a second time."""
         return False
+
+    @property
+    def again(self) -> Compressor[Any] | None:
+        """What means are compressed with, where it is not the compressor of the gradients."""
+        return None
 
     def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
         """The exchange with its compressor, and the one of its second round if that differs."""
@@ -59,16 +64,30 @@ class AllGatherScheme(Scheme):
 
 @dataclasses.dataclass(frozen=True)
 class TwoShotScheme(Scheme):
-    """Reduce-scatter and all-gather, both compressed."""
+    """Reduce-scatter and all-gather, both compressed; the means with ``second``, by default as the gradients are."""
 
     name: ClassVar[str] = "two_shot"
+
+    second: Compressor[Any] | None = None
+
+    def __post_init__(self) -> None:
+        made = self.second is None or isinstance(self.second, Compressor)
+        require(made, f"two_shot: second is a compressor, as in two_shot(second=bf16), got {self.second!r}")
+        require(
+            not needs_second_moment(self.second),
+            f"two_shot: {self.second} decides by the variance over samples, and means have none",
+        )
 
     @property
     def recompresses(self) -> bool:
         return True
 
+    @property
+    def again(self) -> Compressor[Any] | None:
+        return self.second
+
     def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
-        return TwoShotExchange(first, second)
+        return TwoShotExchange(first, self.second if second is None else second)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +164,9 @@ def scheme(text: str | Scheme) -> Scheme:
     """
     if isinstance(text, Scheme):
         return text
-    made = parse_form(text, SCHEMES, "exchange")
-    assert isinstance(made, Scheme)
+    made = parse_form(text, {**known(), **SCHEMES}, "exchange")
+    if not isinstance(made, Scheme):
+        raise BadConfiguration(f"{text} is a compressor; the exchanges are {', '.join(SCHEMES)}")
     return made
 
 
