@@ -26,7 +26,8 @@ void check_levels(int levels, int width) {
 }
 size_t over(size_t n, size_t unit) { return n / unit + (n % unit != 0); }
 casts::Sink sink(const Floats& out, bool add, float weight) { return {out.data(), add, weight}; }
-casts::Source source(std::uint64_t seed, std::uint32_t step, std::uint32_t origin) { return {seed, step, origin}; }
+// Purpose 0: rounding.
+Stream source(std::uint64_t seed, std::uint32_t step, std::uint32_t origin) { return {seed, 0, step, origin}; }
 
 const bind::Registrar registrar([](nb::module_& m) {
     m.def("bf16_encode", [](Input x, Bytes out) {

@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
         std::vector<float> x(n), out(n, 0.0f);
         for (float& v : x) v = std::normal_distribution<float>()(random);
         const casts::Sink sink{out.data(), pick(2) == 0, 0.25f};
-        const casts::Source source{random(), static_cast<std::uint32_t>(random()), static_cast<std::uint32_t>(random())};
+        const Stream source{random(), 0, static_cast<std::uint32_t>(random()), static_cast<std::uint32_t>(random())};
         std::vector<std::uint8_t> data;
         auto spoil = [&] {  // a valid message with a few bytes changed, or noise
             const bool noise = pick(4) == 0;

@@ -237,13 +237,12 @@ void sign_decode(const u8* data, size_t n, Sink sink) {
     in_parts(n, 64, [&](size_t b, size_t e) { t.sign_decode(data + 4 + b / 8, e - b, scale, out.from(b)); });
 }
 
-void natural_encode(const float* x, size_t n, Source source, u8* out) {
+void natural_encode(const float* x, size_t n, const Stream& stream, u8* out) {
     const Table& t = table();
-    const Draws draws(source);
     u8* const exponents = out + over(n, 8);
     std::atomic<bool> finite{true};
     parallel_for(n, 64, grain, [&](size_t b, size_t e) {
-        if (t.natural_encode(x + b, e - b, b, draws, out + b / 8, exponents + b) >= infinity) finite = false;
+        if (t.natural_encode(x + b, e - b, b, stream, out + b / 8, exponents + b) >= infinity) finite = false;
     });
     if (!finite) {
         std::memset(out, 0, over(n, 8));
@@ -260,14 +259,13 @@ void natural_decode(const u8* data, size_t n, Sink sink) {
 
 size_t ternary_nbytes(size_t n, size_t bucket) { return 4 * over(n, bucket) + bits::trit_bytes(n); }
 
-void ternary_encode(const float* x, size_t n, size_t bucket, Source source, u8* out) {
+void ternary_encode(const float* x, size_t n, size_t bucket, const Stream& stream, u8* out) {
     const Table& t = table();
-    const Draws draws(source);
     u8* const body = out + 4 * over(n, bucket);
     encode_buckets(
         x, n, bucket, out, ternary_nbytes(n, bucket), [&](const float* p, size_t k) { return ternary_scale(largest_of(t, p, k)); },
         [&](const float* p, size_t k, double*) { return ternary_scale(t.largest(p, k)); },
-        [&](const float* p, size_t k, size_t first, float inverse, u8* c) { t.ternary_codes(p, k, first, inverse, draws, c); },
+        [&](const float* p, size_t k, size_t first, float inverse, u8* c) { t.ternary_codes(p, k, first, inverse, stream, c); },
         [&](const u8* c, size_t k, size_t first) {
             const size_t done = t.trits_pack(c, k, body + first / 5);
             bits::pack_trits(c + done, k - done, body + (first + done) / 5);
@@ -293,9 +291,8 @@ size_t dithering_nbytes(size_t n, size_t bucket, int width) {
     return 4 * over(n, bucket) + bits::packed_bytes(n, static_cast<unsigned>(width));
 }
 
-void dithering_encode(const float* x, size_t n, size_t bucket, int levels, int width, Source source, u8* out) {
+void dithering_encode(const float* x, size_t n, size_t bucket, int levels, int width, const Stream& stream, u8* out) {
     const Table& t = table();
-    const Draws draws(source);
     const unsigned w = static_cast<unsigned>(width);
     u8* const body = out + 4 * over(n, bucket);
     encode_buckets(
@@ -310,7 +307,7 @@ void dithering_encode(const float* x, size_t n, size_t bucket, int levels, int w
             return dithering_scale(fold(work, over(k, chunk), bucket));
         },
         [&](const float* p, size_t k, size_t first, float inverse, u8* c) {
-            t.dithering_codes(p, k, first, inverse, levels, draws, c);
+            t.dithering_codes(p, k, first, inverse, levels, stream, c);
         },
         [&](const u8* c, size_t k, size_t first) { bits::pack(c, k, w, body + first / 8 * w); });
 }

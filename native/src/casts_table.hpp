@@ -14,15 +14,6 @@ struct Out {
     float weight;
 };
 
-// A source of random bits with its ten round keys.
-struct Draws {
-    std::uint32_t even[10], odd[10], step, origin;
-    explicit Draws(const Source& source) : step(source.step), origin(source.origin) {
-        std::uint32_t a = static_cast<std::uint32_t>(source.seed), b = static_cast<std::uint32_t>(source.seed >> 32);
-        for (int r = 0; r < 10; ++r, a += 0x9E3779B9u, b += 0xBB67AE85u) even[r] = a, odd[r] = b;
-    }
-};
-
 struct Table {
     std::uint32_t (*largest)(const float* x, std::size_t n);  // bits of max |x|; at least 0x7f800000 if anything is not finite
     void (*sums)(const float* x, std::size_t n, double* chunks);  // of squares, one for each chunk
@@ -34,15 +25,15 @@ struct Table {
     void (*fp8_decode)(const std::uint8_t* scales, const std::uint8_t* data, std::size_t n, std::size_t block, Out out);
     void (*sign_encode)(const float* x, std::size_t n, double* chunks, std::uint8_t* out);  // chunks: sums of magnitudes
     void (*sign_decode)(const std::uint8_t* data, std::size_t n, float scale, Out out);
-    std::uint32_t (*natural_encode)(const float* x, std::size_t n, std::uint64_t first, const Draws& draws, std::uint8_t* signs,
+    std::uint32_t (*natural_encode)(const float* x, std::size_t n, std::uint64_t first, const Stream& stream, std::uint8_t* signs,
                                     std::uint8_t* exponents);
     void (*natural_decode)(const std::uint8_t* signs, const std::uint8_t* exponents, std::size_t n, Out out);
-    void (*ternary_codes)(const float* x, std::size_t n, std::uint64_t first, float inverse, const Draws& draws,
+    void (*ternary_codes)(const float* x, std::size_t n, std::uint64_t first, float inverse, const Stream& stream,
                           std::uint8_t* codes);
     void (*ternary_values)(const std::uint8_t* codes, std::size_t n, float scale, Out out);
     std::size_t (*trits_pack)(const std::uint8_t* codes, std::size_t n, std::uint8_t* out);
     std::size_t (*trits_unpack)(const std::uint8_t* data, std::size_t n, std::uint8_t* codes, std::uint32_t& largest_byte);
-    void (*dithering_codes)(const float* x, std::size_t n, std::uint64_t first, float inverse, int levels, const Draws& draws,
+    void (*dithering_codes)(const float* x, std::size_t n, std::uint64_t first, float inverse, int levels, const Stream& stream,
                             std::uint8_t* codes);
     void (*dithering_values)(const std::uint8_t* codes, std::size_t n, float scale, int levels, Out out);
 };

@@ -11,7 +11,7 @@ namespace {
 
 // Four plain floats; compilers turn them into whatever the baseline offers.
 struct Portable {
-    static constexpr std::size_t W = 4, R = 8, U = 1;
+    static constexpr std::size_t W = 4, R = 8;
     static constexpr bool streams = false;
     struct T {
         float f[4];
@@ -46,12 +46,6 @@ struct Portable {
         const float a = v.f[0] + v.f[1], b = v.f[0] - v.f[1], c = v.f[2] + v.f[3], d = v.f[2] - v.f[3];
         return {{a + c, b + d, a - c, b - d}};
     }
-    static std::uint64_t word(std::uint32_t w) { return w; }
-    static std::uint64_t words(const std::uint64_t* p) { return *p; }
-    static void keep(std::uint64_t* p, std::uint64_t w) { *p = w; }
-    static std::uint64_t multiply(std::uint64_t a, std::uint64_t b) { return (a & 0xffffffffu) * (b & 0xffffffffu); }
-    static std::uint64_t upper(std::uint64_t a) { return a >> 32; }
-    static std::uint64_t exor(std::uint64_t a, std::uint64_t b, std::uint64_t c) { return a ^ b ^ c; }
 };
 
 std::uint32_t run(const RotationJob& job, bool forward) {
@@ -89,12 +83,12 @@ std::size_t rotated_size(std::size_t d, std::size_t block) {
     return d - rest + (rest ? std::bit_ceil(rest) : 0);
 }
 
-std::uint32_t rotate(const float* x, float* y, std::size_t d, std::size_t block, const SignStream& signs) {
+std::uint32_t rotate(const float* x, float* y, std::size_t d, std::size_t block, const Stream& signs) {
     rotated_size(d, block);
     return run({x, y, d, block, signs, x != y && worth_streaming(d)}, true);
 }
 
-void unrotate(const float* y, float* x, std::size_t d, std::size_t block, const SignStream& signs) {
+void unrotate(const float* y, float* x, std::size_t d, std::size_t block, const Stream& signs) {
     rotated_size(d, block);
     run({y, x, d, block, signs, x != y && worth_streaming(d)}, false);
 }

@@ -6,7 +6,7 @@ namespace tersegrad {
 namespace {
 
 struct Avx2 {
-    static constexpr std::size_t W = 8, R = 8, U = 4;
+    static constexpr std::size_t W = 8, R = 8;
     static constexpr bool streams = false;  // half lines at eight places at once do not combine
     using T = __m256;
     struct Top {
@@ -39,12 +39,6 @@ struct Avx2 {
         v = _mm256_add_ps(_mm256_permute_ps(v, 0x4e), _mm256_xor_ps(v, s2));
         return _mm256_add_ps(_mm256_permute2f128_ps(v, v, 1), _mm256_xor_ps(v, s4));
     }
-    static __m256i word(std::uint32_t w) { return _mm256_set1_epi64x(w); }
-    static __m256i words(const std::uint64_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
-    static void keep(std::uint64_t* p, __m256i w) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), w); }
-    static __m256i multiply(__m256i a, __m256i b) { return _mm256_mul_epu32(a, b); }
-    static __m256i upper(__m256i a) { return _mm256_srli_epi64(a, 32); }
-    static __m256i exor(__m256i a, __m256i b, __m256i c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
 };
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace tersegrad {
 namespace {
 
 struct Avx512 {
-    static constexpr std::size_t W = 16, R = 16, U = 8;
+    static constexpr std::size_t W = 16, R = 16;
     static constexpr bool streams = true;
     using T = __m512;
     struct Top {
@@ -47,12 +47,6 @@ struct Avx512 {
         v = _mm512_fmadd_ps(v, s4, _mm512_shuffle_f32x4(v, v, 0xb1));
         return _mm512_fmadd_ps(v, s8, _mm512_shuffle_f32x4(v, v, 0x4e));
     }
-    static __m512i word(std::uint32_t w) { return _mm512_set1_epi64(w); }
-    static __m512i words(const std::uint64_t* p) { return _mm512_load_si512(p); }
-    static void keep(std::uint64_t* p, __m512i w) { _mm512_store_si512(p, w); }
-    static __m512i multiply(__m512i a, __m512i b) { return _mm512_mul_epu32(a, b); }
-    static __m512i upper(__m512i a) { return _mm512_srli_epi64(a, 32); }
-    static __m512i exor(__m512i a, __m512i b, __m512i c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
 };
 
 }  // namespace

@@ -3,46 +3,15 @@
 // instructions and must not share code with the others.
 //
 // V: W lanes, R vectors worked on at once; load, store, stream, add, sub, scaled (product with +-scale), flipped (signs applied),
-// lanes (the stages inside one vector), Top (the running maximum of |x|); and for Philox U lanes of 64 bits: word, words, keep,
-// multiply (of the low halves), upper, exor.
+// lanes (the stages inside one vector), Top (the running maximum of |x|).
 #pragma once
 #include <cstring>
 
 #include "hadamard_paths.hpp"
+#include "philox_loops.hpp"
 
 namespace tersegrad {
 namespace {
-
-// Philox blocks first .. first + blocks, four words each; `words` has room for a multiple of V::U lanes. Words are kept in the low
-// halves of 64-bit lanes; what the multiplications leave in the high halves is never looked at.
-template <class V>
-inline void sign_words(const SignStream& s, std::uint64_t first, std::size_t blocks, std::uint32_t* words) {
-    constexpr std::size_t lanes = V::U;
-    const auto m0 = V::word(0xD2511F53u), m1 = V::word(0xCD9E8D57u);
-    for (std::size_t base = 0; base < blocks; base += lanes) {
-        alignas(64) std::uint64_t low[lanes], high[lanes], out[4][lanes];
-        for (std::size_t l = 0; l < lanes; ++l) {
-            const std::uint64_t index = first + base + l;  // i >> 7
-            low[l] = static_cast<std::uint32_t>(index);
-            high[l] = s.purpose << 24 | static_cast<std::uint32_t>(index >> 32);
-        }
-        auto c0 = V::words(low), c1 = V::words(high), c2 = V::word(s.step), c3 = V::word(s.stream);
-        auto k0 = static_cast<std::uint32_t>(s.key), k1 = static_cast<std::uint32_t>(s.key >> 32);
-#pragma GCC unroll 10
-        for (int round = 0; round < 10; ++round) {
-            const auto p0 = V::multiply(m0, c0), p1 = V::multiply(m1, c2);
-            c0 = V::exor(V::upper(p1), c1, V::word(k0));
-            c2 = V::exor(V::upper(p0), c3, V::word(k1));
-            c1 = p1;
-            c3 = p0;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        V::keep(out[0], c0), V::keep(out[1], c1), V::keep(out[2], c2), V::keep(out[3], c3);
-        for (std::size_t l = 0; l < lanes; ++l)
-            for (std::size_t w = 0; w < 4; ++w) words[(base + l) * 4 + w] = static_cast<std::uint32_t>(out[w][l]);
-    }
-}
 
 // The signs of a run of coordinates: word(j) holds those of W coordinates from j on, in its low bits.
 struct Signs {
@@ -178,16 +147,17 @@ std::uint32_t blocks(const RotationJob& job, std::size_t begin, std::size_t end)
     std::vector<float> large(job.block > 4096 ? job.block : 0);
     float* scratch = large.empty() ? small : large.data();
     const std::size_t span = rotation_span(job.block);
-    std::vector<std::uint32_t> words(span / 32 + 4 * V::U);
+    std::vector<std::uint32_t> words(span / 32);  // a whole number of groups: the span is a multiple of 1024
     typename V::Top top;
     std::uint32_t top_tail = 0;
     const bool streamed = job.streamed && V::streams && reinterpret_cast<std::uintptr_t>(job.to) % 64 == 0;
     const float scale = hadamard_scale(job.block);
+    Draws source(job.signs, begin / 128);
     for (std::size_t at = begin; at < end; at += span) {
         const std::size_t have = std::min(span, end - at), rest = have % job.block, whole = have - rest;
         const float* from = job.from + at;
         float* to = job.to + at;
-        sign_words<V>(job.signs, at / 128, (whole + (rest ? std::bit_ceil(rest) : 0) + 127) / 128, words.data());
+        for (std::size_t j = 0; j < whole + (rest ? std::bit_ceil(rest) : 0); j += 1024) source.next(words.data() + j / 32);
         if (job.block < V::W) {
             for (std::size_t j = 0; j < whole; j += job.block)
                 top_tail = std::max(top_tail, plain_block<forward>(from + j, to + j, scratch, job.block, job.block, {words.data(), j}));

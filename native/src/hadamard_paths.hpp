@@ -14,7 +14,7 @@ struct RotationJob {
     const float* from;
     float* to;
     std::size_t d, block;
-    SignStream signs;
+    Stream signs;
     bool streamed;  // the output is larger than the caches
 };
 

@@ -1,8 +1,7 @@
-// rANS for every machine: models, the portable coder, and messages made of chunks.
+// rANS for every machine: models, and the portable coder of one chunk.
 #include "tersegrad/rans.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -15,9 +14,6 @@ namespace {
 std::uint32_t load32(const std::uint8_t* p) {
     return static_cast<std::uint32_t>(p[0]) | static_cast<std::uint32_t>(p[1]) << 8 | static_cast<std::uint32_t>(p[2]) << 16 |
            static_cast<std::uint32_t>(p[3]) << 24;
-}
-void store32(std::uint8_t* p, std::uint32_t v) {
-    for (int k = 0; k < 4; ++k) p[k] = static_cast<std::uint8_t>(v >> 8 * k);
 }
 std::uint32_t load16(const std::uint8_t* p) { return static_cast<std::uint32_t>(p[0] | p[1] << 8); }
 
@@ -102,39 +98,6 @@ void decode_steps(const DecodeModel& model, detail::Cursor& c) {
     if (isa() == Isa::avx2) return detail::decode_steps_avx2(model, c);
 #endif
     decode_steps_portable(model, c);
-}
-
-// ---- raw: ceil(log2 alphabet) bits a symbol, least significant first ----
-
-void pack_raw(const std::uint8_t* symbols, std::size_t n, int bits, std::uint8_t* out) {
-    std::uint64_t held = 0;
-    int have = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-        held |= static_cast<std::uint64_t>(symbols[i]) << have;
-        have += bits;
-        for (; have >= 8; have -= 8, held >>= 8) *out++ = static_cast<std::uint8_t>(held);
-    }
-    if (have) *out = static_cast<std::uint8_t>(held);
-}
-
-bool unpack_raw(const std::uint8_t* data, std::size_t n, int bits, int alphabet, std::uint8_t* symbols) {
-    std::uint64_t held = 0;
-    int have = 0;
-    bool fits = true;
-    for (std::size_t i = 0; i < n; ++i) {
-        if (have < bits) held |= static_cast<std::uint64_t>(*data++) << have, have += 8;
-        const auto s = static_cast<std::uint8_t>(held & ((1u << bits) - 1));
-        held >>= bits;
-        have -= bits;
-        fits &= s < alphabet;
-        symbols[i] = s;
-    }
-    return fits && held == 0;
-}
-
-std::size_t raw_bytes(std::size_t n, int alphabet) {
-    const std::size_t bits = raw_bits(alphabet);
-    return n / 8 * bits + (n % 8 * bits + 7) / 8;
 }
 
 }  // namespace
@@ -293,147 +256,6 @@ bool decode_two_chunks(const DecodeModel& model, const DecodeJob& first, const D
     if (!model.slots_needed) detail::decode_two_avx512(model, a.cursor, b.cursor);
 #endif
     return a.finish(model) && b.finish(model);
-}
-
-std::size_t raw_bits(int alphabet) { return static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(alphabet) - 1)); }
-
-std::size_t max_message(std::size_t n, int alphabet) { return n == 0 || alphabet == 1 ? 0 : 1 + raw_bytes(n, alphabet); }
-
-namespace {
-
-// Whether any table can tell two symbols apart; if not, the message ends after the tables.
-bool informative(const std::uint16_t* frequencies, std::size_t cells) {
-    return std::any_of(frequencies, frequencies + cells, [](std::uint16_t f) { return f && f < kTotal; });
-}
-
-// Chunks are taken in order by whichever thread is free, coded in its own scratch, and copied out once the chunks before
-// them have their sizes. Returns the length, or kBad where it would exceed `room`.
-std::size_t encode_chunks(const EncodeModel& model, const std::uint8_t* symbols, std::size_t n, Contexts ctx, std::uint8_t* out,
-                          std::size_t room) {
-    const std::size_t chunks = chunk_count(n);
-    if (4 * chunks > room) return kBad;
-    std::atomic<std::size_t> next{0}, ready{0};  // ready: chunks whose place is known
-    std::atomic<bool> full{false};
-    std::size_t offset = 4 * chunks;  // written by the thread that owns chunk `ready`
-    const auto workers = static_cast<std::size_t>(plan_threads(chunks, 1));
-    parallel_for(workers, 1, 1, [&](std::size_t, std::size_t) {
-        const std::size_t size = 2 * std::min(n, kLongestChunk) + kSlack;
-        thread_local std::vector<std::uint8_t> kept;  // below a megabyte; fresh pages would cost more than small messages
-        if (kept.size() < size) kept.resize(size);
-        std::uint8_t* const end = kept.data() + kept.size();
-        for (std::size_t c; (c = next.fetch_add(1)) < chunks;) {
-            std::uint32_t states[kLanes];
-            const std::size_t length = chunk_length(n, c), head = 4 * lanes_of(length);
-            const std::uint8_t* words = nullptr;
-            std::size_t body = 0;
-            if (!full.load(std::memory_order_relaxed)) {
-                words = encode_chunk(model, symbols + c * kChunk, length, ctx.at(c * kChunk), end, states);
-                body = static_cast<std::size_t>(end - words);
-            }
-            for (std::size_t seen; (seen = ready.load(std::memory_order_acquire)) != c;) ready.wait(seen);
-            const std::size_t at = offset;
-            if (!words || room - at < head + body) full.store(true);
-            const bool fits = !full.load();
-            if (fits) offset = at + head + body;
-            ready.store(c + 1, std::memory_order_release);
-            ready.notify_all();
-            if (!fits) continue;
-            store32(out + 4 * c, static_cast<std::uint32_t>(body / 2));
-            for (std::size_t k = 0; k < head / 4; ++k) store32(out + at + 4 * k, states[k]);
-            if (body) std::memcpy(out + at + head, words, body);
-        }
-    });
-    return full ? kBad : offset;
-}
-
-std::size_t decode_chunks(const DecodeModel& model, const std::uint8_t* data, std::size_t size, std::size_t n, Contexts ctx,
-                          std::uint8_t* symbols) {
-    const std::size_t chunks = chunk_count(n);
-    if (size / 4 < chunks) return kBad;
-    std::vector<DecodeJob> jobs(chunks);
-    std::size_t at = 4 * chunks;
-    for (std::size_t c = 0; c < chunks; ++c) {
-        const std::size_t length = chunk_length(n, c), head = 4 * lanes_of(length);
-        const std::size_t words = load32(data + 4 * c);
-        if (words > length || size - at < head + 2 * words) return kBad;
-        jobs[c] = {data + at, data + at + head, words, symbols + c * kChunk, length, ctx.at(c * kChunk)};
-        at += head + 2 * words;
-    }
-    std::atomic<bool> good{true};
-    parallel_for(chunks, 1, 1, [&](std::size_t begin, std::size_t end) {
-        for (std::size_t c = begin; c < end && good.load(std::memory_order_relaxed); c += 2) {
-            const bool fine = c + 1 < end ? decode_two_chunks(model, jobs[c], jobs[c + 1]) : decode_chunk(model, jobs[c]);
-            if (!fine) good.store(false);
-        }
-    });
-    return good ? at : kBad;
-}
-
-}  // namespace
-
-std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts ctx, int contexts, bool sample,
-                           std::uint8_t* out) {
-    const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
-    std::vector<std::uint64_t> counts(cells);
-    if (!histogram(symbols, n, alphabet, ctx, contexts, sample && worth_sampling(n, alphabet, contexts), counts.data())) return kBad;
-    return encode_counted(symbols, n, alphabet, ctx, contexts, counts.data(), out);
-}
-
-std::size_t encode_counted(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts ctx, int contexts, const std::uint64_t* counts,
-                           std::uint8_t* out) {
-    const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
-    const std::size_t most = max_message(n, alphabet);
-    if (most == 0) return 0;
-    const std::vector<std::uint8_t> tables = write_tables(counts, alphabet, contexts);
-    if (1 + tables.size() < most) {
-        std::vector<std::uint16_t> frequencies(cells);
-        read_tables(tables.data(), tables.size(), alphabet, contexts, frequencies.data());
-        out[0] = 0;
-        std::memcpy(out + 1, tables.data(), tables.size());
-        const std::size_t head = 1 + tables.size();
-        if (!informative(frequencies.data(), cells)) return head;
-        const EncodeModel model(frequencies.data(), alphabet, contexts);
-        const std::size_t body = encode_chunks(model, symbols, n, ctx, out + head, most - 1 - head);
-        if (body != kBad) return head + body;
-    }
-    out[0] = 1;
-    pack_raw(symbols, n, static_cast<int>(raw_bits(alphabet)), out + 1);
-    return most;
-}
-
-std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts ctx, int contexts,
-                           std::uint8_t* symbols) {
-    if (n == 0) return 0;
-    if (alphabet == 1) {
-        std::memset(symbols, 0, n);
-        return 0;
-    }
-    if (size == 0 || data[0] > 1) return kBad;
-    if (data[0] == 1) {
-        const std::size_t bytes = raw_bytes(n, alphabet);
-        if (size - 1 < bytes || !unpack_raw(data + 1, n, static_cast<int>(raw_bits(alphabet)), alphabet, symbols)) return kBad;
-        return 1 + bytes;
-    }
-    const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
-    std::vector<std::uint16_t> frequencies(cells);
-    const std::size_t tables = read_tables(data + 1, size - 1, alphabet, contexts, frequencies.data());
-    if (tables == kBad) return kBad;
-    const std::size_t head = 1 + tables;
-    if (!informative(frequencies.data(), cells)) {
-        std::uint8_t only[256];
-        for (int c = 0; c < contexts; ++c) {
-            const auto* row = frequencies.data() + c * alphabet;
-            only[c] = static_cast<std::uint8_t>(std::find(row, row + alphabet, kTotal) - row);
-        }
-        if (!ctx.data)
-            std::memset(symbols, only[0], n);
-        else
-            for (std::size_t i = 0; i < n; ++i) symbols[i] = only[ctx.of(i)];
-        return head;
-    }
-    const DecodeModel model(frequencies.data(), alphabet, contexts, ctx.data && !ctx.per_step);
-    const std::size_t body = decode_chunks(model, data + head, size - head, n, ctx, symbols);
-    return body == kBad ? kBad : head + body;
 }
 
 }  // namespace tersegrad::rans

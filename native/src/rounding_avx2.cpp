@@ -1,6 +1,7 @@
 // AVX2 with BMI2: the same steps as AVX-512 in narrower registers; codes are packed and unpacked eight at a time by pext, pdep.
 #include <immintrin.h>
 
+#include "philox_loops.hpp"
 #include "rounding_ops.hpp"
 
 namespace tersegrad::rounding {
@@ -12,32 +13,10 @@ struct Avx2 {
     static constexpr bool kFused = false;
 
     static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next) {
-        __m256i k0[10], k1[10];
-        std::uint32_t a = static_cast<std::uint32_t>(stream.key), b = static_cast<std::uint32_t>(stream.key >> 32);
-        for (int r = 0; r < 10; ++r, a += 0x9E3779B9u, b += 0xBB67AE85u) {
-            k0[r] = _mm256_set1_epi64x(a);
-            k1[r] = _mm256_set1_epi64x(b);
-        }
-        const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
-        const __m256i high = _mm256_set1_epi64x(static_cast<long long>(stream.purpose) << 24);
-        const __m256i step = _mm256_set1_epi64x(stream.step), salt = _mm256_set1_epi64x(stream.salt);
-        __m256i index = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(block)), _mm256_setr_epi64x(0, 2, 1, 3));
-        for (std::size_t g = 0; g < 2 * groups; ++g, out += 32, next += 128) {
-            for (unsigned line = 0; line < 2; ++line) _mm_prefetch(reinterpret_cast<const char*>(next + 64 * line), _MM_HINT_T0);
-            __m256i c0 = index, c1 = _mm256_or_si256(_mm256_srli_epi64(index, 32), high), c2 = step, c3 = salt;
-#pragma GCC unroll 10
-            for (int r = 0; r < 10; ++r) {
-                const __m256i p0 = _mm256_mul_epu32(c0, m0), p1 = _mm256_mul_epu32(c2, m1);
-                c0 = _mm256_xor_si256(_mm256_xor_si256(c1, k0[r]), _mm256_srli_epi64(p1, 32));
-                c2 = _mm256_xor_si256(_mm256_xor_si256(c3, k1[r]), _mm256_srli_epi64(p0, 32));
-                c1 = p1;
-                c3 = p0;
-            }
-            const __m256i w01 = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xAA);
-            const __m256i w23 = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xAA);
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_unpacklo_epi64(w01, w23));
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 16), _mm256_unpackhi_epi64(w01, w23));
-            index = _mm256_add_epi64(index, _mm256_set1_epi64x(4));
+        Draws source(stream, block);
+        for (std::size_t g = 0; g < groups; ++g, out += 64, next += 256) {
+            for (unsigned line = 0; line < 4; ++line) _mm_prefetch(reinterpret_cast<const char*>(next + 64 * line), _MM_HINT_T0);
+            source.next(out);
         }
     }
 

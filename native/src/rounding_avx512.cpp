@@ -1,11 +1,11 @@
-// AVX-512 with VBMI. Draws: eight Philox blocks in the 64-bit lanes of a register, whose upper halves may hold anything because
-// the multiplication reads lower halves only. Codes: packed and unpacked with shifts inside 64-bit lanes and one byte permutation.
+// AVX-512 with VBMI. Codes are packed and unpacked with shifts inside 64-bit lanes and one byte permutation.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own headers (PR 105593)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 
+#include "philox_loops.hpp"
 #include "rounding_ops.hpp"
 
 namespace tersegrad::rounding {
@@ -29,102 +29,15 @@ inline __mmask64 first64(std::size_t n) { return n >= 64 ? ~0ull : (1ull << n) -
     for (unsigned p = 0; p < 8; ++p) _mm_prefetch(reinterpret_cast<const char*>(x + region + page * p), _MM_HINT_T0);
 }
 
-// Eight blocks at a time. Only the lowest counter word varies, so that half of the first two rounds is done once.
-struct Philox {
-    __m512i k0[10], k1[10], m0, m1, salt1, q1_2, c2_2, p2;
-
-    static __m512i down(__m512i p) {  // by a shuffle, not a shift: shifts share their port with the multiplications
-        return _mm512_shuffle_epi32(p, static_cast<_MM_PERM_ENUM>(0xF5));
-    }
-
-    Philox(const Stream& stream, std::uint64_t block) {
-        std::uint32_t a = static_cast<std::uint32_t>(stream.key), b = static_cast<std::uint32_t>(stream.key >> 32);
-        for (int r = 0; r < 10; ++r, a += 0x9E3779B9u, b += 0xBB67AE85u) {
-            k0[r] = _mm512_set1_epi64(a);
-            k1[r] = _mm512_set1_epi64(b);
-        }
-        m0 = _mm512_set1_epi64(0xD2511F53);
-        m1 = _mm512_set1_epi64(0xCD9E8D57);
-        const __m512i high = _mm512_set1_epi64(static_cast<long long>(std::uint64_t{stream.purpose} << 24 | block >> 32));
-        const __m512i q1 = _mm512_mul_epu32(_mm512_set1_epi64(stream.step), m1);
-        p2 = _mm512_mul_epu32(_mm512_ternarylogic_epi64(down(q1), high, k0[0], 0x96), m0);
-        salt1 = _mm512_xor_si512(_mm512_set1_epi64(stream.salt), k1[0]);
-        c2_2 = _mm512_xor_si512(down(p2), k1[1]);
-        q1_2 = _mm512_xor_si512(q1, k0[1]);
-    }
-
-    // Even lanes hold blocks 0-3, odd lanes 4-7: the final unpacks then leave coordinates in order.
-    static __m512i counters(std::uint64_t block) {
-        return _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block)), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
-    }
-
-    void operator()(__m512i index, std::uint16_t* out) const {
-        __m512i draws[2];
-        groups<1>(index, draws, [](int) {});
-        _mm512_storeu_si512(out, draws[0]);
-        _mm512_storeu_si512(out + 32, draws[1]);
-    }
-
-    // N groups of 64 draws side by side, and meanwhile(0) .. meanwhile(7) between the rounds: a group alone is a chain of seventy
-    // cycles that leaves both vector ports idle most of the time, and is too long to be overlapped with much else by itself.
-    template <int N, class Meanwhile>
-    void groups(__m512i index, __m512i* out, Meanwhile&& meanwhile) const {
-        __m512i c0[N], c1[N], c2[N], c3[N];
-#pragma GCC unroll 4
-        for (int g = 0; g < N; ++g) {
-            const __m512i p1 = _mm512_mul_epu32(_mm512_add_epi64(index, _mm512_set1_epi64(8 * g)), m0);
-            const __m512i q2 = _mm512_mul_epu32(_mm512_xor_si512(down(p1), salt1), m1);
-            c0[g] = _mm512_xor_si512(down(q2), q1_2), c1[g] = q2, c2[g] = _mm512_xor_si512(p1, c2_2), c3[g] = p2;
-        }
-#pragma GCC unroll 8
-        for (int r = 2; r < 10; ++r) {
-#pragma GCC unroll 4
-            for (int g = 0; g < N; ++g) {
-                const __m512i p = _mm512_mul_epu32(c0[g], m0), q = _mm512_mul_epu32(c2[g], m1);
-                c0[g] = _mm512_ternarylogic_epi64(down(q), c1[g], k0[r], 0x96);
-                c2[g] = _mm512_ternarylogic_epi64(down(p), c3[g], k1[r], 0x96);
-                c1[g] = q;
-                c3[g] = p;
-            }
-            meanwhile(r - 2);
-        }
-#pragma GCC unroll 4
-        for (int g = 0; g < N; ++g) {
-            const __m512i w01 = _mm512_mask_shuffle_epi32(c0[g], 0xAAAA, c1[g], static_cast<_MM_PERM_ENUM>(0xA0));
-            const __m512i w23 = _mm512_mask_shuffle_epi32(c2[g], 0xAAAA, c3[g], static_cast<_MM_PERM_ENUM>(0xA0));
-            out[2 * g] = _mm512_unpacklo_epi64(w01, w23);
-            out[2 * g + 1] = _mm512_unpackhi_epi64(w01, w23);
-        }
-    }
-};
-
 struct Avx512 {
     using Drawer = Philox;
     static constexpr bool kFused = true;
 
     static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next) {
-        while (groups > 0) {
-            // A carry into the upper counter word happens every 2^35 coordinates; the group that it cuts is put together.
-            const std::uint64_t left = (std::uint64_t{1} << 32) - (block & 0xffffffffu);  // blocks until the carry
-            if (left < 8) {
-                std::uint16_t cut[128];
-                const Philox before(stream, block), after(stream, block + left);
-                before(before.counters(block), cut);
-                after(after.counters(block + left), cut + 8 * left);
-                std::memcpy(out, cut, 128);
-                block += 8, out += 64, next += 256, --groups;
-                continue;
-            }
-            const Philox philox(stream, block);
-            __m512i index = philox.counters(block);
-            const std::size_t run = left / 8 < groups ? left / 8 : groups;
-            for (std::size_t g = 0; g < run; ++g, out += 64, next += 256) {
-                fetch(next);
-                philox(index, out);
-                index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
-            }
-            block += 8 * run;
-            groups -= run;
+        Draws source(stream, block);
+        for (std::size_t g = 0; g < groups; ++g, out += 64, next += 256) {
+            fetch(next);
+            source.next(out);
         }
     }
 

@@ -1,4 +1,5 @@
 // Plain C++: what every machine runs, and the arithmetic that the other instruction sets reproduce.
+#include "philox_loops.hpp"
 #include "rounding_ops.hpp"
 
 namespace tersegrad::rounding {
@@ -8,13 +9,8 @@ struct Portable {
     static constexpr bool kFused = false;
 
     static void draws(const Stream& stream, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t) {
-        for (std::size_t b = 0; b < 8 * groups; ++b) {
-            const PhiloxWords words = philox_block(stream, block + b);
-            for (int k = 0; k < 4; ++k) {
-                *out++ = static_cast<std::uint16_t>(words.w[k]);
-                *out++ = static_cast<std::uint16_t>(words.w[k] >> 16);
-            }
-        }
+        Draws source(stream, block);
+        for (std::size_t g = 0; g < groups; ++g, out += 64) source.next(out);
     }
 
     template <Sum S, bool>

@@ -24,7 +24,7 @@ struct Format {
     bool (*decode)(const std::uint8_t* data, size_t n, casts::Sink sink);
 };
 
-static const casts::Source source{0x123456789abcdefull, 3, 0x10002};
+static const Stream source{0x123456789abcdefull, 0, 3, 0x10002};
 static size_t whole(size_t n) { return n ? over(n, 64) * 64 : 64; }
 
 static const Format formats[] = {

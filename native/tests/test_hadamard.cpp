@@ -27,7 +27,7 @@ static float noise(std::uint64_t i) {
 }
 
 int main() {
-    const SignStream signs{0x0123456789ABCDEFu, 3, 7, 3u << 16 | 0xffffu};
+    const Stream signs{0x0123456789ABCDEFu, 3, 7, 3u << 16 | 0xffffu};
     const std::size_t sizes[] = {0, 1, 2, 3, 5, 15, 16, 17, 31, 63, 64, 65, 127, 129, 255, 257, 511, 1000, 4095, 4096, 4097, 4129, 9000};
     for (std::size_t block = 1; block <= 8192; block *= 2)
         for (std::size_t d : sizes) {

@@ -1,5 +1,6 @@
 // Fixed-rate baselines: bf16, fp16, fp8, sign, ternary, natural compression and natural dithering, each from floats to message
-// bytes and back in as few passes over memory as its format allows. The layouts are those of the wire format.
+// bytes and back in as few passes over memory as its format allows. The layouts are those of the wire format. A stream of random
+// bits gives coordinate i its own sixteen.
 //
 // Encoders write exactly the number of bytes that NAME_nbytes() tells. Decoders read exactly that many, accept any content, and
 // either store (`add` false) or add `weight` times the value; they are safe for every byte sequence.
@@ -7,14 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tersegrad::casts {
+#include "tersegrad/philox.hpp"
 
-// Where random bits come from: Philox-4x32-10 with this key, counter (i >> 3, purpose << 24 | i >> 35, step, origin).
-struct Source {
-    std::uint64_t seed = 0;
-    std::uint32_t step = 0;
-    std::uint32_t origin = 0;  // buffer << 16 | sender
-};
+namespace tersegrad::casts {
 
 // How a decoder leaves its values: out[i] = v, or out[i] += weight * v with one rounding for the product and one for the sum.
 struct Sink {
@@ -39,18 +35,18 @@ void sign_encode(const float* x, std::size_t n, std::uint8_t* out);
 void sign_decode(const std::uint8_t* data, std::size_t n, Sink sink);
 
 // Sign bits, then one exponent byte a coordinate.
-void natural_encode(const float* x, std::size_t n, Source source, std::uint8_t* out);
+void natural_encode(const float* x, std::size_t n, const Stream& stream, std::uint8_t* out);
 void natural_decode(const std::uint8_t* data, std::size_t n, Sink sink);
 
 // 4 bytes of scale for every `bucket` coordinates (a multiple of 64), then five trits a byte.
 // Decoding is false where bytes are not canonical trits.
 std::size_t ternary_nbytes(std::size_t n, std::size_t bucket);
-void ternary_encode(const float* x, std::size_t n, std::size_t bucket, Source source, std::uint8_t* out);
+void ternary_encode(const float* x, std::size_t n, std::size_t bucket, const Stream& stream, std::uint8_t* out);
 bool ternary_decode(const std::uint8_t* data, std::size_t n, std::size_t bucket, Sink sink);
 
 // 4 bytes of scale for every `bucket` coordinates (a multiple of 64), then `width` bits a coordinate: level << 1 | sign.
 std::size_t dithering_nbytes(std::size_t n, std::size_t bucket, int width);
-void dithering_encode(const float* x, std::size_t n, std::size_t bucket, int levels, int width, Source source, std::uint8_t* out);
+void dithering_encode(const float* x, std::size_t n, std::size_t bucket, int levels, int width, const Stream& stream, std::uint8_t* out);
 void dithering_decode(const std::uint8_t* data, std::size_t n, std::size_t bucket, int levels, int width, Sink sink);
 
 }  // namespace tersegrad::casts

@@ -11,12 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tersegrad {
+#include "tersegrad/philox.hpp"
 
-struct SignStream {
-    std::uint64_t key;
-    std::uint32_t purpose, step, stream;  // stream = buffer << 16 | sender
-};
+namespace tersegrad {
 
 constexpr std::size_t largest_hadamard_block = std::size_t{1} << 16;
 
@@ -25,9 +22,9 @@ std::size_t rotated_size(std::size_t d, std::size_t block);
 
 // x[d] -> y[rotated_size(d, block)]; the same memory is allowed. Returns the largest bit pattern of |x|: >= 0x7f800000 when x
 // holds a NaN or an infinity.
-std::uint32_t rotate(const float* x, float* y, std::size_t d, std::size_t block, const SignStream& signs);
+std::uint32_t rotate(const float* x, float* y, std::size_t d, std::size_t block, const Stream& signs);
 
 // y[rotated_size(d, block)] -> x[d]; the same memory is allowed.
-void unrotate(const float* y, float* x, std::size_t d, std::size_t block, const SignStream& signs);
+void unrotate(const float* y, float* x, std::size_t d, std::size_t block, const Stream& signs);
 
 }  // namespace tersegrad

@@ -15,18 +15,20 @@ struct PhiloxWords {
     std::uint32_t w[4];
 };
 
+constexpr std::uint32_t kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u, kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
+
 // `static`: every translation unit keeps its own copy, built for its own instruction set.
 [[maybe_unused]] static inline PhiloxWords philox(std::uint64_t key, std::uint32_t c0, std::uint32_t c1, std::uint32_t c2,
                                                   std::uint32_t c3) {
     std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
     for (int round = 0; round < 10; ++round) {
-        const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c0, p1 = std::uint64_t{0xCD9E8D57u} * c2;
+        const std::uint64_t p0 = std::uint64_t{kMultiplier0} * c0, p1 = std::uint64_t{kMultiplier1} * c2;
         c0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0;
         c1 = static_cast<std::uint32_t>(p1);
         c2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ k1;
         c3 = static_cast<std::uint32_t>(p0);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += kWeyl0;
+        k1 += kWeyl1;
     }
     return {{c0, c1, c2, c3}};
 }

@@ -120,6 +120,17 @@ std::size_t max_message(std::size_t n, int alphabet);
 // Returns the length (at most max_message), or kBad if a symbol lies outside the alphabet.
 std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, bool sample, std::uint8_t* out);
 std::size_t encode_counted(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, const std::uint64_t* counts, std::uint8_t* out);
+// The same message in two pieces, for at most kLongestChunk symbols without contexts, and without a copy of its words: `head` bytes in
+// `head`, which has room for kMostHead, then `size` bytes at `body`, within the `room` >= 2n + kSlack bytes of scratch. Symbols are
+// stored with `first` added.
+struct Pieces {
+    std::size_t head = 0;
+    const std::uint8_t* body = nullptr;
+    std::size_t size = 0;
+};
+inline constexpr std::size_t kMostHead = 1 + 1024 + 4 + 4 * kLanes;
+Pieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, const std::uint64_t* counts, std::uint8_t* head,
+                        std::uint8_t* scratch, std::size_t room, Ahead ahead = {});
 // Returns the bytes read, or kBad if they are malformed. Contexts must be below `contexts`.
 std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts, int contexts,
                            std::uint8_t* symbols);

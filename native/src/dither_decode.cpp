@@ -1,0 +1,226 @@
+// From segments of a Sparse Dithering message to floats.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "dither_segments.hpp"
+#include "tersegrad/bits.hpp"
+#include "tersegrad/runtime.hpp"
+
+namespace tersegrad::dither {
+namespace {
+
+constexpr std::size_t kStreamFrom = 4u << 20;  // outputs of that many floats leave the caches anyway: write around them
+
+// Canonical LEB128 of a length; 0 bytes read means malformed.
+std::size_t read_varint(const std::uint8_t* data, std::size_t size, std::size_t& value) {
+    value = 0;
+    for (std::size_t n = 0; n < size && n < 5; ++n) {
+        value |= static_cast<std::size_t>(data[n] & 127) << (7 * n);
+        if (data[n] < 128) return n && data[n] == 0 ? 0 : n + 1;
+    }
+    return 0;
+}
+
+// A coded segment, taken apart.
+struct Parsed {
+    float scales[kMostScales];
+    int window = 0;
+    const std::uint8_t *body = nullptr, *tail = nullptr;  // the rANS message, and the escapes behind it
+    std::size_t body_size = 0, tail_size = 0;
+};
+
+bool parse(const std::uint8_t* data, std::size_t size, std::size_t n, Parsed& p) {
+    if (size < 3 || data[1] < 1 || data[1] > 127) return false;
+    p.window = data[1];
+    const std::size_t used = read_varint(data + 2, size - 2, p.tail_size), scales = 4 * scale_count(n);
+    if (!used || size - 2 - used < scales || size - 2 - used - scales < p.tail_size) return false;
+    std::memcpy(p.scales, data + 2 + used, scales);
+    for (std::size_t b = 0; 4 * b < scales; ++b)
+        if (!std::isfinite(p.scales[b])) return false;
+    p.body = data + 2 + used + scales;
+    p.body_size = size - 2 - used - scales - p.tail_size;
+    p.tail = p.body + p.body_size;
+    return true;
+}
+
+class SegmentDecoder {
+public:
+    explicit SegmentDecoder(std::size_t longest) : longest_(longest) {}
+
+    bool decode(const std::uint8_t* data, std::size_t size, const Into& to, bool stream) {
+        if (size < 1) return false;
+        if (data[0] == zero) {
+            if (size != 1) return false;
+            if (!to.add) std::memset(to.out, 0, 4 * to.n);
+            return true;
+        }
+        if (data[0] == raw) {
+            if (size != raw_bytes(to.n)) return false;
+            if (!to.add) std::memcpy(to.out, data + 1, 4 * to.n);
+            else
+                for (std::size_t i = 0; i < to.n; ++i) {
+                    float v;
+                    std::memcpy(&v, data + 1 + 4 * i, 4);
+                    to.out[i] += to.weight * v;
+                }
+            return true;
+        }
+        Parsed p;
+        if (data[0] != coded || !parse(data, size, to.n, p)) return false;
+        Fast fast;
+        if (open(p, to, 0, fast)) return fast.good && ops().decode(*fast.track, nullptr, to.add, to.weight, stream) && close(p, to, fast);
+        std::uint8_t* symbols = buffer(0);
+        if (rans::decode_message(p.body, p.body_size, to.n, 2 * p.window + 1, {}, 1, symbols) != p.body_size) return false;
+        find_escapes(p, to, symbols);
+        for (std::size_t b = 0; b < scale_count(to.n); ++b) {
+            const std::size_t at = b * kScaleBlock;
+            ops().scale(symbols + at, std::min(kScaleBlock, to.n - at), p.window, p.scales[b], to.add, to.weight, to.out + at);
+        }
+        return unescape(p, to, symbols);
+    }
+
+    // Two at once where both are coded plainly: each hides the other's latency.
+    bool decode_two(const std::uint8_t* first, std::size_t first_size, const Into& to_first, const std::uint8_t* second,
+                    std::size_t second_size, const Into& to_second, bool stream) {
+        if (ops().decode && first_size && second_size && first[0] == coded && second[0] == coded) {
+            Parsed a, b;
+            if (!parse(first, first_size, to_first.n, a) || !parse(second, second_size, to_second.n, b)) return false;
+            Fast x, y;
+            const bool apart = to_first.add && a.tail_size + b.tail_size && std::max(a.window, b.window) > 15;
+            if (!apart && open(a, to_first, 0, x) && open(b, to_second, 1, y))
+                return x.good && y.good && ops().decode(*x.track, &*y.track, to_first.add, to_first.weight, stream) && close(a, to_first, x) &&
+                       close(b, to_second, y);
+        }
+        return decode(first, first_size, to_first, stream) && decode(second, second_size, to_second, stream);
+    }
+
+private:
+    // What a fused decoder needs. `good` false: the bytes are malformed.
+    struct Fast {
+        std::optional<rans::DecodeModel> model;
+        std::optional<rans::detail::Chunk> chunk;
+        std::optional<detail::Track> track;
+        std::uint8_t* symbols = nullptr;
+        bool good = true;
+    };
+
+    std::uint8_t* buffer(int which) {
+        Bytes& bytes = which ? Workspace::of_thread().words : Workspace::of_thread().levels;
+        bytes.fit(longest_ + 64);
+        return bytes.data.get();
+    }
+
+    // Whether the segment suits the fused decoder; then the parts are made.
+    bool open(const Parsed& p, const Into& to, int which, Fast& f) {
+        const int alphabet = 2 * p.window + 1;
+        if (!ops().decode || alphabet > 63 || to.n < rans::kLanes || p.body_size < 1 || p.body[0] != 0) return false;
+        if (to.add && p.tail_size && alphabet > 32) return false;
+        std::uint16_t frequencies[64];
+        const std::size_t tables = rans::read_tables(p.body + 1, p.body_size - 1, alphabet, 1, frequencies);
+        if (tables == rans::kBad) return f.good = false, true;
+        if (std::any_of(frequencies, frequencies + alphabet, [](auto v) { return v == rans::kTotal; })) return false;
+        const std::size_t head = 1 + tables + 4 + 4 * rans::kLanes;
+        if (p.body_size < head) return f.good = false, true;
+        std::uint32_t count;
+        std::memcpy(&count, p.body + 1 + tables, 4);
+        if (count > to.n || p.body_size - head != 2 * std::size_t{count}) return f.good = false, true;
+        const rans::DecodeJob job{p.body + 1 + tables + 4, p.body + head, count, rest_, to.n, {}};
+        if (!rans::detail::valid_states(job)) return f.good = false, true;
+        f.model.emplace(frequencies, alphabet, 1, false);
+        f.chunk.emplace(job);
+        f.symbols = p.tail_size ? buffer(which) : nullptr;
+        f.track.emplace(detail::Track{&*f.chunk, &*f.model, {}, p.window, to.n / rans::kLanes, to.out, f.symbols});
+        std::copy_n(p.scales, kMostScales, f.track->scales);
+        return true;
+    }
+
+    // The coordinates after the last whole step, the final check, the escapes.
+    bool close(const Parsed& p, const Into& to, Fast& f) {
+        const std::size_t done = to.n / rans::kLanes * rans::kLanes;
+        auto& cursor = f.chunk->cursor;
+        cursor.step = cursor.steps = 0;
+        cursor.symbols = rest_;
+        if (!f.chunk->finish(*f.model)) return false;
+        if (f.symbols) std::memcpy(f.symbols + done, rest_, to.n - done);
+        if (done < to.n)
+            for (std::size_t i = done; i < to.n; ++i) {
+                const int k = static_cast<int>(rest_[i - done]) - p.window;
+                if (to.add && p.tail_size && (k == p.window || k == -p.window)) continue;  // as in the whole steps
+                to.put(i, detail::limited(static_cast<float>(k) * p.scales[i / kScaleBlock]));
+            }
+        find_escapes(p, to, f.symbols);
+        return unescape(p, to, f.symbols);
+    }
+
+    // Where the escapes belong, at the symbols of either end of the window, and what lies there before anything was added.
+    void find_escapes(const Parsed& p, const Into& to, const std::uint8_t* symbols) {
+        places_.clear();
+        kept_.clear();
+        if (!p.tail_size) return;
+        at_ends(symbols, to.n, p.window, [&](std::size_t i) {
+            places_.push_back(static_cast<std::uint32_t>(i));
+            if (to.add) kept_.push_back(to.out[i]);
+            return true;
+        });
+    }
+
+    // Puts the escaped levels in their places. Adding rounds, so it starts from what lay there before.
+    bool unescape(const Parsed& p, const Into& to, const std::uint8_t* symbols) {
+        if (!p.tail_size) return true;
+        escapes_.resize(places_.size());
+        const auto read = bits::elias_decode(p.tail, p.tail_size, places_.size(), bits::Elias::gamma, escapes_.data());
+        if (read != static_cast<std::int64_t>(p.tail_size)) return false;
+        for (std::size_t j = 0; j < places_.size(); ++j) {
+            const std::size_t i = places_[j];
+            const std::int64_t size = p.window + escapes_[j] - 1;
+            if (escapes_[j] > 0x80000000) return false;
+            if (to.add) to.out[i] = kept_[j];
+            to.put(i, detail::limited(static_cast<float>(symbols[i] ? size : -size) * p.scales[i / kScaleBlock]));
+        }
+        return true;
+    }
+
+    std::size_t longest_;
+    std::uint8_t rest_[rans::kLanes];
+    std::vector<std::uint32_t> places_;
+    std::vector<std::int64_t> escapes_;
+    std::vector<float> kept_;
+};
+
+}  // namespace
+
+bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to) {
+    const Segments segments{to.n};
+    const std::size_t count = segments.count();
+    if (size < segments.table_bytes()) return false;
+    std::vector<std::size_t> offset(count + 1);
+    offset[0] = segments.table_bytes();
+    for (std::size_t s = 0; s < count; ++s) {
+        std::size_t length = size - offset[s];
+        if (count > 1) {
+            std::uint32_t sent;
+            std::memcpy(&sent, data + 4 * s, 4);
+            if (sent > length) return false;
+            length = sent;
+        }
+        offset[s + 1] = offset[s] + length;
+    }
+    if (offset[count] != size) return false;
+    const bool stream = !to.add && to.n >= kStreamFrom;
+    std::atomic<bool> good{true};
+    parallel_for(count, 2, 1, [&](std::size_t first, std::size_t last) {
+        SegmentDecoder decoder(std::min(to.n, rans::kLongestChunk));
+        const auto at = [&](std::size_t s) { return to.part(segments.start(s), segments.length(s)); };
+        for (std::size_t s = first; s < last && good; s += 2) {
+            const std::size_t length = offset[s + 1] - offset[s];
+            const bool fine = s + 1 < last ? decoder.decode_two(data + offset[s], length, at(s), data + offset[s + 1],
+                                                                offset[s + 2] - offset[s + 1], at(s + 1), stream)
+                                           : decoder.decode(data + offset[s], length, at(s), stream);
+            if (!fine) good = false;
+        }
+    });
+    return good;
+}
+
+}  // namespace tersegrad::dither

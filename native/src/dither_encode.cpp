@@ -1,0 +1,219 @@
+// From floats to segments of a Sparse Dithering message.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "dither_segments.hpp"
+#include "tersegrad/bits.hpp"
+#include "tersegrad/runtime.hpp"
+
+namespace tersegrad::dither {
+namespace {
+
+std::size_t write_varint(std::uint8_t* out, std::size_t value) {
+    std::size_t n = 0;
+    for (; value >= 128; value >>= 7) out[n++] = static_cast<std::uint8_t>(value | 128);
+    out[n++] = static_cast<std::uint8_t>(value);
+    return n;
+}
+
+// The largest level that gets a symbol of its own: all levels if few are large, else the tail is escaped.
+int choose_window(const std::uint8_t* k, std::size_t n, std::uint32_t top) {
+    if (top <= 15) return static_cast<int>(top);
+    if (ops().above(k, n, 15) <= n / 512) return 15;
+    if (top <= 31) return static_cast<int>(top);
+    if (ops().above(k, n, 31) <= n / 512) return 31;
+    return static_cast<int>(std::min<std::uint32_t>(top, 127));
+}
+
+struct Piece {
+    const std::uint8_t* data = nullptr;
+    std::size_t size = 0;
+};
+
+// A segment on its way into the message. Coded: kind, window, length of the escapes, scales and the tables of the symbols; the words
+// of the symbols; the escapes.
+struct Segment {
+    Kind kind = raw;
+    Piece head, body, tail;
+
+    std::size_t bytes() const { return head.size + body.size + tail.size; }
+    void write(std::uint8_t* out) const {
+        for (const Piece& piece : {head, body, tail}) {
+            if (piece.size) std::memcpy(out, piece.data, piece.size);
+            out += piece.size;
+        }
+    }
+};
+
+// Codes segments one after the other; each stays in here until its place in the message is known.
+class SegmentEncoder {
+public:
+    SegmentEncoder(const Options& options, std::size_t longest)
+        : options_(options), levels_(Workspace::of_thread().levels), words_(Workspace::of_thread().words), head_(Workspace::of_thread().head),
+          sum_(Workspace::of_thread().sum) {
+        levels_.fit(longest + 64);
+        words_.fit(2 * longest + rans::kSlack);
+        head_.fit(16 + 4 * kMostScales + rans::kMostHead);
+        if (options.carry) sum_.fit(4 * std::min(longest, kScaleBlock));
+    }
+
+    // False: not finite. `next`: the coordinates that will be coded after these.
+    bool encode(const float* x, std::size_t n, std::uint64_t start, rans::Ahead next) {
+        x_ = x, n_ = n;
+        carry_ = options_.carry ? options_.carry + start : nullptr;
+        float* const left = options_.left ? options_.left + start : nullptr;
+        norm = error = 0;
+        std::uint8_t* k = levels_.data.get();
+        Block blocks[kMostScales];
+        double norms[kMostScales], errors[kMostScales];
+        const std::size_t scales = scale_count(n);
+        std::uint32_t top = 0;
+        Ahead ahead{reinterpret_cast<const char*>(x) + fetched_};
+        for (std::size_t b = 0; b < scales; ++b) {
+            const std::size_t at = b * kScaleBlock, length = std::min(kScaleBlock, n - at);
+            const float* here = x + at;
+            if (carry_) {
+                float* const sum = reinterpret_cast<float*>(sum_.data.get());
+                add(here, carry_ + at, length, sum);
+                here = sum;
+            }
+            blocks[b] = round_block(here, length, start + at, options_, ahead, k + at);
+            if (!std::isfinite(blocks[b].norm)) {
+                norm = blocks[b].norm;
+                return false;
+            }
+            if (left) leave(here, length, start + at, blocks[b], k + at, left + at);
+            norms[b] = blocks[b].norm;
+            errors[b] = blocks[b].error;
+            top = std::max(top, blocks[b].top);
+        }
+        norm = fold(norms, scales);
+        error = fold(errors, scales);
+        segment_ = {};
+        if (top == 0) {
+            segment_.kind = zero;
+            return true;
+        }
+        if (top < kTooLarge) code(blocks, start, top, next);
+        if (segment_.kind == raw) {
+            error = 0;
+            if (left) std::memset(left, 0, 4 * n);
+        }
+        return true;
+    }
+
+    std::size_t bytes() const { return segment_.kind == zero ? 1 : segment_.kind == raw ? raw_bytes(n_) : segment_.bytes(); }
+    void write(std::uint8_t* out) const {
+        out[0] = segment_.kind;
+        if (segment_.kind == coded) {
+            segment_.write(out);
+        } else if (segment_.kind == raw && !carry_) {
+            std::memcpy(out + 1, x_, 4 * n_);
+        } else if (segment_.kind == raw) {
+            for (std::size_t i = 0; i < n_; ++i) {
+                const float v = value(i);
+                std::memcpy(out + 1 + 4 * i, &v, 4);
+            }
+        }
+    }
+
+    double norm = 0, error = 0;
+
+private:
+    // Makes a coded segment of the levels, or leaves it raw where that is shorter.
+    void code(const Block* blocks, std::uint64_t start, std::uint32_t top, rans::Ahead next) {
+        std::uint8_t* const k = levels_.data.get();
+        const int window = choose_window(k, n_, top), first = top > kBias ? 0 : kBias - window;
+        if (top > kBias) ops().shift(k, n_, window);
+        escapes_.clear();
+        if (top > static_cast<std::uint32_t>(window)) escape(blocks, start, window);
+        std::uint8_t* const head = head_.data.get();
+        std::size_t size = 0;
+        head[size++] = coded;
+        head[size++] = static_cast<std::uint8_t>(window);
+        size += write_varint(head + size, escapes_.size());
+        for (std::size_t b = 0; b < scale_count(n_); ++b, size += 4) std::memcpy(head + size, &blocks[b].scale, 4);
+        std::uint64_t counts[256];
+        const int alphabet = 2 * window + 1;
+        rans::histogram_dense(k, n_, first, alphabet, counts);
+        const rans::Pieces message =
+            rans::encode_in_pieces(k, n_, first, alphabet, counts + first, head + size, words_.data.get(), words_.size, next);
+        const auto later = static_cast<const char*>(next.end) - static_cast<const char*>(next.begin);
+        fetched_ = std::min<std::size_t>(128 * (n_ / rans::kLanes), static_cast<std::size_t>(later));
+        const Segment made{coded, {head, size + message.head}, {message.body, message.size}, {escapes_.data(), escapes_.size()}};
+        if (made.bytes() <= raw_bytes(n_)) segment_ = made;
+    }
+
+    float value(std::size_t i) const { return carry_ ? x_[i] + carry_[i] : x_[i]; }
+
+    // What the decoder of a block that was just rounded will not give back.
+    void leave(const float* x, std::size_t n, std::uint64_t start, const Block& b, const std::uint8_t* k, float* left) const {
+        ops().leave(k, n, b.scale, x, left);
+        if (b.top < 127) return;
+        for (std::size_t i = 0; i < n; ++i)  // those levels do not fit into bytes
+            if (detail::magnitude(detail::unbiased(k[i])) >= 127)
+                left[i] = x[i] - detail::limited(static_cast<float>(level(x[i], b.inverse, options_.draws, start + i)) * b.scale);
+    }
+
+    // The levels beyond the window, as Elias gamma codes.
+    void escape(const Block* blocks, std::uint64_t start, int window) {
+        std::vector<std::int64_t> sizes;
+        at_ends(levels_.data.get(), n_, window, [&](std::size_t i) {
+            const std::int32_t k = level(value(i), blocks[i / kScaleBlock].inverse, options_.draws, start + i);
+            sizes.push_back(static_cast<std::int64_t>(detail::magnitude(k)) - window + 1);
+            return true;
+        });
+        const auto bits = bits::elias_bits(sizes.data(), sizes.size(), bits::Elias::gamma);
+        escapes_.resize(static_cast<std::size_t>(bits + 7) / 8);
+        bits::elias_encode(sizes.data(), sizes.size(), bits::Elias::gamma, escapes_.data(), escapes_.size());
+    }
+
+    Options options_;
+    Bytes &levels_, &words_, &head_, &sum_;
+    std::size_t n_ = 0, fetched_ = 0;
+    const float *x_ = nullptr, *carry_ = nullptr;
+    std::vector<std::uint8_t> escapes_;
+    Segment segment_;
+};
+
+}  // namespace
+
+// Every thread writes a run of segments where the longest possible ones before it would end; then the gaps are closed.
+Outcome encode_segments(const float* x, std::size_t n, const Options& o, std::uint8_t* out) {
+    const Segments segments{n};
+    const std::size_t count = segments.count(), table = segments.table_bytes();
+    std::vector<double> norms(count), errors(count);
+    std::vector<std::size_t> sizes(count), runs(count + 1);  // runs[s]: where a run that starts with segment s was written
+    std::atomic<bool> finite{true};
+    parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
+        SegmentEncoder encoder(o, std::min(n, rans::kLongestChunk));
+        std::size_t at = runs[first] = table + first * raw_bytes(rans::kChunk);
+        for (std::size_t s = first; s < last && finite.load(std::memory_order_relaxed); ++s) {
+            const float* here = x + segments.start(s);
+            const std::size_t later = std::min(s + 1, last - 1);
+            const float* soon = x + segments.start(later);
+            if (!encoder.encode(here, segments.length(s), segments.start(s), {soon, later > s ? soon + segments.length(later) : soon})) finite = false;
+            else encoder.write(out + at);
+            at += sizes[s] = encoder.bytes();
+            norms[s] = encoder.norm;
+            errors[s] = encoder.error;
+        }
+    });
+    if (!finite) return {0, std::numeric_limits<double>::infinity(), 0};
+    std::size_t end = table;
+    for (std::size_t s = 0; s < count;) {
+        const std::size_t from = runs[s];
+        std::size_t length = 0;
+        do {
+            const auto size = static_cast<std::uint32_t>(sizes[s]);
+            if (count > 1) std::memcpy(out + 4 * s, &size, 4);
+            length += sizes[s++];
+        } while (s < count && !runs[s]);
+        if (from != end) std::memmove(out + end, out + from, length);
+        end += length;
+    }
+    return {end, fold(norms.data(), count), fold(errors.data(), count)};
+}
+
+}  // namespace tersegrad::dither
