@@ -41,11 +41,6 @@ bits::Elias elias(int code) {
     return static_cast<bits::Elias>(code);
 }
 
-unsigned parameter(int k) {
-    require(0 <= k && k <= static_cast<int>(bits::rice_max), "the Rice parameter lies in 0..56");
-    return static_cast<unsigned>(k);
-}
-
 const bind::Registrar registrar([](nb::module_& m) {
     m.def("pack_bits", &pack<std::uint8_t>);
     m.def("pack_bits", &pack<std::int32_t>);
@@ -75,25 +70,6 @@ const bind::Registrar registrar([](nb::module_& m) {
         const auto which = elias(code);
         nb::gil_scoped_release release;
         return bits::elias_decode(data.data(), data.size(), out.size(), which, out.data());
-    });
-    m.def("rice_bits", [](Array<const std::int64_t> values, int k) {
-        const unsigned parameter_k = parameter(k);
-        nb::gil_scoped_release release;
-        return bits::rice_bits(values.data(), values.size(), parameter_k);
-    });
-    m.def("rice_encode", [](Array<const std::int64_t> values, int k, Array<std::uint8_t> out) {
-        const unsigned parameter_k = parameter(k);
-        nb::gil_scoped_release release;
-        return bits::rice_encode(values.data(), values.size(), parameter_k, out.data(), out.size());
-    });
-    m.def("rice_decode", [](Array<const std::uint8_t> data, int k, Array<std::int64_t> out) {
-        const unsigned parameter_k = parameter(k);
-        nb::gil_scoped_release release;
-        return bits::rice_decode(data.data(), data.size(), out.size(), parameter_k, out.data());
-    });
-    m.def("rice_best", [](Array<const std::int64_t> values) {
-        nb::gil_scoped_release release;
-        return bits::rice_best(values.data(), values.size());
     });
 });
 

@@ -18,7 +18,7 @@ using Draws = std::tuple<bool, std::uint64_t, std::uint32_t, std::uint32_t, std:
 
 Stream stream_of(const Draws& d) { return {std::get<1>(d), std::get<2>(d), std::get<3>(d), std::get<4>(d)}; }
 
-std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, Draws draws, Array<std::uint8_t> out,
+std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, int chunk, Draws draws, Array<std::uint8_t> out,
                                                Array<float> left, Array<const float> carry) {
     if (carry.size() != 0 && (carry.size() != x.size() || left.size() != x.size()))
         throw std::invalid_argument("what is carried and what is left have as many coordinates as x");
@@ -27,9 +27,10 @@ std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, 
     if (out.size() < dither::max_bytes(x.size())) throw std::invalid_argument("the output buffer is too small");
     if (nu <= 0 && !(step >= 0x1p-126f)) throw std::invalid_argument("the step must be a positive normal float32");
     if (coder < 0 || coder > 2) throw std::invalid_argument("no such coder");
+    if (!rans::is_chunk(chunk)) throw std::invalid_argument("chunks have 2^14 to 2^18 symbols");
     nb::gil_scoped_release release;
     const Stream stream = stream_of(draws);
-    const dither::Options options{nu, step, static_cast<dither::Coder>(coder), std::get<0>(draws) ? &stream : nullptr,
+    const dither::Options options{nu, step, static_cast<dither::Coder>(coder), chunk, std::get<0>(draws) ? &stream : nullptr,
                                   carry.size() ? carry.data() : nullptr, left.size() ? left.data() : nullptr};
     const auto outcome = dither::encode(x.data(), x.size(), options, out.data());
     return {outcome.bytes, outcome.norm, outcome.error};

@@ -52,7 +52,7 @@ void index_functions(nb::module_& m) {
     m.def("golomb_encode", [](Array<I> indices, std::uint64_t divisor, Array<std::uint8_t> out) {
         nb::gil_scoped_release free;
         return select::golomb_encode(indices.data(), indices.size(), divisor, out.data(), out.size());
-    });
+    }, nb::arg("indices"), nb::arg("divisor"), nb::arg("out").noconvert());
     m.def("golomb_size", [](Array<I> indices, std::uint64_t divisor) {
         nb::gil_scoped_release free;
         return select::golomb_size(indices.data(), indices.size(), divisor);
@@ -60,7 +60,7 @@ void index_functions(nb::module_& m) {
     m.def("golomb_decode", [](Array<std::uint8_t> data, std::uint64_t n, std::uint64_t divisor, Array<I> indices) {
         nb::gil_scoped_release free;
         return select::golomb_decode(data.data(), data.size(), indices.size(), n, divisor, indices.data());
-    });
+    }, nb::arg("data"), nb::arg("numel"), nb::arg("divisor"), nb::arg("out").noconvert());
     m.def("digits_encode", [](Array<I> indices, std::uint64_t n, Array<std::uint8_t> out) {
         nb::gil_scoped_release free;
         return select::digits_encode(indices.data(), indices.size(), n, out.data(), out.size());

@@ -45,8 +45,7 @@ bool increasing(const I* indices, std::size_t count, std::uint64_t n);
 template <class I>
 void complement(const I* indices, std::size_t count, std::uint64_t n, I* out);
 
-// Golomb code of the gaps with divisor m: quotient in unary (zeros, then a one), remainder in truncated binary. Bytes written, or
-// throws std::invalid_argument where `capacity` is too small.
+// Planar Golomb code of the gaps with divisor m (planar.hpp). Bytes written, or throws std::invalid_argument where `capacity` is too small.
 template <class I>
 std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, std::uint8_t* out, std::size_t capacity);
 

@@ -45,9 +45,11 @@ class Natural(Configuration):
 
     name: ClassVar[str] = "natural"
     coder: Literal["packed", "rans"] = "packed"
+    chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
         require(self.coder in ("packed", "rans"), f'natural has coder="packed" and coder="rans", got {self.coder!r}')
+        require(self.chunk in rans.CHUNKS, f"{rans.CHUNK_RULE}, got {self.chunk!r}")
 
     @property
     def wire_id(self) -> int:
@@ -108,7 +110,7 @@ class Natural(Configuration):
             data[0] = NON_FINITE
             return 1
         symbols = torch.where(exponents == 0, 0, exponents - (least - 1)).to(torch.uint8)
-        coded = rans.encode(symbols, largest - least + 2)
+        coded = rans.encode(symbols, largest - least + 2, chunk=self.chunk)
         if 2 + coded.numel() >= numel:
             data[0] = PACKED
             return data.numel()

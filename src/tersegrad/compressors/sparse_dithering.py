@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.codecs import rans
 from tersegrad.core import buffers
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats, flat_float32
 from tersegrad.core.text import Configuration, require
@@ -69,6 +70,7 @@ def encode_at(
     step: float | None,
     nu: float,
     coder: Coder,
+    chunk: rans.Chunk,
     out: Tensor | None,
     ctx: Context | None = None,
     left: Tensor | None = None,
@@ -81,9 +83,9 @@ def encode_at(
     run = kernels.get(x.device)
     buffer = buffers.empty(run.dither_max_bytes(x.numel()), torch.uint8, x.device) if out is None else out
     nbytes, norm, error = run.dither_encode(
-        x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), ctx, buffer, left, carry
+        x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), rans.chunk_bits(chunk), ctx, buffer, left, carry
     )
-    return Coded(buffer[:nbytes], norm, error)
+    return Coded(buffer[: int(nbytes)], float(norm), float(error))
 
 
 def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
@@ -130,7 +132,13 @@ def refined_step(error: Callable[[float], float], low: float, slope: float, aim:
 
 
 def encode_to_error(
-    x: Tensor, alpha: float, coder: Coder, out: Tensor | None, left: Tensor | None = None, carry: Tensor | None = None
+    x: Tensor,
+    alpha: float,
+    coder: Coder,
+    chunk: rans.Chunk,
+    out: Tensor | None,
+    left: Tensor | None = None,
+    carry: Tensor | None = None,
 ) -> Coded:
     """Code x (plus ``carry``) at nearly the largest step whose error is at most alpha; every message is verified.
 
@@ -149,7 +157,7 @@ def encode_to_error(
     coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
     norm = run.dither_sample(x, HUGE, coarse, carry)[1] or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
-        return encode_at(x, TINY, 0.0, coder, out, left=left, carry=carry)
+        return encode_at(x, TINY, 0.0, coder, chunk, out, left=left, carry=carry)
     aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0))
     error = sampled(coarse)
     low = largest_step(error, math.log2(math.sqrt(12 * aim * norm / (d // coarse + 1))), aim, SLACK)
@@ -160,7 +168,7 @@ def encode_to_error(
     # The sample may mislead: verify on everything, and correct a few times.
     best, failed, corrections = None, None, 5 if d > SCALE_BLOCK else 0
     for _ in range(40):
-        coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, out, left=left, carry=carry)
+        coded = encode_at(x, toward_zero(2.0**low), 0.0, coder, chunk, out, left=left, carry=carry)
         if coded.error > alpha * coded.norm:
             failed = low
             low += math.log2(aim * coded.norm / coded.error) / slope - 1e-3
@@ -173,20 +181,20 @@ def encode_to_error(
             low += math.log2(alpha * (1 + CLOSE) / 2 * coded.norm / coded.error) / slope
             low = low if failed is None else min(low, (best + failed) / 2)
         corrections = max(corrections - (best is not None), 0)
-    return encode_at(x, None, alpha, coder, out, left=left, carry=carry)
+    return encode_at(x, None, alpha, coder, chunk, out, left=left, carry=carry)
 
 
-def encode_to_size(x: Tensor, budget: int, coder: Coder, out: Tensor | None) -> Coded:
+def encode_to_size(x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out: Tensor | None) -> Coded:
     """Code x at nearly the smallest step whose message fits the budget."""
     norm = float(kernels.get(x.device).sum_squares(x))
     if not math.isfinite(norm) or norm == 0 or budget <= 4:
-        best = encode_at(x, HUGE, 0.0, "auto", None)
+        best = encode_at(x, HUGE, 0.0, "auto", chunk, None)
         return best if out is None else dataclasses.replace(best, data=out[: best.data.numel()].copy_(best.data))
     # Bracket the step by whole octaves, then close in; lengths need not be monotone, so the best that fits is kept.
     step = math.log2(norm / x.numel()) / 2 + 2 - min(8 * budget / x.numel(), 24.0)
     best, low, high = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), norm, norm), None, None
     for _ in range(60):
-        coded = encode_at(x, toward_zero(2.0**step), 0.0, coder, None)
+        coded = encode_at(x, toward_zero(2.0**step), 0.0, coder, chunk, None)
         got = coded.data.numel()
         if got <= budget:
             best, high = coded, step
@@ -235,6 +243,7 @@ class SparseDithering(_Dithering):
     bits: float | None = None
     coder: Coder = "auto"
     scale: Scale = "chunk"
+    chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
         given = [n for n in ("nu", "alpha", "bits") if getattr(self, n) is not None]
@@ -247,6 +256,7 @@ class SparseDithering(_Dithering):
         )
         require(self.coder in CODERS, f"coder is one of {', '.join(CODERS)}, got {self.coder!r}")
         require(self.scale in SCALES, f"scale is one of {', '.join(SCALES)}, got {self.scale!r}")
+        require(self.chunk in rans.CHUNKS, f"{rans.CHUNK_RULE}, got {self.chunk!r}")
 
     @property
     def wire_id(self) -> int:
@@ -264,11 +274,11 @@ class SparseDithering(_Dithering):
     ) -> tuple[Message, None]:
         flat = flat_float32(x, spec)
         if self.nu is not None:
-            data = encode_at(flat, global_step(flat, self.nu, self.scale), self.nu, self.coder, out).data
+            data = encode_at(flat, global_step(flat, self.nu, self.scale), self.nu, self.coder, self.chunk, out).data
         elif self.alpha is not None:
-            data = encode_to_error(flat, self.alpha, self.coder, out).data
+            data = encode_to_error(flat, self.alpha, self.coder, self.chunk, out).data
         else:
-            data = encode_to_size(flat, self.max_nbytes(Spec.flat(flat.numel())), self.coder, out).data
+            data = encode_to_size(flat, self.max_nbytes(Spec.flat(flat.numel())), self.coder, self.chunk, out).data
         return Message(data if out is None else out, data.numel()), None
 
     def encode_split(
@@ -284,15 +294,15 @@ class SparseDithering(_Dithering):
         out: Tensor | None = None,
     ) -> tuple[Message, None, bool]:
         if self.nu is not None and self.scale == "chunk":
-            coded = encode_at(x, None, self.nu, self.coder, out, left=left, carry=residual)
+            coded = encode_at(x, None, self.nu, self.coder, self.chunk, out, left=left, carry=residual)
         elif self.alpha is not None:
-            coded = encode_to_error(x, self.alpha, self.coder, out, left, residual)
+            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, out, left, residual)
         else:
             y = torch.add(x, residual, out=left)
             if self.nu is not None:
-                coded = encode_at(y, global_step(y, self.nu, self.scale), self.nu, self.coder, out)
+                coded = encode_at(y, global_step(y, self.nu, self.scale), self.nu, self.coder, self.chunk, out)
             else:
-                coded = encode_to_size(y, self.max_nbytes(Spec.flat(y.numel())), self.coder, out)
+                coded = encode_to_size(y, self.max_nbytes(Spec.flat(y.numel())), self.coder, self.chunk, out)
             kernels.get(y.device).dither_decode(coded.data, left, -1.0)
         message = Message(coded.data if out is None else out, coded.data.numel())
         return message, None, math.isfinite(coded.norm)
@@ -306,11 +316,13 @@ class RandomSparseDithering(_Dithering):
     omega: float
     coder: Coder = "auto"
     scale: Scale = "chunk"
+    chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
         require(self.omega > 0 and math.isfinite(self.omega), f"omega must be positive, got {self.omega}")
         require(self.coder in CODERS, f"coder is one of {', '.join(CODERS)}, got {self.coder!r}")
         require(self.scale in SCALES, f"scale is one of {', '.join(SCALES)}, got {self.scale!r}")
+        require(self.chunk in rans.CHUNKS, f"{rans.CHUNK_RULE}, got {self.chunk!r}")
 
     @property
     def wire_id(self) -> int:
@@ -323,5 +335,5 @@ class RandomSparseDithering(_Dithering):
         self, x: Tensor, spec: Spec, state: None, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, None]:
         flat = flat_float32(x, spec)
-        data = encode_at(flat, global_step(flat, self.omega, self.scale), self.omega, self.coder, out, ctx).data
+        data = encode_at(flat, global_step(flat, self.omega, self.scale), self.omega, self.coder, self.chunk, out, ctx).data
         return Message(data if out is None else out, data.numel()), None

@@ -45,6 +45,7 @@ VECTOR_DRAWS, BLOCK_DRAWS = 2.0**24, 2.0**20  # most expected draws
 TINY = 2.0**-126  # smaller norms are sent as zero
 LONGEST_UNARY = 127
 FAR = 1 << 40  # no encoder draws so many words
+SHORT = 1 << 10  # up to so many norms the sequential code is tried
 
 # The same few arguments come again with every message.
 _chance = functools.lru_cache(maxsize=256)(theory.cap_probability)
@@ -323,9 +324,9 @@ def _write_norms(below: Tensor) -> Tensor:
     symbols = below.clamp(max=255).to(torch.uint8)
     parts = [_raw(bytes([0, high]), device), rans.encode(symbols, high + 1)]
     if high == 255:
-        parts.append(elias.encode(below[below >= 255] - 254))
+        parts.append(elias.encode_planar(below[below >= 255] - 254))
     best = torch.cat(parts)
-    if below.numel() <= 1 << 14:
+    if below.numel() <= SHORT:
         centre = min(int(below.median()), 255)
         code = levels.encode((below - centre).to(torch.int32), "adaptive")
         other = torch.cat([_raw(bytes([1, centre]) + varint.write(code.numel()), device), code])
@@ -346,7 +347,7 @@ def _read_norms(data: Tensor, at: int, count: int) -> tuple[Tensor, int]:
         at, below = at + 2 + used, symbols.long()
         if number == 255:
             far = (below == 255).nonzero()[:, 0]
-            more, used = elias.decode(data[at:], far.numel())
+            more, used = elias.decode_planar(data[at:], far.numel())
             at += used
             below[far] += more.clamp(max=FAR) - 1
     else:
