@@ -30,8 +30,8 @@ std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, 
     if (!rans::is_chunk(chunk)) throw std::invalid_argument("chunks have 2^14 to 2^18 symbols");
     nb::gil_scoped_release release;
     const Stream stream = stream_of(draws);
-    const dither::Options options{nu, step, static_cast<dither::Coder>(coder), chunk, std::get<0>(draws) ? &stream : nullptr,
-                                  carry.size() ? carry.data() : nullptr, left.size() ? left.data() : nullptr};
+    const dither::Options options{nu, step, static_cast<dither::Coder>(coder), std::get<0>(draws) ? &stream : nullptr,
+                                  carry.size() ? carry.data() : nullptr, left.size() ? left.data() : nullptr, chunk};
     const auto outcome = dither::encode(x.data(), x.size(), options, out.data());
     return {outcome.bytes, outcome.norm, outcome.error};
 }

@@ -213,6 +213,6 @@ def test_a_target_error_takes_one_full_pass_on_uneven_vectors_too(alpha: float, 
         return encode(*arguments, **options)
 
     monkeypatch.setattr(sparse_dithering, "encode_at", counted)
-    coded = sparse_dithering.encode_to_error(x, alpha, "rans", None)
+    coded = sparse_dithering.encode_to_error(x, alpha, "rans", "auto", None)
     assert 0.99 * alpha <= coded.error / coded.norm <= alpha
     assert passes <= 2

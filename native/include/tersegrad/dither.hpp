@@ -25,10 +25,10 @@ struct Options {
     double nu = 0;  // > 0: every block's step is 2 sqrt(nu / n) ||x|| of the block; else `step` serves all of them
     float step = 0;
     Coder coder = Coder::automatic;
-    int chunk = 16;  // log2 of the length of rANS chunks
     const Stream* draws = nullptr;  // stochastic rounding, and steps are sent; else least-squares scales are
     const float* carry = nullptr;   // added to x before anything else
     float* left = nullptr;          // wanted with `carry`: the sum minus what is decoded; not x, not carry. Undefined if not finite
+    int chunk = 16;                 // log2 of the length of rANS chunks
 };
 
 struct Outcome {

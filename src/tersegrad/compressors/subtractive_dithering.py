@@ -142,7 +142,11 @@ class SubtractiveDithering(Configuration):
         bits = _classes(counts.cpu())
         classes = (bins >> BINS - bits, 1 << bits) if bits else (None, 1)
         body = rans.encode(symbols, 2 * window + 1, *classes, chunk=self.chunk)
-        tail = elias.encode_planar((size - window + 1)[size >= window].long()) if top > window else q.new_empty(0, dtype=torch.uint8)
+        tail = (
+            elias.encode_planar((size - window + 1)[size >= window].long())
+            if top > window
+            else q.new_empty(0, dtype=torch.uint8)
+        )
         head = struct.pack(f"<I{len(steps)}fBB", SEGMENTS, *steps, window, bits) + varint.write(tail.numel())
         return torch.cat([torch.tensor(list(head), dtype=torch.uint8, device=device), body, tail])
 
