@@ -637,7 +637,7 @@ def rans(data: bytes, n: int, alphabet: int, contexts: list[int] | None = None, 
         return [next(iter(tables[c])) for c in contexts], source.at
     # For each table and slot: symbol, frequency, slot - start.
     slots = [[(s, f, slot) for s, f in table.items() for slot in range(f)] for table in tables]
-    lanes = min(64, 1 << max(0, n.bit_length() - 9))
+    lanes = 64 if n >= 1 << 14 else 1 << max(0, n.bit_length() - 10)
     lengths = cut(n, 1 << form)
     word_counts = struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths)))
     symbols = []

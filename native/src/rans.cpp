@@ -221,7 +221,7 @@ bool Chunk::finish(const DecodeModel& model) {
 
 Layout::Layout(std::size_t n, int alphabet_, int chunk) : chunks{n, std::size_t{1} << chunk}, alphabet(alphabet_) {
     const int digits = static_cast<int>(std::bit_width(n));
-    lanes = digits < 10 ? 1 : std::min<std::size_t>(kLanes, std::size_t{1} << (digits - 9));
+    lanes = digits > 14 ? kLanes : digits < 11 ? 1 : std::size_t{1} << (digits - 10);  // 512 to 1023 symbols each in small blocks
     width = static_cast<int>(raw_bits(alphabet));
     rows = width ? 16 / static_cast<std::size_t>(width) : 0;
     // One chunk may be too short; of several, the shortest has 2^13 symbols.

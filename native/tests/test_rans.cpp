@@ -35,7 +35,7 @@ static std::vector<std::uint8_t> draw(std::mt19937& rng, std::size_t n, int alph
 
 int main() {
     std::mt19937 rng(1);
-    // From 512 on a block has two lanes, from 2^14 on 64; chunks of 2^14 symbols are the shortest.
+    // From 1024 on a block has two lanes, from 2^14 on 64; chunks of 2^14 symbols are the shortest.
     const std::size_t kLong = std::size_t{1} << 16;
     const std::size_t sizes[] = {0, 1, 2, 63, 64, 65, 127, 511, 513, 1025, 5000, 16383, 16384, 25000, kLong + 1, 3 * kLong + 77};
     const int alphabets[] = {1, 2, 3, 5, 16, 17, 32, 33, 64, 65, 200, 256};

@@ -95,6 +95,16 @@ def test_several_blocks_and_segments(n: int) -> None:
     assert float((values - x).square().sum()) <= 0.1 * float(x.square().sum())
 
 
+@pytest.mark.parametrize("chunk", [14, 15, 17, 18])
+def test_chunk_lengths(chunk: int) -> None:
+    """Chunks may be shorter or longer than the blocks that share a scale, and a segment may hold an odd number of them."""
+    scales = torch.tensor([1.0, 8.0, 0.1, 3.0, 0.5, 2.0]).repeat_interleave(BLOCK)
+    for x in (gaussian(BLOCK + 5), scales[: 5 * BLOCK + 77] * heavy(5 * BLOCK + 77)):
+        agree(x, 0.1, 0.0, RANS, chunk=chunk)
+    with pytest.raises(ValueError, match="chunks"):
+        encode(gaussian(10), 0.1, 0.0, RANS, None, chunk=13)
+
+
 @pytest.mark.parametrize("nu", [1.0, 0.1, 0.003, 1e-4])
 def test_escapes_and_wide_windows(nu: float) -> None:
     n = BLOCK + 12345

@@ -124,7 +124,7 @@ class SubtractiveDithering(Configuration):
             head = _pack("<f", steps[0], device=device)
             forms.append(torch.cat([head, gaussian.encode(q, _sizes(ctx, d, device), self.sigma)]))
             forms.append(torch.cat([head, levels.encode(q, "adaptive")]))
-        if not forms or min(map(Tensor.numel, forms)) >= 300:  # rANS tables and lanes cannot win below
+        if not forms or min(map(Tensor.numel, forms)) >= 64:  # rANS with its tables cannot win below
             forms.append(self._segmented(q, top, ctx, live, steps))
         best = min(forms, key=Tensor.numel)
         if best.numel() > 5 + 4 * len(steps) + 4 * q.numel():
@@ -140,8 +140,8 @@ class SubtractiveDithering(Configuration):
         bins = _bins(ctx, live, device)
         counts = kernels.get(device).rans_histogram(symbols, 2 * window + 1, bins, 1 << BINS, True)
         bits = _classes(counts.cpu())
-        classes = (bins >> BINS - bits, 1 << bits) if bits else (None, 1)
-        body = rans.encode(symbols, 2 * window + 1, *classes, chunk=self.chunk)
+        classes = bins >> BINS - bits if bits else None
+        body = rans.encode(symbols, 2 * window + 1, classes, 1 << bits, chunk=self.chunk)
         tail = (
             elias.encode_planar((size - window + 1)[size >= window].long())
             if top > window

@@ -262,8 +262,8 @@ def dither_encode(
     out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(out.device)
     if left is not None:
         dither_decode(out[: len(data)], left.copy_(x), -1.0)
-    numbers = (torch.tensor(v, dtype=torch.float64, device=out.device) for v in (norm, error))
-    return torch.tensor(len(data), device=out.device), *numbers
+    power, wrong = torch.tensor([norm, error], dtype=torch.float64, device=out.device)
+    return torch.tensor(len(data), device=out.device), power, wrong
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:

@@ -31,8 +31,8 @@ def pieces(count: int, size: int) -> list[int]:
 
 
 def lanes_of(count: int) -> int:
-    """The lanes of a block of ``count`` symbols: 64, and fewer below 2^14, where their states would weigh."""
-    return min(LANES, 1 << max(0, count.bit_length() - 9))
+    """The lanes of a block: 64 from 2^14 symbols on; below, where their states would weigh, 512 to 1023 symbols each."""
+    return LANES if count >= 1 << 14 else 1 << max(0, count.bit_length() - 10)
 
 
 def raw_rows(length: int, lanes: int, alphabet: int) -> int:
