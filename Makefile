@@ -17,7 +17,7 @@ SANITIZED := build/sanitized
 FUZZ ?= 100000
 CLOCK = @start=$$(date +%s); trap 'echo "make $@: $$(( $$(date +%s) - start )) s"' EXIT; set -e;
 
-.PHONY: demo test lint types layers native-test unit bench cluster experiments experiments-variance experiments-federated fuzz docs vectors clean
+.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated fuzz docs vectors clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -28,7 +28,7 @@ $(VENV)/packages: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 	@touch $@
 
 $(SANITIZED)/built: $(NATIVE) $(VENV)/packages
-	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DTERSEGRAD_TESTS=ON -DCMAKE_BUILD_TYPE=None > /dev/null
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DTERSEGRAD_TESTS=ON -DTERSEGRAD_SANITIZE=ON -DCMAKE_BUILD_TYPE=None -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python > /dev/null
 	$(BIN)/cmake --build $(SANITIZED)
 	@touch $@
 
@@ -51,6 +51,12 @@ layers: $(VENV)/packages
 native-test: $(SANITIZED)/built
 	@for program in $(SANITIZED)/test_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" || exit 1; done
 	@for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" 2000 || exit 1; done
+	@$(MAKE) --no-print-directory native-hostile
+
+# Every function of the module with hostile arguments, under the sanitizers. Python itself leaks.
+native-hostile: $(SANITIZED)/built
+	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	$(BIN)/python -W ignore tests/kernels/hostile.py $(SANITIZED)/_native*.so
 
 unit: $(VENV)/packages
 	$(RUN) -m pytest -q -n 2

@@ -2,60 +2,72 @@
 
 #include <nanobind/stl/tuple.h>
 
-#include <stdexcept>
 #include <tuple>
 
 #include "bind.hpp"
-#include "tersegrad/philox.hpp"
+#include "tersegrad/levels.hpp"
 
 using namespace tersegrad;
+using bind::apart;
 using bind::Array;
+using bind::expect;
+using bind::Work;
 
 namespace {
 
-// (seed, step, salt) of the rounding draws; empty for nearest rounding.
+// (whether rounding is random, seed, purpose, step, salt).
 using Draws = std::tuple<bool, std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t>;
 
-Stream stream_of(const Draws& d) { return {std::get<1>(d), std::get<2>(d), std::get<3>(d), std::get<4>(d)}; }
+std::size_t max_bytes(std::size_t n) {
+    expect(n <= std::size_t{1} << 56, "vectors have at most 2^56 coordinates");
+    return dither::max_bytes(n);
+}
 
 std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, int chunk, Draws draws, Array<std::uint8_t> out,
                                                Array<float> left, Array<const float> carry) {
-    if (carry.size() != 0 && (carry.size() != x.size() || left.size() != x.size()))
-        throw std::invalid_argument("what is carried and what is left have as many coordinates as x");
-    if (left.size() != 0 && (left.size() != x.size() || left.data() == x.data() || left.data() == carry.data()))
-        throw std::invalid_argument("what is left needs a place of its own, as long as x");
-    if (out.size() < dither::max_bytes(x.size())) throw std::invalid_argument("the output buffer is too small");
-    if (nu <= 0 && !(step >= 0x1p-126f)) throw std::invalid_argument("the step must be a positive normal float32");
-    if (coder < 0 || coder > 2) throw std::invalid_argument("no such coder");
-    if (!rans::is_chunk(chunk)) throw std::invalid_argument("chunks have 2^14 to 2^18 symbols");
-    nb::gil_scoped_release release;
-    const Stream stream = stream_of(draws);
+    expect(carry.size() == 0 || (carry.size() == x.size() && left.size() == x.size()),
+           "what is carried and what is left have as many coordinates as x");
+    expect(left.size() == 0 || left.size() == x.size(), "what is left has as many coordinates as x");
+    apart(left, x, carry);
+    apart(out, x, carry, left);
+    expect(out.size() >= dither::max_bytes(x.size()), "the output buffer is too small");
+    expect(std::isfinite(nu), "nu must be finite");
+    if (nu <= 0) bind::expect_step(step);
+    expect(coder >= 0 && coder <= 2, "no such coder");
+    expect(static_cast<dither::Coder>(coder) != dither::Coder::paper || x.size() < kMostLevels,
+           "the published code is for vectors of less than 2^30 coordinates");
+    expect(rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
+    const Stream stream = bind::stream_of(std::get<1>(draws), std::get<2>(draws), std::get<3>(draws), std::get<4>(draws), 0, x.size());
     const dither::Options options{nu, step, static_cast<dither::Coder>(coder), std::get<0>(draws) ? &stream : nullptr,
                                   carry.size() ? carry.data() : nullptr, left.size() ? left.data() : nullptr, chunk};
+    const Work work;
     const auto outcome = dither::encode(x.data(), x.size(), options, out.data());
     return {outcome.bytes, outcome.norm, outcome.error};
 }
 
 bool decode(Array<const std::uint8_t> data, Array<float> out) {
-    nb::gil_scoped_release release;
+    apart(out, data);
+    const Work work;
     return dither::decode(data.data(), data.size(), out.size(), out.data());
 }
 
 bool decode_add(Array<const std::uint8_t> data, Array<float> out, float weight) {
-    nb::gil_scoped_release release;
+    apart(out, data);
+    const Work work;
     return dither::decode_add(data.data(), data.size(), out.size(), weight, out.data());
 }
 
 std::tuple<double, double> sample(Array<const float> x, float step, std::size_t stride, Array<const float> carry) {
-    if (carry.size() != 0 && carry.size() != x.size()) throw std::invalid_argument("what is carried has as many coordinates as x");
-    if (!(step >= 0x1p-126f) || stride < 1) throw std::invalid_argument("the step must be a positive normal float32");
-    nb::gil_scoped_release release;
+    expect(carry.size() == 0 || carry.size() == x.size(), "what is carried has as many coordinates as x");
+    bind::expect_step(step);
+    expect(stride >= 1, "the stride is at least 1");
+    const Work work;
     const auto m = dither::sample(x.data(), x.size(), 1.0f / step, stride, carry.size() ? carry.data() : nullptr);
     return {m.error, m.norm};
 }
 
 bind::Registrar registrar([](nb::module_& m) {
-    m.def("dither_max_bytes", &dither::max_bytes);
+    m.def("dither_max_bytes", &max_bytes);
     m.def("dither_encode", &encode);
     m.def("dither_decode", &decode);
     m.def("dither_decode_add", &decode_add);

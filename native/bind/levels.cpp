@@ -4,6 +4,8 @@
 
 using namespace tersegrad;
 using bind::Array;
+using bind::expect;
+using bind::Work;
 
 namespace {
 
@@ -16,16 +18,21 @@ Bytes own(std::vector<std::uint8_t> bytes) {
 }
 
 Bytes encode(Array<const std::int32_t> levels, bool adaptive) {
+    expect(levels.size() < kMostLevels, "there are less than 2^30 levels");
     std::vector<std::uint8_t> bytes;
     {
-        nb::gil_scoped_release release;
+        const Work work;
+        expect(adaptive || unary_bits(levels.data(), levels.size()) <= std::uint64_t{1} << 30,
+               "levels this large take more than 2^30 bits in unary: use the adaptive form");
         bytes = levels_encode(levels.data(), levels.size(), adaptive ? LevelForm::adaptive : LevelForm::paper);
     }
     return own(std::move(bytes));
 }
 
 bool decode(Array<const std::uint8_t> data, Array<std::int32_t> levels) {
-    nb::gil_scoped_release release;
+    expect(levels.size() < kMostLevels, "there are less than 2^30 levels");
+    bind::apart(levels, data);
+    const Work work;
     return levels_decode(data.data(), data.size(), levels.data(), levels.size());
 }
 

@@ -1,7 +1,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
 #include <string>
 
 #include "bind.hpp"
@@ -10,6 +9,18 @@
 using namespace tersegrad;
 
 static const char* const isa_names[] = {"portable", "avx2", "avx512"};
+
+// torch.get_num_threads. Asked at every call, because it may change at any time and differs between threads: some fifty nanoseconds.
+static PyObject* how_many = nullptr;
+
+int bind::torch_threads() {
+    if (!how_many) return 0;
+    PyObject* answer = PyObject_CallNoArgs(how_many);
+    const long threads = answer ? PyLong_AsLong(answer) : -1;
+    Py_XDECREF(answer);
+    if (PyErr_Occurred()) throw nb::python_error();
+    return static_cast<int>(std::clamp(threads, 1L, 1024L));
+}
 
 NB_MODULE(_native, m) {
     m.doc() = "The compiled kernels of tersegrad.";
@@ -20,7 +31,14 @@ NB_MODULE(_native, m) {
             if (name == isa_names[k]) return set_isa(static_cast<Isa>(k));
         throw std::invalid_argument("instruction sets are portable, avx2 and avx512, got " + name);
     });
-    m.def("threads", &threads);
+    // The limit for kernels that this thread calls, and the number of threads that the process keeps for them.
+    m.def("threads", [] {
+        const bind::Work work;
+        return threads();
+    });
+    m.def("kept_threads", &kept_threads);
+    // Forces the limit for all callers, 0: no more. Returns what was forced before.
     m.def("set_threads", &set_threads);
+    m.def("follow_threads", [](nb::callable number) { how_many = number.release().ptr(); });
     for (auto registration : bind::registrations()) registration(m);
 }

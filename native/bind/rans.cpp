@@ -1,5 +1,4 @@
 #include <optional>
-#include <stdexcept>
 
 #include <nanobind/stl/optional.h>
 
@@ -7,7 +6,10 @@
 #include "tersegrad/rans.hpp"
 
 using namespace tersegrad;
+using bind::apart;
 using bind::Array;
+using bind::expect;
+using bind::Work;
 
 namespace {
 
@@ -15,30 +17,31 @@ using Bytes = Array<const std::uint8_t>;
 using Room = Array<std::uint8_t>;
 
 void check_sizes(int alphabet, int contexts) {
-    if (alphabet < 1 || alphabet > 256) throw std::invalid_argument("alphabets have 1 to 256 symbols");
-    if (contexts < 1 || contexts > 256) throw std::invalid_argument("there are 1 to 256 contexts");
+    expect(alphabet >= 1 && alphabet <= 256, "alphabets have 1 to 256 symbols");
+    expect(contexts >= 1 && contexts <= 256, "there are 1 to 256 contexts");
 }
 
 rans::Contexts check_contexts(const std::optional<Bytes>& contexts, std::size_t n, int count) {
     if (!contexts) return {};
     const bool per_step = contexts->size() != n;
-    if (per_step && contexts->size() != (n + rans::kLanes - 1) / rans::kLanes)
-        throw std::invalid_argument("give one context per symbol or one per step of 64 symbols");
-    if (rans::largest(contexts->data(), contexts->size()) >= count)
-        throw std::invalid_argument("a context is not below the number of contexts");
+    expect(!per_step || contexts->size() == (n + rans::kLanes - 1) / rans::kLanes,
+           "give one context per symbol or one per step of 64 symbols");
+    expect(n == 0 || rans::largest(contexts->data(), contexts->size()) < count, "a context is not below the number of contexts");
     return {contexts->data(), per_step};
 }
 
 void check_room(std::size_t have, std::size_t need) {
-    if (have < need) throw std::invalid_argument("the output is too small");
+    expect(have >= need, "the array is too small");
 }
 
 constexpr const char* kOutside = "a symbol lies outside the alphabet";
 
 void histogram(Bytes symbols, int alphabet, std::optional<Bytes> contexts, int num_contexts, bool sample, Array<std::int64_t> counts) {
     check_sizes(alphabet, num_contexts);
+    apart(counts, symbols);
+    if (contexts) apart(counts, *contexts);
     check_room(counts.size(), static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(num_contexts));
-    nb::gil_scoped_release release;
+    const Work work;
     const auto ctx = check_contexts(contexts, symbols.size(), num_contexts);
     const bool sampled = sample && rans::worth_sampling(symbols.size(), alphabet, num_contexts);
     if (!rans::histogram(symbols.data(), symbols.size(), alphabet, ctx, num_contexts, sampled, reinterpret_cast<std::uint64_t*>(counts.data())))
@@ -51,7 +54,8 @@ nb::bytes write_tables(Array<const std::int64_t> counts, int alphabet, int num_c
     std::uint64_t total = 0;
     for (std::size_t k = 0; k < counts.size(); ++k) {
         const std::int64_t count = counts.data()[k];
-        if (count < 0 || count >> 47 || (total += static_cast<std::uint64_t>(count)) >> 47) throw std::invalid_argument("counts must be at least 0 and sum to less than 2^47");
+        expect(count >= 0 && count >> 47 == 0 && (total += static_cast<std::uint64_t>(count)) >> 47 == 0,
+               "counts must be at least 0 and sum to less than 2^47");
     }
     const auto bytes = rans::write_tables(reinterpret_cast<const std::uint64_t*>(counts.data()), alphabet, num_contexts);
     return nb::bytes(bytes.data(), bytes.size());
@@ -59,17 +63,20 @@ nb::bytes write_tables(Array<const std::int64_t> counts, int alphabet, int num_c
 
 std::int64_t read_tables(Bytes data, int alphabet, int num_contexts, Array<std::int16_t> frequencies) {
     check_sizes(alphabet, num_contexts);
+    apart(frequencies, data);
     check_room(frequencies.size(), static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(num_contexts));
-    nb::gil_scoped_release release;
+    const Work work;
     const auto used = rans::read_tables(data.data(), data.size(), alphabet, num_contexts, reinterpret_cast<std::uint16_t*>(frequencies.data()));
     return used == rans::kBad ? -1 : static_cast<std::int64_t>(used);
 }
 
 std::int64_t encode(Bytes symbols, int alphabet, std::optional<Bytes> contexts, int num_contexts, bool sample, int chunk, Room out) {
     check_sizes(alphabet, num_contexts);
-    if (!rans::is_chunk(chunk)) throw std::invalid_argument("chunks have 2^14 to 2^18 symbols");
+    expect(rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
+    apart(out, symbols);
+    if (contexts) apart(out, *contexts);
     check_room(out.size(), rans::max_message(symbols.size(), alphabet));
-    nb::gil_scoped_release release;
+    const Work work;
     const auto ctx = check_contexts(contexts, symbols.size(), num_contexts);
     const auto used = rans::encode_message(symbols.data(), symbols.size(), alphabet, ctx, num_contexts, sample, chunk, out.data());
     if (used == rans::kBad) throw std::invalid_argument(kOutside);
@@ -78,7 +85,9 @@ std::int64_t encode(Bytes symbols, int alphabet, std::optional<Bytes> contexts, 
 
 std::int64_t decode(Bytes data, int alphabet, std::optional<Bytes> contexts, int num_contexts, Room symbols) {
     check_sizes(alphabet, num_contexts);
-    nb::gil_scoped_release release;
+    apart(symbols, data);
+    if (contexts) apart(symbols, *contexts);
+    const Work work;
     const auto ctx = check_contexts(contexts, symbols.size(), num_contexts);
     const auto used = rans::decode_message(data.data(), data.size(), symbols.size(), alphabet, ctx, num_contexts, symbols.data());
     return used == rans::kBad ? -1 : static_cast<std::int64_t>(used);
@@ -92,6 +101,6 @@ static const bind::Registrar rans_functions([](nb::module_& m) {
     m.def("rans_write_tables", &write_tables);
     m.def("rans_read_tables", &read_tables);
     m.def("rans_encode", &encode, nb::arg("symbols"), nb::arg("alphabet"), nb::arg("contexts").none(), nb::arg("num_contexts"),
-          nb::arg("sample"), nb::arg("chunk"), nb::arg("out").noconvert());
-    m.def("rans_decode", &decode, nb::arg("data"), nb::arg("alphabet"), nb::arg("contexts").none(), nb::arg("num_contexts"), nb::arg("symbols").noconvert());
+          nb::arg("sample"), nb::arg("chunk"), nb::arg("out"));
+    m.def("rans_decode", &decode, nb::arg("data"), nb::arg("alphabet"), nb::arg("contexts").none(), nb::arg("num_contexts"), nb::arg("symbols"));
 });

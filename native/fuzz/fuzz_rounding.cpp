@@ -7,6 +7,7 @@
 
 #include "tersegrad/rounding.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 using namespace tersegrad;
 

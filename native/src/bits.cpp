@@ -6,6 +6,7 @@
 
 #include "bits_codes.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad::bits {
 

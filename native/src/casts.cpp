@@ -9,6 +9,7 @@
 #include "casts_loops.hpp"
 #include "tersegrad/bits.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad::casts {
 

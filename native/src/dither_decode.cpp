@@ -6,7 +6,7 @@
 
 #include "dither_segments.hpp"
 #include "tersegrad/planar.hpp"
-#include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad::dither {
 namespace {

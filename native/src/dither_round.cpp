@@ -146,6 +146,7 @@ Block round_block(const float* x, std::size_t n, std::uint64_t start, const Opti
 }
 
 Sampled sample(const float* x, std::size_t n, float inverse, std::size_t stride, const float* carry) {
+    stride = std::min(stride, n / kSumChunk + 1);  // beyond that only the first block is looked at anyway
     std::vector<double> errors, norms;
     double dots[kScaleBlock / kSumChunk], energies[kScaleBlock / kSumChunk], squares[kScaleBlock / kSumChunk];
     std::size_t chunks = 0;

@@ -5,6 +5,7 @@
 
 #include "hadamard_blocks.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad {
 namespace {

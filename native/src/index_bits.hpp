@@ -17,6 +17,14 @@ namespace index {
 [[noreturn]] inline void outside() { throw std::invalid_argument("an index lies outside the vector"); }
 [[noreturn]] inline void no_room() { throw std::invalid_argument("the output buffer is too small for the index set"); }
 
+// Encoders without a vector's length take indices up to here.
+constexpr std::uint64_t kMostPlaces = std::uint64_t{1} << 62;
+
+template <class I>
+void expect_increasing(const I* indices, std::size_t count, std::uint64_t n = kMostPlaces) {
+    if (!increasing(indices, count, n)) throw std::invalid_argument("indices must increase strictly and lie within the vector");
+}
+
 inline std::uint64_t load64(const std::uint8_t* p) {
     std::uint64_t v;
     std::memcpy(&v, p, 8);

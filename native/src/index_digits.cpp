@@ -168,7 +168,7 @@ struct GapDecoder {
 
 template <class I>
 std::size_t digits_encode(const I* indices, std::size_t count, std::uint64_t n, std::uint8_t* out, std::size_t capacity) {
-    if (!increasing(indices, count, n)) throw std::invalid_argument("indices must increase strictly and lie within the vector");
+    expect_increasing(indices, count, n);
     RangeEncoder coder(out, capacity);
     std::uint64_t next = 0;
     for (std::size_t j = 0; j < count; ++j) {

@@ -22,6 +22,7 @@ inline unsigned rest_bits(unsigned c) { return c ? (c + 1) / 2 - 1 : 0; }
 
 template <class I>
 void gap_classes(const I* indices, std::size_t count, std::uint8_t* classes) {
+    expect_increasing(indices, count);
     std::int64_t before = -1;
     for (std::size_t j = 0; j < count; ++j) {
         classes[j] = static_cast<std::uint8_t>(class_of(static_cast<std::uint64_t>(indices[j] - before - 1)));
@@ -57,6 +58,7 @@ void gap_histogram(const I* indices, std::size_t count, std::uint64_t n, std::ui
 
 template <class I>
 std::size_t gap_rests_encode(const I* indices, std::size_t count, std::uint8_t* out, std::size_t capacity) {
+    expect_increasing(indices, count);
     BitWriter bits(out, capacity);
     std::int64_t before = -1;
     for (std::size_t j = 0; j < count; ++j) {

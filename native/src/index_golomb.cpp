@@ -78,6 +78,7 @@ struct Strip {
 
 template <class I>
 std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, std::uint8_t* out, std::size_t capacity) {
+    expect_increasing(indices, count);
     const Golomb code(m);
     const Cut c = cut(code, indices, count);
     const std::size_t total = c.bytes(count, code);
@@ -102,6 +103,7 @@ std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, 
 
 template <class I>
 std::size_t golomb_size(const I* indices, std::size_t count, std::uint64_t m) {
+    expect_increasing(indices, count);
     const Golomb code(m);
     return cut(code, indices, count).bytes(count, code);
 }

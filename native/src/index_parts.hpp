@@ -1,8 +1,8 @@
 // Index sets in parts, one for each thread.
 #pragma once
+#include "tersegrad/threads.hpp"
 #include <cstddef>
 
-#include "tersegrad/runtime.hpp"
 
 namespace tersegrad::select {
 namespace index {

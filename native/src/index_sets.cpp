@@ -15,7 +15,7 @@ bool increasing(const I* indices, std::size_t count, std::uint64_t n) {
 
 template <class I>
 void complement(const I* indices, std::size_t count, std::uint64_t n, I* out) {
-    if (!increasing(indices, count, n)) throw std::invalid_argument("indices must increase strictly and lie within the vector");
+    expect_increasing(indices, count, n);
     std::uint64_t from = 0;
     for (std::size_t j = 0; j <= count; ++j) {
         const std::uint64_t to = j < count ? static_cast<std::uint64_t>(indices[j]) : n;
@@ -26,7 +26,7 @@ void complement(const I* indices, std::size_t count, std::uint64_t n, I* out) {
 
 template <class I>
 void bitmap_encode(const I* indices, std::size_t count, std::uint64_t n, std::uint8_t* out) {
-    if (!increasing(indices, count, n)) throw std::invalid_argument("indices must increase strictly and lie within the vector");
+    expect_increasing(indices, count, n);
     std::memset(out, 0, (n + 7) / 8);
     for (std::size_t j = 0; j < count; ++j) out[indices[j] >> 3] = static_cast<std::uint8_t>(out[indices[j] >> 3] | 1u << (indices[j] & 7));
 }

@@ -91,7 +91,7 @@ static void paper_encode(BitSink& sink, const std::int32_t* levels, std::size_t 
     sink.put(zeros, width_of(count));
     for (std::size_t i = 0; i < count; ++i)
         if (levels[i]) {
-            for (std::uint32_t k = magnitude(levels[i]); k > 1; --k) sink.put(true);
+            sink.ones(magnitude(levels[i]) - 1);
             sink.put(false);
         }
     for (std::size_t i = 0; i < count; ++i)
@@ -189,6 +189,12 @@ static bool adaptive_decode(BitSource& source, std::int32_t* levels, std::size_t
         levels[i] = negative ? -static_cast<std::int32_t>(k) : static_cast<std::int32_t>(k);
     }
     return true;
+}
+
+std::uint64_t unary_bits(const std::int32_t* levels, std::size_t count) {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += magnitude(levels[i]);
+    return sum;
 }
 
 std::vector<std::uint8_t> levels_encode(const std::int32_t* levels, std::size_t count, LevelForm form) {

@@ -7,7 +7,6 @@ namespace {
 
 constexpr std::uint32_t whole = 65536, even = 32768;
 constexpr int widest = 30;
-constexpr std::int64_t largest = std::int64_t{1} << 30;
 
 struct Writer {
     ArithmeticEncoder& coder;
@@ -33,7 +32,7 @@ std::int64_t escape(Decide& decide, std::int64_t value) {
     return result;
 }
 
-// A writer passes the level and gets it back; a reader passes anything and gets the true one, or a value beyond `largest`.
+// A writer passes the level and gets it back; a reader passes anything and gets the true one, or a value beyond `kLargest`.
 template <class Decide>
 std::int64_t walk(Decide& decide, const std::int32_t* row, std::int64_t reach, int shift, std::int64_t level) {
     const std::int64_t high = level >> shift;
@@ -44,7 +43,7 @@ std::int64_t walk(Decide& decide, const std::int32_t* row, std::int64_t reach, i
         result = k;
         if (k > reach) {
             const std::int64_t more = escape(decide, high - reach);
-            if (!more) return 2 * largest;
+            if (!more) return 2 * kLargest;
             result = reach + more;
         }
     } else {
@@ -53,7 +52,7 @@ std::int64_t walk(Decide& decide, const std::int32_t* row, std::int64_t reach, i
         result = -k;
         if (k == reach) {
             const std::int64_t more = escape(decide, 1 - reach - high);
-            if (!more) return 2 * largest;
+            if (!more) return 2 * kLargest;
             result = 1 - reach - more;
         }
     }
@@ -83,7 +82,7 @@ bool decode(const std::uint8_t* data, std::size_t size, const std::uint8_t* clas
     Reader decide{coder};
     for (std::size_t i = 0; i < n; ++i) {
         const std::int64_t level = walk(decide, table.row(classes[i]), table.reach(), table.shift, 0);
-        if (source.position() > size * 8 + 64 || level > largest || level < -largest) return false;
+        if (source.position() > size * 8 + 64 || level > kLargest || level < -kLargest) return false;
         levels[i] = static_cast<std::int32_t>(level);
     }
     return true;

@@ -4,8 +4,8 @@
 
 #include "around_caches.hpp"
 #include "select_scratch.hpp"
-#include "tersegrad/runtime.hpp"
 #include "tersegrad/select.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad::select {
 namespace {

@@ -6,15 +6,17 @@
 
 #include "tersegrad/rans.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad::rans {
 namespace {
 
 constexpr std::size_t kGrain = std::size_t{1} << 18;
 
-// Rows of 256 counters, one a context; without contexts four rows, so that equal neighbours do not wait for each other.
+// Rows of 256 counters, one per context; without contexts at least four rows, so that equal neighbours do not wait for each other.
 struct Counters {
-    Counters(int contexts, bool plain, int alphabet_) : rows(static_cast<std::size_t>(plain ? 4 : contexts) * 256), alphabet(alphabet_) {}
+    Counters(int contexts, bool plain, int alphabet_)
+        : rows(static_cast<std::size_t>(plain ? std::max(4, contexts) : contexts) * 256), alphabet(alphabet_) {}
     std::vector<std::uint64_t> rows;
     int alphabet;
 
@@ -121,8 +123,10 @@ bool histogram(const std::uint8_t* symbols, std::size_t n, int alphabet, Context
         for (std::size_t i = begin; i < end; i += kBlock * kStride)  // begin is a multiple of it: the first of its blocks is sampled
             counters.add(symbols + i, std::min(end - i, sample ? kBlock : kBlock * kStride), ctx.at(i));
         if (!ctx.data)
-            for (std::size_t s = 0; s < 256; ++s)
+            for (std::size_t s = 0; s < 256; ++s) {  // all of them are context 0
                 counters.rows[s] += counters.rows[256 + s] + counters.rows[512 + s] + counters.rows[768 + s];
+                counters.rows[256 + s] = counters.rows[512 + s] = counters.rows[768 + s] = 0;
+            }
         std::vector<std::uint8_t> present(seen.size());
         if (sample) {
             for (std::size_t k = 0; k < rows; ++k) present[k] = counters.rows[k] != 0;

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "tersegrad/rans.hpp"
-#include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad::rans {
 namespace {
@@ -116,7 +116,7 @@ std::size_t encode_chunks(const EncodeModel& model, const Layout& layout, const 
             if (!words || room - at < head + body) full.store(true);
             const bool fits = !full.load();
             if (fits) offset = at + head + body;
-            ready.store(c + 1, std::memory_order_release);
+            ready.store(c + 1);  // not weaker, else notify may look for waiters before it is seen
             ready.notify_all();
             if (!fits) continue;
             store32(out + 4 * c, static_cast<std::uint32_t>(body / 2));

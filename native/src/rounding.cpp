@@ -5,6 +5,7 @@
 
 #include "rounding_ops.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad {
 namespace {

@@ -1,7 +1,5 @@
 #include "tersegrad/runtime.hpp"
 
-#include <sched.h>
-
 #include <atomic>
 #include <stdexcept>
 
@@ -19,14 +17,7 @@ Isa detect() {
     return Isa::portable;
 }
 
-int usable_cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
-std::atomic<int> current_isa{-1}, current_threads{0};
+std::atomic<int> current_isa{-1};
 
 }  // namespace
 
@@ -43,18 +34,6 @@ Isa isa() {
 void set_isa(Isa wanted) {
     if (wanted > best_isa()) throw std::invalid_argument("this machine cannot run that instruction set");
     current_isa.store(static_cast<int>(wanted));
-}
-
-int threads() {
-    const int chosen = current_threads.load(std::memory_order_relaxed);
-    if (chosen > 0) return chosen;
-    static const int cores = usable_cores();
-    return cores;
-}
-
-void set_threads(int wanted) {
-    if (wanted < 1 || wanted > 1024) throw std::invalid_argument("threads must lie in 1..1024");
-    current_threads.store(wanted);
 }
 
 }  // namespace tersegrad

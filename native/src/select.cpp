@@ -7,6 +7,7 @@
 #include "select_feistel.inl"
 #include "select_scratch.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad::select {
 namespace {

@@ -11,7 +11,8 @@
 
 namespace tersegrad::select {
 
-// Buffers outlive the call: fresh memory costs more in page faults than the selection itself. A few, up to 64 MiB each.
+// Buffers outlive the call: fresh memory costs more in page faults than the selection itself. A few, up to 64 MiB each. Nobody waits
+// for the lock, which may have been held by another thread at fork(): whoever finds it taken allocates anew.
 class Buffers {
   public:
     struct Buffer {
@@ -20,8 +21,8 @@ class Buffers {
     };
 
     Buffer take() {
-        const std::lock_guard lock(mutex_);
-        if (free_.empty()) return {};
+        const std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock || free_.empty()) return {};
         const auto most = std::max_element(free_.begin(), free_.end(), [](const Buffer& a, const Buffer& b) { return a.bytes < b.bytes; });
         const Buffer found = *most;
         free_.erase(most);
@@ -31,8 +32,8 @@ class Buffers {
     void give(Buffer buffer) {
         if (!buffer.data) return;
         if (buffer.bytes <= std::size_t{64} << 20) {
-            const std::lock_guard lock(mutex_);
-            if (free_.size() < 16) {
+            const std::unique_lock lock(mutex_, std::try_to_lock);
+            if (lock && free_.size() < 16) {
                 free_.push_back(buffer);
                 return;
             }
@@ -41,17 +42,15 @@ class Buffers {
     }
 
     Buffers() { free_.reserve(16); }
-    ~Buffers() {
-        for (const Buffer& buffer : free_) std::free(buffer.data);
-    }
 
   private:
     std::mutex mutex_;
     std::vector<Buffer> free_;
 };
 
+// Never destroyed: a thread may still be selecting when static objects go.
 inline Buffers& buffers() {
-    static Buffers shared;
+    static Buffers& shared = *new Buffers;
     return shared;
 }
 

@@ -5,6 +5,7 @@
 
 #include "shared_loops.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad::shared {
 namespace detail {

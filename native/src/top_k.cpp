@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "select_sample.hpp"
-#include "tersegrad/runtime.hpp"
 #include "tersegrad/select.hpp"
+#include "tersegrad/threads.hpp"
 
 namespace tersegrad::select {
 namespace {

@@ -1,12 +1,12 @@
 #include "tersegrad/variance.hpp"
 
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 #include "variance_loops.hpp"
 
 namespace tersegrad::variance {
@@ -31,14 +31,13 @@ bool any(const float* f, std::size_t n) {
 std::uint32_t tile_portable(const Job& job, std::size_t begin, std::size_t n, float* sent) { return tile_either(job, begin, n, sent); }
 
 template <class I>
-Outcome update(const Job& job, I* indices, float* values, std::size_t room) {
+Found<I> update(const Job& job) {
     const Tile path = chosen_tile();
-    std::atomic<bool> finite{true};
     std::mutex gate;
-    std::map<std::size_t, std::vector<std::pair<I, float>>> found;  // by where each thread's part begins
+    std::map<std::size_t, Found<I>> parts;  // by where each thread's part begins
     parallel_for(job.n, tile, std::size_t{1} << 16, [&](std::size_t begin, std::size_t end) {
         alignas(64) float sent[tile];
-        std::vector<std::pair<I, float>> mine;
+        Found<I> mine;
         std::uint32_t top = 0;
         for (std::size_t at = begin; at < end; at += tile) {
             const std::size_t n = std::min(tile, end - at);
@@ -47,26 +46,31 @@ Outcome update(const Job& job, I* indices, float* values, std::size_t room) {
                 const std::size_t m = std::min<std::size_t>(16, n - i);
                 if (!any(sent + i, m)) continue;
                 for (std::size_t k = i; k < i + m; ++k)
-                    if (key(sent[k])) mine.emplace_back(static_cast<I>(at + k), sent[k]);
+                    if (key(sent[k])) {
+                        mine.indices.push_back(static_cast<I>(at + k));
+                        mine.values.push_back(sent[k]);
+                    }
             }
         }
-        if (top >= 0x7f800000u) finite = false;
+        mine.finite = top < 0x7f800000u;
         const std::lock_guard<std::mutex> lock(gate);
-        found.emplace(begin, std::move(mine));
+        parts.emplace(begin, std::move(mine));
     });
-    std::size_t count = 0;
-    for (const auto& [begin, part] : found)
-        for (const auto& [index, value] : part) {
-            if (count < room) {
-                indices[count] = index;
-                values[count] = value;
-            }
-            ++count;
+    Found<I> all;
+    for (auto& [begin, part] : parts) {
+        all.finite &= part.finite;
+        if (begin == 0) {
+            all.indices = std::move(part.indices);
+            all.values = std::move(part.values);
+        } else {
+            all.indices.insert(all.indices.end(), part.indices.begin(), part.indices.end());
+            all.values.insert(all.values.end(), part.values.begin(), part.values.end());
         }
-    return {count, finite.load()};
+    }
+    return all;
 }
 
-template Outcome update<std::int32_t>(const Job&, std::int32_t*, float*, std::size_t);
-template Outcome update<std::int64_t>(const Job&, std::int64_t*, float*, std::size_t);
+template Found<std::int32_t> update<std::int32_t>(const Job&);
+template Found<std::int64_t> update<std::int64_t>(const Job&);
 
 }  // namespace tersegrad::variance

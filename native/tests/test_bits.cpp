@@ -1,5 +1,6 @@
 // Bit streams, packing, trits, Elias and Rice codes: every instruction set against one bit at a time, in exactly sized heap buffers
 // so that the sanitizers see any access outside.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>

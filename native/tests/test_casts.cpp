@@ -10,6 +10,7 @@
 
 #include "tersegrad/casts.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 using namespace tersegrad;
 using std::size_t;

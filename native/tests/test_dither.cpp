@@ -9,6 +9,7 @@
 
 #include "tersegrad/dither.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 using namespace tersegrad;
 

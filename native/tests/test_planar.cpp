@@ -8,6 +8,7 @@
 #include "tersegrad/planar.hpp"
 #include "tersegrad/runtime.hpp"
 #include "tersegrad/select.hpp"
+#include "tersegrad/threads.hpp"
 
 using namespace tersegrad;
 

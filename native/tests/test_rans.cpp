@@ -10,6 +10,7 @@
 
 #include "tersegrad/rans.hpp"
 #include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
 
 using namespace tersegrad;
 

@@ -8,6 +8,7 @@
 
 #include "tersegrad/runtime.hpp"
 #include "tersegrad/select.hpp"
+#include "tersegrad/threads.hpp"
 
 using namespace tersegrad;
 using Indices = std::vector<std::int32_t>;

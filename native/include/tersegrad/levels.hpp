@@ -7,6 +7,8 @@
 
 namespace tersegrad {
 
+inline constexpr std::size_t kMostLevels = std::size_t{1} << 30;  // the arithmetic coder counts below that
+
 // Appends bits to a byte vector.
 class BitSink {
   public:
@@ -17,6 +19,15 @@ class BitSink {
     }
     void put(std::uint64_t value, int width) {
         for (int k = 0; k < width; ++k) put((value >> k) & 1);
+    }
+    void ones(std::size_t count) {
+        if (count >= 64) {
+            for (; fill_ & 7; --count) put(true);
+            flush();
+            bytes_.insert(bytes_.end(), count / 8, 0xff);
+            count %= 8;
+        }
+        for (; count; --count) put(true);
     }
     void finish() {  // the last byte is padded with zeros
         fill_ = (fill_ + 7) & ~7u;
@@ -83,6 +94,9 @@ class ArithmeticDecoder {
 // 0, the published code: count of zeros, unary magnitudes, signs, enumerated zero positions (arithmetic-coded, within 2 bits);
 // 1, adaptive: zero flag, sign and unary magnitude bits, arithmetic-coded with counts so far, no tables.
 enum class LevelForm : int { paper = 0, adaptive = 1 };
+// Bits of the magnitudes in the published form.
+std::uint64_t unary_bits(const std::int32_t* levels, std::size_t count);
+
 std::vector<std::uint8_t> levels_encode(const std::int32_t* levels, std::size_t count, LevelForm form);
 bool levels_decode(const std::uint8_t* data, std::size_t size, std::int32_t* levels, std::size_t count);
 

@@ -6,6 +6,8 @@
 
 namespace tersegrad::modelled {
 
+inline constexpr std::int64_t kLargest = std::int64_t{1} << 30;  // of a level's magnitude
+
 // Chances of a one in 2^16, by class and decision (spec, "Subtractive dithering"); every entry lies in 1..65535.
 struct Table {
     const std::int32_t* entries;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace tersegrad::variance {
 
@@ -12,13 +13,15 @@ struct Job {
     float alpha, zeta, tau;  // tau > 0: the hybrid, which sends +-tau where |r| > tau
 };
 
-struct Outcome {
-    std::size_t count;  // of what is sent; beyond `room` it was counted only
-    bool finite;        // the next r and v, and what is sent
+template <class I>
+struct Found {
+    std::vector<I> indices;  // of what is sent, in ascending order
+    std::vector<float> values;
+    bool finite = true;  // the next r and v, and what is sent
 };
 
-// With R = r + x, V = v + s a coordinate is sent where R^2 > alpha V. Indices and values of the first `room` in ascending order.
+// With R = r + x, V = v + s a coordinate is sent where R^2 > alpha V.
 template <class I>
-Outcome update(const Job& job, I* indices, float* values, std::size_t room);
+Found<I> update(const Job& job);
 
 }  // namespace tersegrad::variance

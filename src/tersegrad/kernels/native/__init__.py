@@ -1,7 +1,8 @@
 """The C++ backend for CPU tensors: thin, checked wrappers around the compiled module.
 
 Absent when the package was installed without a compiler; :func:`available` tells, and everything then runs on ``reference``.
-The instruction set and the number of threads are chosen at run time; both can be set, and neither changes a byte.
+Kernels use as many threads as ``torch.get_num_threads()`` says in the Python thread that calls them, at most one per core, and
+keep them between calls. The instruction set is chosen at run time. Both can be forced, and neither changes a byte.
 """
 
 from __future__ import annotations
@@ -51,13 +52,15 @@ def using(*, isa: str | None = None, threads: int | None = None) -> Iterator[Non
     """Force the instruction set or the thread count inside the block."""
     if module is None:
         raise RuntimeError("the native kernels are not built: reinstall with a C++ compiler")
-    before = module.isa(), module.threads()
+    if threads is not None and threads < 1:
+        raise ValueError(f"a kernel uses at least one thread, got {threads}")
+    before = module.isa()
+    forced = None if threads is None else module.set_threads(threads)
     try:
         if isa is not None:
             module.set_isa(isa)
-        if threads is not None:
-            module.set_threads(threads)
         yield
     finally:
-        module.set_isa(before[0])
-        module.set_threads(before[1])
+        module.set_isa(before)
+        if forced is not None:
+            module.set_threads(forced)

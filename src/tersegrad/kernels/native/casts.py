@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.module import array, module
 
 __all__ = [
     "bf16_decode",
@@ -36,70 +36,70 @@ def _source(ctx: Context) -> tuple[int, int, int]:
 
 def bf16_encode(x: Tensor, out: Tensor) -> None:
     """Nearest bfloat16, ties to even; finite values stay finite."""
-    module.bf16_encode(x, out)
+    module.bf16_encode(array(x), array(out))
 
 
 def bf16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """The float32 values of bfloat16 numbers."""
-    module.bf16_decode(data, out, *_sink(weight))
+    module.bf16_decode(array(data), array(out), *_sink(weight))
 
 
 def fp16_encode(x: Tensor, out: Tensor) -> None:
     """A shared power of two, then half precision."""
-    module.fp16_encode(x, out)
+    module.fp16_encode(array(x), array(out))
 
 
 def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """Half-precision numbers times their scale."""
-    module.fp16_decode(data, out, *_sink(weight))
+    module.fp16_decode(array(data), array(out), *_sink(weight))
 
 
 def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
     """One power of two a block, then e4m3."""
-    module.fp8_encode(x, out, block)
+    module.fp8_encode(array(x), array(out), block)
 
 
 def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None:
     """e4m3 numbers times their block's scale."""
-    module.fp8_decode(data, out, block, *_sink(weight))
+    module.fp8_decode(array(data), array(out), block, *_sink(weight))
 
 
 def sign_encode(x: Tensor, out: Tensor) -> None:
     """The mean magnitude and one bit a coordinate."""
-    module.sign_encode(x, out)
+    module.sign_encode(array(x), array(out))
 
 
 def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """Plus or minus the scale."""
-    module.sign_decode(data, out, *_sink(weight))
+    module.sign_decode(array(data), array(out), *_sink(weight))
 
 
 def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
     """Sign bits and randomly rounded exponents."""
-    module.natural_encode(x, out, *_source(ctx))
+    module.natural_encode(array(x), array(out), *_source(ctx))
 
 
 def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """Powers of two."""
-    module.natural_decode(data, out, *_sink(weight))
+    module.natural_decode(array(data), array(out), *_sink(weight))
 
 
 def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
     """Scales and random trits, five a byte."""
-    module.ternary_encode(x, out, bucket, *_source(ctx))
+    module.ternary_encode(array(x), array(out), bucket, *_source(ctx))
 
 
 def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
     """Trits less one, times the scale of their bucket."""
-    if not module.ternary_decode(data, out, bucket, *_sink(weight)):
+    if not module.ternary_decode(array(data), array(out), bucket, *_sink(weight)):
         raise CorruptMessage("a byte of trits is at most 242 and ends in zeros")
 
 
 def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
     """Norms and random levels."""
-    module.dithering_encode(x, out, bucket, levels, width, *_source(ctx))
+    module.dithering_encode(array(x), array(out), bucket, levels, width, *_source(ctx))
 
 
 def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
     """Powers of two of the norm of their bucket."""
-    module.dithering_decode(data, out, bucket, levels, width, *_sink(weight))
+    module.dithering_decode(array(data), array(out), bucket, levels, width, *_sink(weight))

@@ -8,12 +8,12 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.module import array, module
 
 __all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
 
 NEAREST = (False, 0, 0, 0, 0)
-NOTHING = torch.empty(0)
+NOTHING = array(torch.empty(0))
 
 
 def dither_max_bytes(numel: int) -> int:
@@ -34,18 +34,21 @@ def dither_encode(
     draws = NEAREST
     if ctx is not None:
         draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
-    rest, more = NOTHING if left is None else left, NOTHING if carry is None else carry
-    nbytes, norm, error = module.dither_encode(x, nu, step, coder, chunk, draws, out, rest, more)
+    rest, more = NOTHING if left is None else array(left), NOTHING if carry is None else array(carry)
+    nbytes, norm, error = module.dither_encode(array(x), nu, step, coder, chunk, draws, array(out), rest, more)
     return torch.tensor(nbytes), torch.tensor(norm, dtype=torch.float64), torch.tensor(error, dtype=torch.float64)
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
-    good = module.dither_decode(data, out) if weight is None else module.dither_decode_add(data, out, weight)
+    if weight is None:
+        good = module.dither_decode(array(data), array(out))
+    else:
+        good = module.dither_decode_add(array(data), array(out), weight)
     if not good:
         raise CorruptMessage("not a dithered message for this vector")
     return out
 
 
 def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
-    error, norm = module.dither_sample(x, step, stride, NOTHING if carry is None else carry)
+    error, norm = module.dither_sample(array(x), step, stride, NOTHING if carry is None else array(carry))
     return float(error), float(norm)

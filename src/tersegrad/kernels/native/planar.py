@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.module import array, module
 
 __all__ = [
     "planar_gamma_decode",
@@ -20,17 +20,17 @@ __all__ = [
 
 def planar_gamma_encode(values: Tensor, out: Tensor) -> Tensor:
     """The codes of int64 ``values`` in the first bytes of ``out``; their length."""
-    return torch.tensor(module.planar_gamma_encode(values, out))
+    return torch.tensor(module.planar_gamma_encode(array(values), array(out)))
 
 
 def planar_gamma_decode(data: Tensor, out: Tensor) -> Tensor:
     """Fill ``out`` from the start of ``data``; the bytes used."""
-    return _consumed(module.planar_gamma_decode(data, out))
+    return _consumed(module.planar_gamma_decode(array(data), array(out)))
 
 
 def rice_bits(values: Tensor, k: int) -> int:
     """Bits of all planes together, without padding."""
-    bits = int(module.rice_bits(values, k))
+    bits = int(module.rice_bits(array(values), k))
     if bits < 0:
         raise ValueError("Rice codes are for values of at least 0")
     return bits
@@ -38,7 +38,7 @@ def rice_bits(values: Tensor, k: int) -> int:
 
 def rice_best(values: Tensor) -> int:
     """The smallest parameter with the fewest bits."""
-    k = int(module.rice_best(values))
+    k = int(module.rice_best(array(values)))
     if k < 0:
         raise ValueError("Rice codes are for values of at least 0")
     return k
@@ -46,12 +46,12 @@ def rice_best(values: Tensor) -> int:
 
 def rice_encode(values: Tensor, k: int, out: Tensor) -> Tensor:
     """The codes of int64 ``values`` in the first bytes of ``out``; their length."""
-    return torch.tensor(module.rice_encode(values, k, out))
+    return torch.tensor(module.rice_encode(array(values), k, array(out)))
 
 
 def rice_decode(data: Tensor, k: int, out: Tensor) -> Tensor:
     """Fill ``out`` from the start of ``data``; the bytes used."""
-    return _consumed(module.rice_decode(data, k, out))
+    return _consumed(module.rice_decode(array(data), k, array(out)))
 
 
 def _consumed(nbytes: int) -> Tensor:

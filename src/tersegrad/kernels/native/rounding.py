@@ -1,7 +1,4 @@
-"""Philox draws, norms and block quantisers in C++.
-
-Arrays rather than tensors cross the border: they take a third of the time to hand over, which small buffers feel.
-"""
+"""Philox draws, norms and block quantisers in C++."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from torch import Tensor
 
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.module import array, module
 from tersegrad.kernels.schema import RoundingRule
 
 __all__ = [
@@ -31,43 +28,43 @@ RULES = {"l2": 0, "max": 1, "nearest": 2}
 def random_u16(ctx: Context, purpose: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """The 16-bit draws of coordinates start .. start + count, as int32."""
     out = torch.empty(count, dtype=torch.int32)
-    module.random_u16(ctx.seed, int(purpose), ctx.step, ctx.buffer, ctx.sender, start, out.numpy())
+    module.random_u16(ctx.seed, int(purpose), ctx.step, ctx.buffer, ctx.sender, start, array(out))
     return out.to(device)
 
 
 def abs_max(x: Tensor) -> Tensor:
     """Largest magnitude; NaN or Inf exactly if ``x`` holds one."""
-    return torch.tensor(module.abs_max(x.numpy()), dtype=torch.float32)
+    return torch.tensor(module.abs_max(array(x)), dtype=torch.float32)
 
 
 def sum_squares(x: Tensor) -> Tensor:
     """Sum of squares, in the fixed order of the schema."""
-    return torch.tensor(module.sum_squares(x.numpy()), dtype=torch.float64)
+    return torch.tensor(module.sum_squares(array(x)), dtype=torch.float64)
 
 
 def sum_abs(x: Tensor) -> Tensor:
     """Sum of magnitudes, in the fixed order of the schema."""
-    return torch.tensor(module.sum_abs(x.numpy()), dtype=torch.float64)
+    return torch.tensor(module.sum_abs(array(x)), dtype=torch.float64)
 
 
 def block_abs_max(x: Tensor, block: int) -> Tensor:
     """Largest magnitude of every block."""
     out = torch.empty(-(-x.numel() // block), dtype=torch.float32)
-    module.block_abs_max(x.numpy(), block, out.numpy())
+    module.block_abs_max(array(x), block, array(out))
     return out
 
 
 def block_sum_squares(x: Tensor, block: int) -> Tensor:
     """Sum of squares of every block, in the fixed order of the schema."""
     out = torch.empty(-(-x.numel() // block), dtype=torch.float64)
-    module.block_sum_squares(x.numpy(), block, out.numpy())
+    module.block_sum_squares(array(x), block, array(out))
     return out
 
 
 def block_sum_abs(x: Tensor, block: int) -> Tensor:
     """Sum of magnitudes of every block, in the fixed order of the schema."""
     out = torch.empty(-(-x.numel() // block), dtype=torch.float64)
-    module.block_sum_abs(x.numpy(), block, out.numpy())
+    module.block_sum_abs(array(x), block, array(out))
     return out
 
 
@@ -85,7 +82,7 @@ def quantise_blocks(
 ) -> None:
     """Steps and packed codes of ``x``; see the schema."""
     stream = (ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer, ctx.sender)
-    module.quantise(x.numpy(), block, levels, width, RULES[rule], bfloat16, *stream, steps.numpy(), codes.numpy())
+    module.quantise(array(x), block, levels, width, RULES[rule], bfloat16, *stream, array(steps), array(codes))
 
 
 def dequantise_blocks(
@@ -100,7 +97,7 @@ def dequantise_blocks(
 ) -> Tensor:
     """``out = code * step``, or ``out += weight * (code * step)``; all NaN if any step is not finite."""
     if weight is None:
-        module.dequantise(steps.numpy(), codes.numpy(), block, width, bfloat16, out.numpy())
+        module.dequantise(array(steps), array(codes), block, width, bfloat16, array(out))
     else:
-        module.dequantise_add(steps.numpy(), codes.numpy(), block, width, bfloat16, weight, out.numpy())
+        module.dequantise_add(array(steps), array(codes), block, width, bfloat16, weight, array(out))
     return out

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.module import array, module
 from tersegrad.kernels.reference import shared as reference
 
 __all__ = ["random_rows", "sphere_first", "subtractive_bins", "subtractive_quantise", "subtractive_restore"]
@@ -18,23 +18,23 @@ def _draws(ctx: Context, purpose: int) -> tuple[int, int, int, int]:
 
 
 def subtractive_bins(ctx: Context, start: int, out: Tensor) -> None:
-    module.subtractive_bins(_draws(ctx, Purpose.DITHER), start, out)
+    module.subtractive_bins(_draws(ctx, Purpose.DITHER), start, array(out))
 
 
 def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> int:
-    return int(module.subtractive_quantise(x, step, _draws(ctx, Purpose.DITHER), start, levels))
+    return int(module.subtractive_quantise(array(x), step, _draws(ctx, Purpose.DITHER), start, array(levels)))
 
 
 def subtractive_restore(levels: Tensor, step: float, ctx: Context, start: int, out: Tensor, weight: float | None) -> None:
     if weight is None:
-        module.subtractive_restore(levels, step, _draws(ctx, Purpose.DITHER), start, out)
+        module.subtractive_restore(array(levels), step, _draws(ctx, Purpose.DITHER), start, array(out))
     else:
-        module.subtractive_restore_add(levels, step, _draws(ctx, Purpose.DITHER), start, weight, out)
+        module.subtractive_restore_add(array(levels), step, _draws(ctx, Purpose.DITHER), start, weight, array(out))
 
 
 def random_rows(ctx: Context, purpose: int, rows: Tensor, width: int) -> Tensor:
     out = torch.empty(rows.numel() * width, dtype=torch.int32)
-    module.random_rows(_draws(ctx, purpose), rows, width, out)
+    module.random_rows(_draws(ctx, purpose), array(rows), width, array(out))
     return out.view(rows.numel(), width)
 
 
@@ -43,5 +43,5 @@ def sphere_first(book: Tensor, units: Tensor, least: Tensor, start: Tensor) -> T
         return reference.sphere_first(book, units, least, start)
     first = torch.empty_like(start)
     d, words = book.shape
-    module.sphere_first(book.view(-1), words, units.reshape(-1), d, least, start, first)
+    module.sphere_first(array(book.view(-1)), words, array(units.reshape(-1)), d, array(least), array(start), array(first))
     return first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.module import array, module
 from tersegrad.kernels.reference.variance import exp4_round, exp4_top
 
 __all__ = ["exp4_round", "exp4_top", "hybrid_select", "variance_select"]
@@ -26,15 +26,8 @@ def hybrid_select(
 def _select(
     r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-    numel = x.numel()
     next_r, next_v = torch.empty_like(r), torch.empty_like(v)
-    dtype = torch.int32 if numel <= 1 << 31 else torch.int64
-    room = min(
-        numel, numel // 16 + 1024
-    )  # the number to come is unknown: a few percent, and all that was counted if too little
-    while True:
-        indices, values = torch.empty(room, dtype=dtype), torch.empty(room)
-        count, finite = module.variance_select(r, v, x, s, alpha, zeta, tau, next_r, next_v, indices, values)
-        if count <= room:
-            return next_r, next_v, indices[:count], values[:count], finite
-        room = count
+    indices, values, finite = module.variance_select(
+        array(r), array(v), array(x), array(s), alpha, zeta, tau, array(next_r), array(next_v)
+    )
+    return next_r, next_v, torch.from_numpy(indices), torch.from_numpy(values), finite
