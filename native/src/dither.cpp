@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kNotFinite = 0x7fc00000u, kSegments = 0x80000000u;  // first words, beside kAllZero; others are scales
 constexpr std::size_t kShort = std::size_t{1} << 10;  // up to here the sequential codes are tried too,
-constexpr std::size_t kTiny = 64;                     // and rANS, with its tables, is not below that many bytes
+constexpr std::size_t kTiny = 300;                    // and rANS, with its tables, is not below that many bytes
 
 bool decode_any(const std::uint8_t* data, std::size_t size, const Into& to) {
     if (size < 4) return false;

@@ -98,20 +98,25 @@ class Golomb:
     """Gaps by a Golomb code; ``header`` is the form and, where it does not follow from the set's size, the divisor's log2."""
 
     indices: Tensor
+    numel: int
     divisor: int
     header: tuple[int, ...]
 
-    def size(self) -> int:
-        return len(self.header) + self._bytes
-
     @functools.cached_property
-    def _bytes(self) -> int:
-        return int(kernels.get(self.indices.device).golomb_size(self.indices, self.divisor))
+    def _code(self) -> Tensor:
+        k, ops = self.indices.numel(), kernels.get(self.indices.device)
+        # The planes of a set in [0, numel): at most numel / divisor zeros and k ones, then the bits of the remainders.
+        most = 3 + (k + self.numel // self.divisor + k * self.divisor.bit_length() + 7) // 8
+        out = torch.empty(most, dtype=torch.uint8, device=self.indices.device)
+        return out[: int(ops.golomb_encode(self.indices, self.divisor, out))]
+
+    def size(self) -> int:
+        return len(self.header) + self._code.numel()
 
     def write(self, out: Tensor) -> None:
         for at, byte in enumerate(self.header):
             out[at] = byte
-        kernels.get(self.indices.device).golomb_encode(self.indices, self.divisor, out[len(self.header) :])
+        out[len(self.header) : self.size()] = self._code
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,11 +206,11 @@ def _smallest(indices: Tensor, numel: int) -> Form:
     forms.append(Bitmap(indices, numel))
     # A divisor of one makes a bitmap of the Golomb code.
     if divisor(k, numel) > 1:
-        forms.append(Golomb(indices, divisor(k, numel), (GOLOMB,)))
+        forms.append(Golomb(indices, numel, divisor(k, numel), (GOLOMB,)))
     parameter, estimate = _rice_estimate(histogram)
     best = min(forms, key=lambda form: form.size())
     if 2 + estimate < 0.995 * best.size():
-        forms.append(Golomb(indices, 1 << parameter, (RICE, parameter)))
+        forms.append(Golomb(indices, numel, 1 << parameter, (RICE, parameter)))
         best = min(forms, key=lambda form: form.size())
     return min([best, *_entropy_coded(indices, numel, histogram, best.size())], key=lambda form: form.size())
 

@@ -124,7 +124,7 @@ class SubtractiveDithering(Configuration):
             head = _pack("<f", steps[0], device=device)
             forms.append(torch.cat([head, gaussian.encode(q, _sizes(ctx, d, device), self.sigma)]))
             forms.append(torch.cat([head, levels.encode(q, "adaptive")]))
-        if not forms or min(map(Tensor.numel, forms)) >= 64:  # rANS with its tables cannot win below
+        if not forms or min(map(Tensor.numel, forms)) >= 300:  # rANS tables cannot win below
             forms.append(self._segmented(q, top, ctx, live, steps))
         best = min(forms, key=Tensor.numel)
         if best.numel() > 5 + 4 * len(steps) + 4 * q.numel():
