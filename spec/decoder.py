@@ -398,6 +398,14 @@ def choice(*words: str) -> Callable[[Any], str]:
     return check
 
 
+def chunk(value: Any) -> int | str:
+    """The log2 of a chunk length, which matters to encoders alone."""
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    require(14 <= whole(value) <= 18, "a chunk has 2^14 to 2^18 symbols")
+    return whole(value)
+
+
 def rules(value: Any) -> list[tuple[str, Form]]:
     require(isinstance(value, list), "rules are a map or a list")
     for pair in value:
@@ -515,21 +523,42 @@ def gamma(bits: Bits) -> int:
     return 1 << zeros | bits.integer(zeros)
 
 
-def delta(bits: Bits) -> int:
-    n = gamma(bits) - 1
-    require(n + 1 <= 63, "a delta code is too long")
-    return 1 << n | bits.integer(n)
+def unary_plane(source: Bytes, count: int) -> list[int]:
+    """4.4: the zeros before each of ``count`` ones."""
+    bits, parts = Bits(source.rest), []
+    for _ in range(count):
+        zeros = 0
+        while not bits.bit():
+            zeros += 1
+        parts.append(zeros)
+    source.take(bits.finish())
+    return parts
 
 
-def rice(bits: Bits, k: int) -> int:
+def field_plane(source: Bytes, widths: list[int]) -> list[int]:
+    """4.4: one integer of each width."""
+    bits = Bits(source.rest)
+    fields = [bits.integer(width) for width in widths]
+    source.take(bits.finish())
+    return fields
+
+
+def planar_gamma(source: Bytes, count: int) -> list[int]:
     """4.4"""
-    q = 0
-    while q < 32 and not bits.bit():
-        q += 1
-    if q == 32:
-        q = delta(bits) + 31
-        require((q << k) + (1 << k) - 1 < 2**63, "a Rice code is too large")
-    return q << k | bits.integer(k)
+    zeros = unary_plane(source, count)
+    require(all(n <= 62 for n in zeros), "a gamma code is too long")
+    return [1 << n | low for n, low in zip(zeros, field_plane(source, zeros))]
+
+
+def planar_rice(source: Bytes, count: int, k: int) -> list[int]:
+    """4.4"""
+    quotients = unary_plane(source, count)
+    require(all(q <= 32 for q in quotients), "a quotient is above 32")
+    low = field_plane(source, [k] * count)
+    escapes = iter(planar_gamma(source, quotients.count(32)))
+    quotients = [31 + next(escapes) if q == 32 else q for q in quotients]
+    require(all((q << k) + (1 << k) - 1 < 2**63 for q in quotients), "a Rice code is too large")
+    return [q << k | r for q, r in zip(quotients, low)]
 
 
 # 4.5 rANS
@@ -581,8 +610,8 @@ def rans_table(bits: Bits, alphabet: int) -> dict[int, int]:
     return dict(zip(symbols, f))
 
 
-def chunk_lengths(n: int) -> list[int]:
-    size = 1 << 18
+def cut(n: int, size: int) -> list[int]:
+    """Pieces of ``size``, the last from half to one and a half of that; one if n is smaller."""
     if n < size:
         return [n] if n else []
     chunks = (n + size // 2) // size
@@ -594,10 +623,9 @@ def rans(data: bytes, n: int, alphabet: int, contexts: list[int] | None = None, 
     if n == 0 or alphabet == 1:
         return [0] * n, 0
     source = Bytes(data)
-    form = source.byte()
-    require(form <= 1, "a rANS block is coded or raw")
+    form, width = source.byte(), (alphabet - 1).bit_length()
+    require(form == 1 or 14 <= form <= 18, "a rANS block is coded or raw")
     if form == 1:
-        width = (alphabet - 1).bit_length()
         symbols = packed_codes(source.take(ceil_div(n * width, 8)), width, n)
         require(max(symbols) < alphabet, "a raw symbol lies outside the alphabet")
         return symbols, source.at
@@ -609,19 +637,20 @@ def rans(data: bytes, n: int, alphabet: int, contexts: list[int] | None = None, 
         return [next(iter(tables[c])) for c in contexts], source.at
     # For each table and slot: symbol, frequency, slot - start.
     slots = [[(s, f, slot) for s, f in table.items() for slot in range(f)] for table in tables]
-    which = iter(contexts)
-    lengths = chunk_lengths(n)
+    lanes = 64 if n >= 1 << 14 else 1 << max(0, n.bit_length() - 10)
+    lengths = cut(n, 1 << form)
     word_counts = struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths)))
     symbols = []
     for m, count in zip(lengths, word_counts):
-        require(count <= m, "a chunk has more words than symbols")
-        lanes = min(64, m)
+        rows = 16 // width if m >= lanes * (16 // width + 1) else 0
+        coded = m - lanes * rows
+        require(count <= coded, "a chunk has more words than symbols")
         states = list(struct.unpack(f"<{lanes}I", source.take(4 * lanes)))
         require(min(states) >= 65536, "a state is too small")
         words = iter(struct.unpack(f"<{count}H", source.take(2 * count)))
-        for i in range(m):
-            x = states[i % 64]
-            s, f, offset = slots[next(which)][x % 4096]
+        for i in range(coded):
+            x = states[i % lanes]
+            s, f, offset = slots[contexts[len(symbols)]][x % 4096]
             symbols.append(s)
             x = f * (x >> 12) + offset
             if x < 65536:
@@ -629,9 +658,12 @@ def rans(data: bytes, n: int, alphabet: int, contexts: list[int] | None = None, 
                 if word is None:
                     raise reject("a chunk has too few words")
                 x = x << 16 | word
-            states[i % 64] = x
+            states[i % lanes] = x
         require(next(words, None) is None, "a chunk has too many words")
-        require(all(x == 65536 for x in states), "a lane does not return to its first state")
+        require(all((x - 65536) >> rows * width == 0 for x in states), "a lane does not return to a first state")
+        for i in range(lanes * rows):
+            symbols.append(states[(coded + i) % lanes] - 65536 >> i // lanes * width & (1 << width) - 1)
+    require(max(symbols) < alphabet, "a symbol lies outside the alphabet")
     return symbols, source.at
 
 
@@ -666,18 +698,14 @@ def from_gaps(gaps: list[int], d: int) -> list[int]:
 
 
 def golomb(data: bytes, k: int, d: int, m: int) -> tuple[list[int], int]:
-    bits, gaps = Bits(data), []
+    source = Bytes(data)
     w = m.bit_length() - 1
     u = (2 << w) - m
-    for _ in range(k):
-        q = 0
-        while not bits.bit():
-            q += 1
-        r = bits.integer(w)
-        if r >= u:
-            r = 2 * r + bits.bit() - u
-        gaps.append(q * m + r)
-    return from_gaps(gaps, d), bits.finish()
+    quotients = unary_plane(source, k)
+    remainders = field_plane(source, [w] * k)
+    last = iter(field_plane(source, [1 for r in remainders if r >= u]))
+    remainders = [2 * r + next(last) - u if r >= u else r for r in remainders]
+    return from_gaps([q * m + r for q, r in zip(quotients, remainders)], d), source.at
 
 
 def golomb_set(data: bytes, k: int, d: int) -> tuple[list[int], int]:
@@ -1194,7 +1222,7 @@ def decode_dithered(form: Form, message: bytes, spec: Spec, context: Context) ->
         scale = float_of(word)
         require(0 < scale < math.inf, "the scale is not a positive number")
         return scaled(level_stream(source.rest, d), scale)
-    lengths = chunk_lengths(d)
+    lengths = cut(d, 1 << 18)
     sizes = [source.left] * len(lengths)
     if len(lengths) > 1:
         sizes = list(struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths))))
@@ -1253,13 +1281,13 @@ def decode_subtractive(form: Form, message: bytes, spec: Spec, context: Context)
     if word == 0x80000000:
         return subtractive_segments(form, source, draws)
     step = float_of(word)
-    require(2.0**-126 <= step <= F and 1 <= d <= 1 << 15 and source.left > 0, "not a short message")
+    require(2.0**-126 <= step <= F and 1 <= d <= 1 << 10 and source.left > 0, "not a short message")
     levels = level_stream(source.rest, d) if source.rest[0] % 2 else modelled_levels(source.rest, draws, form["omega"])
     return [undithered(a, u, step) for a, u in zip(levels, draws)]
 
 
 def subtractive_lengths(form: Form, d: int) -> list[int]:
-    return chunk_lengths(d) if form["scale"] == "chunk" else [d] if d else []
+    return cut(d, 1 << 18) if form["scale"] == "chunk" else [d] if d else []
 
 
 def subtractive_segments(form: Form, source: Bytes, draws: list[int]) -> list[float]:
@@ -1291,13 +1319,11 @@ def with_escapes(levels: list[int], window: int, escapes: bytes, most: int) -> N
     """Add the escapes, if there are any, to the levels at both ends of the window."""
     if not escapes:
         return
-    bits = Bits(escapes)
-    for i, level in enumerate(levels):
-        if abs(level) == window:
-            v = gamma(bits)
-            require(v <= most, "a level is too large")
-            levels[i] = level + (v - 1 if level > 0 else 1 - v)
-    require(bits.finish() == len(escapes), "bytes follow the escapes")
+    source, ends = Bytes(escapes), [i for i, level in enumerate(levels) if abs(level) == window]
+    for i, v in zip(ends, planar_gamma(source, len(ends))):
+        require(v <= most, "a level is too large")
+        levels[i] += v - 1 if levels[i] > 0 else 1 - v
+    source.finish()
 
 
 def chance(x: int, y: int) -> int:
@@ -1450,9 +1476,8 @@ def block_norms(source: Bytes, count: int) -> list[int]:
         numbers, used = rans(source.rest, count, number + 1)
         source.take(used)
         if number == 255:
-            bits = Bits(source.rest)
-            numbers = [254 + gamma(bits) if b == 255 else b for b in numbers]
-            source.take(bits.finish())
+            escapes = iter(planar_gamma(source, numbers.count(255)))
+            numbers = [254 + next(escapes) if b == 255 else b for b in numbers]
     require(min(numbers) >= 0, "a norm exceeds the largest")
     return numbers
 
@@ -1476,16 +1501,12 @@ def spherical_blocks(form: Form, message: bytes, d: int, context: Context) -> li
     sizes = [min(block, d - start) for start in range(0, d, block)]
     words: dict[int, int] = {}
     for alike in ([i for i, n in enumerate(sizes) if n == block], [i for i, n in enumerate(sizes) if n < block]):
-        sent = [i for i in alike if below[i]]
-        if not sent:
-            continue
-        m = source.byte()
-        require(m <= 56, "a Rice parameter is at most 56")
-        bits = Bits(source.rest)
-        for i in sent:
-            words[i] = rice(bits, m)
-            require(words[i] < 2**40, "the number of a word is too large")
-        source.take(bits.finish())
+        alive = [i for i in alike if below[i]]
+        if alive:
+            m = source.byte()
+            require(m <= 56, "a Rice parameter is at most 56")
+            words.update(zip(alive, planar_rice(source, len(alive), m)))
+    require(all(t < 2**40 for t in words.values()), "the number of a word is too large")
     source.finish()
     values: list[float] = []
     for i, n in enumerate(sizes):
@@ -1519,7 +1540,7 @@ def signs_and_exponents(data: bytes, tensors: list[int], packed: bool) -> list[f
     """4.9: a value for each code; ``tensors`` tells which tensor each belongs to."""
     count, distinct = len(tensors), sorted(set(tensors))
     total = len(distinct)
-    if count <= 16384 and not packed:
+    if count <= 1024 and not packed:
         levels = level_stream(data, total + count)
         require(0 not in levels, "a level is zero")
         exponents, e = [], -10
@@ -1752,7 +1773,7 @@ def varint_length(value: int) -> int:
 def longest_index_set(k: int, d: int) -> int:
     if k == 0:
         return 1
-    return 1 + ceil_div(min(d, math.ceil(k * (3.45 + math.log2(0.6932 * d / k + 1.17)))), 8)
+    return 1 + min(2 + ceil_div(math.ceil(k * (3.45 + math.log2(0.6932 * d / k + 1.17))), 8), ceil_div(d, 8))
 
 
 def longest(form: Form, spec: Spec) -> int:
@@ -1794,7 +1815,7 @@ def longest(form: Form, spec: Spec) -> int:
     if name in ("sparse_dithering", "random_sparse_dithering"):
         if form.parameters.get("bits") is not None:
             return int(max(4, math.floor(form["bits"] * d / 8)))
-        segments = len(chunk_lengths(d))
+        segments = len(cut(d, 1 << 18))
         return 4 + 4 * d + segments + (4 * segments if segments > 1 else 0)
     if name == "subtractive_dithering":
         return 5 + 4 * len(subtractive_lengths(form, d)) + 4 * d
@@ -1883,7 +1904,12 @@ NUMBERS = {"fraction": (maybe_real, None), "k": (maybe_whole, None)}
 VALUES = (choice("float32", "bf16"), "float32")
 BUCKET = (maybe_whole, None)
 PACKING = (choice("packed", "rans"), "packed")
-DITHERING = {"coder": (choice("auto", "rans", "paper"), "auto"), "scale": (choice("chunk", "global"), "chunk")}
+CHUNK = (chunk, "auto")
+DITHERING = {
+    "coder": (choice("auto", "rans", "paper"), "auto"),
+    "scale": (choice("chunk", "global"), "chunk"),
+    "chunk": CHUNK,
+}
 INNER = (as_form, MISSING)
 
 COMPRESSORS: dict[str, Compressor] = {
@@ -1895,11 +1921,11 @@ COMPRESSORS: dict[str, Compressor] = {
     "int4": Compressor(6, decode_int, {"block": (whole, 32)}, lambda form: multiple(form["block"], 8)),
     "sign": Compressor(7, decode_sign, {}),
     "ternary": Compressor(8, decode_ternary, {"bucket": BUCKET}, lambda form: multiple(form["bucket"], 64)),
-    "natural": Compressor(9, decode_natural, {"coder": PACKING}),
+    "natural": Compressor(9, decode_natural, {"coder": PACKING, "chunk": CHUNK}),
     "natural_dithering": Compressor(
         10,
         decode_natural_dithering,
-        {"levels": (whole, 8), "bucket": BUCKET, "coder": PACKING},
+        {"levels": (whole, 8), "bucket": BUCKET, "coder": PACKING, "chunk": CHUNK},
         lambda form: 1 <= form["levels"] <= 64 and multiple(form["bucket"], 64),
     ),
     "qsgd": Compressor(
@@ -1911,6 +1937,7 @@ COMPRESSORS: dict[str, Compressor] = {
             "levels": (maybe_whole, None),
             "norm": (choice("l2", "max"), "l2"),
             "coder": (choice("packed", "elias", "rans"), "packed"),
+            "chunk": CHUNK,
         },
         valid_qsgd,
     ),
@@ -1939,7 +1966,12 @@ COMPRESSORS: dict[str, Compressor] = {
     "subtractive_dithering": Compressor(
         18,
         decode_subtractive,
-        {"omega": (real, MISSING), "coder": (choice("auto", "rans"), "auto"), "scale": (choice("chunk", "global"), "chunk")},
+        {
+            "omega": (real, MISSING),
+            "coder": (choice("auto", "rans"), "auto"),
+            "scale": (choice("chunk", "global"), "chunk"),
+            "chunk": CHUNK,
+        },
         lambda form: 1e-12 <= form["omega"] <= 1e6,
     ),
     "spherical": Compressor(

@@ -302,6 +302,11 @@ def accepted() -> Iterator[Accept]:
     yield Accept("spherical.norms-far-apart", encoded("spherical(alpha=0.5, block=8)", far, context(904)))
     many = numbers(30_000, 18)
     yield Accept("vgc.many-values", encoded("vgc(alpha=0.2)", many, context(906)))
+    long = numbers(45_001, 19)  # three chunks of 2^14 symbols, or one
+    yield Accept("rans.three-chunks", encoded("sparse_dithering(nu=0.5, chunk=14)", long, context(907)))
+    yield Accept("rans.one-chunk", encoded("sparse_dithering(nu=0.5, chunk=18)", long, context(907)))
+    yield Accept("rans.chunks-and-contexts", encoded("subtractive_dithering(omega=1, chunk=14)", long, context(908)))
+    yield Accept("rans.chunks-of-bits", encoded("qsgd(levels=1, bucket=8192, coder=rans, chunk=15)", long, context(909)))
     yield from index_sets()
     yield from by_hand()
 
@@ -318,8 +323,8 @@ def index_forms(d: int, k: int) -> dict[str, bytes]:
     where = x.topk(k).indices.sort().values.to(torch.int32)
     out = torch.zeros(4 * d, dtype=torch.uint8)
 
-    def written(encode: Callable[[torch.Tensor], int]) -> bytes:
-        return bytes(out[: encode(out)].tolist())
+    def written(encode: Callable[[torch.Tensor], int | torch.Tensor]) -> bytes:
+        return bytes(out[: int(encode(out))].tolist())
 
     classes = run.gap_classes(where)
     alphabet = int(classes.max()) + 1
@@ -341,7 +346,7 @@ def index_forms(d: int, k: int) -> dict[str, bytes]:
 
 SIGNS = "threshold(tau=1.5, values=sign)"
 # Words 8 and 0 of two spherical blocks, with the Rice parameters 2 and 0.
-SPHERE_WORDS = b"\2\x04\0\1"
+SPHERE_WORDS = b"\2\x04\0\0\1"
 
 
 def index_sets() -> Iterator[Accept]:
@@ -378,13 +383,15 @@ def by_hand() -> Iterator[Accept]:
     yield Accept("natural_dithering.every-code", framed(levels, struct.pack("<f", 3.0) + b"\x88\xc6\xfa", 8, ctx))
     block = bytes([0]) + struct.pack("<f", 2.0)  # mode, and one step; a rANS block follows
     trio = "qsgd(levels=1, coder=rans)"  # three symbols
-    yield Accept("rans.empty-table", framed(trio, block + b"\0" + bits("0 00100"), 9, ctx))
-    yield Accept("rans.one-symbol", framed(trio, block + b"\0" + bits("0 011 1"), 9, ctx))
+    yield Accept("rans.empty-table", framed(trio, block + b"\x10" + bits("0 00100"), 9, ctx))
+    yield Accept("rans.one-symbol", framed(trio, block + b"\x12" + bits("0 011 1"), 9, ctx))
     yield Accept("rans.raw", framed(trio, block + raw_levels((0, 1, 2, 1, 0)), 5, ctx))
+    states = block + from_state((100, 600, 100), (1, 2, 0, 1, 1, 0, 2, 1, 1))
+    yield Accept("rans.symbols-in-the-state", framed(trio, states, 9, ctx))
     infinite = bytes([0, 1]) + short_set(2, 9) + struct.pack("<f", math.inf)
     yield Accept("top_k.infinite-value", framed("top_k(k=1)", infinite, 9, ctx))
     yield Accept("sparse_dithering.negative-scale", framed(SD, segments(segment(-0.5, 1, raw_levels((1, 0, 2)))), 3, ctx))
-    clamped = segments(segment(3e38, 1, raw_levels((2, 1, 0)), bits("00100 1")))
+    clamped = segments(segment(3e38, 1, raw_levels((2, 1, 0)), bits("001 1") + bits("00")))
     yield Accept("sparse_dithering.clamped", framed(SD, clamped, 3, ctx))
     yield Accept("sparse_dithering.bytes-after-levels", framed(SD, struct.pack("<f", 1.5) + bits("0 11") + b"\xff", 3, ctx))
     yield Accept("sparse_dithering.short-levels", framed(SD, struct.pack("<f", 1.5) + bits("0 00 11111"), 3, ctx))
@@ -398,7 +405,17 @@ def by_hand() -> Iterator[Accept]:
     yield Accept("spherical.rans-norms", framed(sphere, norms + raw_bits((1, 1)) + SPHERE_WORDS, 3, ctx))
     yield Accept("spherical.zero-blocks", framed(sphere, b"\0" + struct.pack("<h", 1) + b"\0\0", 3, ctx))
     far = (
-        b"\0" + struct.pack("<h", 130) + b"\0\xff\1" + bytes([255, 2]) + bits("010") + b"\2" + bits("1 00") + b"\0" + bits("1")
+        b"\0"
+        + struct.pack("<h", 130)
+        + b"\0\xff\1"
+        + bytes([255, 2])
+        + bits("01")
+        + bits("0")
+        + b"\2"
+        + bits("1")
+        + bits("00")
+        + b"\0"
+        + bits("1")
     )
     yield Accept("spherical.escaped-norm", framed(sphere, far, 3, ctx))
     yield Accept("spherical.bit-31-ignored", framed("spherical(alpha=0.5)", struct.pack("<I", 0x80000000), 3, ctx))
@@ -409,7 +426,7 @@ def by_hand() -> Iterator[Accept]:
     )
     int32 = segments(struct.pack("<fB3i", 0.5, 0, 7, -(2**31), 2**31 - 1))
     yield Accept("subtractive_dithering.int32-levels", framed(SUBTRACTIVE, int32, 3, ctx))
-    classes = segments(struct.pack("<fBBB", 0.5, 1, 4, 1) + raw_levels((2, 1, 0)) + bits("00100 1"))
+    classes = segments(struct.pack("<fBBB", 0.5, 1, 4, 2) + raw_levels((2, 1, 0)) + bits("001 1") + bits("00"))
     yield Accept("subtractive_dithering.escapes", framed(SUBTRACTIVE, classes, 3, ctx))
     yield Accept("text.strom", framed("strom(0.5)", b"\0\3\0\2", 3, ctx))
     yield Accept("text.ef_sign", framed("ef_sign", struct.pack("<f", 1.5) + b"\2", 3, ctx))
@@ -444,6 +461,18 @@ def raw_levels(symbols: tuple[int, ...]) -> bytes:
 def raw_bits(symbols: tuple[int, ...]) -> bytes:
     """A raw rANS block of symbols 0 and 1."""
     return b"\1" + bits("".join(map(str, symbols)))
+
+
+def from_state(counts: tuple[int, ...], symbols: tuple[int, ...], unused: int = 0) -> bytes:
+    """A rANS block of one lane and no words: the first symbol is coded, the others lie in the first state with ``unused`` above."""
+    table = kernels.reference.rans_write_tables(torch.tensor([counts]))
+    f = kernels.reference.rans_read_tables(torch.tensor(list(table), dtype=torch.uint8), len(counts), 1)[0][0].tolist()
+    width = (len(counts) - 1).bit_length()
+    assert len(symbols) == 1 + 16 // width
+    first = 65536 + sum(s << j * width for j, s in enumerate((*symbols[1:], unused)))
+    s = symbols[0]
+    state = (first // f[s] << 12) + first % f[s] + sum(f[:s])
+    return b"\x10" + table + struct.pack("<II", 0, state)
 
 
 def segment(scale: float, window: int, block: bytes, escapes: bytes = b"") -> bytes:
@@ -615,7 +644,7 @@ def particular() -> Iterator[Reject]:
     yield from bad_variance(make)
     # Further ones come last, so that the contexts of the earlier ones stay as they were.
     blocks, norms = "spherical(alpha=0.5, block=2)", b"\0" + struct.pack("<h", 1) + b"\0\1" + raw_bits((1, 1))
-    yield make("spherical.words-without-code", blocks, norms + SPHERE_WORDS[:3], 3, "the code of the last word is missing")
+    yield make("spherical.words-without-code", blocks, norms + SPHERE_WORDS[:4], 3, "the code of the last word is missing")
     yield make("spherical.rice-parameter", blocks, norms + b"\x39" + SPHERE_WORDS[1:], 3, "a Rice parameter of 57")
     fine = (0x3F800000 | 57 << 31 | 1 << 37).to_bytes(12, "little")
     yield make("spherical-vector.rice-parameter", "spherical(alpha=0.5)", fine, 3, "a Rice parameter of 57")
@@ -629,22 +658,32 @@ def bad_rans(make: Make) -> Iterator[Reject]:
     text = "qsgd(levels=1, coder=rans)"  # three symbols
     tables = {
         "form": (b"\2" + bytes(8), "a block is coded or raw"),
+        "form-0": (b"\0" + bits("0 011 1"), "a block is coded or raw"),
+        "chunk-13": (b"\x0d" + bits("0 011 1"), "chunks of 2^13 symbols"),
+        "chunk-19": (b"\x13" + bits("0 011 1"), "chunks of 2^19 symbols"),
+        "flags": (b"\x30" + bits("0 011 1"), "a flag that is not known"),
         "no-form": (b"", "the block is missing"),
         "raw-symbol": (b"\1" + bits("11 00 00"), "a raw symbol of 3 among three"),
         "raw-padding": (b"\1" + bits("00 00 00 1"), "padding after raw symbols"),
         "raw-cut": (b"\1", "raw symbols are missing"),
-        "run": (b"\0" + bits("0 00110"), "a run of 4 absent symbols among three"),
-        "second-run": (b"\0" + bits("0 1 00100"), "a run of 4 present symbols among three"),
-        "rice-parameter": (b"\0" + bits("1 0 011 0000000 0 000000 0 000000"), "a Rice parameter of 6"),
-        "first-cost": (b"\0" + bits("1 0 000 1000011 0 0"), "a cost of 97"),
-        "negative-cost": (b"\0" + bits("1 0 000 0000000 10 0"), "a cost of -1"),
-        "large-cost": (b"\0" + bits("1 0 000 0000011 110 0"), "a cost of 97"),
-        "endless-rice": (b"\0" + bits("1 0 000 0000000 " + "1" * 400), "a Rice code that does not end"),
-        "table-padding": (b"\0" + bits("0 011 1 1"), "padding after the tables"),
-        "table-cut": (b"\0", "the table is missing"),
+        "run": (b"\x10" + bits("0 00110"), "a run of 4 absent symbols among three"),
+        "second-run": (b"\x10" + bits("0 1 00100"), "a run of 4 present symbols among three"),
+        "rice-parameter": (b"\x10" + bits("1 0 011 0000000 0 000000 0 000000"), "a Rice parameter of 6"),
+        "first-cost": (b"\x10" + bits("1 0 000 1000011 0 0"), "a cost of 97"),
+        "negative-cost": (b"\x10" + bits("1 0 000 0000000 10 0"), "a cost of -1"),
+        "large-cost": (b"\x10" + bits("1 0 000 0000011 110 0"), "a cost of 97"),
+        "endless-rice": (b"\x10" + bits("1 0 000 0000000 " + "1" * 400), "a Rice code that does not end"),
+        "table-padding": (b"\x10" + bits("0 011 1 1"), "padding after the tables"),
+        "table-cut": (b"\x10", "the table is missing"),
     }
     for name, (block, reason) in tables.items():
         yield make(f"rans.{name}", text, head + block, 3, reason)
+    state = from_state((100, 600, 100), (1, 2, 0, 1, 3, 0, 2, 1, 1))
+    yield make("rans.symbol-in-the-state", text, head + state, 9, "a symbol of 3 among three in the state")
+    state = from_state((1, 1, 9, 1, 1), (2, 2, 1, 2, 3, 2), unused=1)
+    yield make(
+        "rans.unused-bit-of-the-state", "qsgd(levels=2, coder=rans)", head + state, 6, "a bit above the symbols in the state"
+    )
     big = frame.unpack(encoded("qsgd(levels=4, coder=rans)", KINDS["sparse"](2000), context(2999))).payload
     steps = 1 + 4 * 4
     at = steps + 1 + table_length(big[steps + 1 :], 9)
@@ -660,7 +699,7 @@ def bad_rans(make: Make) -> Iterator[Reject]:
         "word-too-many": (changed(at, struct.pack("<I", words + 1)) + b"\0\0", "a word too many"),
         "small-state": (changed(at + 4, struct.pack("<I", 65535)), "a state below 65536"),
         "wrong-state": (changed(at + 4, bytes([big[at + 4] ^ 1])), "lanes that do not return to their first state"),
-        "states-cut": (big[: at + 100], "states are missing"),
+        "states-cut": (big[: at + 10], "states are missing"),
     }
     for name, (message, reason) in cases.items():
         yield make(f"rans.{name}", "qsgd(levels=4, coder=rans)", message, 2000, reason)
@@ -680,9 +719,15 @@ def bad_index_sets(make: Make) -> Iterator[Reject]:
         "short-above-256": (300, 2400, bytes(400), "300 integers in the short form"),
         "short-cut": (9, 65, forms["short"][:2], "the code ends early"),
         "short-choice": (4, 9, b"\xf9\xff\xff\xff\xff\xff", "a choice that does not exist"),
-        "golomb-outside": (2, 9, b"\xfa" + bits("0 0 0 0 1 00 1 00") + bytes(3), "an index outside the vector"),
+        "golomb-outside": (2, 9, b"\xfa" + bits("00001 1") + bytes(4), "an index outside the vector"),
         "golomb-endless": (2, 9, b"\xfa" + bytes(4), "a quotient that does not end"),
         "golomb-padding": (9, 65, forms["golomb"][:-1] + bytes([forms["golomb"][-1] | 128]), "padding"),
+        "golomb-unary-padding": (2, 9, b"\xfa" + bits("11 000001") + bits("00"), "padding after the quotients"),
+        "golomb-rests-padding": (2, 9, b"\xfa" + bits("11") + bits("00 000001"), "padding after the remainders"),
+        "golomb-last-padding": (2, 9, b"\xfa" + bits("11") + bits("11") + bits("00 000001"), "padding after the last bits"),
+        "golomb-rests-cut": (2, 9, b"\xfa" + bits("11"), "the remainders are missing"),
+        "golomb-last-cut": (2, 9, b"\xfa" + bits("11") + bits("11"), "the last bits are missing"),
+        "golomb-last-outside": (2, 9, b"\xfa" + bits("001 01") + bits("11") + bits("11"), "a last index of 9"),
         "rice-40": (9, 65, b"\xfb\x28" + bytes(90), "a Rice parameter of 40"),
         "rice-missing": (9, 65, b"\xfb", "the Rice parameter is missing"),
         "bitmap-ones": (9, 65, b"\xfc" + b"\xff" + bytes(8), "8 ones instead of 9"),
@@ -720,7 +765,19 @@ def bad_dithering(make: Make) -> Iterator[Reject]:
         "escapes-missing": (segments(segment(1.0, 1, raw_levels((2, 2, 2)), b"\1")), "two escapes are missing"),
         "escapes-longer": (segments(segment(1.0, 1, raw_levels((1, 1, 2)), b"\1\0")), "a byte follows the escapes"),
         "escapes-padding": (segments(segment(1.0, 1, raw_levels((1, 1, 2)), b"\3")), "padding after the escapes"),
-        "escape-too-large": (segments(segment(1.0, 1, raw_levels((1, 1, 2)), bits("0" * 31 + "1" * 32))), "a level above 2^31"),
+        "escape-too-large": (
+            segments(segment(1.0, 1, raw_levels((1, 1, 2)), bits("0" * 31 + "1") + bits("1" + "0" * 30))),
+            "a level above 2^31",
+        ),
+        "escape-endless": (
+            segments(segment(1.0, 1, raw_levels((1, 1, 2)), bits("0" * 63 + "1") + bytes(8))),
+            "an escape of 63 zeros",
+        ),
+        "escapes-low-padding": (
+            segments(segment(1.0, 1, raw_levels((1, 1, 2)), bits("01") + bits("0 1"))),
+            "padding after the low bits",
+        ),
+        "escapes-low-cut": (segments(segment(1.0, 1, raw_levels((1, 1, 2)), bits("01"))), "low bits of an escape are missing"),
         "length-longer": (
             segments(struct.pack("<BB2sf", 2, 1, b"\x80\0", 1.0) + raw_levels((1, 1, 1))),
             "a varint longer than necessary",
@@ -798,11 +855,18 @@ def bad_shared(make: Make) -> Iterator[Reject]:
         "norm-above": (top + b"\1\0" + b"\1" + bits("0 00 0 0 1"), "a negative distance from the largest norm"),
         "norm-too-large": (b"\0" + struct.pack("<h", 32767) + b"\0\1" + raw_bits((1, 1)) + tail, "a norm above 2^140"),
         "norm-too-small": (b"\0" + struct.pack("<h", -32768) + b"\0\1" + raw_bits((1, 1)) + tail, "a norm below 2^-127"),
-        "words-cut": (top + b"\0\1" + raw_bits((1, 1)) + tail[:2], "the last word is missing"),
+        "words-cut": (top + b"\0\1" + raw_bits((1, 1)) + tail[:3], "the last word is missing"),
         "words-longer": (top + b"\0\1" + raw_bits((1, 1)) + tail + b"\0", "a byte follows the words"),
-        "words-padding": (top + b"\0\1" + raw_bits((1, 1)) + tail[:3] + b"\x81", "padding after the words"),
+        "words-padding": (top + b"\0\1" + raw_bits((1, 1)) + tail[:4] + b"\x81", "padding after the words"),
         "out-of-reach": (
-            top + b"\0\1" + raw_bits((1, 0)) + b"\2" + bits("0" * 32 + "00000 1 10110" + "0" * 60),
+            top
+            + b"\0\1"
+            + raw_bits((1, 0))
+            + b"\2"
+            + bits("0" * 32 + "1")
+            + bits("00")
+            + bits("0" * 41 + "1")
+            + bits("0" * 41),
             "a word of number 2^43",
         ),
     }

@@ -40,11 +40,6 @@ bits::Elias elias(int code) {
     return static_cast<bits::Elias>(code);
 }
 
-unsigned parameter(int k) {
-    expect(0 <= k && k <= static_cast<int>(bits::rice_max), "the Rice parameter lies in 0..56");
-    return static_cast<unsigned>(k);
-}
-
 constexpr const char* kRefused = "a value is out of range, or out does not have exactly the length of the code";
 
 const bind::Registrar registrar([](nb::module_& m) {
@@ -80,27 +75,6 @@ const bind::Registrar registrar([](nb::module_& m) {
         apart(out, data);
         const Work work;
         return bits::elias_decode(data.data(), data.size(), out.size(), which, out.data());
-    });
-    m.def("rice_bits", [](Array<const std::int64_t> values, int k) {
-        const unsigned parameter_k = parameter(k);
-        const Work work;
-        return bits::rice_bits(values.data(), values.size(), parameter_k);
-    });
-    m.def("rice_encode", [](Array<const std::int64_t> values, int k, Array<std::uint8_t> out) {
-        const unsigned parameter_k = parameter(k);
-        apart(out, values);
-        const Work work;
-        expect(bits::rice_encode(values.data(), values.size(), parameter_k, out.data(), out.size()), kRefused);
-    });
-    m.def("rice_decode", [](Array<const std::uint8_t> data, int k, Array<std::int64_t> out) {
-        const unsigned parameter_k = parameter(k);
-        apart(out, data);
-        const Work work;
-        return bits::rice_decode(data.data(), data.size(), out.size(), parameter_k, out.data());
-    });
-    m.def("rice_best", [](Array<const std::int64_t> values) {
-        const Work work;
-        return bits::rice_best(values.data(), values.size());
     });
 });
 

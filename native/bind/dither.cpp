@@ -23,7 +23,7 @@ std::size_t max_bytes(std::size_t n) {
     return dither::max_bytes(n);
 }
 
-std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, Draws draws, Array<std::uint8_t> out,
+std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, int chunk, Draws draws, Array<std::uint8_t> out,
                                                Array<float> left, Array<const float> carry) {
     expect(carry.size() == 0 || (carry.size() == x.size() && left.size() == x.size()),
            "what is carried and what is left have as many coordinates as x");
@@ -36,9 +36,10 @@ std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, 
     expect(coder >= 0 && coder <= 2, "no such coder");
     expect(static_cast<dither::Coder>(coder) != dither::Coder::paper || x.size() < kMostLevels,
            "the published code is for vectors of less than 2^30 coordinates");
+    expect(rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
     const Stream stream = bind::stream_of(std::get<1>(draws), std::get<2>(draws), std::get<3>(draws), std::get<4>(draws), 0, x.size());
     const dither::Options options{nu, step, static_cast<dither::Coder>(coder), std::get<0>(draws) ? &stream : nullptr,
-                                  carry.size() ? carry.data() : nullptr, left.size() ? left.data() : nullptr};
+                                  carry.size() ? carry.data() : nullptr, left.size() ? left.data() : nullptr, chunk};
     const Work work;
     const auto outcome = dither::encode(x.data(), x.size(), options, out.data());
     return {outcome.bytes, outcome.norm, outcome.error};

@@ -25,7 +25,7 @@ rans::Contexts check_contexts(const std::optional<Bytes>& contexts, std::size_t 
     if (!contexts) return {};
     const bool per_step = contexts->size() != n;
     expect(!per_step || contexts->size() == (n + rans::kLanes - 1) / rans::kLanes,
-           "give one context a symbol or one a step of 64 symbols");
+           "give one context per symbol or one per step of 64 symbols");
     expect(n == 0 || rans::largest(contexts->data(), contexts->size()) < count, "a context is not below the number of contexts");
     return {contexts->data(), per_step};
 }
@@ -70,14 +70,15 @@ std::int64_t read_tables(Bytes data, int alphabet, int num_contexts, Array<std::
     return used == rans::kBad ? -1 : static_cast<std::int64_t>(used);
 }
 
-std::int64_t encode(Bytes symbols, int alphabet, std::optional<Bytes> contexts, int num_contexts, bool sample, Room out) {
+std::int64_t encode(Bytes symbols, int alphabet, std::optional<Bytes> contexts, int num_contexts, bool sample, int chunk, Room out) {
     check_sizes(alphabet, num_contexts);
+    expect(rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
     apart(out, symbols);
     if (contexts) apart(out, *contexts);
     check_room(out.size(), rans::max_message(symbols.size(), alphabet));
     const Work work;
     const auto ctx = check_contexts(contexts, symbols.size(), num_contexts);
-    const auto used = rans::encode_message(symbols.data(), symbols.size(), alphabet, ctx, num_contexts, sample, out.data());
+    const auto used = rans::encode_message(symbols.data(), symbols.size(), alphabet, ctx, num_contexts, sample, chunk, out.data());
     if (used == rans::kBad) throw std::invalid_argument(kOutside);
     return static_cast<std::int64_t>(used);
 }
@@ -100,6 +101,6 @@ static const bind::Registrar rans_functions([](nb::module_& m) {
     m.def("rans_write_tables", &write_tables);
     m.def("rans_read_tables", &read_tables);
     m.def("rans_encode", &encode, nb::arg("symbols"), nb::arg("alphabet"), nb::arg("contexts").none(), nb::arg("num_contexts"),
-          nb::arg("sample"), nb::arg("out"));
+          nb::arg("sample"), nb::arg("chunk"), nb::arg("out"));
     m.def("rans_decode", &decode, nb::arg("data"), nb::arg("alphabet"), nb::arg("contexts").none(), nb::arg("num_contexts"), nb::arg("symbols"));
 });

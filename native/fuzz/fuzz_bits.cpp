@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tersegrad/bits.hpp"
+#include "tersegrad/planar.hpp"
 #include "tersegrad/runtime.hpp"
 
 using namespace tersegrad;
@@ -27,20 +28,38 @@ struct Answer {
     bool operator==(const Answer&) const = default;
 };
 
+struct Code {
+    unsigned which;
+    bool serial() const { return which < 3; }
+    unsigned k() const { return which - 3; }
+    Elias elias() const { return static_cast<Elias>(which); }
+
+    std::size_t bytes(const std::vector<std::int64_t>& v) const {
+        if (serial()) return static_cast<std::size_t>(elias_bits(v.data(), v.size(), elias()) + 7) / 8;
+        return static_cast<std::size_t>(which < 60 ? planar::rice_bytes(v.data(), v.size(), k()) : planar::gamma_bytes(v.data(), v.size()));
+    }
+    bool encode(const std::vector<std::int64_t>& v, std::vector<std::uint8_t>& out) const {
+        if (serial()) return elias_encode(v.data(), v.size(), elias(), out.data(), out.size());
+        if (which < 60) planar::rice_encode(v.data(), v.size(), k(), out.data());
+        else planar::gamma_encode(v.data(), v.size(), out.data());
+        return true;
+    }
+    std::int64_t decode(const std::uint8_t* data, std::size_t size, std::vector<std::int64_t>& out) const {
+        if (serial()) return elias_decode(data, size, out.size(), elias(), out.data());
+        return which < 60 ? planar::rice_decode(data, size, out.size(), k(), out.data()) : planar::gamma_decode(data, size, out.size(), out.data());
+    }
+};
+
 int main(int argc, char** argv) {
     const long mutations = argc > 1 ? std::atol(argv[1]) : 2000;
     long accepted = 0;
     for (long trial = 0; trial < mutations; ++trial) {
-        const unsigned which = static_cast<unsigned>(source() % 60);  // 0..2 Elias, 3..59 Rice with k = which - 3
-        const unsigned k = which < 3 ? 0 : which - 3;
-        const auto code = static_cast<Elias>(which % 3);
+        const unsigned which = static_cast<unsigned>(source() % 61);  // 0..2 Elias, 3..59 Rice with k = which - 3, 60 planar gamma
+        const Code code{which};
         std::vector<std::int64_t> values(source() % 40);
         for (auto& v : values) v = static_cast<std::int64_t>(source() >> (1 + source() % 63) | 1);
-        const std::int64_t total = which < 3 ? elias_bits(values.data(), values.size(), code) : rice_bits(values.data(), values.size(), k);
-        std::vector<std::uint8_t> stream((static_cast<std::size_t>(total) + 7) / 8);
-        const bool encoded = which < 3 ? elias_encode(values.data(), values.size(), code, stream.data(), stream.size())
-                                       : rice_encode(values.data(), values.size(), k, stream.data(), stream.size());
-        if (!encoded) fail("an encoder refused good values");
+        std::vector<std::uint8_t> stream(code.bytes(values));
+        if (!code.encode(values, stream)) fail("an encoder refused good values");
         switch (source() % 4) {
             case 0: stream.resize(source() % (stream.size() + 1)); break;
             case 1:
@@ -59,8 +78,7 @@ int main(int argc, char** argv) {
         for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
             set_isa(static_cast<Isa>(level));
             Answer answer{0, std::vector<std::int64_t>(count)};
-            answer.used = which < 3 ? elias_decode(data.get(), stream.size(), count, code, answer.values.data())
-                                    : rice_decode(data.get(), stream.size(), count, k, answer.values.data());
+            answer.used = code.decode(data.get(), stream.size(), answer.values);
             if (answer.used < 0) answer.values.clear();
             if (level == 0)
                 first = answer;
@@ -70,9 +88,8 @@ int main(int argc, char** argv) {
         if (first.used >= 0) {
             ++accepted;
             std::vector<std::uint8_t> again(static_cast<std::size_t>(first.used));
-            const bool same = which < 3 ? elias_encode(first.values.data(), count, code, again.data(), again.size())
-                                        : rice_encode(first.values.data(), count, k, again.data(), again.size());
-            if (!same || (!again.empty() && std::memcmp(again.data(), data.get(), again.size()) != 0)) fail("an accepted stream is not canonical");
+            if (code.bytes(first.values) != again.size()) fail("an accepted stream has another length");
+            if (!code.encode(first.values, again) || (!again.empty() && std::memcmp(again.data(), data.get(), again.size()) != 0)) fail("an accepted stream is not canonical");
         }
         // Fixed-width codes and trits take any bytes of the right size.
         const unsigned width = 1 + static_cast<unsigned>(source() % 16);

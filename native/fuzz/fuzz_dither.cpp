@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
     std::normal_distribution<float> normal;
     long accepted = 0, rejected = 0;
     for (long round = 0; round < mutations; ++round) {
-        const std::size_t n = below(100) == 0 ? rans::kChunk * 3 / 2 + below(3) : below(3) ? 1 + below(3000) : below(70);
+        const std::size_t n = below(100) == 0 ? dither::kSegment * 3 / 2 + below(3) : below(20) == 0 ? 20000 + below(40000) : below(3) ? 1 + below(3000) : below(70);
         std::vector<float> x(n);
         const bool heavy = below(2);
         for (auto& v : x) v = normal(rng) * (heavy && below(100) == 0 ? static_cast<float>(below(100000)) : 1.0f);
@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
         set_isa(best_isa());
         set_threads(1 + static_cast<int>(below(3)));
         std::vector<std::uint8_t> message(dither::max_bytes(n));
-        const dither::Options options{nus[below(4)], 0, static_cast<dither::Coder>(below(3)), nullptr};
+        const dither::Options options{nus[below(4)], 0, static_cast<dither::Coder>(below(3)), nullptr, nullptr, nullptr, 14 + static_cast<int>(below(5))};
         message.resize(dither::encode(x.data(), n, options, message.data()).bytes);
         switch (below(6)) {
             case 0: message.resize(below(message.size() + 1)); break;

@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
         const int alphabets[] = {2, 3, 7, 16, 31, 64, 100, 256};
         const int alphabet = alphabets[below(8)], kind = static_cast<int>(below(3));
         const int contexts = kind ? 1 + static_cast<int>(below(5)) : 1;
-        const std::size_t n = below(4) ? 1 + below(9000) : (below(20) ? 1 + below(200) : 2 * rans::kChunk + below(1000));
+        const std::size_t n = below(4) ? 1 + below(9000) : (below(20) ? 1 + below(200) : (std::size_t{1} << 15) + below(40000));
         std::vector<std::uint8_t> symbols(n), numbers(kind == 1 ? (n + 63) / 64 : n);
         const auto skew = 1 + below(4);
         for (auto& s : symbols) {
@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
         const rans::Contexts ctx = kind ? rans::Contexts{numbers.data(), kind == 1} : rans::Contexts{};
         set_isa(best_isa());
         std::vector<std::uint8_t> message(rans::max_message(n, alphabet));
-        message.resize(rans::encode_message(symbols.data(), n, alphabet, ctx, contexts, true, message.data()));
+        message.resize(rans::encode_message(symbols.data(), n, alphabet, ctx, contexts, true, 14 + static_cast<int>(below(5)), message.data()));
         switch (below(5)) {
             case 0: message.resize(below(message.size() + 1)); break;
             case 1:
@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
             default:
                 message.resize(below(600));
                 for (auto& b : message) b = static_cast<std::uint8_t>(rng());
-                if (!message.empty()) message[0] &= 1;
+                if (!message.empty()) message[0] = static_cast<std::uint8_t>(below(20));
         }
         std::vector<std::uint8_t> first;
         std::size_t verdict = 0;

@@ -1,5 +1,6 @@
 // Mutated index sets: the decoders must throw std::invalid_argument or return indices that increase within [0, n).
 //   fuzz_select [iterations] [seed]
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -49,7 +50,15 @@ int main(int argc, char** argv) {
             classes.resize(count);
             try {
                 std::size_t used = 0;
-                if (form == 0) used = select::golomb_decode(bytes.data(), bytes.size(), count, n, m, out.data());
+                if (form == 0) {
+                    used = select::golomb_decode(bytes.data(), bytes.size(), count, n, m, out.data());
+                    std::vector<std::uint8_t> again(select::golomb_size(out.data(), count, m));
+                    select::golomb_encode(out.data(), count, m, again.data(), again.size());
+                    if (again.size() != used || !std::equal(again.begin(), again.end(), bytes.begin())) {
+                        std::printf("fuzz_select: an accepted Golomb code is not canonical at iteration %ld\n", trial);
+                        return 1;
+                    }
+                }
                 else if (form == 1) used = select::digits_decode(bytes.data(), bytes.size(), count, n, out.data());
                 else if (form == 2) select::bitmap_decode(bytes.data(), bytes.size(), count, n, out.data());
                 else used = select::gap_rests_decode(bytes.data(), bytes.size(), classes.data(), count, n, out.data());

@@ -77,37 +77,12 @@ bool unpack_trits(const u8* data, std::size_t count, u8* out) {
 }
 
 i64 elias_bits(const i64* values, std::size_t count, Elias code) { return chosen().elias_bits(values, count, code); }
-i64 rice_bits(const i64* values, std::size_t count, unsigned k) { return chosen().rice_bits(values, count, k, unlimited); }
 
 bool elias_encode(const i64* values, std::size_t count, Elias code, u8* out, std::size_t bytes) {
     return chosen().elias_encode(values, count, code, out, bytes);
 }
-bool rice_encode(const i64* values, std::size_t count, unsigned k, u8* out, std::size_t bytes) {
-    return chosen().rice_encode(values, count, k, out, bytes);
-}
 i64 elias_decode(const u8* data, std::size_t bytes, std::size_t count, Elias code, i64* out) {
     return chosen().elias_decode(data, bytes, count, code, out);
-}
-i64 rice_decode(const u8* data, std::size_t bytes, std::size_t count, unsigned k, i64* out) {
-    return chosen().rice_decode(data, bytes, count, k, out);
-}
-
-int rice_best(const i64* values, std::size_t count) {
-    if (count == 0) return 0;
-    const auto cost = chosen().rice_bits;
-    double sum = 0;
-    for (std::size_t i = 0; i < count; ++i) sum += static_cast<double>(values[i]);
-    const double mean = sum / static_cast<double>(count);
-    // Any first guess is right, a good one is fast: a code takes at least k + 1 bits, so the search ends where that alone costs more.
-    int best = mean > 2 ? std::min<int>(static_cast<int>(rice_max), std::ilogb(0.7 * mean)) : 0;
-    i64 least = cost(values, count, static_cast<unsigned>(best), unlimited);
-    if (least < 0) return -1;
-    for (int k = 0; k <= static_cast<int>(rice_max) && static_cast<i64>(count) * (k + 1) <= least; ++k) {
-        if (k == best) continue;
-        const i64 bits = cost(values, count, static_cast<unsigned>(k), least);
-        if (bits < least || (bits == least && k < best)) best = k, least = bits;
-    }
-    return best;
 }
 
 }  // namespace tersegrad::bits

@@ -1,4 +1,4 @@
-// Elias and Rice loops, and the table of one instruction set. As bits_pack.hpp, local to the including file.
+// Elias loops, and the table of one instruction set. As bits_pack.hpp, local to the including file.
 #pragma once
 #include "bits_pack.hpp"
 
@@ -194,95 +194,6 @@ i64 elias_decode_loop(const u8* data, std::size_t bytes, std::size_t count, Elia
     }
 }
 
-// ---- Rice: q = v >> k as q zeros and a one, then the k low bits; from q = 32 on 32 zeros, delta(q - 31), then the k low bits ----
-
-TERSEGRAD_INLINE unsigned rice_length(u64 v, unsigned k) {
-    const u64 q = v >> k;
-    if (q < rice_limit) [[likely]] return static_cast<unsigned>(q) + 1 + k;
-    return rice_limit + prefix_tables[1][log2_floor(q - (rice_limit - 1))].total + k;
-}
-
-TERSEGRAD_INLINE void put_rice(BitWriter& writer, u64 v, unsigned k) {
-    const u64 q = v >> k, low = v & mask(k);
-    if (q < rice_limit) {
-        writer.put(u64{1} << q, static_cast<unsigned>(q) + 1);
-    } else {
-        writer.put(0, rice_limit);
-        put_elias(writer, q - (rice_limit - 1), prefix_tables[1].data());
-    }
-    writer.put(low, k);
-}
-
-bool rice_encode_loop(const i64* values, std::size_t count, unsigned k, u8* out, std::size_t bytes) {
-    BitWriter writer(out, bytes);
-    const u64 low_mask = mask(k);
-    std::size_t i = 0;
-    for (; i + 2 <= count; i += 2) {
-        const u64 a = static_cast<u64>(values[i]), b = static_cast<u64>(values[i + 1]);
-        if (static_cast<i64>(a | b) < 0) return false;
-        const u64 q = a >> k, r = b >> k;
-        const u64 total = q + r + 2 * (k + 1);  // wraps for no pair of values below 2^63
-        if (total <= 56 && (q | r) < rice_limit) [[likely]] {
-            const u64 first = (u64{1} | (a & low_mask) << 1) << q, second = (u64{1} | (b & low_mask) << 1) << r;
-            writer.put(first | second << (q + 1 + k), static_cast<unsigned>(total));
-        } else {
-            put_rice(writer, a, k);
-            put_rice(writer, b, k);
-        }
-    }
-    if (i < count) {
-        if (values[i] < 0) return false;
-        put_rice(writer, static_cast<u64>(values[i]), k);
-    }
-    return writer.finish() == bytes && !writer.overflowed();
-}
-
-// Stops, with some sum above `limit`, as soon as the rest cannot bring it to `limit`: every code takes at least k + 1 bits.
-i64 rice_bits_loop(const i64* values, std::size_t count, unsigned k, i64 limit) {
-    // Blocks without an escape, nearly all of them, are summed without a branch.
-    constexpr std::size_t block = 64;
-    i64 sum = 0, bad = 0;
-    for (std::size_t i = 0; i < count; i += block) {
-        if (sum + static_cast<i64>((count - i) * (k + 1)) > limit) return limit + 1;
-        const std::size_t n = count - i < block ? count - i : block;
-        u64 any = 0, quotients = 0;
-        for (std::size_t j = 0; j < n; ++j) {
-            const u64 v = static_cast<u64>(values[i + j]);
-            any |= v;
-            quotients += v >> k;
-        }
-        bad |= static_cast<i64>(any);
-        if (any >> k < rice_limit)
-            sum += static_cast<i64>(quotients + n * (k + 1));
-        else
-            for (std::size_t j = 0; j < n; ++j) sum += rice_length(static_cast<u64>(values[i + j]) & mask(63), k);
-    }
-    return bad < 0 ? -1 : sum;
-}
-
-i64 rice_decode_loop(const u8* data, std::size_t bytes, std::size_t count, unsigned k, i64* out) {
-    const u64 low_mask = mask(k), largest = mask(63) >> k;
-    return decode_all(data, bytes, count, out, [=](BitReader & reader, i64 & value) __attribute__((always_inline)) {
-        const u64 w = reader.peek();
-        u64 q = zeros(w, 40);
-        if (q < rice_limit && q + 1 + k <= 57) [[likely]] {
-            reader.skip(q + 1 + k);
-            value = static_cast<i64>(q << k | (w >> (q + 1) & low_mask));
-            return true;
-        }
-        if (q < rice_limit) {
-            reader.skip(q + 1);
-        } else {
-            reader.skip(rice_limit);
-            const u64 d = get_delta(reader);
-            q = d + (rice_limit - 1);
-            if (d == 0 || q > largest) return false;
-        }
-        value = static_cast<i64>(q << k | reader.get(k));
-        return true;
-    });
-}
-
 // The table of one instruction set, filled with the scalar versions.
 template <unsigned... W>
 constexpr void fill8(Implementation& t, std::integer_sequence<unsigned, W...>) {
@@ -300,11 +211,8 @@ constexpr Implementation scalar_implementation() {
     t.pack_trits = pack_trits_loop;
     t.unpack_trits = unpack_trits_loop;
     t.elias_encode = elias_encode_loop;
-    t.rice_encode = rice_encode_loop;
     t.elias_decode = elias_decode_loop;
-    t.rice_decode = rice_decode_loop;
     t.elias_bits = elias_bits_loop;
-    t.rice_bits = rice_bits_loop;
     return t;
 }
 

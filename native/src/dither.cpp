@@ -11,8 +11,8 @@ namespace tersegrad::dither {
 namespace {
 
 constexpr std::uint32_t kNotFinite = 0x7fc00000u, kSegments = 0x80000000u;  // first words, beside kAllZero; others are scales
-constexpr std::size_t kShort = std::size_t{1} << 14;  // up to here the sequential codes are tried too,
-constexpr std::size_t kTiny = 300;                    // and rANS, with its tables and lanes, is not below that many bytes
+constexpr std::size_t kShort = std::size_t{1} << 10;  // up to here the sequential codes are tried too,
+constexpr std::size_t kTiny = 300;                    // and rANS, with its tables, is not below that many bytes
 
 bool decode_any(const std::uint8_t* data, std::size_t size, const Into& to) {
     if (size < 4) return false;
@@ -29,7 +29,7 @@ bool decode_any(const std::uint8_t* data, std::size_t size, const Into& to) {
 }  // namespace
 
 std::size_t max_bytes(std::size_t n) {
-    const Segments segments{n};
+    const Segments segments(n);
     return 4 + segments.table_bytes() + segments.count() + 4 * n;
 }
 

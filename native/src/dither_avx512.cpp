@@ -190,7 +190,7 @@ struct Values {
     __m512 low, high;
     void load(const Track& track, bool add) {
         const int window = track.window;
-        const float scale = track.scales[track.chunk->cursor.step * rans::kLanes / kScaleBlock];
+        const float scale = track.scales[(track.start + track.chunk->cursor.step * rans::kLanes) / kScaleBlock];
         if constexpr (Wide) {
             low = _mm512_set1_ps(static_cast<float>(window));
             high = _mm512_set1_ps(scale);
@@ -208,7 +208,7 @@ struct Values {
     }
 };
 
-struct Route {  // one segment, as far as registers reach
+struct Route {  // one chunk, as far as registers reach
     rans::detail::Lane lane;
     float* out;
     std::size_t hop;  // of the symbols
@@ -314,7 +314,8 @@ bool decode_avx512(Track& x, Track* y, bool add, float weight, bool stream) {
             if (!t) continue;
             auto& c = t->chunk->cursor;
             if (c.step == t->steps) continue;
-            c.steps = std::min(t->steps, (c.step / block + 1) * block);
+            const std::size_t before = t->start / rans::kLanes;
+            c.steps = std::min(t->steps, ((before + c.step) / block + 1) * block - before);
             open[count++] = t;
         }
         if (!count) break;

@@ -1,10 +1,11 @@
 // From segments of a Sparse Dithering message to floats.
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <optional>
 
 #include "dither_segments.hpp"
-#include "tersegrad/bits.hpp"
+#include "tersegrad/planar.hpp"
 #include "tersegrad/threads.hpp"
 
 namespace tersegrad::dither {
@@ -69,7 +70,7 @@ public:
         Parsed p;
         if (data[0] != coded || !parse(data, size, to.n, p)) return false;
         Fast fast;
-        if (open(p, to, 0, fast)) return fast.good && ops().decode(*fast.track, nullptr, to.add, to.weight, stream) && close(p, to, fast);
+        if (open(p, to, 0, fast)) return fast.good && run(fast.tracks, to, stream) && close(p, to, fast);
         std::uint8_t* symbols = buffer(0);
         if (rans::decode_message(p.body, p.body_size, to.n, 2 * p.window + 1, {}, 1, symbols) != p.body_size) return false;
         find_escapes(p, to, symbols);
@@ -80,7 +81,7 @@ public:
         return unescape(p, to, symbols);
     }
 
-    // Two at once where both are coded plainly: each hides the other's latency.
+    // Two at once where both are coded plainly, so that no chunk is alone: each hides the other's latency.
     bool decode_two(const std::uint8_t* first, std::size_t first_size, const Into& to_first, const std::uint8_t* second,
                     std::size_t second_size, const Into& to_second, bool stream) {
         if (ops().decode && first_size && second_size && first[0] == coded && second[0] == coded) {
@@ -88,9 +89,12 @@ public:
             if (!parse(first, first_size, to_first.n, a) || !parse(second, second_size, to_second.n, b)) return false;
             Fast x, y;
             const bool apart = to_first.add && a.tail_size + b.tail_size && std::max(a.window, b.window) > 15;
-            if (!apart && open(a, to_first, 0, x) && open(b, to_second, 1, y))
-                return x.good && y.good && ops().decode(*x.track, &*y.track, to_first.add, to_first.weight, stream) && close(a, to_first, x) &&
-                       close(b, to_second, y);
+            if (!apart && open(a, to_first, 0, x) && open(b, to_second, 1, y)) {
+                if (!x.good || !y.good) return false;
+                std::vector<detail::Track> both = x.tracks;
+                both.insert(both.end(), y.tracks.begin(), y.tracks.end());
+                return run(both, to_first, stream) && close(a, to_first, x) && close(b, to_second, y);
+            }
         }
         return decode(first, first_size, to_first, stream) && decode(second, second_size, to_second, stream);
     }
@@ -98,9 +102,10 @@ public:
 private:
     // What a fused decoder needs. `good` false: the bytes are malformed.
     struct Fast {
+        std::unique_ptr<rans::Opened> message;
         std::optional<rans::DecodeModel> model;
-        std::optional<rans::detail::Chunk> chunk;
-        std::optional<detail::Track> track;
+        std::deque<rans::detail::Chunk> chunks;
+        std::vector<detail::Track> tracks;
         std::uint8_t* symbols = nullptr;
         bool good = true;
     };
@@ -114,41 +119,47 @@ private:
     // Whether the segment suits the fused decoder; then the parts are made.
     bool open(const Parsed& p, const Into& to, int which, Fast& f) {
         const int alphabet = 2 * p.window + 1;
-        if (!ops().decode || alphabet > 63 || to.n < rans::kLanes || p.body_size < 1 || p.body[0] != 0) return false;
+        if (!ops().decode || alphabet > 63 || p.body_size < 1 || p.body[0] == rans::kRaw) return false;
         if (to.add && p.tail_size && alphabet > 32) return false;
-        std::uint16_t frequencies[64];
-        const std::size_t tables = rans::read_tables(p.body + 1, p.body_size - 1, alphabet, 1, frequencies);
-        if (tables == rans::kBad) return f.good = false, true;
-        if (std::any_of(frequencies, frequencies + alphabet, [](auto v) { return v == rans::kTotal; })) return false;
-        const std::size_t head = 1 + tables + 4 + 4 * rans::kLanes;
-        if (p.body_size < head) return f.good = false, true;
-        std::uint32_t count;
-        std::memcpy(&count, p.body + 1 + tables, 4);
-        if (count > to.n || p.body_size - head != 2 * std::size_t{count}) return f.good = false, true;
-        const rans::DecodeJob job{p.body + 1 + tables + 4, p.body + head, count, rest_, to.n, {}};
-        if (!rans::detail::valid_states(job)) return f.good = false, true;
-        f.model.emplace(frequencies, alphabet, 1, false);
-        f.chunk.emplace(job);
+        f.message = rans::open_message(p.body, p.body_size, to.n, alphabet, {}, 1, buffer(which));
+        if (!f.message || f.message->size != p.body_size) return f.good = false, true;
+        const rans::Layout& layout = f.message->layout;
+        if (f.message->jobs.empty() || layout.lanes < rans::kLanes) return false;
+        if (!std::all_of(f.message->jobs.begin(), f.message->jobs.end(), rans::detail::valid_states)) return f.good = false, true;
+        f.model.emplace(f.message->frequencies.data(), alphabet, 1, false, layout);
         f.symbols = p.tail_size ? buffer(which) : nullptr;
-        f.track.emplace(detail::Track{&*f.chunk, &*f.model, {}, p.window, to.n / rans::kLanes, to.out, f.symbols});
-        std::copy_n(p.scales, kMostScales, f.track->scales);
+        for (std::size_t c = 0; c < f.message->jobs.size(); ++c) {
+            const rans::DecodeJob& job = f.message->jobs[c];
+            const std::size_t start = layout.chunks.start(c);
+            f.chunks.emplace_back(job);
+            f.tracks.push_back({&f.chunks.back(), &*f.model, p.scales, start, p.window, layout.coded(job.n) / rans::kLanes, to.out + start,
+                                f.symbols ? f.symbols + start : nullptr});
+        }
         return true;
     }
 
-    // The coordinates after the last whole step, the final check, the escapes.
+    // All whole steps of some chunks, two at a time.
+    static bool run(std::vector<detail::Track>& tracks, const Into& to, bool stream) {
+        for (std::size_t t = 0; t < tracks.size(); t += 2)
+            if (!ops().decode(tracks[t], t + 1 < tracks.size() ? &tracks[t + 1] : nullptr, to.add, to.weight, stream)) return false;
+        return true;
+    }
+
+    // What follows the last whole step of every chunk, the final check, the escapes.
     bool close(const Parsed& p, const Into& to, Fast& f) {
-        const std::size_t done = to.n / rans::kLanes * rans::kLanes;
-        auto& cursor = f.chunk->cursor;
-        cursor.step = cursor.steps = 0;
-        cursor.symbols = rest_;
-        if (!f.chunk->finish(*f.model)) return false;
-        if (f.symbols) std::memcpy(f.symbols + done, rest_, to.n - done);
-        if (done < to.n)
-            for (std::size_t i = done; i < to.n; ++i) {
+        for (std::size_t c = 0; c < f.chunks.size(); ++c) {
+            const std::size_t start = f.tracks[c].start, done = start + f.tracks[c].steps * rans::kLanes, end = start + f.message->jobs[c].n;
+            auto& cursor = f.chunks[c].cursor;
+            cursor.step = cursor.steps = 0;
+            cursor.symbols = rest_;
+            if (!f.chunks[c].finish(*f.model)) return false;
+            if (f.symbols) std::memcpy(f.symbols + done, rest_, end - done);
+            for (std::size_t i = done; i < end; ++i) {
                 const int k = static_cast<int>(rest_[i - done]) - p.window;
                 if (to.add && p.tail_size && (k == p.window || k == -p.window)) continue;  // as in the whole steps
                 to.put(i, detail::limited(static_cast<float>(k) * p.scales[i / kScaleBlock]));
             }
+        }
         find_escapes(p, to, f.symbols);
         return unescape(p, to, f.symbols);
     }
@@ -169,7 +180,7 @@ private:
     bool unescape(const Parsed& p, const Into& to, const std::uint8_t* symbols) {
         if (!p.tail_size) return true;
         escapes_.resize(places_.size());
-        const auto read = bits::elias_decode(p.tail, p.tail_size, places_.size(), bits::Elias::gamma, escapes_.data());
+        const auto read = planar::gamma_decode(p.tail, p.tail_size, places_.size(), escapes_.data());
         if (read != static_cast<std::int64_t>(p.tail_size)) return false;
         for (std::size_t j = 0; j < places_.size(); ++j) {
             const std::size_t i = places_[j];
@@ -182,7 +193,7 @@ private:
     }
 
     std::size_t longest_;
-    std::uint8_t rest_[rans::kLanes];
+    std::uint8_t rest_[rans::kLanes * 17];  // a part of a step, and up to 16 rows that are not coded
     std::vector<std::uint32_t> places_;
     std::vector<std::int64_t> escapes_;
     std::vector<float> kept_;
@@ -191,7 +202,7 @@ private:
 }  // namespace
 
 bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to) {
-    const Segments segments{to.n};
+    const Segments segments(to.n);
     const std::size_t count = segments.count();
     if (size < segments.table_bytes()) return false;
     std::vector<std::size_t> offset(count + 1);
@@ -210,7 +221,7 @@ bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to)
     const bool stream = !to.add && to.n >= kStreamFrom;
     std::atomic<bool> good{true};
     parallel_for(count, 2, 1, [&](std::size_t first, std::size_t last) {
-        SegmentDecoder decoder(std::min(to.n, rans::kLongestChunk));
+        SegmentDecoder decoder(std::min(to.n, kLongestSegment));
         const auto at = [&](std::size_t s) { return to.part(segments.start(s), segments.length(s)); };
         for (std::size_t s = first; s < last && good; s += 2) {
             const std::size_t length = offset[s + 1] - offset[s];

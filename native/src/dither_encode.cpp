@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "dither_segments.hpp"
-#include "tersegrad/bits.hpp"
+#include "tersegrad/planar.hpp"
 #include "tersegrad/threads.hpp"
 
 namespace tersegrad::dither {
@@ -53,8 +53,8 @@ public:
         : options_(options), levels_(Workspace::of_thread().levels), words_(Workspace::of_thread().words), head_(Workspace::of_thread().head),
           sum_(Workspace::of_thread().sum) {
         levels_.fit(longest + 64);
-        words_.fit(2 * longest + rans::kSlack);
-        head_.fit(16 + 4 * kMostScales + rans::kMostHead);
+        words_.fit(rans::scratch_bytes(longest));
+        head_.fit(16 + 4 * kMostScales + rans::most_head(longest));
         if (options.carry) sum_.fit(4 * std::min(longest, kScaleBlock));
     }
 
@@ -137,8 +137,8 @@ private:
         std::uint64_t counts[256];
         const int alphabet = 2 * window + 1;
         rans::histogram_dense(k, n_, first, alphabet, counts);
-        const rans::Pieces message =
-            rans::encode_in_pieces(k, n_, first, alphabet, counts + first, head + size, words_.data.get(), words_.size, next);
+        const rans::TwoPieces message = rans::encode_in_pieces(k, n_, first, alphabet, counts + first, options_.chunk, head + size,
+                                                               words_.data.get(), words_.size, next);
         const auto later = static_cast<const char*>(next.end) - static_cast<const char*>(next.begin);
         fetched_ = std::min<std::size_t>(128 * (n_ / rans::kLanes), static_cast<std::size_t>(later));
         const Segment made{coded, {head, size + message.head}, {message.body, message.size}, {escapes_.data(), escapes_.size()}};
@@ -156,7 +156,7 @@ private:
                 left[i] = x[i] - detail::limited(static_cast<float>(level(x[i], b.inverse, options_.draws, start + i)) * b.scale);
     }
 
-    // The levels beyond the window, as Elias gamma codes.
+    // The levels beyond the window, as planar gamma codes.
     void escape(const Block* blocks, std::uint64_t start, int window) {
         std::vector<std::int64_t> sizes;
         at_ends(levels_.data.get(), n_, window, [&](std::size_t i) {
@@ -164,9 +164,8 @@ private:
             sizes.push_back(static_cast<std::int64_t>(detail::magnitude(k)) - window + 1);
             return true;
         });
-        const auto bits = bits::elias_bits(sizes.data(), sizes.size(), bits::Elias::gamma);
-        escapes_.resize(static_cast<std::size_t>(bits + 7) / 8);
-        bits::elias_encode(sizes.data(), sizes.size(), bits::Elias::gamma, escapes_.data(), escapes_.size());
+        escapes_.resize(static_cast<std::size_t>(planar::gamma_bytes(sizes.data(), sizes.size())));
+        planar::gamma_encode(sizes.data(), sizes.size(), escapes_.data());
     }
 
     Options options_;
@@ -181,14 +180,14 @@ private:
 
 // Every thread writes a run of segments where the longest possible ones before it would end; then the gaps are closed.
 Outcome encode_segments(const float* x, std::size_t n, const Options& o, std::uint8_t* out) {
-    const Segments segments{n};
+    const Segments segments(n);
     const std::size_t count = segments.count(), table = segments.table_bytes();
     std::vector<double> norms(count), errors(count);
     std::vector<std::size_t> sizes(count), runs(count + 1);  // runs[s]: where a run that starts with segment s was written
     std::atomic<bool> finite{true};
     parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
-        SegmentEncoder encoder(o, std::min(n, rans::kLongestChunk));
-        std::size_t at = runs[first] = table + first * raw_bytes(rans::kChunk);
+        SegmentEncoder encoder(o, std::min(n, kLongestSegment));
+        std::size_t at = runs[first] = table + first * raw_bytes(kSegment);
         for (std::size_t s = first; s < last && finite.load(std::memory_order_relaxed); ++s) {
             const float* here = x + segments.start(s);
             const std::size_t later = std::min(s + 1, last - 1);

@@ -10,11 +10,8 @@ namespace tersegrad::dither {
 
 enum Kind : std::uint8_t { zero = 0, raw = 1, coded = 2 };
 
-struct Segments {
-    std::size_t n;
-    std::size_t count() const { return rans::chunk_count(n); }
-    std::size_t start(std::size_t s) const { return s * rans::kChunk; }
-    std::size_t length(std::size_t s) const { return rans::chunk_length(n, s); }
+struct Segments : rans::Pieces {
+    explicit Segments(std::size_t n_) : rans::Pieces{n_, kSegment} {}
     std::size_t table_bytes() const { return count() > 1 ? 4 * count() : 0; }
 };
 

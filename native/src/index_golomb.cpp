@@ -1,172 +1,120 @@
-// Index sets as the Golomb code of their gaps.
+// Index sets as planar Golomb codes of their gaps.
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "index_bits.hpp"
 #include "index_parts.hpp"
+#include "tersegrad/planar.hpp"
 
 namespace tersegrad::select {
 using namespace index;
 namespace {
 
-struct Golomb {
-    std::uint64_t m, short_codes;  // remainders below short_codes take `width` bits, the others one more
-    unsigned width;
+using planar::Golomb;
+using planar::Sums;
 
-    explicit Golomb(std::uint64_t divisor) : m(divisor) {
-        if (m == 0 || m >> 56) throw std::invalid_argument("the divisor must lie in [1, 2^56)");
-        width = static_cast<unsigned>(std::bit_width(m)) - 1;
-        short_codes = (std::uint64_t{2} << width) - m;  // all of them where m is a power of two
+std::size_t bytes_of(std::uint64_t bits) { return static_cast<std::size_t>((bits + 7) / 8); }
+
+Sums measure(const Golomb& code, const std::int32_t* indices, std::size_t begin, std::size_t end) {
+    return planar::table().measure32(code, indices, begin, end);
+}
+Sums measure(const Golomb& code, const std::int64_t* indices, std::size_t begin, std::size_t end) {
+    return planar::table().measure64(code, indices, begin, end);
+}
+void write(const Golomb& code, const std::int32_t* indices, std::size_t begin, std::size_t end, const planar::Planes& planes) {
+    planar::table().write32(code, indices, begin, end, planes);
+}
+void write(const Golomb& code, const std::int64_t* indices, std::size_t begin, std::size_t end, const planar::Planes& planes) {
+    planar::table().write64(code, indices, begin, end, planes);
+}
+std::int64_t read(const Golomb& code, const std::uint8_t* data, std::size_t size, std::size_t count, std::uint64_t n, std::int32_t* indices) {
+    return planar::table().read32(code, data, size, count, n, indices);
+}
+std::int64_t read(const Golomb& code, const std::uint8_t* data, std::size_t size, std::size_t count, std::uint64_t n, std::int64_t* indices) {
+    return planar::table().read64(code, data, size, count, n, indices);
+}
+
+// How a set is cut for the threads, and where each part begins in the first and in the last plane.
+struct Cut {
+    std::vector<Sums> starts;  // one more than there are parts
+    std::size_t parts() const { return starts.size() - 1; }
+    std::size_t bytes(std::size_t count, const Golomb& code) const {
+        return bytes_of(starts.back().unary) + bytes_of(std::uint64_t{count} * code.width) + bytes_of(starts.back().last);
     }
 };
 
-// floor(g / m): for 32-bit indices by one multiplication, exact since g < 2^31 times the reciprocal's error is below 2^62 / m.
 template <class I>
-struct Divider {
-    std::uint64_t m, reciprocal;
-    explicit Divider(std::uint64_t divisor) : m(divisor), reciprocal(((std::uint64_t{1} << 62) - 1) / divisor + 1) {}
-    std::uint64_t operator()(std::uint64_t g) const {
-        if constexpr (sizeof(I) > 4) return g / m;
-        return static_cast<std::uint64_t>(static_cast<unsigned __int128>(g) * reciprocal >> 62);
+Cut cut(const Golomb& code, const I* indices, std::size_t count) {
+    Cut c{std::vector<Sums>(parts_of(count) + 1)};
+    each_part(count, c.parts(), [&](std::size_t p, std::size_t begin, std::size_t end) { c.starts[p + 1] = measure(code, indices, begin, end); });
+    for (std::size_t p = 0; p < c.parts(); ++p) {
+        c.starts[p + 1].unary += c.starts[p].unary;
+        c.starts[p + 1].last += c.starts[p].last;
+    }
+    return c;
+}
+
+// A part of a plane, written apart from the others because two parts may share a byte.
+struct Strip {
+    std::uint64_t begin = 0, end = 0;  // bits of the plane
+    std::unique_ptr<std::uint8_t[]> data;
+    Strip() = default;
+    Strip(std::uint64_t from, std::uint64_t to) : begin(from), end(to), data(new std::uint8_t[bytes_of(to) - from / 8 + 8]) { data[0] = 0; }
+    unsigned bit() const { return static_cast<unsigned>(begin % 8); }
+    // All bytes but the first.
+    void place(std::uint8_t* plane) const {
+        const std::size_t at = begin / 8, size = bytes_of(end) - at;
+        if (size > 1) std::memcpy(plane + at + 1, data.get() + 1, size - 1);
+    }
+    // The first byte, which belongs to the strip before as well unless this one begins it.
+    void join(std::uint8_t* plane) const {
+        if (begin == end) return;
+        std::uint8_t& shared = plane[begin / 8];
+        shared = begin % 8 ? static_cast<std::uint8_t>(shared | data[0]) : data[0];
     }
 };
-
-// The gaps to indices[begin .. end), the first one to the index before it.
-template <class I>
-void golomb_write(const I* indices, std::size_t begin, std::size_t end, std::uint64_t m, BitWriter& bits) {
-    const Golomb code(m);
-    const Divider<I> divide(m);
-    std::int64_t before = begin ? static_cast<std::int64_t>(indices[begin - 1]) : -1;
-    std::size_t j = begin;
-    const std::size_t count = end;
-    // Short remainders: r in `width` bits. Long ones: (r + u) >> 1 in `width` bits, then the lowest bit of r + u.
-    auto word = [&](std::uint64_t r, unsigned& length) {
-        const std::uint64_t is_long = r >= code.short_codes, moved = r + code.short_codes;
-        length = code.width + static_cast<unsigned>(is_long);
-        return is_long ? moved >> 1 | (moved & 1) << code.width : r;
-    };
-    while (j < count) {
-        // The usual case, in registers: a code word of at most 56 bits and room for eight bytes.
-        BitWriter::State s = bits.state();
-        for (; j < count && bits.end() - s.at >= 8; ++j) {
-            const std::uint64_t gap = static_cast<std::uint64_t>(indices[j] - before - 1);
-            const std::uint64_t q = divide(gap);
-            unsigned length;
-            const std::uint64_t rest = word(gap - q * m, length);
-            if (q + 1 + length > 56) break;
-            before = indices[j];
-            s.word |= (rest << 1 | 1) << q << s.filled;
-            s.filled += static_cast<unsigned>(q) + 1 + length;
-            std::memcpy(s.at, &s.word, 8);
-            s.at += s.filled >> 3;
-            s.word >>= s.filled & ~7u;
-            s.filled &= 7;
-        }
-        bits.restore(s);
-        if (j == count) break;
-        const std::uint64_t gap = static_cast<std::uint64_t>(indices[j] - before - 1);
-        before = indices[j++];
-        const std::uint64_t q = divide(gap);
-        unsigned length;
-        const std::uint64_t rest = word(gap - q * m, length);
-        bits.zeros(q);
-        bits.put(1, 1);
-        bits.put(rest & ((std::uint64_t{1} << 28) - 1), std::min(length, 28u));
-        if (length > 28) bits.put(rest >> 28, length - 28);
-    }
-}
-
-template <class I>
-std::uint64_t golomb_bits(const I* indices, std::size_t begin, std::size_t end, std::uint64_t m) {
-    const Golomb code(m);
-    const Divider<I> divide(m);
-    std::int64_t before = begin ? static_cast<std::int64_t>(indices[begin - 1]) : -1;
-    std::uint64_t total = static_cast<std::uint64_t>(end - begin) * (code.width + 1);
-    for (std::size_t j = begin; j < end; ++j) {
-        const std::uint64_t gap = static_cast<std::uint64_t>(indices[j] - before - 1);
-        before = indices[j];
-        const std::uint64_t q = divide(gap), r = gap - q * m;
-        total += q + (r >= code.short_codes);
-    }
-    return total;
-}
 
 }  // namespace
 
 template <class I>
 std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, std::uint8_t* out, std::size_t capacity) {
     expect_increasing(indices, count);
-    const std::size_t parts = parts_of(count);
-    if (parts == 1) {
-        BitWriter bits(out, capacity);
-        golomb_write(indices, 0, count, m, bits);
-        return bits.finish();
-    }
-    // Every part is written on its own, from the bit where it will stand, and then joined to the others.
-    std::vector<std::uint64_t> starts(parts + 1);
-    each_part(count, parts, [&](std::size_t p, std::size_t begin, std::size_t end) { starts[p + 1] = golomb_bits(indices, begin, end, m); });
-    for (std::size_t p = 0; p < parts; ++p) starts[p + 1] += starts[p];
-    if ((starts[parts] + 7) / 8 > capacity) no_room();
-    std::vector<std::uint8_t> firsts(parts);
-    each_part(count, parts, [&](std::size_t p, std::size_t begin, std::size_t end) {
-        const std::size_t at = starts[p] / 8, size = (starts[p + 1] + 7) / 8 - at;
-        const std::unique_ptr<std::uint8_t[]> own(new std::uint8_t[size]);
-        BitWriter bits(own.get(), size);
-        bits.zeros(starts[p] % 8);
-        golomb_write(indices, begin, end, m, bits);
-        firsts[p] = own[0];
-        std::memcpy(out + at + 1, own.get() + 1, size - 1);
+    const Golomb code(m);
+    const Cut c = cut(code, indices, count);
+    const std::size_t total = c.bytes(count, code);
+    if (total > capacity) no_room();
+    std::uint8_t* planes[3] = {out, out + bytes_of(c.starts.back().unary), nullptr};
+    planes[2] = planes[1] + bytes_of(std::uint64_t{count} * code.width);
+    std::vector<Strip> strips[3];
+    for (auto& list : strips) list.resize(c.parts());
+    each_part(count, c.parts(), [&](std::size_t p, std::size_t begin, std::size_t end) {
+        const Sums from = c.starts[p], to = c.starts[p + 1];
+        strips[0][p] = Strip(from.unary, to.unary);
+        strips[1][p] = Strip(std::uint64_t{begin} * code.width, std::uint64_t{end} * code.width);
+        strips[2][p] = Strip(from.last, to.last);
+        write(code, indices, begin, end,
+              {strips[0][p].data.get(), strips[1][p].data.get(), strips[2][p].data.get(), strips[0][p].bit(), strips[1][p].bit(), strips[2][p].bit()});
+        for (int k = 0; k < 3; ++k) strips[k][p].place(planes[k]);
     });
-    out[0] = firsts[0];
-    for (std::size_t p = 1; p < parts; ++p) {
-        const std::size_t at = starts[p] / 8;
-        out[at] = starts[p] % 8 ? static_cast<std::uint8_t>(out[at] | firsts[p]) : firsts[p];
-    }
-    return (starts[parts] + 7) / 8;
+    for (int k = 0; k < 3; ++k)
+        for (const Strip& strip : strips[k]) strip.join(planes[k]);
+    return total;
 }
 
 template <class I>
 std::size_t golomb_size(const I* indices, std::size_t count, std::uint64_t m) {
     expect_increasing(indices, count);
-    const std::size_t parts = parts_of(count);
-    std::vector<std::uint64_t> sizes(parts);
-    each_part(count, parts, [&](std::size_t p, std::size_t begin, std::size_t end) { sizes[p] = golomb_bits(indices, begin, end, m); });
-    return (std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0}) + 7) / 8;
+    const Golomb code(m);
+    return cut(code, indices, count).bytes(count, code);
 }
 
 template <class I>
 std::size_t golomb_decode(const std::uint8_t* data, std::size_t size, std::size_t count, std::uint64_t n, std::uint64_t m, I* indices) {
-    const Golomb code(m);
-    BitReader bits(data, size);
-    const std::uint64_t most = n / m + 1;
-    const std::uint64_t mask = (std::uint64_t{1} << code.width) - 1;
-    std::uint64_t next = 0;  // the smallest index that may follow
-    for (std::size_t j = 0; j < count; ++j) {
-        std::uint64_t v = bits.peek(), q, r;
-        const unsigned z = static_cast<unsigned>(std::countr_zero(v));
-        if (z + 2 + code.width <= 57) {
-            q = z;
-            v >>= z + 1;
-            bits.skip(z + 1 + code.width);
-        } else {
-            q = bits.unary();
-            v = bits.peek();
-            bits.skip(code.width);
-        }
-        if (q > most) outside();
-        r = v & mask;
-        const bool is_long = r >= code.short_codes;  // hard to predict: no branch
-        const std::uint64_t long_r = 2 * r + (v >> code.width & 1) - code.short_codes;
-        r = is_long ? long_r : r;
-        bits.skip(is_long);
-        next += q * m + r;
-        if (next >= n) outside();
-        indices[j] = static_cast<I>(next++);
-    }
-    if (bits.overrun()) ended();
-    if (!bits.padded_with_zeros()) throw std::invalid_argument("the padding of the index set is not zero");
-    return bits.bytes();
+    const std::int64_t used = read(Golomb(m), data, size, count, n, indices);
+    if (used == planar::ended) ended();
+    if (used == planar::outside) outside();
+    if (used == planar::unpadded) throw std::invalid_argument("the padding of the index set is not zero");
+    return static_cast<std::size_t>(used);
 }
 
 #define INSTANTIATE(I) \

@@ -42,6 +42,23 @@ std::uint8_t* encode_step(const EncodeModel& model, const std::uint8_t* symbols,
     return p;
 }
 
+// All symbols of a chunk with fewer lanes, last symbol first.
+std::uint8_t* encode_few(const EncodeModel& model, const std::uint8_t* symbols, std::size_t n, std::size_t lanes, Contexts ctx, std::uint8_t* p,
+                         std::uint32_t* x) {
+    for (std::size_t i = n; i-- > 0;) {
+        const std::uint32_t packed = model.tables[static_cast<std::size_t>(ctx.of(i))].packed[symbols[i]];
+        const std::uint32_t f = packed & 0xffff, start = packed >> 16;
+        std::uint32_t& state = x[i & (lanes - 1)];
+        const std::uint32_t emits = state >> 20 >= f;
+        p[-2] = static_cast<std::uint8_t>(state);
+        p[-1] = static_cast<std::uint8_t>(state >> 8);
+        p -= 2 * emits;
+        const std::uint32_t y = state >> 16 * emits, q = f ? y / f : 0;
+        state = (q << kPrecision) + (y - q * f) + start;
+    }
+    return p;
+}
+
 std::uint8_t* encode_steps_portable(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
                                     std::uint32_t* x) {
     for (std::size_t t = steps; t-- > 0;) p = encode_step(model, symbols + t * kLanes, kLanes, ctx.at(t * kLanes), p, x);
@@ -92,6 +109,40 @@ void decode_steps_portable(const DecodeModel& model, detail::Cursor& c) {
     c.step = step;
 }
 
+// All symbols of a chunk with fewer lanes; false if the words run out.
+bool decode_few(const DecodeModel& model, detail::Cursor& c, std::size_t n, std::size_t lanes, const std::uint8_t* end) {
+    const std::uint8_t* words = c.words;
+    const std::uint32_t* const slots = model.slots.data();
+    const Contexts contexts = c.contexts;
+    std::uint8_t* const out = c.symbols;
+    std::uint32_t x[kLanes];
+    std::copy_n(c.states, kLanes, x);
+    for (std::size_t i = 0; i < n; ++i) {
+        const auto context = static_cast<std::size_t>(contexts.of(i));
+        const std::uint32_t state = x[i & (lanes - 1)], slot = state & (kTotal - 1);
+        std::uint32_t y;
+        if (model.slots_needed) {
+            const std::uint32_t e = slots[context << kPrecision | slot];
+            y = ((e >> 8 & (kTotal - 1)) + 1) * (state >> kPrecision) + (e >> 20);
+            out[i] = static_cast<std::uint8_t>(e);
+        } else {
+            const std::uint16_t* starts = model.starts.data() + 257 * context;
+            const auto s = static_cast<std::size_t>(std::upper_bound(starts, starts + model.alphabet, slot) - starts) - 1;
+            y = static_cast<std::uint32_t>(starts[s + 1] - starts[s]) * (state >> kPrecision) + slot - starts[s];
+            out[i] = static_cast<std::uint8_t>(s);
+        }
+        if (y < kFirst) {
+            if (words >= end) return false;
+            y = y << 16 | load16(words);
+            words += 2;
+        }
+        x[i & (lanes - 1)] = y;
+    }
+    std::copy_n(x, kLanes, c.states);
+    c.words = words;
+    return true;
+}
+
 void decode_steps(const DecodeModel& model, detail::Cursor& c) {
 #if defined(__x86_64__)
     if (!model.slots_needed || isa() == Isa::avx512) return detail::decode_steps_avx512(model, c);
@@ -105,18 +156,18 @@ void decode_steps(const DecodeModel& model, detail::Cursor& c) {
 namespace detail {
 
 bool valid_states(const DecodeJob& job) {
-    for (std::size_t k = 0; k < lanes_of(job.n); ++k)
+    for (std::size_t k = 0; k < job.layout->lanes; ++k)
         if (load32(job.states + 4 * k) < kFirst) return false;
     return true;
 }
 
 Chunk::Chunk(const DecodeJob& job) : job_(job) {
-    const std::size_t lanes = lanes_of(job.n);
+    const std::size_t lanes = job.layout->lanes;
     for (std::size_t k = 0; k < kLanes; ++k) cursor.states[k] = k < lanes ? load32(job.states + 4 * k) : kFirst;
     cursor.words = job.words;
     cursor.symbols = job.symbols;
     cursor.step = 0;
-    cursor.steps = job.n / kLanes;
+    cursor.steps = lanes == kLanes ? job.layout->coded(job.n) / kLanes : 0;
     cursor.contexts = job.contexts;
     end_ = job.words + 2 * job.word_count;
     if (2 * job.word_count >= kReach)
@@ -136,17 +187,46 @@ bool Chunk::extend() {
     return true;
 }
 
+// The symbols that are not coded, from the states that the coded ones have left behind.
+bool Chunk::finish_raw() {
+    const Layout& layout = *job_.layout;
+    const std::size_t coded = layout.coded(job_.n), lanes = layout.lanes;
+    std::uint8_t* out = cursor.symbols + (lanes == kLanes ? cursor.step * kLanes + coded % kLanes : coded);
+    const std::uint32_t mask = (1u << layout.width) - 1;
+    bool good = true;
+    for (std::size_t row = 0; row < layout.rows; ++row) {
+        for (std::size_t j = 0; j < lanes; ++j) {
+            const std::uint32_t s = (cursor.states[(coded + j) & (lanes - 1)] - kFirst) & mask;
+            good &= s < static_cast<std::uint32_t>(layout.alphabet);
+            *out++ = static_cast<std::uint8_t>(s);
+        }
+        for (std::size_t lane = 0; lane < lanes; ++lane) cursor.states[lane] = kFirst + ((cursor.states[lane] - kFirst) >> layout.width);
+    }
+    return good && std::all_of(cursor.states, cursor.states + kLanes, [](auto x) { return x == kFirst; });
+}
+
 bool Chunk::finish(const DecodeModel& model) {
+    if (job_.layout->lanes < kLanes)
+        return decode_few(model, cursor, job_.layout->coded(job_.n), job_.layout->lanes, end_) && cursor.words == end_ && finish_raw();
     while (cursor.step < cursor.steps) {
         decode_steps(model, cursor);
         if (cursor.step < cursor.steps && !extend()) return false;
     }
     if (cursor.words > end_) return false;
-    if (!decode_step(model, cursor, static_cast<int>(job_.n % kLanes), end_)) return false;
-    return cursor.words == end_ && std::all_of(cursor.states, cursor.states + kLanes, [](auto x) { return x == kFirst; });
+    if (!decode_step(model, cursor, static_cast<int>(job_.layout->coded(job_.n) % kLanes), end_)) return false;
+    return cursor.words == end_ && finish_raw();
 }
 
 }  // namespace detail
+
+Layout::Layout(std::size_t n, int alphabet_, int chunk) : chunks{n, std::size_t{1} << chunk}, alphabet(alphabet_) {
+    const int digits = static_cast<int>(std::bit_width(n));
+    lanes = digits > 14 ? kLanes : digits < 11 ? 1 : std::size_t{1} << (digits - 10);  // 512 to 1023 symbols each in small blocks
+    width = static_cast<int>(raw_bits(alphabet));
+    rows = width ? 16 / static_cast<std::size_t>(width) : 0;
+    // One chunk may be too short; of several, the shortest has 2^13 symbols.
+    if (n < lanes * (rows + 1)) rows = 0;
+}
 
 EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int contexts_)
     : alphabet(alphabet_), contexts(contexts_), shift(flat_shift(alphabet_, contexts_)), tables(static_cast<std::size_t>(contexts_)), flat{} {
@@ -175,10 +255,12 @@ EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int co
     split(flat);
 }
 
-DecodeModel::DecodeModel(const std::uint16_t* frequencies, int alphabet_, int contexts_, bool per_symbol)
+DecodeModel::DecodeModel(const std::uint16_t* frequencies, int alphabet_, int contexts_, bool per_symbol, const Layout& layout)
     : alphabet(alphabet_), contexts(contexts_), shift(flat_shift(alphabet_, contexts_)), levels(0), full(false) {
     const bool flat = per_symbol && contexts > 1;
-    slots_needed = isa() != Isa::avx512 || alphabet > 64 || (flat && shift < 0);
+    // Few lanes are decoded one by one; for very few symbols a table of all slots is not worth its making.
+    const bool few = layout.lanes < kLanes;
+    slots_needed = few ? layout.chunks.n >= 1024 : isa() != Isa::avx512 || alphabet > 64 || (flat && shift < 0);
     starts.resize(static_cast<std::size_t>(contexts) * 257);
     for (int c = 0; c < contexts; ++c) {
         std::uint16_t* start = starts.data() + 257 * c;
@@ -197,6 +279,7 @@ DecodeModel::DecodeModel(const std::uint16_t* frequencies, int alphabet_, int co
             }
         return;
     }
+    if (few) return;
     images.resize(flat ? 1 : static_cast<std::size_t>(contexts));
     std::memset(images.data(), 0, images.size() * sizeof(Images));
     for (Images& image : images) std::memset(image.start_high, kTotal >> 8, 64);  // beyond the alphabet: no slot reaches 4096
@@ -231,11 +314,14 @@ DecodeModel::DecodeModel(const std::uint16_t* frequencies, int alphabet_, int co
         for (std::uint8_t& symbol : image.coarse) symbol = std::min<std::uint8_t>(symbol, static_cast<std::uint8_t>(64 - (1 << levels)));
 }
 
-std::uint8_t* encode_chunk(const EncodeModel& model, const std::uint8_t* symbols, std::size_t n, Contexts ctx, std::uint8_t* end,
-                           std::uint32_t states[kLanes], Ahead ahead) {
+std::uint8_t* encode_chunk(const EncodeModel& model, const Layout& layout, const std::uint8_t* symbols, std::size_t n, int first, Contexts ctx,
+                           std::uint8_t* end, std::uint32_t states[kLanes], Ahead ahead) {
+    const std::size_t coded = layout.coded(n), lanes = layout.lanes, steps = coded / kLanes;
     std::fill_n(states, kLanes, kFirst);
-    const std::size_t steps = n / kLanes;
-    std::uint8_t* p = encode_step(model, symbols + steps * kLanes, static_cast<int>(n % kLanes), ctx.at(steps * kLanes), end, states);
+    for (std::size_t i = coded; i < n; ++i)
+        states[i & (lanes - 1)] += static_cast<std::uint32_t>(symbols[i] - first) << (i - coded) / lanes * static_cast<std::size_t>(layout.width);
+    if (lanes < kLanes) return encode_few(model, symbols, coded, lanes, ctx, end, states);
+    std::uint8_t* p = encode_step(model, symbols + steps * kLanes, static_cast<int>(coded % kLanes), ctx.at(steps * kLanes), end, states);
 #if defined(__x86_64__)
     if (isa() == Isa::avx512) return detail::encode_steps_avx512(model, symbols, steps, ctx, p, states, ahead);
     if (isa() == Isa::avx2) return detail::encode_steps_avx2(model, symbols, steps, ctx, p, states);

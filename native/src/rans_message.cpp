@@ -75,8 +75,8 @@ struct Start {
         read_tables(tables.data(), tables.size(), alphabet, contexts, frequencies.data() + first);
         form = informative(frequencies.data(), frequencies.size()) ? Form::coded : Form::tables;
     }
-    std::size_t write(std::uint8_t* out) const {
-        out[0] = 0;
+    std::size_t write(std::uint8_t* out, int chunk) const {
+        out[0] = static_cast<std::uint8_t>(chunk);
         if (!tables.empty()) std::memcpy(out + 1, tables.data(), tables.size());
         return 1 + tables.size();
     }
@@ -88,26 +88,27 @@ struct Start {
 
 // Chunks are taken in order by whichever thread is free, coded in its own scratch, and copied out once the chunks before
 // them have their sizes. Returns the length, or kBad where it would exceed `room`.
-std::size_t encode_chunks(const EncodeModel& model, const std::uint8_t* symbols, std::size_t n, Contexts ctx, std::uint8_t* out,
+std::size_t encode_chunks(const EncodeModel& model, const Layout& layout, const std::uint8_t* symbols, Contexts ctx, std::uint8_t* out,
                           std::size_t room) {
-    const std::size_t chunks = chunk_count(n);
+    const Pieces pieces = layout.chunks;
+    const std::size_t chunks = pieces.count(), head = 4 * layout.lanes;
     if (4 * chunks > room) return kBad;
     std::atomic<std::size_t> next{0}, ready{0};  // ready: chunks whose place is known
     std::atomic<bool> full{false};
     std::size_t offset = 4 * chunks;  // written by the thread that owns chunk `ready`
     const auto workers = static_cast<std::size_t>(plan_threads(chunks, 1));
     parallel_for(workers, 1, 1, [&](std::size_t, std::size_t) {
-        const std::size_t size = 2 * std::min(n, kLongestChunk) + kSlack;
+        const std::size_t size = 2 * pieces.longest() + kSlack;
         thread_local std::vector<std::uint8_t> kept;  // below a megabyte; fresh pages would cost more than small messages
         if (kept.size() < size) kept.resize(size);
         std::uint8_t* const end = kept.data() + kept.size();
         for (std::size_t c; (c = next.fetch_add(1)) < chunks;) {
             std::uint32_t states[kLanes];
-            const std::size_t length = chunk_length(n, c), head = 4 * lanes_of(length);
+            const std::size_t start = pieces.start(c);
             const std::uint8_t* words = nullptr;
             std::size_t body = 0;
             if (!full.load(std::memory_order_relaxed)) {
-                words = encode_chunk(model, symbols + c * kChunk, length, ctx.at(c * kChunk), end, states);
+                words = encode_chunk(model, layout, symbols + start, pieces.length(c), 0, ctx.at(start), end, states);
                 body = static_cast<std::size_t>(end - words);
             }
             for (std::size_t seen; (seen = ready.load(std::memory_order_acquire)) != c;) ready.wait(seen);
@@ -126,78 +127,81 @@ std::size_t encode_chunks(const EncodeModel& model, const std::uint8_t* symbols,
     return full ? kBad : offset;
 }
 
-std::size_t decode_chunks(const DecodeModel& model, const std::uint8_t* data, std::size_t size, std::size_t n, Contexts ctx,
-                          std::uint8_t* symbols) {
-    const std::size_t chunks = chunk_count(n);
-    if (size / 4 < chunks) return kBad;
-    std::vector<DecodeJob> jobs(chunks);
+// Where the chunks lie; false if they reach beyond the data. Adds to `opened.size`.
+bool find_chunks(const std::uint8_t* data, std::size_t size, Contexts ctx, std::uint8_t* symbols, Opened& opened) {
+    const Layout& layout = opened.layout;
+    const std::size_t chunks = layout.chunks.count(), head = 4 * layout.lanes;
+    if (size / 4 < chunks) return false;
+    opened.jobs.resize(chunks);
     std::size_t at = 4 * chunks;
     for (std::size_t c = 0; c < chunks; ++c) {
-        const std::size_t length = chunk_length(n, c), head = 4 * lanes_of(length);
-        const std::size_t words = load32(data + 4 * c);
-        if (words > length || size - at < head + 2 * words) return kBad;
-        jobs[c] = {data + at, data + at + head, words, symbols + c * kChunk, length, ctx.at(c * kChunk)};
+        const std::size_t start = layout.chunks.start(c), length = layout.chunks.length(c), words = load32(data + 4 * c);
+        if (words > layout.coded(length) || size - at < head + 2 * words) return false;
+        opened.jobs[c] = {&layout, data + at, data + at + head, words, symbols + start, length, ctx.at(start)};
         at += head + 2 * words;
     }
-    std::atomic<bool> good{true};
-    parallel_for(chunks, 1, 1, [&](std::size_t begin, std::size_t end) {
-        for (std::size_t c = begin; c < end && good.load(std::memory_order_relaxed); c += 2) {
-            const bool fine = c + 1 < end ? decode_two_chunks(model, jobs[c], jobs[c + 1]) : decode_chunk(model, jobs[c]);
-            if (!fine) good.store(false);
-        }
-    });
-    return good ? at : kBad;
+    opened.size += at;
+    return true;
 }
 
 }  // namespace
 
 std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts ctx, int contexts, bool sample,
-                           std::uint8_t* out) {
+                           int chunk, std::uint8_t* out) {
     const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
     std::vector<std::uint64_t> counts(cells);
     if (!histogram(symbols, n, alphabet, ctx, contexts, sample && worth_sampling(n, alphabet, contexts), counts.data())) return kBad;
-    return encode_counted(symbols, n, alphabet, ctx, contexts, counts.data(), out);
-}
-
-std::size_t encode_counted(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts ctx, int contexts, const std::uint64_t* counts,
-                           std::uint8_t* out) {
     const std::size_t most = max_message(n, alphabet);
     if (most == 0) return 0;
-    const Start start(counts, n, 0, alphabet, contexts);
+    const Start start(counts.data(), n, 0, alphabet, contexts);
     if (start.form != Form::raw) {
-        const std::size_t head = start.write(out);
+        const std::size_t head = start.write(out, chunk);
         if (start.form == Form::tables) return head;
         const EncodeModel model(start.frequencies.data(), alphabet, contexts);
-        const std::size_t body = encode_chunks(model, symbols, n, ctx, out + head, most - 1 - head);
+        const std::size_t body = encode_chunks(model, Layout(n, alphabet, chunk), symbols, ctx, out + head, most - 1 - head);
         if (body != kBad) return head + body;
     }
-    out[0] = 1;
+    out[0] = kRaw;
     pack_raw(symbols, n, 0, static_cast<int>(raw_bits(alphabet)), out + 1);
     return most;
 }
 
-Pieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, const std::uint64_t* counts, std::uint8_t* head,
-                        std::uint8_t* scratch, std::size_t room, Ahead ahead) {
+namespace {
+std::size_t most_chunks(std::size_t n) { return Pieces{n, std::size_t{1} << kShortestChunk}.count(); }
+}  // namespace
+
+std::size_t most_head(std::size_t n) { return 1 + 1024 + 4 * most_chunks(n); }
+std::size_t scratch_bytes(std::size_t n) { return 2 * n + kSlack + 4 * kLanes * most_chunks(n); }
+
+TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, const std::uint64_t* counts, int chunk,
+                           std::uint8_t* head, std::uint8_t* scratch, std::size_t room, Ahead ahead) {
     const std::size_t most = max_message(n, alphabet);
     if (most == 0) return {};
     const Start start(counts, n, first, alphabet, 1);
     if (start.form != Form::raw) {
-        std::size_t size = start.write(head);
+        std::size_t size = start.write(head, chunk);
         if (start.form == Form::tables) return {size, nullptr, 0};
         const EncodeModel model(start.frequencies.data(), first + alphabet, 1);
-        std::uint32_t states[kLanes];
-        std::uint8_t* const end = scratch + room;
-        const std::uint8_t* const words = encode_chunk(model, symbols, n, {}, end, states, ahead);
-        const auto body = static_cast<std::size_t>(end - words);
-        const std::size_t lanes = lanes_of(n);
-        if (size + 4 + 4 * lanes + body < most) {
-            store32(head + size, static_cast<std::uint32_t>(body / 2));
-            size += 4;
-            for (std::size_t k = 0; k < lanes; ++k, size += 4) store32(head + size, states[k]);
-            return {size, words, body};
+        const Layout layout(n, alphabet, chunk);
+        const std::size_t chunks = layout.chunks.count();
+        // The last chunk first, each in front of those before: so they stand in order and next to each other.
+        std::uint8_t *const end = scratch + room, *at = end;
+        for (std::size_t c = chunks; c-- > 0;) {
+            std::uint32_t states[kLanes];
+            const std::size_t length = layout.chunks.length(c);
+            std::uint8_t* const words = encode_chunk(model, layout, symbols + layout.chunks.start(c), length, first, {}, at, states, ahead);
+            store32(head + size + 4 * c, static_cast<std::uint32_t>((at - words) / 2));
+            at = words - 4 * layout.lanes;
+            for (std::size_t k = 0; k < layout.lanes; ++k) store32(at + 4 * k, states[k]);
+            const std::size_t fetched = 128 * (length / kLanes);
+            const auto later = static_cast<std::size_t>(static_cast<const char*>(ahead.end) - static_cast<const char*>(ahead.begin));
+            ahead.begin = static_cast<const char*>(ahead.begin) + std::min(fetched, later);
         }
+        size += 4 * chunks;
+        const auto body = static_cast<std::size_t>(end - at);
+        if (size + body < most) return {size, at, body};
     }
-    head[0] = 1;
+    head[0] = kRaw;
     pack_raw(symbols, n, first, static_cast<int>(raw_bits(alphabet)), scratch);
     return {1, scratch, most - 1};
 }
@@ -209,32 +213,48 @@ std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size
         std::memset(symbols, 0, n);
         return 0;
     }
-    if (size == 0 || data[0] > 1) return kBad;
-    if (data[0] == 1) {
+    if (size && data[0] == kRaw) {
         const std::size_t bytes = raw_bytes(n, alphabet);
         if (size - 1 < bytes || !unpack_raw(data + 1, n, static_cast<int>(raw_bits(alphabet)), alphabet, symbols)) return kBad;
         return 1 + bytes;
     }
-    const std::size_t cells = static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts);
-    std::vector<std::uint16_t> frequencies(cells);
-    const std::size_t tables = read_tables(data + 1, size - 1, alphabet, contexts, frequencies.data());
-    if (tables == kBad) return kBad;
-    const std::size_t head = 1 + tables;
-    if (!informative(frequencies.data(), cells)) {
+    const auto opened = open_message(data, size, n, alphabet, ctx, contexts, symbols);
+    if (!opened) return kBad;
+    const std::uint16_t* const frequencies = opened->frequencies.data();
+    const auto& jobs = opened->jobs;
+    if (jobs.empty()) {
         std::uint8_t only[256];
         for (int c = 0; c < contexts; ++c) {
-            const auto* row = frequencies.data() + c * alphabet;
+            const auto* row = frequencies + c * alphabet;
             only[c] = static_cast<std::uint8_t>(std::find(row, row + alphabet, kTotal) - row);
         }
         if (!ctx.data)
             std::memset(symbols, only[0], n);
         else
             for (std::size_t i = 0; i < n; ++i) symbols[i] = only[ctx.of(i)];
-        return head;
+        return opened->size;
     }
-    const DecodeModel model(frequencies.data(), alphabet, contexts, ctx.data && !ctx.per_step);
-    const std::size_t body = decode_chunks(model, data + head, size - head, n, ctx, symbols);
-    return body == kBad ? kBad : head + body;
+    const DecodeModel model(frequencies, alphabet, contexts, ctx.data && !ctx.per_step, opened->layout);
+    std::atomic<bool> good{true};
+    parallel_for(jobs.size(), 1, 1, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t c = begin; c < end && good.load(std::memory_order_relaxed); c += 2) {
+            const bool fine = c + 1 < end ? decode_two_chunks(model, jobs[c], jobs[c + 1]) : decode_chunk(model, jobs[c]);
+            if (!fine) good.store(false);
+        }
+    });
+    return good ? opened->size : kBad;
+}
+
+std::unique_ptr<Opened> open_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts ctx, int contexts,
+                                     std::uint8_t* symbols) {
+    if (size == 0 || !is_chunk(data[0])) return nullptr;
+    auto opened = std::make_unique<Opened>(Layout(n, alphabet, data[0]));
+    opened->frequencies.resize(static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts));
+    const std::size_t tables = read_tables(data + 1, size - 1, alphabet, contexts, opened->frequencies.data());
+    if (tables == kBad) return nullptr;
+    opened->size = 1 + tables;
+    if (!informative(opened->frequencies.data(), opened->frequencies.size())) return opened;
+    return find_chunks(data + opened->size, size - opened->size, ctx, symbols, *opened) ? std::move(opened) : nullptr;
 }
 
 }  // namespace tersegrad::rans

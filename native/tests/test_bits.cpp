@@ -143,20 +143,6 @@ int main() {
                 [=](auto v, auto n, auto out, auto bytes) { return elias_encode(v, n, code, out, bytes); },
                 [=](auto data, auto bytes, auto n, auto out) { return elias_decode(data, bytes, n, code, out); });
         }
-        for (unsigned k = 0; k <= rice_max; ++k)
-            test_code(
-                0, [=](auto v, auto n) { return rice_bits(v, n, k); },
-                [=](auto v, auto n, auto out, auto bytes) { return rice_encode(v, n, k, out, bytes); },
-                [=](auto data, auto bytes, auto n, auto out) { return rice_decode(data, bytes, n, k, out); });
-        for (int trial = 0; trial < 100; ++trial) {
-            const auto values = some_values(0);
-            const int best = rice_best(values.data(), values.size());
-            for (int k = 0; k <= static_cast<int>(rice_max); ++k) {
-                const auto bits = rice_bits(values.data(), values.size(), static_cast<unsigned>(k));
-                const auto least = rice_bits(values.data(), values.size(), static_cast<unsigned>(best));
-                CHECK(k < best ? bits > least : bits >= least);
-            }
-        }
     }
     std::printf("bits: every instruction set agrees with one bit at a time\n");
 }

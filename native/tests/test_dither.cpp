@@ -103,7 +103,7 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
 int main() {
     std::mt19937 rng(1);
     const Stream draws{7, 1, 2, 3};
-    const std::size_t sizes[] = {0, 1, 2, 10, 63, 64, 65, 127, 1000, 4097, 20000, dither::kScaleBlock + 1, rans::kChunk + rans::kChunk / 2 + 3};
+    const std::size_t sizes[] = {0, 1, 2, 10, 63, 64, 65, 127, 1000, 4097, 20000, dither::kScaleBlock + 1, dither::kSegment + dither::kSegment / 2 + 3};
     for (std::size_t n : sizes)
         for (bool heavy : {false, true}) {
             if (n > 100000 && !heavy) continue;

@@ -36,12 +36,15 @@ static std::vector<std::uint8_t> draw(std::mt19937& rng, std::size_t n, int alph
 
 int main() {
     std::mt19937 rng(1);
-    const std::size_t sizes[] = {0, 1, 2, 63, 64, 65, 127, 128, 4095, 5000, 70000, rans::kChunk + 1, 2 * rans::kChunk + 77};
+    // From 1024 on a block has two lanes, from 2^14 on 64; chunks of 2^14 symbols are the shortest.
+    const std::size_t kLong = std::size_t{1} << 16;
+    const std::size_t sizes[] = {0, 1, 2, 63, 64, 65, 127, 511, 513, 1025, 5000, 16383, 16384, 25000, kLong + 1, 3 * kLong + 77};
     const int alphabets[] = {1, 2, 3, 5, 16, 17, 32, 33, 64, 65, 200, 256};
     for (std::size_t n : sizes)
         for (int alphabet : alphabets)
             for (double spread : {0.0, 0.02, 0.25}) {
-                if (n > 80000 && (alphabet % 16 || spread == 0.0)) continue;
+                if (n > 10000 && (alphabet % 16 || spread == 0.0)) continue;
+                const int chunk = rans::kShortestChunk + static_cast<int>(rng() % 5);
                 for (int kind = 0; kind < 3; ++kind) {  // contexts: none, a step, a symbol
                     const auto symbols = draw(rng, n, alphabet, spread * alphabet);
                     const int contexts = kind == 0 ? 1 : kind == 1 ? 7 : (alphabet <= 16 ? 3 : 5);
@@ -51,12 +54,12 @@ int main() {
                     std::vector<std::uint8_t> first;
                     for (int level = 0; level <= static_cast<int>(best_isa()); ++level)
                         for (int threads : {1, 3}) {
-                            if (threads > 1 && n < rans::kChunk) continue;
+                            if (threads > 1 && n < kLong) continue;
                             set_isa(static_cast<Isa>(level));
                             set_threads(threads);
                             const std::size_t room = rans::max_message(n, alphabet);
                             std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[room]);
-                            const std::size_t used = rans::encode_message(symbols.data(), n, alphabet, ctx, contexts, true, out.get());
+                            const std::size_t used = rans::encode_message(symbols.data(), n, alphabet, ctx, contexts, true, chunk, out.get());
                             CHECK(used <= room);
                             std::vector<std::uint8_t> bytes(out.get(), out.get() + used);
                             if (level == 0 && threads == 1) first = bytes;
@@ -75,6 +78,7 @@ int main() {
             std::vector<std::uint8_t> symbols(64 * 40);
             for (auto& s : symbols) s = rng() % 4096 >= static_cast<unsigned>(f);
             const rans::EncodeModel model(frequencies, 2, 1);
+            const rans::Layout layout(std::size_t{1} << 14, 2, 14);  // 64 lanes
             std::vector<std::uint8_t> scratch[2];
             std::uint32_t states[2][64];
             std::size_t length[2];
@@ -82,7 +86,7 @@ int main() {
                 set_isa(k ? static_cast<Isa>(level) : Isa::portable);
                 scratch[k].resize(2 * symbols.size() + rans::kSlack);
                 std::uint8_t* end = scratch[k].data() + scratch[k].size();
-                length[k] = static_cast<std::size_t>(end - rans::encode_chunk(model, symbols.data(), symbols.size(), {}, end, states[k]));
+                length[k] = static_cast<std::size_t>(end - rans::encode_chunk(model, layout, symbols.data(), symbols.size(), 0, {}, end, states[k]));
             }
             CHECK(length[0] == length[1] && std::memcmp(states[0], states[1], sizeof states[0]) == 0);
             CHECK(std::memcmp(&*scratch[0].end() - length[0], &*scratch[1].end() - length[1], length[0]) == 0);
@@ -91,7 +95,7 @@ int main() {
             const rans::EncodeModel free_model(alone, 2, 1);
             std::fill(symbols.begin(), symbols.end(), std::uint8_t{0});
             std::uint8_t* end = scratch[1].data() + scratch[1].size();
-            CHECK(rans::encode_chunk(free_model, symbols.data(), symbols.size(), {}, end, states[1]) == end);
+            CHECK(rans::encode_chunk(free_model, layout, symbols.data(), symbols.size(), 0, {}, end, states[1]) == end);
             CHECK(states[1][0] == rans::kFirst && states[1][63] == rans::kFirst);
         }
     std::printf("rans: %d checks\n", checks);

@@ -20,31 +20,36 @@ def low_bits(v: int, n: int) -> str:
     return "".join(str(v >> j & 1) for j in range(n))
 
 
-def gamma(v: int) -> str:
-    return "0" * (v.bit_length() - 1) + "1" + low_bits(v, v.bit_length() - 1)
+def planes(values: list[int], k: int) -> list[str]:
+    escapes = [(v >> k) - 31 for v in values if v >> k >= 32]
+    return [
+        "".join("0" * min(v >> k, 32) + "1" for v in values),
+        "".join(low_bits(v, k) for v in values),
+        "".join("0" * (e.bit_length() - 1) + "1" for e in escapes),
+        "".join(low_bits(e, e.bit_length() - 1) for e in escapes),
+    ]
 
 
-def codeword(v: int, k: int) -> str:
-    q = v >> k
-    if q < 32:
-        return "0" * q + "1" + low_bits(v, k)
-    d = q - 31
-    return "0" * 32 + gamma(d.bit_length()) + low_bits(d, d.bit_length() - 1) + low_bits(v, k)
+def length(values: list[int], k: int) -> int:
+    return sum(map(len, planes(values, k)))
 
 
 def stream(bits: str) -> bytes:
     return int(bits[::-1] or "0", 2).to_bytes((len(bits) + 7) // 8, "little")
 
 
+def written(values: list[int], k: int) -> bytes:
+    return b"".join(map(stream, planes(values, k)))
+
+
 def test_by_hand() -> None:
-    assert codeword(0, 0) == "1"
-    assert codeword(3, 0) == "0001"
-    assert codeword(13, 2) == "000110"
-    assert codeword(31, 0) == "0" * 31 + "1"
-    assert codeword(32, 0) == "0" * 32 + "1"  # delta(1)
-    assert codeword(33, 0) == "0" * 32 + "0100"  # delta(2)
-    assert codeword(67, 1) == "0" * 32 + "0101"[:3] + "0" + "1"  # q = 33, low bit 1
+    assert planes([0, 3], 0) == ["10001", "", "", ""]
+    assert planes([13], 2) == ["0001", "10", "", ""]
+    assert planes([31], 0) == ["0" * 31 + "1", "", "", ""]
+    assert planes([32, 33], 0) == [("0" * 32 + "1") * 2, "", "101", "0"]
+    assert planes([67], 1) == ["0" * 32 + "1", "1", "01", "0"]
     assert rice.encode(torch.tensor([3, 0, 2]), 0).tolist() == [0b10011000]
+    assert rice.encode(torch.tensor([9, 2]), 2).tolist() == [0b1100, 0b1001]
 
 
 @pytest.mark.parametrize("k", range(57))
@@ -52,18 +57,18 @@ def test_bytes_by_definition(k: int) -> None:
     around = [(32 << k) + d for d in (-1, 0, 1)] + [(33 << k) - 1, (1000 << k) + 5]
     values = [v for v in [*range(0, 80, 7), *around, 1 << 40, 1 << 62, LARGEST] if v <= LARGEST]
     data = rice.encode(torch.tensor(values), k)
-    assert data.numpy().tobytes() == stream("".join(codeword(v, k) for v in values))
+    assert data.numpy().tobytes() == written(values, k)
     back, used = rice.decode(data, len(values), k)
     assert back.tolist() == values
     assert used == data.numel()
-    assert rice.length_bits(torch.tensor(values), k) == sum(len(codeword(v, k)) for v in values)
+    assert rice.length_bits(torch.tensor(values), k) == length(values, k)
 
 
 @given(st.lists(integers, max_size=60), st.integers(0, 56), st.binary(max_size=3))
 def test_round_trip(values: list[int], k: int, tail: bytes) -> None:
     tensor = torch.tensor(values, dtype=torch.int64)
     data = rice.encode(tensor, k)
-    assert data.numel() == (rice.length_bits(tensor, k) + 7) // 8
+    assert data.numpy().tobytes() == written(values, k)
     back, used = rice.decode(torch.tensor([*data.tolist(), *tail], dtype=torch.uint8), len(values), k)
     assert torch.equal(back, tensor)
     assert used == data.numel()
@@ -72,7 +77,7 @@ def test_round_trip(values: list[int], k: int, tail: bytes) -> None:
 @given(st.lists(integers, max_size=30))
 def test_best_parameter_is_the_best(values: list[int]) -> None:
     tensor = torch.tensor(values, dtype=torch.int64)
-    costs = [sum(len(codeword(v, k)) for v in values) for k in range(57)]
+    costs = [length(values, k) for k in range(57)]
     assert rice.best_k(tensor) == costs.index(min(costs))
 
 
@@ -88,8 +93,8 @@ def test_best_parameter_of_geometric_gaps() -> None:
 
 
 def test_one_huge_value_costs_little() -> None:
-    assert rice.length_bits(torch.tensor([LARGEST]), 0) <= 105
-    assert max(rice.length_bits(torch.tensor([LARGEST]), k) for k in range(57)) <= 106
+    assert rice.length_bits(torch.tensor([LARGEST]), 0) <= 160
+    assert max(rice.length_bits(torch.tensor([LARGEST]), k) for k in range(57)) <= 160
 
 
 @pytest.mark.parametrize("k", [0, 3, 20, 56])
@@ -113,18 +118,20 @@ def test_every_truncation_and_mutations(k: int) -> None:
 
 def test_overflow_is_refused() -> None:
     for k in (1, 30, 56):
-        d = (LARGEST >> k) - 31
+        e = (LARGEST >> k) - 31
         for beyond, good in ((0, True), (1, False)):
-            delta = gamma((d + beyond).bit_length()) + low_bits(d + beyond, (d + beyond).bit_length() - 1)
-            data = torch.tensor(list(stream("0" * 32 + delta + "1" * k)), dtype=torch.uint8)
+            n = (e + beyond).bit_length() - 1
+            parts = ["0" * 32 + "1", "1" * k, "0" * n + "1", low_bits(e + beyond, n)]
+            data = torch.tensor(list(b"".join(map(stream, parts))), dtype=torch.uint8)
             if good:
                 assert rice.decode(data, 1, k)[0].tolist() == [LARGEST]
             else:
                 with pytest.raises(CorruptMessage):
                     rice.decode(data, 1, k)
-    everything = torch.tensor(list(stream("0" * 32 + gamma(63) + "1" * 62)), dtype=torch.uint8)
-    with pytest.raises(CorruptMessage):
-        rice.decode(everything, 1, 0)
+    for parts in (["0" * 33 + "1"], ["0" * 32 + "1", "", "0" * 63 + "1", "1" * 63]):
+        data = torch.tensor(list(b"".join(map(stream, parts)) + bytes(8)), dtype=torch.uint8)
+        with pytest.raises(CorruptMessage):
+            rice.decode(data, 1, 0)
 
 
 def test_refusals() -> None:

@@ -132,10 +132,10 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "dithering_decode": [[octets(4 * 5 + packed(n, 5)), zeros(n), 64, 7, 5, True, 0.5]],
         "dither_max_bytes": [[n]],
         "dither_encode": [
-            [floats(n), 0.25, 0.0, coder, (True, *DRAWS), zeros(4 + 1 + 4 * n, np.uint8), zeros(0), zeros(0)]
+            [floats(n), 0.25, 0.0, coder, 14, (True, *DRAWS), zeros(4 + 1 + 4 * n, np.uint8), zeros(0), zeros(0)]
             for coder in range(3)
         ]
-        + [[floats(n), 0.0, 0.5, 0, (False, 0, 0, 0, 0), zeros(4 + 1 + 4 * n, np.uint8), zeros(n), floats(n, 1)]],
+        + [[floats(n), 0.0, 0.5, 0, 16, (False, 0, 0, 0, 0), zeros(4 + 1 + 4 * n, np.uint8), zeros(n), floats(n, 1)]],
         "dither_decode": [[octets(50), zeros(n)], [Array(np.array([0, 0, 0, 128, 0], np.uint8)), zeros(n)]],
         "dither_decode_add": [[octets(50), zeros(n), 0.5]],
         "dither_sample": [[floats(n), 0.5, 2, zeros(0)], [floats(n), 0.5, 1, floats(n, 1)]],
@@ -152,8 +152,8 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "rans_write_tables": [[Array(np.arange(1, 10, dtype=np.int64)), 9, 1]],
         "rans_read_tables": [[octets(60), 9, 2, zeros(18, np.int16)]],
         "rans_encode": [
-            [octets(n, 9), 9, None, 1, True, zeros(1 + packed(n, 4), np.uint8)],
-            [octets(n, 9), 9, octets(5, 3), 3, False, zeros(1 + packed(n, 4), np.uint8)],
+            [octets(n, 9), 9, None, 1, True, 16, zeros(1 + packed(n, 4), np.uint8)],
+            [octets(n, 9), 9, octets(5, 3), 3, False, 18, zeros(1 + packed(n, 4), np.uint8)],
         ],
         "rans_decode": [
             [octets(80, 2), 9, None, 1, zeros(n, np.uint8)],
@@ -201,8 +201,10 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
     found["elias_decode"] = [[octets(100), code, zeros(k, np.int64)] for code in range(3)]
     found["rice_bits"] = [[codes, 2]]
     found["rice_best"] = [[codes]]
-    found["rice_encode"] = [[codes, 2, zeros((module.rice_bits(codes.values, 2) + 7) // 8, np.uint8)]]
+    found["rice_encode"] = [[codes, 2, zeros(10 * k, np.uint8)]]
     found["rice_decode"] = [[octets(100), 2, zeros(k, np.int64)]]
+    found["planar_gamma_encode"] = [[codes, zeros(10 * k, np.uint8)]]
+    found["planar_gamma_decode"] = [[octets(100), zeros(k, np.int64)]]
     for dtype in (np.int32, np.int64):
         indices, places = rising(n, k, dtype), zeros(k, dtype)
         more: dict[str, list[Any]] = {

@@ -36,25 +36,25 @@ def settings() -> Iterator[tuple[str, int]]:
 
 
 def encode(
-    x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, *, backend: object = native
+    x: Tensor, nu: float, step: float, coder: int, ctx: Context | None, *, chunk: int = 16, backend: object = native
 ) -> tuple[bytes, float, float]:
     out = torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
-    nbytes, norm, error = backend.dither_encode(x, nu, step, coder, ctx, out)  # type: ignore[attr-defined]
-    return out[:nbytes].numpy().tobytes(), norm, error
+    nbytes, norm, error = backend.dither_encode(x, nu, step, coder, chunk, ctx, out)  # type: ignore[attr-defined]
+    return out[: int(nbytes)].numpy().tobytes(), float(norm), float(error)
 
 
 def tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def agree(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None = None) -> tuple[bytes, Tensor]:
+def agree(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None = None, chunk: int = 16) -> tuple[bytes, Tensor]:
     """Encode and decode with everything there is; all must agree."""
-    wanted, norm, error = encode(x, nu, step, coder, ctx, backend=reference)
+    wanted, norm, error = encode(x, nu, step, coder, ctx, chunk=chunk, backend=reference)
     values = reference.dither_decode(tensor(wanted), torch.empty(x.numel()), None)
     added = reference.dither_decode(tensor(wanted), torch.ones(x.numel()), -0.75)
     for isa, threads in settings():
         with native.using(isa=isa, threads=threads):
-            got, got_norm, got_error = encode(x, nu, step, coder, ctx)
+            got, got_norm, got_error = encode(x, nu, step, coder, ctx, chunk=chunk)
             assert got == wanted, (isa, threads, x.numel())
             if math.isfinite(norm):
                 assert (got_norm, got_error) == (norm, error), (isa, threads)
@@ -64,12 +64,12 @@ def agree(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None = N
                     torch.full((x.numel(),), 7.0),
                     torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8),
                 )
-                nbytes, _, _ = native.dither_encode(x, nu, step, coder, ctx, buffer, left)
+                nbytes, _, _ = native.dither_encode(x, nu, step, coder, chunk, ctx, buffer, left)
                 assert buffer[:nbytes].numpy().tobytes() == wanted
                 assert torch.equal(left.view(torch.int32), rest.view(torch.int32)), (isa, threads)
                 half, left = x * 0.5, torch.full((x.numel(),), 7.0)
                 if x.numel() and torch.equal(half + half, x):
-                    nbytes, _, _ = native.dither_encode(half, nu, step, coder, ctx, buffer, left, half.clone())
+                    nbytes, _, _ = native.dither_encode(half, nu, step, coder, chunk, ctx, buffer, left, half.clone())
                     assert buffer[:nbytes].numpy().tobytes() == wanted
                     assert torch.equal(left.view(torch.int32), rest.view(torch.int32)), (isa, threads)
             out = native.dither_decode(tensor(got), torch.full((x.numel(),), 7.0), None)
@@ -93,6 +93,16 @@ def test_several_blocks_and_segments(n: int) -> None:
     data, values = agree(x, 0.1, 0.0, AUTO)
     assert struct.unpack_from("<I", data)[0] == 0x80000000
     assert float((values - x).square().sum()) <= 0.1 * float(x.square().sum())
+
+
+@pytest.mark.parametrize("chunk", [14, 15, 17, 18])
+def test_chunk_lengths(chunk: int) -> None:
+    """Chunks may be shorter or longer than the blocks that share a scale, and a segment may hold an odd number of them."""
+    scales = torch.tensor([1.0, 8.0, 0.1, 3.0, 0.5, 2.0]).repeat_interleave(BLOCK)
+    for x in (gaussian(BLOCK + 5), scales[: 5 * BLOCK + 77] * heavy(5 * BLOCK + 77)):
+        agree(x, 0.1, 0.0, RANS, chunk=chunk)
+    with pytest.raises(ValueError, match="chunks"):
+        encode(gaussian(10), 0.1, 0.0, RANS, None, chunk=13)
 
 
 @pytest.mark.parametrize("nu", [1.0, 0.1, 0.003, 1e-4])

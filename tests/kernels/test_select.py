@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.native.module import module
 from tersegrad.kernels.reference.select import sample_positions
@@ -129,18 +130,59 @@ def test_gaps_with_threads(divisor: int) -> None:
     indices = torch.randperm(numel, generator=torch.Generator().manual_seed(3))[:200_003].sort().values.to(torch.int32)
     out, joined = torch.zeros(1 << 20, dtype=torch.uint8), torch.full((1 << 20,), 255, dtype=torch.uint8)
     with native.using(threads=1):
-        size = native.golomb_encode(indices, divisor, out)
+        size = int(native.golomb_encode(indices, divisor, out))
         histogram = native.gap_histogram(indices, numel)
     for threads in (2, 3, 5):
         with native.using(threads=threads):
-            assert native.golomb_encode(indices, divisor, joined) == native.golomb_size(indices, divisor) == size
+            assert int(native.golomb_encode(indices, divisor, joined)) == int(native.golomb_size(indices, divisor)) == size
             assert torch.equal(joined[:size], out[:size])
-            assert native.gap_histogram(indices, numel) == histogram
+            assert torch.equal(native.gap_histogram(indices, numel), histogram)
             unordered = indices.clone()
             unordered[numel // 7 % indices.numel()] = numel - 1
             with pytest.raises(ValueError, match="increase strictly"):
                 native.gap_histogram(unordered, numel)
-    assert torch.equal(native.golomb_decode(out[:size], indices.numel(), numel, divisor)[0], indices)
+    back = torch.empty_like(indices)
+    assert int(native.golomb_decode(out[:size], numel, divisor, back)) == size
+    assert torch.equal(back, indices)
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 5, 64, 69, 1000, (1 << 33) + 7])
+def test_golomb_codes_agree(divisor: int, isa: str) -> None:
+    for count, numel in ((1, 1), (3, 9), (500, 5000), (3000, 3000), (3000, 200_000), (400, (1 << 40) + 3)):
+        generator = torch.Generator().manual_seed(count)
+        every = torch.randperm(numel, generator=generator) if numel < 1 << 20 else torch.arange(count) * (numel // count)
+        indices = every[:count].sort().values.to(torch.int32 if numel < 1 << 31 else torch.int64)
+        size = int(reference.golomb_size(indices, divisor))
+        if size > 1 << 20:
+            continue
+        wanted = torch.zeros(size, dtype=torch.uint8)
+        reference.golomb_encode(indices, divisor, wanted)
+        got = torch.zeros_like(wanted)
+        assert int(native.golomb_encode(indices, divisor, got)) == int(native.golomb_size(indices, divisor)) == wanted.numel()
+        assert torch.equal(got, wanted)
+        for backend in (native, reference):
+            back = torch.empty_like(indices)
+            assert int(backend.golomb_decode(got, numel, divisor, back)) == got.numel()
+            assert torch.equal(back, indices)
+
+
+def test_golomb_decoders_agree_on_bad_bytes(isa: str) -> None:
+    generator = torch.Generator().manual_seed(8)
+    accepted = 0
+    for trial in range(300):
+        ones = torch.rand(24, 8, generator=generator) < (0.2, 0.4, 0.6)[trial % 3]
+        data = (ones.int() << torch.arange(8)).sum(1).to(torch.uint8)
+        numel, divisor, count = (40, 1000, 1 << 40)[trial % 3], (1, 3, 8, 69, 1 << 35)[trial % 5], (1, 4, 12)[trial // 5 % 3]
+        answers: list[tuple[int, list[int]] | None] = []
+        for backend in (native, reference):
+            out = torch.empty(count, dtype=torch.int32 if numel < 1 << 31 else torch.int64)
+            try:
+                answers.append((int(backend.golomb_decode(data, numel, divisor, out)), out.tolist()))
+            except CorruptMessage:
+                answers.append(None)
+        assert answers[0] == answers[1]
+        accepted += answers[0] is not None
+    assert 10 < accepted < 290
 
 
 @pytest.mark.parametrize("bad", [[3, 3], [-1, 2], [2, 10], [5, 4]])

@@ -42,7 +42,7 @@ def in_python(code: str, **environment: str) -> str:
 def message() -> bytes:
     """Bytes and coordinates that several threads work on together, in phases and in parts."""
     out = torch.empty(native.dither_max_bytes(X.numel()), dtype=torch.uint8)
-    nbytes, _, _ = native.dither_encode(X, 0.1, 0.0, 0, None, out)
+    nbytes = int(native.dither_encode(X, 0.1, 0.0, 0, 16, None, out)[0])
     indices, values = native.select_top_k(X, 10_000)
     return out[:nbytes].numpy().tobytes() + indices.numpy().tobytes() + values.numpy().tobytes()
 
@@ -128,7 +128,7 @@ import hashlib, os, signal, threading
 
 def message():
     out = torch.empty(native.dither_max_bytes(x.numel()), dtype=torch.uint8)
-    n, _, _ = native.dither_encode(x, 0.1, 0.0, 0, None, out)
+    n = int(native.dither_encode(x, 0.1, 0.0, 0, 16, None, out)[0])
     indices, values = native.select_top_k(x, 10_000)
     return hashlib.sha256(out[:n].numpy().tobytes() + indices.numpy().tobytes() + values.numpy().tobytes()).digest()
 

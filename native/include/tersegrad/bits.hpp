@@ -144,23 +144,16 @@ bool unpack_trits(const std::uint8_t* data, std::size_t count, std::uint8_t* out
 
 enum class Elias : int { gamma = 0, delta = 1, omega = 2 };
 
-constexpr unsigned rice_limit = 32;  // quotients from here on are escaped
-constexpr unsigned rice_max = 56;    // the largest parameter
 
 // Bits of all codes together; -1 if a value is out of range.
 std::int64_t elias_bits(const std::int64_t* values, std::size_t count, Elias code);
-std::int64_t rice_bits(const std::int64_t* values, std::size_t count, unsigned k);
 
 // Values must be in range and `bytes` = ceil(bits / 8); false if they were not.
 bool elias_encode(const std::int64_t* values, std::size_t count, Elias code, std::uint8_t* out, std::size_t bytes);
-bool rice_encode(const std::int64_t* values, std::size_t count, unsigned k, std::uint8_t* out, std::size_t bytes);
 
 // Bytes consumed, or -1 if the stream is truncated, holds a value above 2^63 - 1, or ends in a byte with non-zero padding.
 std::int64_t elias_decode(const std::uint8_t* data, std::size_t bytes, std::size_t count, Elias code, std::int64_t* out);
-std::int64_t rice_decode(const std::uint8_t* data, std::size_t bytes, std::size_t count, unsigned k, std::int64_t* out);
 
-// The smallest k in 0..rice_max that minimises rice_bits; -1 if a value is negative.
-int rice_best(const std::int64_t* values, std::size_t count);
 
 // ---- one implementation a machine: what the dispatcher chooses between ----
 
@@ -178,11 +171,8 @@ struct Implementation {
     bool (*pack_trits)(const std::uint8_t*, std::size_t, std::uint8_t*);
     bool (*unpack_trits)(const std::uint8_t*, std::size_t, std::uint8_t*);
     bool (*elias_encode)(const std::int64_t*, std::size_t, Elias, std::uint8_t*, std::size_t);
-    bool (*rice_encode)(const std::int64_t*, std::size_t, unsigned, std::uint8_t*, std::size_t);
     std::int64_t (*elias_decode)(const std::uint8_t*, std::size_t, std::size_t, Elias, std::int64_t*);
-    std::int64_t (*rice_decode)(const std::uint8_t*, std::size_t, std::size_t, unsigned, std::int64_t*);
     std::int64_t (*elias_bits)(const std::int64_t*, std::size_t, Elias);
-    std::int64_t (*rice_bits)(const std::int64_t*, std::size_t, unsigned, std::int64_t);
 };
 
 extern const Implementation portable;

@@ -1,6 +1,6 @@
 // Sparse Dithering: scale, round and entropy-code a vector while it is in the cache; and back. Wire format: spec, "Sparse Dithering".
 //
-// A long vector is cut where rANS cuts it: segments of 2^18 coordinates, the last from half to one and a half of that. Each is
+// A long vector is cut into segments of 2^18 coordinates, the last from half to one and a half of that. Each is
 // self-contained, so that segments can be coded in parallel and in one pass over memory. Within a segment every block of 2^16
 // coordinates has a scale of its own: a block is measured, then rounded while it lies in the second-level cache.
 #pragma once
@@ -16,7 +16,8 @@ inline constexpr std::size_t kScaleBlock = std::size_t{1} << 16;
 inline constexpr std::size_t kSumChunk = 4096;        // sums run over chunks of that many coordinates, which are then folded
 inline constexpr std::uint32_t kTooLarge = 1u << 26;  // levels from here on are not coded: below it float64 holds their squares
 inline constexpr int kBias = 15;  // levels wait as bytes, this much added: those of -15..15 are then ready to be coded
-inline constexpr std::size_t kMostScales = rans::kLongestChunk / kScaleBlock;
+inline constexpr std::size_t kSegment = std::size_t{1} << 18, kLongestSegment = kSegment + kSegment / 2;
+inline constexpr std::size_t kMostScales = kLongestSegment / kScaleBlock;
 
 enum class Coder : int { automatic = 0, rans = 1, paper = 2 };
 
@@ -27,6 +28,7 @@ struct Options {
     const Stream* draws = nullptr;  // stochastic rounding, and steps are sent; else least-squares scales are
     const float* carry = nullptr;   // added to x before anything else
     float* left = nullptr;          // wanted with `carry`: the sum minus what is decoded; not x, not carry. Undefined if not finite
+    int chunk = 16;                 // log2 of the length of rANS chunks
 };
 
 struct Outcome {
@@ -65,11 +67,12 @@ struct Quick {
     std::uint32_t top = 0;  // 127: some level may be larger, and nothing but the levels is meant
 };
 
-// One segment on its way from words to floats.
+// One chunk of a segment on its way from words to floats.
 struct Track {
     rans::detail::Chunk* chunk;
     rans::DecodeModel* model;
-    float scales[kMostScales];
+    const float* scales;   // of the segment
+    std::size_t start;     // of the chunk, in the segment
     int window;
     std::size_t steps;     // of 64 coordinates
     float* out;
@@ -91,7 +94,7 @@ struct Implementation {
     std::size_t (*ends)(const std::uint8_t* symbols, std::size_t n, std::uint8_t last, std::uint16_t* at);  // where 0 and `last` are
     void (*scale)(const std::uint8_t* symbols, std::size_t n, int window, float step, bool add, float weight, float* out);
     void (*leave)(const std::uint8_t* k, std::size_t n, float step, const float* x, float* left);  // left = x - k * step
-    // Decodes one or two segments at once, all their whole steps; nullptr where there is nothing better than symbols first.
+    // Decodes one or two chunks at once, all their whole steps; nullptr where there is nothing better than symbols first.
     bool (*decode)(Track&, Track*, bool add, float weight, bool stream);
 };
 inline constexpr std::size_t kNormAhead = 1, kRoundAhead = 1, kExactAhead = 3;  // lines that they fetch for every 64 coordinates

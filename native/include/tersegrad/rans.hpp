@@ -1,6 +1,7 @@
-// Interleaved rANS: static tables of 12 bits, 64 lanes, 32-bit states in [2^16, 2^32), 16-bit words.
+// Interleaved rANS: static tables of 12 bits, 64 lanes (fewer in small blocks), 32-bit states in [2^16, 2^32), 16-bit words.
 //
-// Symbol i of a chunk belongs to lane i mod 64 and step i div 64. Encoding runs backwards from states 2^16, decoding forwards:
+// Symbol i of a chunk belongs to lane i mod lanes and step i div lanes. The last symbols of a chunk, as many per lane as fit into 16 bits,
+// are not coded: first states are 2^16 plus these symbols. Encoding runs backwards from there, decoding forwards:
 //   encode (f, start):  if X >> 20 >= f: emit X & 0xffff, X >>= 16;   X = (X div f << 12) + X mod f + start
 //   decode:             slot = X & 4095; X = f * (X >> 12) + slot - start;   if X < 2^16: X = X << 16 | next word
 // The words of a step are in ascending order of lanes. A symbol with f = 4096 leaves the state alone and costs nothing.
@@ -9,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace tersegrad::rans {
@@ -16,8 +18,8 @@ namespace tersegrad::rans {
 inline constexpr int kLanes = 64;
 inline constexpr int kPrecision = 12;
 inline constexpr std::uint32_t kTotal = 1u << kPrecision;
-inline constexpr std::uint32_t kFirst = 1u << 16;        // the state at the encoder's start and the decoder's end
-inline constexpr std::size_t kChunk = std::size_t{1} << 18;
+inline constexpr std::uint32_t kFirst = 1u << 16;        // the smallest state
+inline constexpr int kShortestChunk = 14, kLongestChunk = 18;  // log2
 inline constexpr std::size_t kBlock = 4096;              // histograms sample whole blocks,
 inline constexpr std::size_t kStride = 8;                // one in eight
 inline constexpr int kMaxQ = 96;                         // probabilities travel as eighths of a bit, at most 12 bits
@@ -25,13 +27,27 @@ inline constexpr int kMaxQ = 96;                         // probabilities travel
 inline constexpr std::size_t kBad = ~std::size_t{0};     // no such length
 
 // ---- chunks ----
-// All chunks hold kChunk symbols except the last, which takes the rest: from half a chunk to one and a half.
-inline std::size_t chunk_count(std::size_t n) { return n < kChunk ? (n ? 1 : 0) : (n + kChunk / 2) / kChunk; }
-inline std::size_t chunk_length(std::size_t n, std::size_t chunk) {
-    return chunk + 1 == chunk_count(n) ? n - chunk * kChunk : kChunk;
-}
-inline constexpr std::size_t kLongestChunk = kChunk + kChunk / 2;
-inline std::size_t lanes_of(std::size_t n) { return n < kLanes ? n : kLanes; }
+// Pieces of one size, except the last, which takes the rest: from half a piece to one and a half.
+struct Pieces {
+    std::size_t n, size;
+    std::size_t count() const { return n < size ? (n ? 1 : 0) : (n + size / 2) / size; }
+    std::size_t start(std::size_t k) const { return k * size; }
+    std::size_t length(std::size_t k) const { return k + 1 == count() ? n - k * size : size; }
+    std::size_t longest() const { return n < size + size / 2 ? n : size + size / 2; }
+};
+
+std::size_t raw_bits(int alphabet);  // ceil(log2 alphabet)
+
+// How the n symbols of a block lie in chunks and lanes.
+struct Layout {
+    Layout(std::size_t n, int alphabet, int chunk);
+    Pieces chunks;
+    std::size_t lanes;  // a power of two
+    std::size_t rows;   // symbols of every lane that are not coded, the same number in all chunks
+    int width;          // bits of such a symbol
+    int alphabet;
+    std::size_t coded(std::size_t length) const { return length - rows * lanes; }
+};
 
 // Which table codes which symbol: one number a symbol, one a step of 64 symbols, or table 0 throughout.
 struct Contexts {
@@ -80,7 +96,7 @@ struct alignas(64) Images {
 };
 
 struct DecodeModel {
-    DecodeModel(const std::uint16_t* frequencies, int alphabet, int contexts, bool per_symbol);
+    DecodeModel(const std::uint16_t* frequencies, int alphabet, int contexts, bool per_symbol, const Layout&);
     int alphabet, contexts;
     bool slots_needed;                 // by the instruction set that was in use at construction
     std::vector<std::uint16_t> starts; // contexts * 257
@@ -96,41 +112,54 @@ struct Ahead {
     const void *begin = nullptr, *end = nullptr;
 };
 
-// Codes n symbols; the words end at `end` and the first is returned. Needs 2n bytes of room below `end`, plus 64.
-std::uint8_t* encode_chunk(const EncodeModel&, const std::uint8_t* symbols, std::size_t n, Contexts, std::uint8_t* end,
+// Codes a chunk of n symbols, which are stored with `first` added; the words end at `end` and the first is returned. Needs 2n bytes of
+// room below `end`, plus 64.
+std::uint8_t* encode_chunk(const EncodeModel&, const Layout&, const std::uint8_t* symbols, std::size_t n, int first, Contexts, std::uint8_t* end,
                            std::uint32_t states[kLanes], Ahead ahead = {});
 inline constexpr std::size_t kSlack = 64;
 
 struct DecodeJob {
-    const std::uint8_t* states;  // lanes_of(n) uint32, little-endian, any alignment
+    const Layout* layout;
+    const std::uint8_t* states;  // one uint32 per lane, little-endian, any alignment
     const std::uint8_t* words;   // any alignment
     std::size_t word_count;
     std::uint8_t* symbols;
-    std::size_t n;
+    std::size_t n;  // symbols, those included that are not coded
     Contexts contexts;
 };
 
-// False if the words do not lead every lane back to 2^16. Two chunks at once hide each other's latency.
+// False if the words do not lead every lane back to a first state. Two chunks at once hide each other's latency.
 bool decode_chunk(const DecodeModel&, const DecodeJob&);
 bool decode_two_chunks(const DecodeModel&, const DecodeJob&, const DecodeJob&);
 
 // ---- messages ----
-std::size_t raw_bits(int alphabet);  // ceil(log2 alphabet)
 std::size_t max_message(std::size_t n, int alphabet);
 // Returns the length (at most max_message), or kBad if a symbol lies outside the alphabet.
-std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, bool sample, std::uint8_t* out);
-std::size_t encode_counted(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, const std::uint64_t* counts, std::uint8_t* out);
-// The same message in two pieces, for at most kLongestChunk symbols without contexts, and without a copy of its words: `head` bytes in
-// `head`, which has room for kMostHead, then `size` bytes at `body`, within the `room` >= 2n + kSlack bytes of scratch. Symbols are
-// stored with `first` added.
-struct Pieces {
+std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, bool sample, int chunk, std::uint8_t* out);
+// The same message in two pieces, without contexts, on one thread, and without a copy of its words: `head` bytes in `head`, which has room
+// for most_head, then `size` bytes at `body`, within scratch of scratch_bytes. Symbols are stored with `first` added.
+struct TwoPieces {
     std::size_t head = 0;
     const std::uint8_t* body = nullptr;
     std::size_t size = 0;
 };
-inline constexpr std::size_t kMostHead = 1 + 1024 + 4 + 4 * kLanes;
-Pieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, const std::uint64_t* counts, std::uint8_t* head,
-                        std::uint8_t* scratch, std::size_t room, Ahead ahead = {});
+std::size_t most_head(std::size_t n);
+std::size_t scratch_bytes(std::size_t n);
+TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, const std::uint64_t* counts, int chunk,
+                           std::uint8_t* head, std::uint8_t* scratch, std::size_t room, Ahead ahead = {});
+// A coded message taken apart; `jobs`, which refer to `layout`, are empty where the tables leave no choice. nullptr: malformed.
+
+struct Opened {
+    explicit Opened(const Layout& l) : layout(l) {}
+    Layout layout;
+    std::vector<std::uint16_t> frequencies;
+    std::vector<DecodeJob> jobs;
+    std::size_t size = 0;
+};
+inline constexpr std::uint8_t kRaw = 1;  // the first byte of a raw message; that of a coded one is its chunk's log2
+inline bool is_chunk(int chunk) { return chunk >= kShortestChunk && chunk <= kLongestChunk; }
+std::unique_ptr<Opened> open_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts, int contexts,
+                                     std::uint8_t* symbols);
 // Returns the bytes read, or kBad if they are malformed. Contexts must be below `contexts`.
 std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts, int contexts,
                            std::uint8_t* symbols);
@@ -156,12 +185,14 @@ public:
     explicit Chunk(const DecodeJob& job);
     Chunk(const Chunk&) = delete;
     bool extend();  // to be called when fast steps stop at the limit; false if the words are used up
-    // Decodes the steps that are left and the symbols after them; false if the words do not lead every lane back to 2^16.
+    // Decodes the steps that are left and the symbols after them; false if the words do not lead every lane back to a first state.
     bool finish(const DecodeModel& model);
 
     Cursor cursor;
 
 private:
+    bool finish_raw();
+
     DecodeJob job_;
     const std::uint8_t* end_;
     bool padded_ = false;

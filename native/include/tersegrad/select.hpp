@@ -47,8 +47,7 @@ void complement(const I* indices, std::size_t count, std::uint64_t n, I* out);
 
 // Encoders throw std::invalid_argument unless indices increase strictly.
 //
-// Golomb code of the gaps with divisor m: quotient in unary (zeros, then a one), remainder in truncated binary. Bytes written, or
-// throws std::invalid_argument where `capacity` is too small.
+// Planar Golomb code of the gaps with divisor m (planar.hpp). Bytes written, or throws std::invalid_argument where `capacity` is too small.
 template <class I>
 std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, std::uint8_t* out, std::size_t capacity);
 

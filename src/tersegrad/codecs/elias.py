@@ -9,6 +9,9 @@ With N = floor(log2 v) and low(v) = the N bits of v below its leading one, sent 
 
 The codes are the paper's; within a code we send low bits LSB-first, so that a reader counts trailing zeros and masks. A
 stream ends with zero bits up to a whole byte.
+
+These streams are read in order. Where many values may follow one another the gamma code is *planar*: N zeros and a one of all
+values first, padded to a byte, then low(v) of all values, padded to a byte. So many readers can share the work.
 """
 
 from __future__ import annotations
@@ -48,6 +51,22 @@ def decode(data: Tensor, count: int, code: Code = "gamma") -> tuple[Tensor, int]
     number = _number(code)
     out = room(data, count)
     return out, kernels.get(data.device).elias_decode(data.contiguous(), number, out)
+
+
+def encode_planar(values: Tensor) -> Tensor:
+    """The planar gamma codes of int64 ``values``, as bytes.
+
+    >>> encode_planar(torch.tensor([5, 1])).tolist()  # bits 0 0 1, 1; then 1 0
+    [12, 1]
+    """
+    out = torch.empty(2 + 16 * values.numel(), dtype=torch.uint8, device=values.device)
+    return out[: int(kernels.get(values.device).planar_gamma_encode(integers(values), out))]
+
+
+def decode_planar(data: Tensor, count: int) -> tuple[Tensor, int]:
+    """``count`` values from the start of ``data``, and how many bytes they took; raises :class:`CorruptMessage`."""
+    out = room(data, count)
+    return out, int(kernels.get(data.device).planar_gamma_decode(data.contiguous(), out))
 
 
 def integers(values: Tensor) -> Tensor:

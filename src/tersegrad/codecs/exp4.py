@@ -19,7 +19,7 @@ from torch import Tensor
 from tersegrad.codecs import bitpack, levels, rans
 from tersegrad.core.errors import CorruptMessage
 
-SHORT = 1 << 14
+SHORT = 1 << 10
 FIRST = -10  # what the first exponent is compared with: that of a usual gradient
 LOWEST, HIGHEST = -126, 127
 

@@ -1,26 +1,30 @@
 """Index sets: strictly increasing numbers of [0, numel) as bytes, close to log2 C(numel, count) bits.
 
 ``count`` is known to both ends. Where more than half of the numbers are in the set, the complement is coded. The first byte
-tells the form; the encoder takes the smallest (the last two only where they promise at least 1 %, for the sake of speed):
+tells the form; the encoder takes the smallest (the last two are tried only where an estimate promises at least 1 %):
 
 =======  ===========================================================================================================
 0..249   short sets: an arithmetic code of the gaps' binary digits, of which this byte is the first (no header at all)
-250      Golomb code of the gaps; its divisor follows from count and numel, for sets that look random
-251      Rice code of the gaps; the next byte is its parameter
-252      bitmap, one bit a number
+250      planar Golomb code of the gaps; its divisor follows from count and numel, for sets that look random
+251      the same with the divisor 2^s; the next byte is s
+252      bitmap, one bit per number
 253      entropy-coded gaps: classes by rANS with a table from the data, then the bits that the classes leave open
 254      entropy-coded bitmap: its bytes by rANS
 =======  ===========================================================================================================
 
-``spec/wire.md``, "index sets", has every bit. Golomb codes are the Huffman codes of geometric gaps, 0.03 bit an index above the
-entropy; the short form pays about 2 bits a set above log2 C(numel, count), whole bytes included.
+``spec/wire.md``, "index sets", has every bit. Golomb codes are the Huffman codes of geometric gaps, 0.03 bit per index above the
+entropy; the short form pays about 2 bits per set above log2 C(numel, count), whole bytes included. All forms but the short one
+can be read by many processors at once.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,10 +33,11 @@ from tersegrad import kernels
 from tersegrad.codecs import rans
 from tersegrad.core.errors import CorruptMessage
 
-SHORT = 256  # sets up to this long are arithmetic-coded, which takes about 0.1 microsecond an index
+SHORT = 256  # sets up to this long are arithmetic-coded, which takes about 0.1 microsecond per index
 GOLOMB, RICE, BITMAP, ENTROPY_GAPS, ENTROPY_BITMAP = range(250, 255)
 RICE_MAX = 40
 CLASSES = 112  # gaps below 2^56
+TABLES = 100  # about the bytes of rANS tables and states
 
 
 def dtype(numel: int) -> torch.dtype:
@@ -54,9 +59,119 @@ def max_nbytes(count: int, numel: int) -> int:
     k = min(count, numel - count)
     if k <= 0:
         return 1
-    # Bits of the Golomb code: the quotients add up to at most 1.45 k, and a remainder has at most log2(m) + 1 bits.
+    # Bits of the Golomb code: the quotients add up to at most 1.45 k, and a remainder has at most log2(m) + 1 bits. Three planes.
     golomb = math.ceil(k * (3.45 + math.log2(0.6932 * numel / k + 1.17)))
-    return 1 + -(-min(golomb, numel) // 8)
+    return 1 + min(2 + -(-golomb // 8), -(-numel // 8))
+
+
+class Form(Protocol):
+    """One way to write a set: how long it is, and its bytes."""
+
+    def size(self) -> int: ...
+
+    def write(self, out: Tensor) -> None:
+        """Into the first :meth:`size` bytes of ``out``."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Digits:
+    """The arithmetic code of a short set."""
+
+    indices: Tensor
+    numel: int
+
+    @functools.cached_property
+    def _code(self) -> Tensor:
+        out = torch.empty(64 + 128 * self.indices.numel(), dtype=torch.uint8, device=self.indices.device)
+        return out[: kernels.get(self.indices.device).digits_encode(self.indices, self.numel, out)]
+
+    def size(self) -> int:
+        return self._code.numel()
+
+    def write(self, out: Tensor) -> None:
+        out[: self.size()] = self._code
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Golomb:
+    """Gaps by a Golomb code; ``header`` is the form and, where it does not follow from the set's size, the divisor's log2."""
+
+    indices: Tensor
+    numel: int
+    divisor: int
+    header: tuple[int, ...]
+
+    @functools.cached_property
+    def _code(self) -> Tensor:
+        k, ops = self.indices.numel(), kernels.get(self.indices.device)
+        # The planes of a set in [0, numel): at most numel / divisor zeros and k ones, then the bits of the remainders.
+        most = 3 + (k + self.numel // self.divisor + k * self.divisor.bit_length() + 7) // 8
+        out = torch.empty(most, dtype=torch.uint8, device=self.indices.device)
+        return out[: int(ops.golomb_encode(self.indices, self.divisor, out))]
+
+    def size(self) -> int:
+        return len(self.header) + self._code.numel()
+
+    def write(self, out: Tensor) -> None:
+        for at, byte in enumerate(self.header):
+            out[at] = byte
+        out[len(self.header) : self.size()] = self._code
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bitmap:
+    """One bit per number, plain."""
+
+    indices: Tensor
+    numel: int
+
+    def size(self) -> int:
+        return 1 + -(-self.numel // 8)
+
+    def write(self, out: Tensor) -> None:
+        out[0] = BITMAP
+        out[1 : self.size()] = kernels.get(self.indices.device).bitmap_encode(self.indices, self.numel)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EntropyGaps:
+    """Classes of the gaps by rANS, then the bits that they leave open."""
+
+    indices: Tensor
+    alphabet: int
+    open_bits: int
+
+    @functools.cached_property
+    def _classes(self) -> Tensor:
+        return rans.encode(kernels.get(self.indices.device).gap_classes(self.indices), self.alphabet)
+
+    def size(self) -> int:
+        return 2 + self._classes.numel() + -(-self.open_bits // 8)
+
+    def write(self, out: Tensor) -> None:
+        at = 2 + self._classes.numel()
+        out[0], out[1] = ENTROPY_GAPS, self.alphabet
+        out[2:at] = self._classes
+        kernels.get(self.indices.device).gap_rests_encode(self.indices, out[at:])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EntropyBitmap:
+    """The bytes of the bitmap by rANS."""
+
+    bitmap: Tensor
+
+    @functools.cached_property
+    def _code(self) -> Tensor:
+        return rans.encode(self.bitmap, 256)
+
+    def size(self) -> int:
+        return 1 + self._code.numel()
+
+    def write(self, out: Tensor) -> None:
+        out[0] = ENTROPY_BITMAP
+        out[1 : self.size()] = self._code
 
 
 def encode(indices: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
@@ -73,69 +188,45 @@ def encode(indices: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
         out = torch.empty(room, dtype=torch.uint8, device=indices.device)
     elif out.dtype != torch.uint8 or out.dim() != 1 or not out.is_contiguous() or out.numel() < room:
         raise ValueError(f"out must be a contiguous 1-D uint8 tensor of at least {room} bytes")
-    ops = kernels.get(indices.device)
     if 2 * count > numel:
-        indices = ops.index_complement(indices, numel)
-    best = _encode_gaps(indices, numel, out) if indices.numel() else room + 1
-    if indices.numel() <= SHORT:
-        short = torch.empty(64 + 128 * indices.numel(), dtype=torch.uint8, device=indices.device)
-        size = ops.digits_encode(indices, numel, short)
-        if size <= best:
-            out[:size] = short[:size]
-            return out[:size]
-    return out[:best]
+        indices = kernels.get(indices.device).index_complement(indices, numel)
+    best = _smallest(indices, numel)
+    best.write(out)
+    return out[: best.size()]
 
 
-def _encode_gaps(indices: Tensor, numel: int, out: Tensor) -> int:
-    """The smallest form with a header byte, into ``out``; returns its length."""
-    ops, k = kernels.get(indices.device), indices.numel()
-    histogram = {c: n for c, n in enumerate(ops.gap_histogram(indices, numel)) if n}
-    m = divisor(k, numel)
-    bitmap_size = 1 + -(-numel // 8)
-    best = 1 + (ops.golomb_size(indices, m) if 8 * k > numel else ops.golomb_encode(indices, m, out[1:]))
-    form = GOLOMB
-
+def _smallest(indices: Tensor, numel: int) -> Form:
+    """The form with the fewest bytes, the first if several are equal."""
+    k = indices.numel()
+    forms: list[Form] = [Digits(indices, numel)] if k <= SHORT else []
+    if k == 0:
+        return forms[0]
+    histogram = dict(enumerate(kernels.get(indices.device).gap_histogram(indices, numel).tolist()))
+    histogram = {c: n for c, n in histogram.items() if n}
+    forms.append(Bitmap(indices, numel))
+    # A divisor of one makes a bitmap of the Golomb code.
+    if divisor(k, numel) > 1:
+        forms.append(Golomb(indices, numel, divisor(k, numel), (GOLOMB,)))
     parameter, estimate = _rice_estimate(histogram)
-    if 2 + estimate < 0.995 * best:
-        size = 2 + ops.golomb_size(indices, 1 << parameter)
-        if size < best:
-            best, form = size, RICE
-    if bitmap_size <= best + best // 256:  # about as small, and much faster to read than unary quotients
-        best, form = bitmap_size, BITMAP
+    best = min(forms, key=lambda form: form.size())
+    if 2 + estimate < 0.995 * best.size():
+        forms.append(Golomb(indices, numel, 1 << parameter, (RICE, parameter)))
+        best = min(forms, key=lambda form: form.size())
+    return min([best, *_entropy_coded(indices, numel, histogram, best.size())], key=lambda form: form.size())
 
-    coded: Tensor | None = None
-    rests = sum(n * max(0, (c + 1) // 2 - 1) for c, n in histogram.items())
-    if k > SHORT and 300 + (_entropy(histogram.values()) + rests) / 8 < 0.99 * best:
-        alphabet = max(histogram) + 1
-        classes = rans.encode(ops.gap_classes(indices), alphabet)
-        size = 2 + classes.numel() + -(-rests // 8)
-        if size < best:
-            best, form = size, ENTROPY_GAPS
-            coded = classes
+
+def _entropy_coded(indices: Tensor, numel: int, histogram: dict[int, int], size: int) -> Iterator[Form]:
+    """The entropy-coded forms, where their estimates promise to save at least 1 % of ``size`` bytes."""
+    ops, k = kernels.get(indices.device), indices.numel()
+    if k > SHORT:
+        open_bits = sum(n * max(0, (c + 1) // 2 - 1) for c, n in histogram.items())
+        if TABLES + (_entropy(histogram.values()) + open_bits) / 8 < 0.99 * size:
+            yield EntropyGaps(indices, max(histogram) + 1, open_bits)
     if 32 * k > numel > 4096:
         bitmap = ops.bitmap_encode(indices, numel)
         counts = ops.rans_histogram(bitmap, 256, None, 1, True)[0].tolist()
-        if 500 + _entropy(counts) / sum(counts) * bitmap.numel() / 8 < 0.99 * best:
-            packed = rans.encode(bitmap, 256)
-            if 1 + packed.numel() < best:
-                best, form = 1 + packed.numel(), ENTROPY_BITMAP
-                coded = packed
-
-    if form == GOLOMB and 8 * k > numel:
-        ops.golomb_encode(indices, m, out[1:])
-    elif form == RICE:
-        out[1] = parameter
-        ops.golomb_encode(indices, 1 << parameter, out[2:])
-    elif form == BITMAP:
-        out[1:best] = ops.bitmap_encode(indices, numel)
-    elif form == ENTROPY_GAPS and coded is not None:
-        out[1] = alphabet
-        out[2 : 2 + coded.numel()] = coded
-        ops.gap_rests_encode(indices, out[2 + coded.numel() :])
-    elif form == ENTROPY_BITMAP and coded is not None:
-        out[1:best] = coded
-    out[0] = form
-    return best
+        if TABLES + _entropy(counts) / sum(counts) * bitmap.numel() / 8 < 0.99 * size:
+            yield EntropyBitmap(bitmap)
 
 
 def _entropy(counts: Collection[int]) -> float:
@@ -183,8 +274,7 @@ def decode(data: Tensor, count: int, numel: int) -> tuple[Tensor, int]:
 def _decode_gaps(form: int, data: Tensor, k: int, numel: int) -> tuple[Tensor, int]:
     ops = kernels.get(data.device)
     if form == GOLOMB:
-        indices, used = ops.golomb_decode(data[1:], k, numel, divisor(k, numel))
-        return indices, used + 1
+        return _decode_golomb(data[1:], k, numel, divisor(k, numel), 1)
     if form == BITMAP:
         return ops.bitmap_decode(data[1:], k, numel), 1 + -(-numel // 8)
     if form == ENTROPY_BITMAP:
@@ -194,8 +284,7 @@ def _decode_gaps(form: int, data: Tensor, k: int, numel: int) -> tuple[Tensor, i
     if form == RICE:
         if parameter >= RICE_MAX:
             raise CorruptMessage(f"Rice parameters are 0 to {RICE_MAX - 1}")
-        indices, used = ops.golomb_decode(data[2:], k, numel, 1 << parameter)
-        return indices, used + 2
+        return _decode_golomb(data[2:], k, numel, 1 << parameter, 2)
     if form == ENTROPY_GAPS:
         if not 1 <= parameter <= CLASSES:
             raise CorruptMessage(f"gaps have 1 to {CLASSES} classes, not {parameter}")
@@ -203,3 +292,10 @@ def _decode_gaps(form: int, data: Tensor, k: int, numel: int) -> tuple[Tensor, i
         indices, rest = ops.gap_rests_decode(data[2 + used :], classes, numel)
         return indices, 2 + used + rest
     raise CorruptMessage(f"unknown form {form} of an index set")
+
+
+def _decode_golomb(data: Tensor, k: int, numel: int, divisor: int, header: int) -> tuple[Tensor, int]:
+    if k > 8 * data.numel():
+        raise CorruptMessage(f"{data.numel()} bytes cannot hold {k} gaps")
+    indices = torch.empty(k, dtype=dtype(numel), device=data.device)
+    return indices, header + int(kernels.get(data.device).golomb_decode(data, numel, divisor, indices))

@@ -1,10 +1,13 @@
-"""Entropy coding with static tables: interleaved rANS, 64 lanes, 12-bit probabilities.
+"""Entropy coding with static tables: interleaved rANS, up to 64 lanes, 12-bit probabilities.
 
-A message codes ``count`` symbols below ``alphabet`` within about 0.01 bit a symbol of their empirical entropy, once they are
-some 200 000. Several tables may serve one message: ``contexts`` names the table of every symbol, or of every step of 64
-symbols, and the decoder is given the same. Small or incompressible input is stored raw at ``ceil(log2(alphabet))`` bits a
-symbol, so that a message never exceeds :func:`max_nbytes`. Below some ten thousand symbols the 256 bytes of coder states
-weigh: join small messages.
+A message codes ``count`` symbols below ``alphabet`` within about 0.02 bit per symbol of their empirical entropy, once they are
+some 50 000. Several tables may serve one message: ``contexts`` names the table of every symbol, or of every step of 64
+symbols, and the decoder is given the same. Small or incompressible input is stored raw at ``ceil(log2(alphabet))`` bits per
+symbol, so that a message never exceeds :func:`max_nbytes`.
+
+Symbols are coded in chunks that are independent of one another. Each costs about 130 bytes, and a processor with many cores
+decodes as many at once as there are, each in as many steps as it has symbols per lane. ``chunk`` is the log2 of their length, 14
+to 18: ``"auto"`` is 16 (:func:`chunk_bits`), 18 makes the shortest messages, for slow links, 14 and 15 the fastest on a GPU.
 
 Wire format: ``spec/wire.md``, "rANS". Asymmetric numeral systems: Duda 2013 (arXiv:1311.2540); interleaving: Giesen 2014
 (arXiv:1402.3392). Ours differs in the state's range, [2^16, 2^32), which lets 16-bit SIMD planes hold it.
@@ -19,10 +22,28 @@ Wire format: ``spec/wire.md``, "rANS". Asymmetric numeral systems: Duda 2013 (ar
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from tersegrad import kernels
+
+Chunk = Literal["auto"] | int
+CHUNKS: tuple[Chunk, ...] = ("auto", 14, 15, 16, 17, 18)
+CHUNK_RULE = "chunk is auto or the log2 of the chunk length, 14 to 18"
+USUAL = 16
+
+
+def chunk_bits(chunk: Chunk) -> int:
+    """The log2 of the chunk length; ``"auto"`` is 16 for every length, so that all devices agree.
+
+    >>> chunk_bits("auto"), chunk_bits(18)
+    (16, 18)
+    """
+    if chunk not in CHUNKS:
+        raise ValueError(f"{CHUNK_RULE}, got {chunk!r}")
+    return USUAL if chunk == "auto" else int(chunk)
 
 
 def max_nbytes(count: int, alphabet: int, num_contexts: int = 1) -> int:
@@ -37,11 +58,12 @@ def encode(
     contexts: Tensor | None = None,
     num_contexts: int = 1,
     sample: bool = True,
+    chunk: Chunk = "auto",
     out: Tensor | None = None,
 ) -> Tensor:
     """The message as uint8; a view of ``out`` (at least :func:`max_nbytes`) if given.
 
-    ``sample`` lets long input be counted on one eighth of its blocks, which costs about 0.001 bit a symbol at most on
+    ``sample`` lets long input be counted on one eighth of its blocks, which costs about 0.001 bit per symbol at most on
     stationary data; the bytes depend on it, the decoder does not.
     """
     room = max_nbytes(symbols.numel(), alphabet, num_contexts)
@@ -53,8 +75,8 @@ def encode(
     _check_bytes(out, "out")
     if out.numel() < room:
         raise ValueError(f"out holds {out.numel()} bytes, this message may need {room}")
-    length = kernels.get(symbols.device).rans_encode(symbols, alphabet, contexts, num_contexts, sample, out)
-    return out[:length]
+    run = kernels.get(symbols.device)
+    return out[: int(run.rans_encode(symbols, alphabet, contexts, num_contexts, sample, chunk_bits(chunk), out))]
 
 
 def decode(
@@ -79,7 +101,7 @@ def decode(
     if out.numel() < count:
         raise ValueError(f"out holds {out.numel()} symbols, {count} are to be decoded")
     out = out[:count]
-    return out, kernels.get(data.device).rans_decode(data, alphabet, contexts, num_contexts, out)
+    return out, int(kernels.get(data.device).rans_decode(data, alphabet, contexts, num_contexts, out))
 
 
 def _check_sizes(alphabet: int, num_contexts: int) -> None:

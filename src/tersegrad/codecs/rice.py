@@ -1,12 +1,13 @@
 """Golomb-Rice codes of integers 0 .. 2^63 - 1 with parameter k in 0..56 (Golomb 1966; Rice and Plaunt 1971).
 
-q = v >> k is sent as q zeros and a one, then the k low bits of v, LSB-first: q + 1 + k bits. From q = 32 on an escape keeps one
-huge value from flooding the stream: 32 zeros, the Elias delta code of q - 31, then the k low bits. A stream ends with zero bits
-up to a whole byte.
+Planar: first q = v >> k of all values, as q zeros and a one; then the k low bits of all values, LSB-first; each plane ends with
+zero bits up to a whole byte. q + 1 + k bits per value. From q = 32 on an escape keeps one huge value from flooding the stream: the
+first plane has 32 zeros and a one, and q - 31 of these values follow at the end in planar Elias gamma codes.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from tersegrad import kernels
@@ -17,14 +18,13 @@ MAX_K = 56
 
 
 def length_bits(values: Tensor, k: int) -> int:
-    """Bits of all codes together."""
+    """Bits of all codes together, without padding."""
     return kernels.get(values.device).rice_bits(integers(values), _parameter(k))
 
 
 def best_k(values: Tensor) -> int:
     """The parameter with the fewest bits for these values, the smallest if several are equal.
 
-    >>> import torch
     >>> best_k(torch.tensor([9, 12, 3, 7, 10]))
     2
     """
@@ -32,20 +32,20 @@ def best_k(values: Tensor) -> int:
 
 
 def encode(values: Tensor, k: int) -> Tensor:
-    """The codes of int64 ``values`` one after another, as bytes.
+    """The codes of int64 ``values`` as bytes.
 
-    >>> import torch
-    >>> encode(torch.tensor([9, 2]), 2).tolist()  # 9 = 2 * 4 + 1: bits 0 0 1, 1 0; 2 = 0 * 4 + 2: bits 1, 0 1
-    [172]
+    >>> encode(torch.tensor([9, 2]), 2).tolist()  # 9 = 2 * 4 + 1 and 2 = 0 * 4 + 2: bits 0 0 1, 1; then 1 0, 0 1
+    [12, 9]
     """
-    return kernels.get(values.device).rice_encode(integers(values), _parameter(k))
+    out = torch.empty(4 + -(-values.numel() * (LIMIT + 1 + _parameter(k) + 128) // 8), dtype=torch.uint8, device=values.device)
+    return out[: int(kernels.get(values.device).rice_encode(integers(values), k, out))]
 
 
 def decode(data: Tensor, count: int, k: int) -> tuple[Tensor, int]:
     """``count`` values from the start of ``data``, and how many bytes they took; raises :class:`CorruptMessage`."""
     _parameter(k)
     out = room(data, count)
-    return out, kernels.get(data.device).rice_decode(data.contiguous(), k, out)
+    return out, int(kernels.get(data.device).rice_decode(data.contiguous(), k, out))
 
 
 def _parameter(k: int) -> int:

@@ -48,9 +48,11 @@ class Natural(Stateless):
     examples: ClassVar[tuple[str, ...]] = ("natural",)
     corners: ClassVar[tuple[str, ...]] = ("natural(coder=rans)",)
     coder: Literal["packed", "rans"] = "packed"
+    chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
         require(self.coder in ("packed", "rans"), f'natural has coder="packed" and coder="rans", got {self.coder!r}')
+        require(self.chunk in rans.CHUNKS, f"{rans.CHUNK_RULE}, got {self.chunk!r}")
 
     @property
     def fixed_size(self) -> bool:
@@ -92,7 +94,7 @@ class Natural(Stateless):
             data[0] = NON_FINITE
             return 1
         symbols = torch.where(exponents == 0, 0, exponents - (least - 1)).to(torch.uint8)
-        coded = rans.encode(symbols, largest - least + 2)
+        coded = rans.encode(symbols, largest - least + 2, chunk=self.chunk)
         if 2 + coded.numel() >= numel:
             data[0] = PACKED
             return data.numel()

@@ -53,12 +53,14 @@ class NaturalDithering(Stateless):
     levels: int = 8
     bucket: int | None = None
     coder: Literal["packed", "rans"] = "packed"
+    chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
         require(1 <= self.levels <= 64, f"natural_dithering has 1 to 64 levels, got levels={self.levels}")
         good = self.bucket is None or (self.bucket > 0 and self.bucket % 64 == 0)
         require(good, f"natural_dithering buckets are multiples of 64, got bucket={self.bucket}: leave it out for one norm")
         require(self.coder in ("packed", "rans"), f'natural_dithering has coder="packed" and coder="rans", got {self.coder!r}')
+        require(self.chunk in rans.CHUNKS, f"{rans.CHUNK_RULE}, got {self.chunk!r}")
 
     @property
     def width(self) -> int:
@@ -106,7 +108,7 @@ class NaturalDithering(Stateless):
         if not bool(codes.any()):
             data[0] = ZERO
             return 1
-        coded = rans.encode(codes, 2 * self.levels + 2)
+        coded = rans.encode(codes, 2 * self.levels + 2, chunk=self.chunk)
         nbytes = 1 + head + coded.numel()
         if nbytes < most:
             data[0] = NORMAL

@@ -69,6 +69,7 @@ class QSGD(Stateless):
     levels: int | None = None
     norm: Literal["l2", "max"] = "l2"
     coder: Literal["packed", "elias", "rans"] = "packed"
+    chunk: rans.Chunk = "auto"
 
     name: ClassVar[str] = "qsgd"
     wire_id: ClassVar[int] = 11
@@ -87,6 +88,7 @@ class QSGD(Stateless):
         require(
             self.coder in ("packed", "elias", "rans"), f'qsgd: coder must be "packed", "elias" or "rans", got {self.coder!r}'
         )
+        require(self.chunk in rans.CHUNKS, f"qsgd: {rans.CHUNK_RULE}, got {self.chunk!r}")
         most = 2 ** (self.bits - 1) - 1 if self.coder == "packed" else 127
         hint = f": raise bits or use coder=rans for {self.levels}" if self.coder == "packed" else ""
         require(self.levels is None or 1 <= self.levels <= most, f"qsgd: levels must lie in 1..{most}{hint}, got {self.levels}")
@@ -152,7 +154,7 @@ class QSGD(Stateless):
         if self.coder == "elias":
             coded = self._elias(levels)
         else:
-            coded = rans.encode(levels.add_(self.s).view(torch.uint8), 2 * self.s + 1)
+            coded = rans.encode(levels.add_(self.s).view(torch.uint8), 2 * self.s + 1, chunk=self.chunk)
         data[1 : 1 + steps] = scale
         if coded.numel() < packed:
             data[:1] = NORMAL

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.codecs import rans
 from tersegrad.core import buffers, modes
 from tersegrad.core.numbers import HUGE, TINY, float32
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats
@@ -81,6 +82,7 @@ def encode_at(
     step: float | None,
     nu: float,
     coder: Coder,
+    chunk: rans.Chunk,
     out: Tensor | None,
     ctx: Context | None = None,
     left: Tensor | None = None,
@@ -93,9 +95,9 @@ def encode_at(
     run = kernels.get(x.device)
     buffer = buffers.empty(run.dither_max_bytes(x.numel()), torch.uint8, x.device) if out is None else out
     nbytes, norm, error = run.dither_encode(
-        x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), ctx, buffer, left, carry
+        x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), rans.chunk_bits(chunk), ctx, buffer, left, carry
     )
-    return Coded(buffer[:nbytes], norm, error)
+    return Coded(buffer[: int(nbytes)], float(norm), float(error))
 
 
 def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
@@ -142,7 +144,13 @@ def sampled_step(x: Tensor, carry: Tensor | None, alpha: float, norm: float) -> 
 
 
 def encode_to_error(
-    x: Tensor, alpha: float, coder: Coder, out: Tensor | None, left: Tensor | None = None, carry: Tensor | None = None
+    x: Tensor,
+    alpha: float,
+    coder: Coder,
+    chunk: rans.Chunk,
+    out: Tensor | None,
+    left: Tensor | None = None,
+    carry: Tensor | None = None,
 ) -> Coded:
     """Code x (plus ``carry``) at nearly the largest step whose error is at most alpha; every message is verified.
 
@@ -152,10 +160,10 @@ def encode_to_error(
     norm = run.dither_sample(x, HUGE, max(1, d // COARSE), carry)[1]
     norm = norm or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
-        return encode_at(x, TINY, 0.0, coder, out, left=left, carry=carry)
+        return encode_at(x, TINY, 0.0, coder, chunk, out, left=left, carry=carry)
 
     def encoded(at: float) -> Coded:
-        return encode_at(x, toward_zero(2.0**at), 0.0, coder, out, left=left, carry=carry)
+        return encode_at(x, toward_zero(2.0**at), 0.0, coder, chunk, out, left=left, carry=carry)
 
     # The sample may mislead: verify on everything, and correct a few times where the vector is long enough to pay for it.
     bracket = sampled_step(x, carry, alpha, norm)
@@ -169,15 +177,15 @@ def encode_to_error(
             return coded
         corrections = max(corrections - (bracket.at is not None), 0)
     # The last message is not the best one, or there is none.
-    return encode_at(x, None, alpha, coder, out, left=left, carry=carry) if bracket.at is None else encoded(bracket.at)
+    return encode_at(x, None, alpha, coder, chunk, out, left=left, carry=carry) if bracket.at is None else encoded(bracket.at)
 
 
-def encode_to_size(x: Tensor, budget: int, coder: Coder, out: Tensor | None) -> Coded:
+def encode_to_size(x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out: Tensor | None) -> Coded:
     """Code x at nearly the smallest step whose message fits the budget."""
     d, norm = x.numel(), float(kernels.get(x.device).sum_squares(x))
     zeros = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), norm, norm)
     if not 0 < norm < math.inf:
-        best = encode_at(x, HUGE, 0.0, "auto", None)
+        best = encode_at(x, HUGE, 0.0, "auto", chunk, None)
     else:
         best = zeros
         # Finer steps, the larger negative logarithms, take about one bit more per octave.
@@ -185,7 +193,7 @@ def encode_to_size(x: Tensor, budget: int, coder: Coder, out: Tensor | None) -> 
         start = min(rate, 24.0) - 2 - math.log2(norm / d) / 2
         bracket = Bracket(start=start, slope=1.0, tight=-0.0025 * rate, low=-127.0, high=126.0, reach=2.0)
         while budget > len(ZERO) and (at := bracket.next()) is not None and bracket.looks < 60:
-            coded = encode_at(x, toward_zero(2.0**-at), 0.0, coder, None)
+            coded = encode_at(x, toward_zero(2.0**-at), 0.0, coder, chunk, None)
             bracket.tell(at, 8 * (coded.data.numel() - budget) / d)
             if at == bracket.at:
                 best = coded
@@ -227,6 +235,7 @@ class SparseDithering(_Dithering):
     bits: float | None = None
     coder: Coder = "auto"
     scale: Scale = "chunk"
+    chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
         given = [n for n in ("nu", "alpha", "bits") if getattr(self, n) is not None]
@@ -239,6 +248,7 @@ class SparseDithering(_Dithering):
         )
         require(self.coder in CODERS, f"coder is one of {', '.join(CODERS)}, got {self.coder!r}")
         require(self.scale in SCALES, f"scale is one of {', '.join(SCALES)}, got {self.scale!r}")
+        require(self.chunk in rans.CHUNKS, f"{rans.CHUNK_RULE}, got {self.chunk!r}")
 
     def guarantee(self, spec: Spec) -> Guarantee:
         bound = self.nu if self.nu is not None else self.alpha if self.alpha is not None else 1.0
@@ -249,11 +259,11 @@ class SparseDithering(_Dithering):
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         if self.nu is not None:
-            coded = encode_at(x, global_step(x, self.nu, self.scale), self.nu, self.coder, data)
+            coded = encode_at(x, global_step(x, self.nu, self.scale), self.nu, self.coder, self.chunk, data)
         elif self.alpha is not None:
-            coded = encode_to_error(x, self.alpha, self.coder, data)
+            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data)
         else:
-            coded = encode_to_size(x, data.numel(), self.coder, data)
+            coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data)
         return coded.data.numel()
 
     def encode_split(
@@ -270,15 +280,15 @@ class SparseDithering(_Dithering):
     ) -> tuple[Message, None, bool]:
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         if self.nu is not None and self.scale == "chunk":
-            coded = encode_at(x, None, self.nu, self.coder, data, left=left, carry=residual)
+            coded = encode_at(x, None, self.nu, self.coder, self.chunk, data, left=left, carry=residual)
         elif self.alpha is not None:
-            coded = encode_to_error(x, self.alpha, self.coder, data, left, residual)
+            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, left, residual)
         else:
             y = torch.add(x, residual, out=left)
             if self.nu is not None:
-                coded = encode_at(y, global_step(y, self.nu, self.scale), self.nu, self.coder, data)
+                coded = encode_at(y, global_step(y, self.nu, self.scale), self.nu, self.coder, self.chunk, data)
             else:
-                coded = encode_to_size(y, data.numel(), self.coder, data)
+                coded = encode_to_size(y, data.numel(), self.coder, self.chunk, data)
             kernels.get(y.device).dither_decode(coded.data, left, -1.0)
         message = Message(data if out is None else out, coded.data.numel())
         return message, None, math.isfinite(coded.norm)
@@ -295,11 +305,13 @@ class RandomSparseDithering(_Dithering):
     omega: float
     coder: Coder = "auto"
     scale: Scale = "chunk"
+    chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
         require(self.omega > 0 and math.isfinite(self.omega), f"omega must be positive, got {self.omega}")
         require(self.coder in CODERS, f"coder is one of {', '.join(CODERS)}, got {self.coder!r}")
         require(self.scale in SCALES, f"scale is one of {', '.join(SCALES)}, got {self.scale!r}")
+        require(self.chunk in rans.CHUNKS, f"{rans.CHUNK_RULE}, got {self.chunk!r}")
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee("unbiased", self.omega)
@@ -308,4 +320,5 @@ class RandomSparseDithering(_Dithering):
         return float(self.omega)
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        return encode_at(x, global_step(x, self.omega, self.scale), self.omega, self.coder, data, ctx).data.numel()
+        step = global_step(x, self.omega, self.scale)
+        return encode_at(x, step, self.omega, self.coder, self.chunk, data, ctx).data.numel()

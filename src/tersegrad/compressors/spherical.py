@@ -52,6 +52,8 @@ LONGEST_UNARY = 127
 NORM, PARAMETER = 31, 6
 # No encoder draws so many words.
 FAR = 1 << 40
+# Up to so many norms the sequential code is tried.
+SHORT = 1 << 10
 
 # The same few arguments come again with every message.
 _chance = functools.lru_cache(maxsize=256)(theory.cap_probability)
@@ -351,9 +353,9 @@ def _write_norms(below: Tensor) -> Tensor:
     symbols = below.clamp(max=255).to(torch.uint8)
     parts = [_raw(bytes([0, high]), device), rans.encode(symbols, high + 1)]
     if high == 255:
-        parts.append(elias.encode(below[below >= 255] - 254))
+        parts.append(elias.encode_planar(below[below >= 255] - 254))
     best = torch.cat(parts)
-    if below.numel() <= 1 << 14:
+    if below.numel() <= SHORT:
         centre = min(int(below.median()), 255)
         code = levels.encode((below - centre).to(torch.int32), "adaptive")
         other = torch.cat([_raw(bytes([1, centre]) + varint.write(code.numel()), device), code])
@@ -374,7 +376,7 @@ def _read_norms(data: Tensor, at: int, count: int) -> tuple[Tensor, int]:
         at, below = at + 2 + used, symbols.long()
         if number == 255:
             far = (below == 255).nonzero()[:, 0]
-            more, used = elias.decode(data[at:], far.numel())
+            more, used = elias.decode_planar(data[at:], far.numel())
             at += used
             below[far] += more.clamp(max=FAR) - 1
     else:

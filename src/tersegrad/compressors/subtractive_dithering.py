@@ -48,7 +48,7 @@ NAMES = {
 }
 SEGMENT = 1 << 18
 # The longest vectors that also try the sequential codes.
-SHORT = 1 << 15
+SHORT = 1 << 10
 # Of the step, for what fixed-point arithmetic adds to the error.
 SLACK = 1 - 2.0**-20
 # Bits of |U| that the finest classes look at.
@@ -71,11 +71,13 @@ class SubtractiveDithering(Stateless):
     omega: float
     coder: Coder = "auto"
     scale: Scale = "chunk"
+    chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
         require(1e-12 <= self.omega <= 1e6, f"omega must lie in [1e-12, 1e6], got {self.omega}")
         require(self.coder in ("auto", "rans"), f"coder is one of auto, rans, got {self.coder!r}")
         require(self.scale in ("chunk", "global"), f"scale is one of chunk, global, got {self.scale!r}")
+        require(self.chunk in rans.CHUNKS, f"{rans.CHUNK_RULE}, got {self.chunk!r}")
 
     @property
     def sigma(self) -> float:
@@ -148,8 +150,13 @@ class SubtractiveDithering(Stateless):
         bins = _bins(ctx, live, device)
         counts = kernels.get(device).rans_histogram(symbols, 2 * window + 1, bins, 1 << BINS, True)
         bits = _classes(counts.cpu())
-        body = rans.encode(symbols, 2 * window + 1, *((bins >> BINS - bits, 1 << bits) if bits else (None, 1)))
-        tail = elias.encode((size - window + 1)[size >= window].long()) if top > window else q.new_empty(0, dtype=torch.uint8)
+        classes = bins >> BINS - bits if bits else None
+        body = rans.encode(symbols, 2 * window + 1, classes, 1 << bits, chunk=self.chunk)
+        tail = (
+            elias.encode_planar((size - window + 1)[size >= window].long())
+            if top > window
+            else q.new_empty(0, dtype=torch.uint8)
+        )
         head = struct.pack(f"<I{len(steps)}fBB", SEGMENTS, *steps, window, bits) + varint.write(tail.numel())
         return torch.cat([torch.tensor(list(head), dtype=torch.uint8, device=device), body, tail])
 
@@ -216,7 +223,7 @@ class SubtractiveDithering(Stateless):
         q = symbols.to(torch.int32) - window
         if tail:
             ends = (q.abs() == window).nonzero()[:, 0]
-            more, used = elias.decode(payload[payload.numel() - tail :], ends.numel())
+            more, used = elias.decode_planar(payload[payload.numel() - tail :], ends.numel())
             if used != tail or bool((more > 1 << 30).any()):
                 raise CorruptMessage("malformed escapes")
             q[ends] += torch.sign(q[ends]) * (more - 1).to(torch.int32)

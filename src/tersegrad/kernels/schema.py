@@ -2,7 +2,7 @@
 
 A backend is a module that satisfies :class:`Kernels` (mypy checks it). ``reference`` is plain torch, runs anywhere and is the
 definition; ``native`` is C++ for CPU tensors. Both write the same bytes for the same input; ``tests/kernels`` compares them.
-The protocols are split by topic so that each topic reads alone.
+The protocols are split by topic so that each topic reads alone; those of lossless codes are in ``schema_codes.py``.
 """
 
 from __future__ import annotations
@@ -13,56 +13,9 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.protocol import Context
+from tersegrad.kernels.schema_codes import BitKernels, PlanarKernels, RansKernels
 
 RoundingRule = Literal["l2", "max", "nearest"]
-
-
-class BitKernels(Protocol):
-    """Bit packing, trits, Elias and Golomb-Rice codes. Sizes are exact and checked by the caller."""
-
-    def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
-        """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
-        ...
-
-    def unpack_bits(self, data: Tensor, width: int, out: Tensor) -> None:
-        """``out.numel()`` codes from ``data``; the padding after the last is not looked at."""
-        ...
-
-    def pack_trits(self, trits: Tensor, out: Tensor) -> None:
-        """Five values of 0..2 a byte; ``ValueError`` for any other value."""
-        ...
-
-    def unpack_trits(self, data: Tensor, out: Tensor, check: bool) -> None:
-        """The reverse. ``check``: raise ``CorruptMessage`` unless canonical; otherwise bytes above 242 read as 242."""
-        ...
-
-    def elias_bits(self, values: Tensor, code: int) -> int:
-        """Bits that all values take together in code 0 gamma, 1 delta or 2 omega; ``ValueError`` for values below 1."""
-        ...
-
-    def elias_encode(self, values: Tensor, code: int) -> Tensor:
-        """The codes of int64 ``values`` >= 1 one after another, as bytes."""
-        ...
-
-    def elias_decode(self, data: Tensor, code: int, out: Tensor) -> int:
-        """``out.numel()`` values from the start of ``data``; returns the bytes used."""
-        ...
-
-    def rice_bits(self, values: Tensor, k: int) -> int:
-        """Bits that all values take together with parameter ``k``; ``ValueError`` for negative values."""
-        ...
-
-    def rice_best(self, values: Tensor) -> int:
-        """The smallest ``k`` that minimises :meth:`rice_bits`."""
-        ...
-
-    def rice_encode(self, values: Tensor, k: int) -> Tensor:
-        """The codes of int64 ``values`` >= 0 one after another, as bytes."""
-        ...
-
-    def rice_decode(self, data: Tensor, k: int, out: Tensor) -> int:
-        """``out.numel()`` values from the start of ``data``; returns the bytes used."""
-        ...
 
 
 class CastKernels(Protocol):
@@ -123,16 +76,18 @@ class DitherKernels(Protocol):
         nu: float,
         step: float,
         coder: int,
+        chunk: int,
         ctx: Context | None,
         out: Tensor,
         left: Tensor | None = None,
         carry: Tensor | None = None,
-    ) -> tuple[int, float, float]:
-        """Write a message for x into ``out``: length in bytes, ||x||^2 (not finite where x is not), squared error.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Write a message for x into ``out``: length in bytes (int64), ||x||^2 (not finite where x is not), squared error (float64).
 
         With ``nu`` > 0 every block takes the step 2 sqrt(nu/n) ||x||, else all take ``step``. Levels are rounded to nearest and
         least-squares scales are sent; with ``ctx`` they are rounded stochastically and steps are sent. ``coder``: 0 the shortest,
-        1 rANS, 2 the published code. The error is exact only with ``step`` and without ``ctx``.
+        1 rANS, 2 the published code. ``chunk``: the log2 of the length of rANS chunks, 14 to 18.
+        The error is exact only with ``step`` and without ``ctx``.
         ``carry`` is added to x before anything else, and ``left`` (a place of its own, needed with ``carry``) becomes the sum minus
         what the message decodes to; it is undefined where the sum is not finite.
         """
@@ -160,33 +115,6 @@ class HadamardKernels(Protocol):
     def unrotate(self, y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
         """The inverse: ``y`` of the padded size into ``out``, which is returned. ``out`` may be ``y``."""
         ...
-
-
-class RansKernels(Protocol):
-    """Interleaved rANS. Symbols and contexts are uint8 vectors; contexts are given one a symbol or one a step of 64."""
-
-    def rans_histogram(
-        self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool
-    ) -> Tensor:
-        """Counts, (num_contexts, alphabet) int64.
-
-        With ``sample``, and where the data are long enough for it, only one block of 4096 symbols in eight is counted, and one
-        is added for every symbol that occurs anywhere: 0 still means absent.
-        """
-
-    def rans_write_tables(self, counts: Tensor) -> bytes:
-        """The tables for these counts, (num_contexts, alphabet) int64, as bytes."""
-
-    def rans_read_tables(self, data: Tensor, alphabet: int, num_contexts: int) -> tuple[Tensor, int]:
-        """Frequencies, (num_contexts, alphabet) int16 with rows that sum to 4096, and the number of bytes read."""
-
-    def rans_encode(
-        self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor
-    ) -> int:
-        """Write the whole message into ``out`` (at least ``1 + ceil(count * bits / 8)`` bytes) and return its length."""
-
-    def rans_decode(self, data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> int:
-        """Fill ``out`` with the symbols of the message at the start of ``data`` and return the message's length."""
 
 
 class RoundingKernels(Protocol):
@@ -297,16 +225,16 @@ class SelectKernels(Protocol):
         """The numbers of [0, numel) that are not among ``indices``."""
         ...
 
-    def golomb_size(self, indices: Tensor, divisor: int) -> int:
-        """Bytes that :meth:`golomb_encode` writes."""
+    def golomb_size(self, indices: Tensor, divisor: int) -> Tensor:
+        """Bytes that :meth:`golomb_encode` writes, int64, 0-d."""
         ...
 
-    def golomb_encode(self, indices: Tensor, divisor: int, out: Tensor) -> int:
-        """Golomb code of the gaps into ``out`` (uint8); returns the number of bytes."""
+    def golomb_encode(self, indices: Tensor, divisor: int, out: Tensor) -> Tensor:
+        """Planar Golomb code of the gaps into ``out`` (uint8); the number of bytes, int64, 0-d."""
         ...
 
-    def golomb_decode(self, data: Tensor, count: int, numel: int, divisor: int) -> tuple[Tensor, int]:
-        """The indices, and how many bytes they took."""
+    def golomb_decode(self, data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor:
+        """Fill ``out`` with indices from the start of ``data``; the bytes that they took, int64, 0-d."""
         ...
 
     def digits_encode(self, indices: Tensor, numel: int, out: Tensor) -> int:
@@ -323,8 +251,8 @@ class SelectKernels(Protocol):
         """The indices of exactly ``count`` ones in the first ``ceil(numel / 8)`` bytes."""
         ...
 
-    def gap_histogram(self, indices: Tensor, numel: int) -> list[int]:
-        """The counts of the 128 gap classes; ``ValueError`` unless ``indices`` increase strictly within [0, numel)."""
+    def gap_histogram(self, indices: Tensor, numel: int) -> Tensor:
+        """The counts of the 128 gap classes, int64; ``ValueError`` unless ``indices`` increase strictly within [0, numel)."""
         ...
 
     def gap_classes(self, indices: Tensor) -> Tensor:
@@ -424,6 +352,7 @@ class Kernels(
     CastKernels,
     DitherKernels,
     HadamardKernels,
+    PlanarKernels,
     RansKernels,
     RoundingKernels,
     SelectKernels,

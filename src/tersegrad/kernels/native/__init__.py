@@ -17,6 +17,7 @@ from tersegrad.kernels.native.hadamard import *
 from tersegrad.kernels.native.levels import *
 from tersegrad.kernels.native.modelled import *
 from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.planar import *
 from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
 from tersegrad.kernels.native.select import *

@@ -1,4 +1,4 @@
-"""Bit packing, trits, Elias and Golomb-Rice codes in C++ (``native/include/tersegrad/bits.hpp``)."""
+"""Bit packing, trits and serial Elias codes in C++ (``native/include/tersegrad/bits.hpp``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ __all__ = [
     "elias_encode",
     "pack_bits",
     "pack_trits",
-    "rice_best",
-    "rice_bits",
-    "rice_decode",
-    "rice_encode",
     "unpack_bits",
     "unpack_trits",
 ]
@@ -63,34 +59,6 @@ def elias_encode(values: Tensor, code: int) -> Tensor:
 def elias_decode(data: Tensor, code: int, out: Tensor) -> int:
     """Fill ``out`` from the start of ``data``; returns the bytes used."""
     return _consumed(module.elias_decode(array(data), code, array(out)))
-
-
-def rice_bits(values: Tensor, k: int) -> int:
-    """Bits of all codes together."""
-    bits = int(module.rice_bits(array(values), k))
-    if bits < 0:
-        raise ValueError("Rice codes are for values of at least 0")
-    return bits
-
-
-def rice_best(values: Tensor) -> int:
-    """The smallest parameter with the fewest bits."""
-    k = int(module.rice_best(array(values)))
-    if k < 0:
-        raise ValueError("Rice codes are for values of at least 0")
-    return k
-
-
-def rice_encode(values: Tensor, k: int) -> Tensor:
-    """The codes as bytes."""
-    out = torch.empty((rice_bits(values, k) + 7) // 8, dtype=torch.uint8)
-    module.rice_encode(array(values), k, array(out))
-    return out
-
-
-def rice_decode(data: Tensor, k: int, out: Tensor) -> int:
-    """Fill ``out`` from the start of ``data``; returns the bytes used."""
-    return _consumed(module.rice_decode(array(data), k, array(out)))
 
 
 def _consumed(nbytes: int) -> int:

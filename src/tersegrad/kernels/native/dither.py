@@ -25,17 +25,18 @@ def dither_encode(
     nu: float,
     step: float,
     coder: int,
+    chunk: int,
     ctx: Context | None,
     out: Tensor,
     left: Tensor | None = None,
     carry: Tensor | None = None,
-) -> tuple[int, float, float]:
+) -> tuple[Tensor, Tensor, Tensor]:
     draws = NEAREST
     if ctx is not None:
         draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
     rest, more = NOTHING if left is None else array(left), NOTHING if carry is None else array(carry)
-    nbytes, norm, error = module.dither_encode(array(x), nu, step, coder, draws, array(out), rest, more)
-    return int(nbytes), float(norm), float(error)
+    nbytes, norm, error = module.dither_encode(array(x), nu, step, coder, chunk, draws, array(out), rest, more)
+    return torch.tensor(nbytes), torch.tensor(norm, dtype=torch.float64), torch.tensor(error, dtype=torch.float64)
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:

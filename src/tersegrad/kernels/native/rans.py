@@ -46,14 +46,17 @@ def rans_read_tables(data: Tensor, alphabet: int, num_contexts: int) -> tuple[Te
     return frequencies.view(num_contexts, alphabet), used
 
 
-def rans_encode(symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, out: Tensor) -> int:
-    """Write the whole message into ``out`` and return its length."""
-    return int(module.rans_encode(array(symbols), alphabet, _optional(contexts), num_contexts, sample, array(out)))
+def rans_encode(
+    symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
+) -> Tensor:
+    """Write the whole message into ``out``; its length, int64, 0-d."""
+    length = module.rans_encode(array(symbols), alphabet, _optional(contexts), num_contexts, sample, chunk, array(out))
+    return torch.tensor(length)
 
 
-def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> int:
-    """Fill ``out`` with symbols and return the number of bytes read."""
+def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
+    """Fill ``out`` with symbols; the number of bytes read, int64, 0-d."""
     used = module.rans_decode(array(data), alphabet, _optional(contexts), num_contexts, array(out))
     if used < 0:
         raise CorruptMessage("not a rANS message of these sizes: it is truncated, mutated, or of another alphabet or context")
-    return int(used)
+    return torch.tensor(used)

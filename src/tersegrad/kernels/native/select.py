@@ -85,17 +85,16 @@ def index_complement(indices: Tensor, numel: int) -> Tensor:
     return out
 
 
-def golomb_size(indices: Tensor, divisor: int) -> int:
-    return int(module.golomb_size(array(indices), divisor))
+def golomb_size(indices: Tensor, divisor: int) -> Tensor:
+    return torch.tensor(module.golomb_size(array(indices), divisor))
 
 
-def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> int:
-    return int(module.golomb_encode(array(indices), divisor, array(out)))
+def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
+    return torch.tensor(module.golomb_encode(array(indices), divisor, array(out)))
 
 
-def golomb_decode(data: Tensor, count: int, numel: int, divisor: int) -> tuple[Tensor, int]:
-    indices = torch.empty(count, dtype=_dtype(numel))
-    return indices, _decoded(module.golomb_decode, array(data), numel, divisor, array(indices))
+def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor:
+    return torch.tensor(_decoded(module.golomb_decode, array(data), numel, divisor, array(out)))
 
 
 def digits_encode(indices: Tensor, numel: int, out: Tensor) -> int:
@@ -119,8 +118,8 @@ def bitmap_decode(data: Tensor, count: int, numel: int) -> Tensor:
     return indices
 
 
-def gap_histogram(indices: Tensor, numel: int) -> list[int]:
-    return list(module.gap_histogram(array(indices), numel))
+def gap_histogram(indices: Tensor, numel: int) -> Tensor:
+    return torch.tensor(module.gap_histogram(array(indices), numel))
 
 
 def gap_classes(indices: Tensor) -> Tensor:

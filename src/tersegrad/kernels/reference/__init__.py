@@ -4,9 +4,12 @@ from tersegrad.kernels.reference.bits import *
 from tersegrad.kernels.reference.casts import *
 from tersegrad.kernels.reference.dither import *
 from tersegrad.kernels.reference.hadamard import *
+from tersegrad.kernels.reference.index import *
 from tersegrad.kernels.reference.levels import *
 from tersegrad.kernels.reference.modelled import *
+from tersegrad.kernels.reference.planar import *
 from tersegrad.kernels.reference.rans import *
+from tersegrad.kernels.reference.rans_tables import *
 from tersegrad.kernels.reference.rounding import *
 from tersegrad.kernels.reference.select import *
 from tersegrad.kernels.reference.shared import *

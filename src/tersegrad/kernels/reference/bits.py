@@ -1,4 +1,4 @@
-"""Bit packing, trits, Elias and Golomb-Rice codes in plain torch: the definition, on any device.
+"""Bit packing, trits and serial Elias codes in plain torch: the definition, on any device.
 
 Encoders compute the length of every code, a running sum for its position, and scatter the bits. Decoders look at every bit
 position of a window at once, as if a code began there, and then follow the chain of codes by pointer doubling.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
+from tersegrad.kernels.reference.planar import log2
 
 __all__ = [
     "elias_bits",
@@ -19,18 +20,11 @@ __all__ = [
     "elias_encode",
     "pack_bits",
     "pack_trits",
-    "rice_best",
-    "rice_bits",
-    "rice_decode",
-    "rice_encode",
     "unpack_bits",
     "unpack_trits",
 ]
 
 GAMMA, DELTA, OMEGA = 0, 1, 2
-RICE_LIMIT = 32  # quotients from here on are escaped
-RICE_MAX = 56  # the largest parameter
-_LARGEST = (1 << 63) - 1
 _BAD = 1 << 48  # the end of what is no code; beyond any stream
 _WINDOW = 1 << 15  # bytes that a decoder looks at together
 _LOOKAHEAD = 16  # bytes; no code is longer than 125 bits
@@ -98,34 +92,22 @@ def unpack_trits(data: Tensor, out: Tensor, check: bool) -> None:
 # ---- lengths ----
 
 
-def _log2(v: Tensor) -> Tensor:
-    """The floor of log2 of int64 values >= 1, exactly."""
-    n = torch.frexp(v.double())[1].long() - 1
-    return n - (v >> n == 0).long()  # conversion to float64 may round up to the next power of two
-
-
 def _low(v: Tensor, n: Tensor) -> Tensor:
     return v - (torch.ones_like(v) << n)
 
 
 def _elias_lengths(v: Tensor, code: int) -> Tensor:
-    n = _log2(v)
+    n = log2(v)
     if code == GAMMA:
         return 2 * n + 1
     if code == DELTA:
-        return 2 * _log2(n + 1) + 1 + n
+        return 2 * log2(n + 1) + 1 + n
     total = torch.ones_like(v)
     while bool((v > 1).any()):
-        n = _log2(v.clamp(min=1))
+        n = log2(v.clamp(min=1))
         total += torch.where(v > 1, n + 1, 0)
         v = torch.where(v > 1, n, 1)
     return total
-
-
-def _rice_lengths(v: Tensor, k: int) -> Tensor:
-    q = v >> k
-    escaped = RICE_LIMIT + _elias_lengths((q - (RICE_LIMIT - 1)).clamp(min=1), DELTA)
-    return torch.where(q < RICE_LIMIT, q + 1, escaped) + k
 
 
 def elias_bits(values: Tensor, code: int) -> int:
@@ -133,25 +115,6 @@ def elias_bits(values: Tensor, code: int) -> int:
     if bool((values < 1).any()):
         raise ValueError("Elias codes are for values of at least 1")
     return int(_elias_lengths(values, code).sum())
-
-
-def rice_bits(values: Tensor, k: int) -> int:
-    """Bits of all codes together."""
-    if bool((values < 0).any()):
-        raise ValueError("Rice codes are for values of at least 0")
-    return int(_rice_lengths(values, k).sum())
-
-
-def rice_best(values: Tensor) -> int:
-    """The smallest parameter with the fewest bits."""
-    best, least = 0, rice_bits(values, 0)
-    for k in range(1, RICE_MAX + 1):
-        if values.numel() * (k + 1) >= least:  # no code is shorter than k + 1 bits
-            break
-        bits = rice_bits(values, k)
-        if bits < least:
-            best, least = k, bits
-    return best
 
 
 # ---- encoding: pieces of at most 63 bits at known positions ----
@@ -175,17 +138,17 @@ def _marked(v: Tensor, n: Tensor) -> Tensor:
 
 
 def _elias_pieces(v: Tensor, code: int, start: Tensor) -> Iterable[Piece]:
-    n = _log2(v)
+    n = log2(v)
     if code == GAMMA:
         yield start + n, _marked(v, n)
     elif code == DELTA:
-        m = _log2(n + 1)
+        m = log2(n + 1)
         yield start + m, _marked(n + 1, m)
         yield start + 2 * m + 1, _low(v, n)
     else:
         end = start + _elias_lengths(v, OMEGA) - 1  # where the closing zero lies
         while bool((v > 1).any()):
-            n = _log2(v)
+            n = log2(v)
             more = v > 1
             end = end - torch.where(more, n + 1, 0)
             yield end, torch.where(more, _marked(v, n), 0)
@@ -202,19 +165,6 @@ def elias_encode(values: Tensor, code: int) -> Tensor:
     elias_bits(values, code)
     start, total = _starts(_elias_lengths(values, code))
     return _scatter(_elias_pieces(values, code, start), total, values.device)
-
-
-def rice_encode(values: Tensor, k: int) -> Tensor:
-    """The codes as bytes."""
-    rice_bits(values, k)
-    start, total = _starts(_rice_lengths(values, k))
-    q, low = values >> k, values & (1 << k) - 1
-    short, long = q < RICE_LIMIT, q >= RICE_LIMIT
-    escaped, after = q[long] - (RICE_LIMIT - 1), start[long] + RICE_LIMIT
-    pieces = [(start[short] + q[short], 1 | low[short] << 1)]
-    pieces += _elias_pieces(escaped, DELTA, after)
-    pieces += [(after + _elias_lengths(escaped, DELTA), low[long])]
-    return _scatter(pieces, total, values.device)
 
 
 # ---- decoding ----
@@ -283,19 +233,6 @@ def _read_omega(window: _Window, at: Tensor) -> tuple[Tensor, Tensor]:
     return n, torch.where(good & ~more, at, _BAD)
 
 
-def _rice_reader(k: int) -> Reader:
-    def read(window: _Window, at: Tensor) -> tuple[Tensor, Tensor]:
-        q = window.zeros(at)
-        escaped = q >= RICE_LIMIT
-        d, after = _read_delta(window, at + RICE_LIMIT)
-        good = ~escaped | (d <= (_LARGEST >> k) - (RICE_LIMIT - 1))
-        start = torch.where(escaped, after, at + q + 1)
-        q = torch.where(escaped, torch.where(good, d, 1) + (RICE_LIMIT - 1), q)
-        return q << k | window.read(start, torch.full_like(start, k)), torch.where(good, start + k, _BAD)
-
-    return read
-
-
 def _decode(data: Tensor, out: Tensor, read: Reader) -> int:
     total, position, done = 8 * data.numel(), 0, 0
     while done < out.numel():
@@ -323,8 +260,3 @@ def _decode(data: Tensor, out: Tensor, read: Reader) -> int:
 def elias_decode(data: Tensor, code: int, out: Tensor) -> int:
     """Fill ``out`` from the start of ``data``; returns the bytes used."""
     return _decode(data, out, (_read_gamma, _read_delta, _read_omega)[code])
-
-
-def rice_decode(data: Tensor, k: int, out: Tensor) -> int:
-    """Fill ``out`` from the start of ``data``; returns the bytes used."""
-    return _decode(data, out, _rice_reader(k))

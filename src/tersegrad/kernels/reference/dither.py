@@ -1,10 +1,10 @@
 """Sparse Dithering in plain torch: the definition of its messages (``spec/wire.md``, "Sparse Dithering").
 
 The first word of a message is a scale, followed by the levels of a short vector as one bit stream, or says what else follows.
-Long vectors are cut into segments where rANS cuts its chunks: 2^18 coordinates, the last from half to one and a half of that. A
-segment is a kind (0 zero, 1 raw float32, 2 coded), then for coded ones the window K, the length of the escapes (varint), one scale
-for every block of 2^16 coordinates, the rANS message of the symbols clamp(k, -K, K) + K, and the escapes: Elias gamma of
-|k| - K + 1 wherever a symbol lies at either end of the window, if any level lies beyond it.
+Long vectors are cut into segments of 2^18 coordinates, the last from half to one and a half of that. A segment is a kind (0 zero,
+1 raw float32, 2 coded), then for coded ones the window K, the length of the escapes (varint), one scale for every block of 2^16
+coordinates, the rANS message of the symbols clamp(k, -K, K) + K, and the escapes: planar Elias gamma of |k| - K + 1 wherever a
+symbol lies at either end of the window, if any level lies beyond it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.reference.bits import elias_decode, elias_encode
 from tersegrad.kernels.reference.levels import levels_decode, levels_encode
-from tersegrad.kernels.reference.rans import chunk_lengths, dense_histogram, encode_counted, rans_decode
+from tersegrad.kernels.reference.planar import planar_gamma_decode, planar_gamma_encode
+from tersegrad.kernels.reference.rans import SEGMENT, decode_block, encode_counted, pieces
+from tersegrad.kernels.reference.rans_tables import dense_histogram
 from tersegrad.kernels.reference.rounding import CHUNK, ordered_sum, random_u16, sum_squares
 
 __all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
@@ -31,19 +32,18 @@ AUTO, RANS, PAPER = 0, 1, 2  # coders
 NON_FINITE, ALL_ZERO, SEGMENTS = 0x7FC00000, 0, 0x80000000  # first words; others are scales
 ZERO, RAW, CODED = 0, 1, 2  # kinds of segments
 SCALE_BLOCK = 1 << 16
-SHORT, TINY_MESSAGE = 1 << 14, 300  # up to SHORT coordinates sequential codes are tried, and below that many bytes nothing else
+SHORT, TINY_MESSAGE = 1 << 10, 300  # up to SHORT coordinates sequential codes are tried, and below that many bytes nothing else
 UNARY_LIMIT = 16  # mean level from which a unary code cannot be the shortest
 TOO_LARGE = 1 << 26  # levels from here on are not coded
 QUICK_LIMIT = 127  # blocks with such a level take their sums in float64
 QUICK_LANES = 64
 TINY, HUGE = 2.0**-126, float(torch.finfo(torch.float32).max)
 LEVEL_LIMIT = 0x7FFFFFFF
-GAMMA = 0
 
 
 def dither_max_bytes(numel: int) -> int:
     """No message for ``numel`` coordinates is longer."""
-    segments = len(chunk_lengths(numel))
+    segments = len(pieces(numel, SEGMENT))
     return 4 + (4 * segments if segments > 1 else 0) + segments + 4 * numel
 
 
@@ -149,7 +149,13 @@ def _block(x: Tensor, start: int, nu: float, step: float, ctx: Context | None) -
     return k, scale, norm, norm - 2 * scale * dot + scale * scale * energy
 
 
-def _segment(x: Tensor, start: int, nu: float, step: float, ctx: Context | None) -> tuple[bytes, float, float]:
+def _escapes(values: Tensor) -> bytes:
+    # No code of a level below 2^26 takes more than 53 bits.
+    room = torch.empty(2 + 7 * values.numel(), dtype=torch.uint8, device=values.device)
+    return bytes(room[: int(planar_gamma_encode(values, room))].cpu().numpy().tobytes())
+
+
+def _segment(x: Tensor, start: int, nu: float, step: float, ctx: Context | None, chunk: int) -> tuple[bytes, float, float]:
     """The bytes of one segment, its squared norm and its squared error; no bytes where it is not finite."""
     parts, scales, norms, errors = [], [], [], []
     for at in range(0, x.numel(), SCALE_BLOCK):
@@ -172,18 +178,19 @@ def _segment(x: Tensor, start: int, nu: float, step: float, ctx: Context | None)
     symbols = (k.clamp(-window, window) + window).to(torch.uint8)
     tail = b""
     if top > window:
-        tail = bytes(elias_encode((size - window + 1)[size >= window].contiguous(), GAMMA).cpu().numpy().tobytes())
+        tail = _escapes((size - window + 1)[size >= window])
     body = torch.empty(x.numel() + 16, dtype=torch.uint8, device=x.device)
-    length = encode_counted(symbols, 2 * window + 1, None, 1, dense_histogram(symbols, 2 * window + 1), body)
+    counts = dense_histogram(symbols, 2 * window + 1)
+    length = encode_counted(symbols, 2 * window + 1, None, 1, counts, chunk, body)
     head = bytes([CODED, window]) + _varint(len(tail)) + struct.pack(f"<{len(scales)}f", *scales)
     data = head + body[:length].cpu().numpy().tobytes() + tail
     return (data, norm, error) if len(data) <= len(raw) else (raw, norm, 0.0)
 
 
-def _segments(x: Tensor, nu: float, step: float, ctx: Context | None) -> tuple[bytes, float, float]:
+def _segments(x: Tensor, nu: float, step: float, ctx: Context | None, chunk: int) -> tuple[bytes, float, float]:
     parts, norms, errors, at = [], [], [], 0
-    for length in chunk_lengths(x.numel()):
-        data, norm, error = _segment(x[at : at + length], at, nu, step, ctx)
+    for length in pieces(x.numel(), SEGMENT):
+        data, norm, error = _segment(x[at : at + length], at, nu, step, ctx, chunk)
         if not data:
             return struct.pack("<I", NON_FINITE), math.inf, 0.0
         parts.append(data)
@@ -223,7 +230,7 @@ def _short(x: Tensor, norm: float, nu: float, step: float, coder: int, ctx: Cont
     return data, norm, norm - 2 * scale * dot + scale * scale * energy
 
 
-def _message(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None) -> tuple[bytes, float, float]:
+def _message(x: Tensor, nu: float, step: float, coder: int, chunk: int, ctx: Context | None) -> tuple[bytes, float, float]:
     best = b"", 0.0, 0.0
     if coder == PAPER or (coder == AUTO and x.numel() <= SHORT):
         norm = float(sum_squares(x))
@@ -234,7 +241,7 @@ def _message(x: Tensor, nu: float, step: float, coder: int, ctx: Context | None)
         best = _short(x, norm, nu, step, coder, ctx)
         if best[0] and (coder == PAPER or len(best[0]) < TINY_MESSAGE):
             return best
-    other = _segments(x, nu, step, ctx)
+    other = _segments(x, nu, step, ctx, chunk)
     return best if best[0] and len(best[0]) <= len(other[0]) else other
 
 
@@ -243,18 +250,20 @@ def dither_encode(
     nu: float,
     step: float,
     coder: int,
+    chunk: int,
     ctx: Context | None,
     out: Tensor,
     left: Tensor | None = None,
     carry: Tensor | None = None,
-) -> tuple[int, float, float]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``."""
     x = x if carry is None else x + carry
-    data, norm, error = _message(x, nu, step, coder, ctx)
+    data, norm, error = _message(x, nu, step, coder, chunk, ctx)
     out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(out.device)
     if left is not None:
         dither_decode(out[: len(data)], left.copy_(x), -1.0)
-    return len(data), norm, error
+    power, wrong = torch.tensor([norm, error], dtype=torch.float64, device=out.device)
+    return torch.tensor(len(data), device=out.device), power, wrong
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
@@ -281,7 +290,7 @@ def _put(out: Tensor, values: Tensor, weight: float | None) -> Tensor:
 
 
 def _decode_segments(raw: bytes, out: Tensor, weight: float | None) -> Tensor:
-    lengths = chunk_lengths(out.numel())
+    lengths = pieces(out.numel(), SEGMENT)
     at = 4 * len(lengths) if len(lengths) > 1 else 0
     if len(raw) < at:
         raise CorruptMessage("the segment table is cut short")
@@ -325,13 +334,13 @@ def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
         raise CorruptMessage("a malformed scale")
     data = torch.tensor(list(raw[body : len(raw) - tail]), dtype=torch.uint8, device=device)
     symbols = torch.empty(n, dtype=torch.uint8, device=device)
-    if rans_decode(data, 2 * window + 1, None, 1, symbols) != data.numel():
+    if decode_block(data, 2 * window + 1, None, 1, symbols) != data.numel():
         raise CorruptMessage("bytes after the symbols")
     k = symbols.to(torch.int64) - window
     if tail:
         ends = k.abs() == window
         more = torch.empty(int(ends.sum()), dtype=torch.int64, device=device)
-        if elias_decode(torch.tensor(list(raw[-tail:]), dtype=torch.uint8, device=device), GAMMA, more) != tail:
+        if int(planar_gamma_decode(torch.tensor(list(raw[-tail:]), dtype=torch.uint8, device=device), more)) != tail:
             raise CorruptMessage("bytes after the escapes")
         if bool((more > LEVEL_LIMIT + 1).any()):
             raise CorruptMessage("a level is too large")

@@ -1,0 +1,97 @@
+"""The operations of lossless codes, as :mod:`~tersegrad.kernels.schema` has those of everything else."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class BitKernels(Protocol):
+    """Bit packing, trits and serial Elias codes. Sizes are exact and checked by the caller."""
+
+    def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
+        """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
+        ...
+
+    def unpack_bits(self, data: Tensor, width: int, out: Tensor) -> None:
+        """``out.numel()`` codes from ``data``; the padding after the last is not looked at."""
+        ...
+
+    def pack_trits(self, trits: Tensor, out: Tensor) -> None:
+        """Five values of 0..2 a byte; ``ValueError`` for any other value."""
+        ...
+
+    def unpack_trits(self, data: Tensor, out: Tensor, check: bool) -> None:
+        """The reverse. ``check``: raise ``CorruptMessage`` unless canonical; otherwise bytes above 242 read as 242."""
+        ...
+
+    def elias_bits(self, values: Tensor, code: int) -> int:
+        """Bits that all values take together in code 0 gamma, 1 delta or 2 omega; ``ValueError`` for values below 1."""
+        ...
+
+    def elias_encode(self, values: Tensor, code: int) -> Tensor:
+        """The codes of int64 ``values`` >= 1 one after another, as bytes."""
+        ...
+
+    def elias_decode(self, data: Tensor, code: int, out: Tensor) -> int:
+        """``out.numel()`` values from the start of ``data``; returns the bytes used."""
+        ...
+
+
+class PlanarKernels(Protocol):
+    """Codes whose unary parts come first and whose low bits follow. Lengths are int64, 0-d, on the device of ``out``."""
+
+    def planar_gamma_encode(self, values: Tensor, out: Tensor) -> Tensor:
+        """Elias gamma codes of int64 ``values`` >= 1 into ``out`` (uint8); their length. ``ValueError`` where ``out`` is too small."""
+        ...
+
+    def planar_gamma_decode(self, data: Tensor, out: Tensor) -> Tensor:
+        """``out.numel()`` values from the start of ``data``; the bytes used."""
+        ...
+
+    def rice_bits(self, values: Tensor, k: int) -> int:
+        """Bits that all values take together with parameter ``k``, without padding; ``ValueError`` for negative values."""
+        ...
+
+    def rice_best(self, values: Tensor) -> int:
+        """The smallest ``k`` that minimises :meth:`rice_bits`."""
+        ...
+
+    def rice_encode(self, values: Tensor, k: int, out: Tensor) -> Tensor:
+        """Rice codes of int64 ``values`` >= 0 into ``out`` (uint8); their length. ``ValueError`` where ``out`` is too small."""
+        ...
+
+    def rice_decode(self, data: Tensor, k: int, out: Tensor) -> Tensor:
+        """``out.numel()`` values from the start of ``data``; the bytes used."""
+        ...
+
+
+class RansKernels(Protocol):
+    """Interleaved rANS. Symbols and contexts are uint8 vectors; contexts are given one per symbol or one per step of 64."""
+
+    def rans_histogram(
+        self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool
+    ) -> Tensor:
+        """Counts, (num_contexts, alphabet) int64.
+
+        With ``sample``, and where the data are long enough for it, only one block of 4096 symbols in eight is counted, and one
+        is added for every symbol that occurs anywhere: 0 still means absent.
+        """
+
+    def rans_write_tables(self, counts: Tensor) -> bytes:
+        """The tables for these counts, (num_contexts, alphabet) int64, as bytes."""
+
+    def rans_read_tables(self, data: Tensor, alphabet: int, num_contexts: int) -> tuple[Tensor, int]:
+        """Frequencies, (num_contexts, alphabet) int16 with rows that sum to 4096, and the number of bytes read."""
+
+    def rans_encode(
+        self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
+    ) -> Tensor:
+        """Write the whole message into ``out`` (at least ``1 + ceil(count * bits / 8)`` bytes); its length, int64, 0-d.
+
+        ``chunk``: the log2 of the chunk length, 14 to 18.
+        """
+
+    def rans_decode(self, data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
+        """Fill ``out`` with the symbols of the message at the start of ``data``; the message's length, int64, 0-d."""
