@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
         found = importlib.import_module(f"tersegrad.{_MODULES[name]}")
     elif home := next((module for module, names in _HOMES.items() if name in names), None):
         found = getattr(importlib.import_module(f"tersegrad.{home}"), name)
-    elif not name.startswith("_") and name in (register := importlib.import_module("tersegrad.compressors")).__all__:
+    elif name[:1].isupper() and name in (register := importlib.import_module("tersegrad.compressors")).__all__:
         found = getattr(register, name)
     else:
         raise AttributeError(f"module 'tersegrad' has no attribute {name!r}")
