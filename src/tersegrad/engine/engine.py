@@ -87,6 +87,20 @@ class Engine:
         compressor = given or route.compressor or settings.compressor
         return Lane.make(route.group, route.link, compressor, self._resolved(route, settings), settings, self.totals.meters)
 
+    def exchange_of(self, lane: Lane) -> str:
+        """What a checkpoint calls a group's exchange: the settings' own words where they apply."""
+        route = self._routes[lane.group.number]
+        if route.scheme is not None:
+            return route.scheme.name
+        return str(self.settings.scheme if lane.scheme == self._resolved(route, self.settings) else lane.scheme)
+
+    def lane_of(self, route: Route, compressor: str, exchange: str) -> Lane:
+        """A lane with what :meth:`exchange_of` said, and with a fresh state."""
+        if route.scheme is not None:
+            require(exchange == route.scheme.name, f"a group went through {exchange}, here it goes through {route.scheme.name}")
+            return self.lane(route, self.settings, self.settings.choose(compressor, None).compressor)
+        return self.lane(dataclasses.replace(route, compressor=None), self.settings.choose(compressor, exchange))
+
     def _resolved(self, route: Route, settings: Settings) -> Scheme:
         """The scheme of a route, with what only its process group knows (a collective call the first time)."""
         if route.scheme is not None:

@@ -50,6 +50,8 @@ class _Flight:
 class Handle(engine.Handle):
     """The outer loop of one model: anchors, outer optimiser and exchanges. Made by :func:`attach`."""
 
+    further = ("anchors", "momenta", "flights")
+
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
@@ -176,16 +178,22 @@ class Handle(engine.Handle):
     def _read_extra(self, parts: Sequence[Any], public: checkpoint.Public) -> Callable[[], None]:
         own, extra = parts[0], public.extra
         outer = self._outer.read(own["anchors"], own["momenta"])
-        steps, departed = int(extra["steps"]), {int(fragment): int(step) for fragment, step in extra["departed"]}
+        steps, departed, found = extra["steps"], extra["departed"], extra["flights"]
+        fits = all(0 <= f < self.method.fragments and 0 <= step <= steps for f, step in departed)
+        fits = fits and all(f in dict(departed) and steps < due <= steps + self.method.overlap for f, due, _ in found)
+        once = all(len({f for f, *_ in rows}) == len(rows) for rows in (departed, found))
+        whole = all(type(n) is int for n in (steps, *(n for f, n, *_ in (*departed, *found) for n in (f, n))))
+        checkpoint.require(fits and once and whole and steps >= 0, "the saved rounds do not fit one another")
+        checkpoint.require(own["flights"].keys() == {str(f) for f, *_ in found}, "the saved means are not those under way")
         flights = []
-        for fragment, due, kept in extra["flights"]:
+        for fragment, due, kept in found:
             members = self._fragments[fragment] if kept else []
             means = {number: self._outer.flat(number, own["flights"][str(fragment)]) for number in members}
-            flights.append(_Flight(int(fragment), int(due), None, means))
+            flights.append(_Flight(fragment, due, None, means))
 
         def assign() -> None:
             outer()
-            self.steps, self._departed, self._flights = steps, departed, flights
+            self.steps, self._departed, self._flights = steps, dict(departed), flights
 
         return assign
 
