@@ -21,17 +21,24 @@ TOLD = 256  # bytes of a difference that is told to other process groups
 def compare(facts: Sequence[tuple[ProcessGroup, Mapping[str, str]]]) -> None:
     """Raise :class:`RanksDisagree` on every rank unless all ranks of each process group have the same facts (a collective call).
 
-    Process groups are compared one after another. Where there are several, as inside and between nodes, a rank whose own groups agree
-    must hear of a difference elsewhere: the words of those who saw one travel once more over every group.
+    Process groups are compared one after another.
     """
     problems = [words for link, said in facts if (words := _difference(said, link))]
-    problem = problems[0] if problems else ""
-    if len(facts) > 1:
-        for link, _ in facts:
-            rows = [problem] if link.size == 1 else _texts(problem, link)
-            problem = next((row for row in rows if row), "")
+    problem = told(problems[0] if problems else "", [link for link, _ in facts])
     if problem:
         raise RanksDisagree(f"{problem}. All ranks must make the same calls with the same arguments")
+
+
+def told(problem: str, links: Sequence[ProcessGroup]) -> str:
+    """The problem that any rank has seen, if one has (a collective call where there are several process groups).
+
+    Inside and between nodes, a rank whose own groups are well must hear of a difference elsewhere, or it would wait for those who left.
+    """
+    for link in links if len(links) > 1 else ():
+        if link.size > 1:
+            rows = link.gather(problem.encode("ascii", "replace")[:TOLD].ljust(TOLD, b"\0"))
+            problem = next((row.rstrip(b"\0").decode("ascii") for row in rows if row[0]), "")
+    return problem
 
 
 def _difference(facts: Mapping[str, str], link: ProcessGroup) -> str:
@@ -50,12 +57,6 @@ def _difference(facts: Mapping[str, str], link: ProcessGroup) -> str:
                 one, other = link.global_rank(rank), link.global_rank(0)
                 return f"rank {one} has another {name} than rank {other}: {said[1]} against {said[0]}"
     return ""
-
-
-def _texts(mine: str, link: ProcessGroup) -> list[str]:
-    """Everyone's text, cut where it is long."""
-    rows = link.gather(mine.encode("ascii", "replace")[:TOLD].ljust(TOLD, b"\0"))
-    return [row.rstrip(b"\0").decode("ascii") for row in rows]
 
 
 def _packed(name: str, value: str) -> bytes:

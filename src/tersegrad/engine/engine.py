@@ -205,10 +205,14 @@ class Engine:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Around an integration's work: its seconds are counted."""
+        """Around an integration's work: its seconds are counted, and if it fails the steps under way are lost."""
         begin = time.perf_counter()
         try:
             yield
+        except BaseException:
+            for step in reversed(self._open):
+                self.dropped(step)
+            raise
         finally:
             self.totals.seconds += time.perf_counter() - begin
 
@@ -267,7 +271,9 @@ class Engine:
         """Raise :class:`ReplicasDiffer` unless what must be equal on all ranks is (a collective call)."""
         tensors = self.replicated()
         if tensors:
-            replicas.compare(tensors, self.links[-1], self.step, self._hint)
+            problem = agreement.told(replicas.difference(tensors, self.links[-1]), self._comparing)
+            if problem:
+                raise replicas.ReplicasDiffer(f"{problem} before step {self.step}{self._hint}")
 
     def compare(self, rounds: int = 3) -> dict[str, float]:
         """Time dense all-reduces of all groups on this link, for the report (a collective call, between two steps)."""

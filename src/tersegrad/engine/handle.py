@@ -125,7 +125,7 @@ class Handle:
             seed=self.seed,
             settings=self._identity(),
             groups=groups,
-            shapes={p.name: list(p.shape) for lane in engine.lanes for p in lane.group.spec.pieces},
+            shapes=self._shapes(),
             extra=facts,
         )
         return {f"rank{self.rank}": {"public": public.dumps(), **rounds, **entries}}
@@ -162,7 +162,7 @@ class Handle:
         routes = self._routes(public)
         layout = [list(route.group.names) for route in routes]
         checkpoint.require(
-            len(parts) > 1 or layout == [group["names"] for group in public.groups],
+            len(parts) > 1 or public.size != self.size or layout == [group["names"] for group in public.groups],
             "the parameters were grouped in another way: build and shard the model as in the run that saved",
         )
         saved: list[checkpoint.Saved] = [{k: v for k, v in part.items() if k in checkpoint.ROUNDS} for part in parts]
@@ -187,7 +187,7 @@ class Handle:
                     f"the state was saved with {name}={saved}, this handle has {value}: attach with the saved one (change() may "
                     "change it afterwards)"
                 )
-        shapes = {p.name: list(p.shape) for lane in self.engine.lanes for p in lane.group.spec.pieces}
+        shapes = self._shapes()
         for name in sorted(shapes.keys() | public.shapes.keys()):
             if shapes.get(name) != public.shapes.get(name):
                 raise BadCheckpoint(
@@ -205,6 +205,10 @@ class Handle:
 
     def _settle(self) -> None:
         """Finish exchanges that are under way between steps, if there can be any."""
+
+    def _shapes(self) -> dict[str, list[int]]:
+        """The shapes of all parameters that are exchanged, the same on every rank."""
+        return {piece.name: list(piece.shape) for group in self.groups for piece in group.spec.pieces}
 
     def _routes(self, public: Public) -> list[Route]:
         """The groups to read states for."""

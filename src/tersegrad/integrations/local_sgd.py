@@ -79,7 +79,7 @@ class Handle(engine.Handle):
 
     def step(self) -> bool:  # type: ignore[override]
         """Call after every step of the inner optimiser, on every rank; whether the parameters were moved."""
-        with self.engine.timed():
+        with self._working():
             self.steps += 1
             due = [flight for flight in self._flights if flight.due == self.steps]
             for flight in self._flights:
@@ -94,9 +94,18 @@ class Handle(engine.Handle):
                     self._apply(flight, self.method.kept)
             return bool(due) or (bool(turn) and not self.method.overlap)
 
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        try:
+            with self.engine.timed():
+                yield
+        except BaseException:
+            self._flights = [flight for flight in self._flights if flight.step is None]
+            raise
+
     def finish(self) -> None:
         """End the round of every fragment now: afterwards all workers have the same parameters (a collective call)."""
-        with self.engine.timed():
+        with self._working():
             for flight in list(self._flights):
                 self._apply(flight, 1.0)  # the anchors move; what the worker learned since is exchanged next
             for fragment in range(self.method.fragments):
@@ -179,11 +188,7 @@ class Handle(engine.Handle):
         own, extra = parts[0], public.extra
         outer = self._outer.read(own["anchors"], own["momenta"])
         steps, departed, found = extra["steps"], extra["departed"], extra["flights"]
-        fits = all(0 <= f < self.method.fragments and 0 <= step <= steps for f, step in departed)
-        fits = fits and all(f in dict(departed) and steps < due <= steps + self.method.overlap for f, due, _ in found)
-        once = all(len({f for f, *_ in rows}) == len(rows) for rows in (departed, found))
-        whole = all(type(n) is int for n in (steps, *(n for f, n, *_ in (*departed, *found) for n in (f, n))))
-        checkpoint.require(fits and once and whole and steps >= 0, "the saved rounds do not fit one another")
+        checkpoint.require(self.method.reaches(steps, departed, found), "the saved rounds do not fit one another")
         checkpoint.require(own["flights"].keys() == {str(f) for f, *_ in found}, "the saved means are not those under way")
         flights = []
         for fragment, due, kept in found:
