@@ -21,7 +21,7 @@ def option_dense_below(kind: str) -> None:
     all_of_it = start(kind, dense_below=1 << 20)
     run.steps(0, 1)
     all_of_it.steps(0, 1)
-    assert all_of_it.handle.report()["bytes/sent"] > 3 * float(run.handle.report()["bytes/sent"])
+    assert float(all_of_it.handle.report()["bytes/sent"]) > 3 * float(run.handle.report()["bytes/sent"])
 
 
 def option_dense(kind: str) -> None:
@@ -45,8 +45,13 @@ def option_warmup_steps(kind: str) -> None:
 
 
 def option_schedule(kind: str) -> None:
-    asked = []
-    run = start(kind, schedule=lambda step: asked.append(step) or {1: "qsgd(bits=8)"}.get(step))
+    asked: list[int] = []
+
+    def schedule(step: int) -> str | None:
+        asked.append(step)
+        return "qsgd(bits=8)" if step == 1 else None
+
+    run = start(kind, schedule=schedule)
     seen = []
     for step in range(3):
         run.steps(step, step + 1)
@@ -119,7 +124,7 @@ def reference_error(kind: str, bits: int) -> float:
         found = [p.grad for p in run.model.parameters()]
         mean = torch.cat(
             [(g.full_tensor() if isinstance(g, DTensor) else g).reshape(-1) for g in found if g is not None]
-        ).double()  # type: ignore[union-attr]
+        ).double()
     return float((mean - rows.mean(0)).square().sum() / rows.square().sum(1).mean())
 
 
