@@ -63,8 +63,18 @@ class Run:
 
     def bits(self) -> bytes:
         """A hash of what must be the same on every rank."""
-        parameters = [p.full_tensor() if isinstance(p, DTensor) else p for p in self.model.parameters()]
-        return hashlib.blake2b(b"".join(p.detach().float().numpy().tobytes() for p in parameters)).digest()
+        parameters = [whole(p.detach()) for p in self.model.parameters()]
+        return hashlib.blake2b(b"".join(p.float().numpy().tobytes() for p in parameters)).digest()
+
+
+def whole(x: Tensor) -> Tensor:
+    """A tensor or all shards of it. DTensor.full_tensor may use an equal mesh of an earlier job, whose process group was broken."""
+    if not isinstance(x, DTensor):
+        return x
+    group = x.device_mesh.get_group()
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, x.to_local().detach(), group=group)
+    return torch.cat(parts)
 
 
 def sharded(mesh: DeviceMesh) -> nn.Sequential:

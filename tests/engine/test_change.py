@@ -176,7 +176,7 @@ def job_failing_schedule(kind: str, timeout: float) -> tuple[str, int, float]:
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
 def test_a_schedule_that_fails_on_one_rank_ends_the_step_on_all(ranks: Pool, kind: str) -> None:
-    results = ranks.run(job_failing_schedule, kind, 4.0)
+    results = ranks.run(job_failing_schedule, kind, 3.0)
     for rank, (error, exchanged, seconds) in enumerate(results):
         assert (error == "ArithmeticError") == (rank == 1)
         assert error

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from tests.engine.models import FEEDBACK, KINDS, Run, caught, loss_of, net, start
+from tests.engine.models import FEEDBACK, KINDS, Run, caught, loss_of, net, start, whole
 from tests.exchange.pool import Pool
 from tests.integrations.test_ddp import same
 
@@ -122,9 +122,7 @@ def reference_error(kind: str, bits: int) -> float:
     else:
         loss_of(run.model, dist.get_rank(), 0).backward()
         found = [p.grad for p in run.model.parameters()]
-        mean = torch.cat(
-            [(g.full_tensor() if isinstance(g, DTensor) else g).reshape(-1) for g in found if g is not None]
-        ).double()
+        mean = torch.cat([whole(g).reshape(-1) for g in found if g is not None]).double()
     return float((mean - rows.mean(0)).square().sum() / rows.square().sum(1).mean())
 
 
