@@ -75,3 +75,66 @@ def test_threads_never_share_a_block() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_sizes_that_are_no_longer_asked_for_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "KEPT", 8 << 20)
+    old = [buffers.empty(1 << 20, torch.uint8, "cpu") for _ in range(8)]
+    del old
+    assert buffers.waiting() == 8 << 20
+    for _ in range(3):
+        block = buffers.empty(3 << 20, torch.uint8, "cpu")
+        address = block.data_ptr()
+        del block
+        assert buffers.waiting() <= 8 << 20
+        again = buffers.empty(3 << 20, torch.uint8, "cpu")
+        assert again.data_ptr() == address
+        del again
+    # What was asked for last stays, and of the rest as much as fits.
+    recent = buffers.empty(1 << 20, torch.uint8, "cpu")
+    assert buffers.waiting() == (8 << 20) - (1 << 20)
+    large = buffers.empty(7 << 20, torch.uint8, "cpu")
+    del large, recent
+    assert buffers.waiting() == 8 << 20
+    assert {size for size, blocks in buffers._waiting.items() if blocks} == {1 << 20, 7 << 20}
+
+
+def test_tensors_may_die_in_any_thread_while_others_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "KEPT", 4 << 20)
+    failed: list[BaseException] = []
+    ended = threading.Event()
+
+    def churn(number: int) -> None:
+        try:
+            for k in range(300):
+                held = [buffers.empty((1 << 17) + (number + k + j) % 9 * 50_000, torch.uint8, "cpu") for j in range(4)]
+                del held[::2]
+        except BaseException as error:
+            failed.append(error)
+
+    def count() -> None:
+        try:
+            while not ended.is_set():
+                assert buffers.waiting() >= 0
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=churn, args=(n,)) for n in range(3)]
+    counting = threading.Thread(target=count)
+    for thread in (*threads, counting):
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    ended.set()
+    counting.join(60)
+    assert not failed
+    assert not counting.is_alive()
+    assert buffers.waiting() <= 4 << 20
+
+
+def test_a_tensor_may_die_while_the_pool_is_at_work() -> None:
+    """The garbage collector may run a finaliser in a thread that holds the pool's lock."""
+    block = buffers.empty(LARGE, torch.uint8, "cpu")
+    with buffers._lock:
+        del block
+    assert buffers.waiting() >= LARGE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -16,9 +17,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
+def _serve(rank: int, size: int, store: str, timeout: float, connection: Connection) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
     while True:
         job = connection.recv()
         if job is None:
@@ -32,9 +34,12 @@ def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
 
 
 class Pool:
-    """``size`` gloo ranks on loopback; ``preload`` names modules that are imported once for all of them."""
+    """``size`` gloo ranks on loopback; ``preload`` names modules that are imported once for all of them.
 
-    def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
+    ``timeout``: seconds until a rank that hears nothing from the others fails.
+    """
+
+    def __init__(self, size: int, preload: Sequence[str] = (), timeout: float = 60.0) -> None:
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         context: Any = mp.get_context("forkserver" if preload else "spawn")
@@ -44,9 +49,10 @@ class Pool:
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, size, os.path.join(self._folder.name, "store"), theirs), daemon=True
+                target=_serve, args=(rank, size, os.path.join(self._folder.name, "store"), timeout, theirs), daemon=True
             )
             process.start()
+            theirs.close()  # so that a rank that dies is seen to hang up
             self._connections.append(ours)
             self._processes.append(process)
 
@@ -60,6 +66,21 @@ class Pool:
                 raise AssertionError(value)
         return [value for _, value in answers]
 
+    def outcomes(self, function: Callable[..., Any], *arguments: Any, within: float = 60.0) -> list[Any]:
+        """Of every rank (True, result), (False, traceback), or None if it died; raises if one takes longer than ``within`` seconds."""
+        for connection in self._connections:
+            connection.send((function, arguments))
+        found: list[Any] = []
+        end = time.monotonic() + within
+        for rank, connection in enumerate(self._connections):
+            if not connection.poll(max(0.0, end - time.monotonic())):
+                raise AssertionError(f"rank {rank} has said nothing for {within} s")
+            try:
+                found.append(connection.recv())
+            except (EOFError, ConnectionResetError):
+                found.append(None)
+        return found
+
     def close(self) -> None:
         for connection in self._connections:
             with contextlib.suppress(BrokenPipeError):
@@ -72,8 +93,8 @@ class Pool:
 
 
 @contextlib.contextmanager
-def pool(size: int, preload: Sequence[str] = ()) -> Iterator[Pool]:
-    p = Pool(size, preload)
+def pool(size: int, preload: Sequence[str] = (), timeout: float = 60.0) -> Iterator[Pool]:
+    p = Pool(size, preload, timeout)
     try:
         yield p
     finally:

@@ -2,7 +2,8 @@
 
 The C library hands large blocks back to the operating system, and a page that is touched for the first time costs microseconds: a
 fresh 25 MB buffer takes longer than compressing what it holds. :func:`empty` therefore keeps blocks whose tensors have died, up to
-a limit, and gives them out again. A tensor and its views are ordinary; whoever holds one keeps its block.
+a limit, and gives them out again; sizes that nobody asked for the longest are given up first. A tensor and its views are ordinary;
+whoever holds one keeps its block.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +24,9 @@ from tersegrad.core.errors import BadConfiguration
 LEAST = 1 << 17  # smaller tensors are left to the C library, which does keep them
 KEPT = 1 << 30  # bytes that wait to be used again, at most
 
-_waiting: dict[int, list[mmap.mmap]] = {}  # by size
+_waiting: dict[int, list[mmap.mmap]] = {}  # by size, the one that was asked for last at the end
+_returned: deque[tuple[int, mmap.mmap]] = deque()  # blocks whose tensors have died, not yet sorted in
+_lock = threading.Lock()
 
 
 def empty(numel: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -52,14 +57,18 @@ def cat(parts: Sequence[Tensor]) -> Tensor:
 
 def release() -> int:
     """Hand all waiting memory back to the operating system; returns how much it was."""
-    total = waiting()
-    _waiting.clear()
+    _sort_in()
+    with _lock:
+        total = _total()
+        _waiting.clear()
     return total
 
 
 def waiting() -> int:
     """Bytes that wait to be used again."""
-    return sum(size * len(blocks) for size, blocks in _waiting.items())
+    _sort_in()
+    with _lock:
+        return _total()
 
 
 def _rounded(nbytes: int) -> int:
@@ -69,8 +78,12 @@ def _rounded(nbytes: int) -> int:
 
 
 def _take(size: int) -> mmap.mmap:
-    with contextlib.suppress(KeyError, IndexError):
-        return _waiting[size].pop()
+    _sort_in()
+    with _lock:
+        blocks = _waiting.pop(size, [])
+        _waiting[size] = blocks  # now the last
+        if blocks:
+            return blocks.pop()
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # kernels without huge pages
@@ -79,8 +92,32 @@ def _take(size: int) -> mmap.mmap:
 
 
 def _give_back(size: int, block: mmap.mmap) -> None:
-    if waiting() + size <= KEPT:
-        _waiting.setdefault(size, []).append(block)
+    """Called when a tensor dies: in any thread, and at any point of this module, so it must not wait for the lock."""
+    _returned.append((size, block))
+    _sort_in()
+
+
+def _sort_in() -> None:
+    """Lay blocks that came back to the others; sizes that were not asked for the longest make room. Never waits."""
+    while _returned and _lock.acquire(blocking=False):
+        try:
+            # Whoever holds the lock sorts in what others return meanwhile; the loop looks again after the lock is free.
+            while _returned:
+                size, block = _returned.popleft()
+                _waiting.setdefault(size, []).append(block)
+            excess = _total() - KEPT
+            for size in list(_waiting):
+                while excess > 0 and _waiting[size]:
+                    _waiting[size].pop()
+                    excess -= size
+                if not _waiting[size]:
+                    del _waiting[size]
+        finally:
+            _lock.release()
+
+
+def _total() -> int:
+    return sum(size * len(blocks) for size, blocks in _waiting.items())
 
 
 def byte_buffer(out: Tensor | None, nbytes: int, device: torch.device) -> Tensor:

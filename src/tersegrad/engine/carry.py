@@ -40,20 +40,32 @@ class Left:
 
 
 def carry(old: Lane, new: Lane) -> tuple[Any, Left]:
-    """The state of ``new`` with what ``old`` carried, and the rest (a collective call where the two exchanges differ)."""
+    """The state of ``new`` with what ``old`` carried, and the rest (a collective call)."""
     before, after, spec = old.parts(), new.parts(), new.group.spec
-    if [(p.round, p.start, p.stop) for p in before] == [(p.round, p.start, p.stop) for p in after]:
+    left = torch.zeros(spec.numel, dtype=torch.float32, device=new.group.device)
+    # By chance the parts of one rank may be alike where those of others are not, and all must go the same way.
+    alike = [(p.round, p.start, p.stop) for p in before] == [(p.round, p.start, p.stop) for p in after]
+    if old.scheme == new.scheme or all(row[0] for row in new.link.gather(bytes([alike, *bytes(7)]))):
         moved = [_moved(a, b, states.slice_spec(spec, b.start, b.stop)) for a, b in zip(before, after)]
         renewed = {name for _, _, names in moved for name in names}
     else:
         mean = _mean(old, before)
         moved = [_laid(mean, part, states.slice_spec(spec, part.start, part.stop)) for part in after]
         renewed = {name for part in before for name in _other_entries(part.state)}
-    left = torch.zeros(spec.numel, dtype=torch.float32, device=new.group.device)
+        left += torch.where(_covered(new, after), 0.0, mean / new.link.size)
     for part, (_, rest, _) in zip(after, moved):
         if rest is not None:
             left[part.start : part.stop] += rest / part.holders
     return new.join([state for state, _, _ in moved]), Left(_by_name(left, spec), tuple(sorted(renewed)))
+
+
+def _covered(lane: Lane, parts: Sequence[Part]) -> Tensor:
+    """Which coordinates some rank has a part for, in a round that takes gradients (a collective call)."""
+    mine = torch.zeros(lane.group.spec.numel, dtype=torch.float32, device=lane.group.device)
+    for part in parts:
+        if part.round != "second":
+            mine[part.start : part.stop] = 1.0
+    return Pending(exact_mean(mine, lane.link.size), lane.link).wait()[0] > 0
 
 
 Moved = tuple[Any, Tensor | None, Sequence[str]]  # a part's state, the residual that found no place, names of what starts anew

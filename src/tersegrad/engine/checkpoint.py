@@ -28,6 +28,7 @@ from tersegrad.engine.lane import Lane
 from tersegrad.exchange import Part
 
 FORMAT = 3
+ROUNDS = ("first", "second", "reduce")
 Entries = Mapping[str, Any]
 Saved = dict[str, dict[str, dict[str, Entries]]]  # round -> parameter -> "start:stop" -> entries
 
@@ -42,7 +43,8 @@ class Public:
     step: int
     seed: int
     settings: dict[str, Any]
-    groups: list[dict[str, Any]]  # names, compressor, exchange, place (rank and size in the process group)
+    # names, compressor, exchange, place (rank and size in the process group), kept (ranges that were saved, by round)
+    groups: list[dict[str, Any]]
     shapes: dict[str, list[int]]
     extra: dict[str, Any]
 
@@ -84,9 +86,36 @@ def public(part: Any) -> Public:
     for name, most in (("rank", 1 << 16), ("size", 1 << 16), ("step", 1 << 32)):
         value = getattr(found, name)
         require(type(value) is int and 0 <= value < most, f"the saved {name} is {value!r}, it lies in 0..{most - 1}")
+    require(found.rank < found.size, f"there is no rank {found.rank} of {found.size}")
     require(type(found.seed) is int, f"the saved seed is {found.seed!r}")
     Context(seed=found.seed)
+    require(isinstance(found.extra, dict), "the further facts are not a table")
+    for group in found.groups:
+        place = group["place"]
+        require(
+            isinstance(place, list) and len(place) == 2 and all(type(n) is int for n in place),
+            f"a group of the saved state lies at {place!r}, not at a rank of a number of ranks",
+        )
     return found
+
+
+def check_whole(part: Mapping[str, Any], found: Public, further: Sequence[str]) -> None:
+    """Raise unless a part holds exactly the ranges that its facts count; ``further``: entries that are not rounds."""
+    unknown = sorted(part.keys() - {"public", *ROUNDS, *further})
+    require(not unknown, f"the saved state has entries that nobody knows: {unknown}")
+    for round_ in ROUNDS:
+        saved = part.get(round_, {})
+        require(isinstance(saved, Mapping), f"the entries of {round_} are not a table")
+        counts = {name: len(ranges) for name, ranges in saved.items()}
+        total = 0
+        for number, group in enumerate(found.groups):
+            kept = group["kept"].get(round_, 0)
+            here = sum(counts.get(name, 0) for name in set(group["names"]))
+            require(
+                not kept or here == kept, f"{round_} of group {number} has {here} saved ranges, it had {kept}: some are lost"
+            )
+            total += kept
+        require(sum(counts.values()) == total, f"{round_} has {sum(counts.values())} saved ranges, it had {total}")
 
 
 def select(
@@ -94,16 +123,22 @@ def select(
 ) -> list[Any]:
     """What a rank reads: its own part where rank, size and places in process groups agree, else the parts of all that saved."""
     require(all(isinstance(one, Mapping) for one in state_dicts), "a saved state is a dict by rank")
+    keys = [key for one in state_dicts for key in one]
+    require(bool(keys), "there is no state to load")
+    require(len(keys) == len(set(keys)), f"a rank's state was given twice: {sorted(map(str, keys))}")
     parts = {key: value for one in state_dicts for key, value in one.items()}
-    require(bool(parts), "there is no state to load")
     facts = {key: public(part) for key, part in parts.items()}
     for key, fact in facts.items():
         require(fact.kind == kind, f"the state was saved by {fact.kind}, this is {kind}: resume with what saved it")
         require(key == f"rank{fact.rank}", f"the state of rank {fact.rank} is stored under {key!r}")
+    first = next(iter(facts.values()))
+    for key, fact in facts.items():
+        for name in ("size", "step", "seed", "settings", "shapes"):
+            require(getattr(fact, name) == getattr(first, name), f"{key} was saved at another {name} than {next(iter(facts))}")
     own = facts.get(f"rank{rank}")
     if own is not None and own.size == size and {tuple(g["place"]) for g in own.groups} == places:
         return [parts[f"rank{rank}"]]
-    before = next(iter(facts.values())).size
+    before = first.size
     missing = sorted(set(range(before)) - {fact.rank for fact in facts.values()})
     require(
         not missing and len(parts) == before,
@@ -178,7 +213,10 @@ def _runs(found: Sequence[tuple[Piece, Any]]) -> list[tuple[int, int, Any]]:
 
 def _range(key: Any, entries: Any, piece: Piece) -> tuple[int, int]:
     """The ends of a saved range, checked against the parameter and against the tensors that it holds."""
-    require(isinstance(key, str) and re.fullmatch(r"\d{1,15}:\d{1,15}", key) is not None, f"{key!r} is not a range of elements")
+    require(
+        isinstance(key, str) and re.fullmatch(r"[0-9]{1,15}:[0-9]{1,15}", key) is not None,
+        f"{key!r} is not a range of elements",
+    )
     a, b = (int(end) for end in key.split(":"))
     numel = 1
     for n in piece.shape:

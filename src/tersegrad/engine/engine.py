@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import tersegrad
+from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor, needs_second_moment
 from tersegrad.core.text import require
 from tersegrad.engine import agreement, checkpoint, replicas
@@ -22,7 +23,7 @@ from tersegrad.engine.groups import Group
 from tersegrad.engine.lane import Lane
 from tersegrad.engine.meter import TimedGroup
 from tersegrad.engine.report import Totals
-from tersegrad.engine.settings import Choice, Given, Settings
+from tersegrad.engine.settings import Choice, Given, Settings, compressor_of
 from tersegrad.engine.step import Step
 from tersegrad.exchange import Scheme
 
@@ -63,9 +64,13 @@ class Engine:
         self._open: list[Step] = []
         self._upcoming: tuple[int, Choice] | None = None  # the step that the schedule was asked for, and its answer
         self.links = list({id(route.link): route.link for route in routes}.values())
-        self._agree(settings, routes)
-        self._schemes: dict[tuple[str, int], Scheme] = {}
+        # Ranks that exchange nothing with one another still belong to one run.
+        self._comparing = list({id(link): link for link in (*self.links, *self.agreeing)}.values())
         self._routes = list(routes)
+        self.lanes: list[Lane] = []
+        self._agree()
+        self._agreed = True  # a checkpoint that was read is compared at the next step
+        self._schemes: dict[tuple[str, int], Scheme] = {}
         self.lanes = [self.lane(route, settings) for route in routes]
 
     @property
@@ -82,6 +87,20 @@ class Engine:
         compressor = given or route.compressor or settings.compressor
         return Lane.make(route.group, route.link, compressor, self._resolved(route, settings), settings, self.totals.meters)
 
+    def exchange_of(self, lane: Lane) -> str:
+        """What a checkpoint calls a group's exchange: the settings' own words where they apply."""
+        route = self._routes[lane.group.number]
+        if route.scheme is not None:
+            return route.scheme.name
+        return str(self.settings.scheme if lane.scheme == self._resolved(route, self.settings) else lane.scheme)
+
+    def lane_of(self, route: Route, compressor: str, exchange: str) -> Lane:
+        """A lane with what :meth:`exchange_of` said, and with a fresh state."""
+        if route.scheme is not None:
+            require(exchange == route.scheme.name, f"a group went through {exchange}, here it goes through {route.scheme.name}")
+            return self.lane(route, self.settings, self.settings.choose(compressor, None).compressor)
+        return self.lane(dataclasses.replace(route, compressor=None), self.settings.choose(compressor, exchange))
+
     def _resolved(self, route: Route, settings: Settings) -> Scheme:
         """The scheme of a route, with what only its process group knows (a collective call the first time)."""
         if route.scheme is not None:
@@ -93,8 +112,9 @@ class Engine:
 
     # ---------------------------------------------------------------------------------------------------------- agreement
 
-    def _agree(self, settings: Settings, routes: Sequence[Route]) -> None:
+    def _agree(self) -> None:
         """Compare with the other ranks what all must share."""
+        settings = self.settings
         facts = {
             "version": tersegrad.__version__,
             "kind": self.kind,
@@ -102,13 +122,20 @@ class Engine:
             "exchange": str(settings.scheme),
             **settings.facts(),
             **self._facts,
-            "number of groups": str(len(routes)),
+            "number of groups": str(len(self._routes)),
             "step": str(self.step),
         }
-        for link in self.links:
-            lines = [_line(route) for route in routes if route.link is link]
+        said = []
+        for link in self._comparing:
+            lines = [_line(route) for route in self._routes if route.link is link]
+            lines += [f"{lane.compressor} {lane.scheme}" for lane in self.lanes if lane.link is link]
             layout = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
-            agreement.compare(facts | {"layout of the model": layout}, link)
+            said.append((link, facts | {"layout of the model": layout}))
+        agreement.compare(said)
+
+    def _same(self, facts: Mapping[str, str]) -> None:
+        """Compare the arguments of one call."""
+        agreement.compare([(link, {**facts, "step": str(self.step)}) for link in self._comparing])
 
     def restored(self, routes: list[Route], lanes: list[Lane], step: int, seed: int) -> None:
         """Go on from what a checkpoint gave."""
@@ -116,7 +143,7 @@ class Engine:
         self.settings = dataclasses.replace(self.settings, seed=seed)
         if len({str(lane.compressor) for lane in lanes}) == 1 and not self.settings.scheme.compresses:
             self.settings = dataclasses.replace(self.settings, compressor=lanes[0].compressor)
-        self._upcoming = None
+        self._upcoming, self._agreed = None, False
 
     # --------------------------------------------------------------------------------------------------------------- steps
 
@@ -143,12 +170,13 @@ class Engine:
     def begin(self, scale: float = 1.0) -> Step:
         """Start the next step (the same call on every rank); ``scale``: the loss scale by which vectors are multiplied."""
         compressor, exchange = _pair(self.upcoming())
+        if not self._agreed:
+            self._agree()
+            self._agreed = True
         if self.settings.schedule is not None and not self.warming_up:
-            said = {"choice of the schedule": f"{compressor}, {exchange}", "step": str(self.step)}
-            for link in self.links:
-                agreement.compare(said, link)
+            self._same({"choice of the schedule": f"{_text(compressor)}, {exchange}"})
         if compressor is not None or exchange is not None:
-            self.change(compressor, exchange)
+            self._change(compressor, exchange, None)
         every = self.settings.measure_every
         step = Step(self, self.step, scale, self.warming_up, bool(every) and self.step % every == 0)
         self.step += 1
@@ -177,10 +205,14 @@ class Engine:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Around an integration's work: its seconds are counted."""
+        """Around an integration's work: its seconds are counted, and if it fails the steps under way are lost."""
         begin = time.perf_counter()
         try:
             yield
+        except BaseException:
+            for step in reversed(self._open):
+                self.dropped(step)
+            raise
         finally:
             self.totals.seconds += time.perf_counter() - begin
 
@@ -195,6 +227,13 @@ class Engine:
         returned by group, and counted in the report. An exchange that is part of the framework (FSDP's reduce-scatter) stays.
         """
         require(self.between_steps, "compressor and exchange can only change between two steps")
+        named = "all" if groups is None else str(sorted(set(groups)))
+        # Before anything that could fail on one rank only.
+        self._same({"changed groups": named, "compressor": _text(compressor), "exchange": str(exchange)})
+        return self._change(compressor, exchange, groups)
+
+    def _change(self, compressor: Given | None, exchange: Scheme | str | None, groups: Sequence[int] | None) -> Change:
+        require(self.between_steps, "compressor and exchange can only change between two steps")
         chosen = self.settings.choose(compressor, exchange)
         # A group whose compressor was given apart (inside a node) changes only when it is named.
         usual = [n for n, route in enumerate(self._routes) if route.compressor is None]
@@ -202,9 +241,6 @@ class Engine:
         fixed = exchange is not None and all(self.lanes[n].scheme.shards for n in numbers if n < len(self.lanes))
         require(not fixed, f"these gradients go through FSDP's reduce-scatter, which cannot become {exchange}")
         require(all(0 <= n < len(self.lanes) for n in numbers), f"groups lie in 0..{len(self.lanes) - 1}, got {list(numbers)}")
-        facts = {"changed groups": str(list(numbers)), "compressor": str(chosen.compressor), "exchange": str(chosen.scheme)}
-        for link in self.links:
-            agreement.compare(facts | {"step": str(self.step)}, link)
         made: dict[int, Lane] = {}
         left: Change = {}
         for number in numbers:
@@ -235,7 +271,9 @@ class Engine:
         """Raise :class:`ReplicasDiffer` unless what must be equal on all ranks is (a collective call)."""
         tensors = self.replicated()
         if tensors:
-            replicas.compare(tensors, self.links[-1], self.step, self._hint)
+            problem = agreement.told(replicas.difference(tensors, self.links[-1]), self._comparing)
+            if problem:
+                raise replicas.ReplicasDiffer(f"{problem} before step {self.step}{self._hint}")
 
     def compare(self, rounds: int = 3) -> dict[str, float]:
         """Time dense all-reduces of all groups on this link, for the report (a collective call, between two steps)."""
@@ -276,3 +314,11 @@ def _line(route: Route) -> str:
 def _pair(choice: Choice) -> tuple[Given | None, Scheme | str | None]:
     """Compressor and exchange of what a schedule returned."""
     return choice if isinstance(choice, tuple) else (choice, None)
+
+
+def _text(given: Given | None) -> str:
+    """The text form of what a user said; as it is where it makes no sense."""
+    try:
+        return "None" if given is None else str(compressor_of(given))
+    except BadConfiguration:
+        return repr(given)

@@ -15,7 +15,7 @@ from tersegrad.engine.engine import Change, Engine, Route
 from tersegrad.engine.groups import Group
 from tersegrad.engine.lane import Lane
 from tersegrad.engine.report import Report, report, sent_dense
-from tersegrad.engine.settings import Given, compressor_of
+from tersegrad.engine.settings import Given
 from tersegrad.exchange import Scheme
 
 
@@ -25,6 +25,7 @@ class Handle:
     engine: Engine
     rank: int  # in the whole run
     size: int
+    further: tuple[str, ...] = ()  # entries of a saved state beside those of the exchanges
     scaler: Any = None  # the GradScaler, if there is one
     _scale: float | None = None
 
@@ -105,8 +106,14 @@ class Handle:
         engine = self.engine
         require(engine.between_steps, "a state can only be saved between two steps")
         rounds: dict[str, dict[str, Any]] = {"first": {}, "second": {}}
+        groups = []
         for lane in engine.lanes:
-            for name, parameters in checkpoint.save(lane).items():
+            saved = checkpoint.save(lane)
+            kept = {name: sum(map(len, parameters.values())) for name, parameters in saved.items()}
+            place = [lane.link.rank, lane.link.size]
+            described = {"names": list(lane.group.names), "compressor": str(lane.compressor), "place": place, "kept": kept}
+            groups.append(described | {"exchange": engine.exchange_of(lane)})
+            for name, parameters in saved.items():
                 for parameter, ranges in parameters.items():
                     rounds.setdefault(name, {}).setdefault(parameter, {}).update(ranges)
         facts, entries = self._extra()
@@ -117,8 +124,8 @@ class Handle:
             step=engine.step,
             seed=self.seed,
             settings=self._identity(),
-            groups=[_described(lane) for lane in engine.lanes],
-            shapes={p.name: list(p.shape) for lane in engine.lanes for p in lane.group.spec.pieces},
+            groups=groups,
+            shapes=self._shapes(),
             extra=facts,
         )
         return {f"rank{self.rank}": {"public": public.dumps(), **rounds, **entries}}
@@ -148,16 +155,20 @@ class Handle:
         engine = self.engine
         places = {(lane.link.rank, lane.link.size) for lane in engine.lanes}
         parts = checkpoint.select(state_dicts, engine.kind, self.rank, self.size, places)
+        for part in parts:
+            checkpoint.check_whole(part, checkpoint.public(part), self.further)
         public = checkpoint.public(parts[0])
         self._check_identity(public)
         routes = self._routes(public)
-        saved: list[checkpoint.Saved] = [{k: v for k, v in part.items() if isinstance(v, dict)} for part in parts]
+        layout = [list(route.group.names) for route in routes]
+        checkpoint.require(
+            len(parts) > 1 or public.size != self.size or layout == [group["names"] for group in public.groups],
+            "the parameters were grouped in another way: build and shard the model as in the run that saved",
+        )
+        saved: list[checkpoint.Saved] = [{k: v for k, v in part.items() if k in checkpoint.ROUNDS} for part in parts]
         lanes: list[Lane] = []
-        for route, described in zip(routes, self._lanes_of(public, routes)):
-            given = (
-                compressor_of(described["compressor"]) if described["compressor"] != str(engine.settings.compressor) else None
-            )
-            lane = engine.lane(route, engine.settings, given)
+        for route, described in zip(routes, self._described(public, routes)):
+            lane = engine.lane_of(route, described["compressor"], described["exchange"])
             lane.state = checkpoint.restore(lane, saved)
             lanes.append(lane)
         finish = self._read_extra(parts, public)
@@ -176,23 +187,28 @@ class Handle:
                     f"the state was saved with {name}={saved}, this handle has {value}: attach with the saved one (change() may "
                     "change it afterwards)"
                 )
-        shapes = {p.name: list(p.shape) for lane in self.engine.lanes for p in lane.group.spec.pieces}
+        shapes = self._shapes()
         for name in sorted(shapes.keys() | public.shapes.keys()):
             if shapes.get(name) != public.shapes.get(name):
                 raise BadCheckpoint(
                     f"the model changed: {name} has shape {shapes.get(name)} here and {public.shapes.get(name)} in the saved state"
                 )
 
-    def _lanes_of(self, public: Public, routes: Sequence[Route]) -> list[dict[str, Any]]:
-        """What was saved of each group of this run; the first where the arrangement differs."""
+    def _described(self, public: Public, routes: Sequence[Route]) -> list[dict[str, Any]]:
+        """What was saved of each group of this run; that of the first of its kind where the arrangement differs."""
         if len(public.groups) == len(routes):
             return public.groups
-        return [public.groups[0]] * len(routes)
+        first = {described["exchange"]: described for described in reversed(public.groups)}
+        return [first["reduce_scatter" if route.scheme else self.exchange] for route in routes]
 
     # --------------------------------------------------------------------------------------------- what integrations add to it
 
     def _settle(self) -> None:
         """Finish exchanges that are under way between steps, if there can be any."""
+
+    def _shapes(self) -> dict[str, list[int]]:
+        """The shapes of all parameters that are exchanged, the same on every rank."""
+        return {piece.name: list(piece.shape) for group in self.groups for piece in group.spec.pieces}
 
     def _routes(self, public: Public) -> list[Route]:
         """The groups to read states for."""
@@ -205,12 +221,3 @@ class Handle:
     def _read_extra(self, parts: Sequence[Any], public: Public) -> Callable[[], None]:
         """Check and build the further entries; the function that is returned assigns them."""
         return lambda: None
-
-
-def _described(lane: Lane) -> dict[str, Any]:
-    return {
-        "names": list(lane.group.names),
-        "compressor": str(lane.compressor),
-        "exchange": str(lane.scheme),
-        "place": [lane.link.rank, lane.link.size],
-    }

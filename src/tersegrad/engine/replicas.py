@@ -18,16 +18,17 @@ class ReplicasDiffer(TersegradError):
     """Parameters that must be the same on every rank are not."""
 
 
-def compare(tensors: Mapping[str, Tensor], group: ProcessGroup, step: int, hint: str = "") -> None:
-    """Raise :class:`ReplicasDiffer`, naming the first tensor that differs, unless all have the same bits (a collective call)."""
+def difference(tensors: Mapping[str, Tensor], group: ProcessGroup) -> str:
+    """Which tensor has other bits on which rank; nothing where all are the same (a collective call)."""
     if group.size == 1 or not tensors:
-        return
+        return ""
     rows = group.gather(b"".join(map(digest, tensors.values())))
     for number, name in enumerate(tensors):
         each = [row[DIGEST * number : DIGEST * (number + 1)] for row in rows]
         differ = [rank for rank in range(1, group.size) if each[rank] != each[0]]
         if differ:
-            raise ReplicasDiffer(f"{name} on rank {differ[0]} differs from rank 0 before step {step}{hint}")
+            return f"{name} on rank {group.global_rank(differ[0])} differs from rank {group.global_rank(0)}"
+    return ""
 
 
 def digest(x: Tensor) -> bytes:

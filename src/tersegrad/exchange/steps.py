@@ -166,6 +166,10 @@ class ProcessGroup:
             torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else torch.device("cpu")
         )
 
+    def global_rank(self, rank: int) -> int:
+        """The number in the whole run of a rank of this group."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
     def gather(self, mine: bytes) -> list[bytes]:
         """The same number of bytes from every rank, in rank order (blocking)."""
         work, everyone = self.launch(AllGather(torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device)))

@@ -20,6 +20,7 @@ class Outer:
     def __init__(self, parameters: Mapping[str, Tensor], groups: Sequence[Group], how: Method) -> None:
         self._parameters, self._groups = dict(parameters), list(groups)
         self._anchors = [self._own(number) for number in range(len(groups))]
+        self._has_momentum = how.momentum > 0
         self._optimizer = torch.optim.SGD(self._anchors, lr=how.lr, momentum=how.momentum, nesterov=how.momentum > 0)
 
     def _own(self, number: int) -> Tensor:
@@ -84,25 +85,29 @@ class Outer:
         for piece in self._groups[number].spec.pieces:
             saved = named[piece.name]
             fits = isinstance(saved, Tensor) and saved.shape == piece.shape and saved.is_floating_point()
-            fits = fits and bool(torch.isfinite(saved).all())
-            checkpoint.require(fits, f"{piece.name} was not saved as finite numbers of shape {piece.shape}")
-            parts.append(saved.reshape(-1).to(self._groups[number].device, torch.float32))
+            part = saved.reshape(-1).to(self._groups[number].device, torch.float32) if fits else torch.full((1,), torch.nan)
+            finite = bool(torch.isfinite(part).all())
+            checkpoint.require(finite, f"{piece.name} was not saved as finite float32 numbers of shape {piece.shape}")
+            parts.append(part)
         return torch.cat(parts)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Anchors and momenta by parameter."""
+        """Anchors and momenta by parameter; before its first step a group's momentum is zero."""
         momenta = {}
-        for number, anchor in enumerate(self._anchors):
-            buffer = self._optimizer.state.get(anchor, {}).get("momentum_buffer")
-            if buffer is not None:
-                momenta[number] = buffer
+        if self._has_momentum:
+            for number, anchor in enumerate(self._anchors):
+                buffer = self._optimizer.state.get(anchor, {}).get("momentum_buffer")
+                momenta[number] = torch.zeros_like(anchor) if buffer is None else buffer
         return {"anchors": self.copies(dict(enumerate(self._anchors))), "momenta": self.copies(momenta)}
 
     def read(self, anchors: Mapping[str, Any], momenta: Mapping[str, Any]) -> Callable[[], None]:
         """Check what :meth:`state` saved; the function that is returned assigns it."""
         numbers = range(len(self._groups))
+        checkpoint.require(anchors.keys() == self._parameters.keys(), "the anchors are not those of this model")
         moved = [self.flat(number, anchors) for number in numbers]
-        speeds = {n: self.flat(n, momenta) for n in numbers if set(self._groups[n].names) <= momenta.keys()}
+        known = self._parameters.keys() if self._has_momentum else set()
+        checkpoint.require(momenta.keys() == known, "the momenta are not those of this model and method")
+        speeds = {number: self.flat(number, momenta) for number in numbers if known}
 
         def assign() -> None:
             for number, anchor in enumerate(self._anchors):

@@ -9,9 +9,9 @@ Compressors that decide by the variance over samples (``vgc``, ``hybrid``) get t
 ended, so these exchanges all start with the last bucket.
 """
 
+import contextlib
 import dataclasses
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -91,8 +91,7 @@ class Handle(engine.Handle):
         self.rank, self.size = link.rank, link.size
         self._parameters = {name: p for name, p in named.items() if p.requires_grad}
         groups = make_groups(self._parameters, self._group_bytes, self._settings.dense_below)
-        replicated = dict(named)
-        self._engine = Engine("ddp", [Route(g, link) for g in groups], self._settings, replicated=lambda: replicated)
+        self._engine = Engine("ddp", [Route(g, link) for g in groups], self._settings, replicated=lambda: named)
         self._staging = Staging(self.groups, self._parameters)
         if self._saved is not None:
             saved, self._saved = self._saved, None
@@ -122,22 +121,15 @@ class Handle(engine.Handle):
 
     def on_bucket(self, bucket: GradBucket) -> "Future[Tensor]":
         """Take in one bucket; the future holds the bucket's means once the last bucket was seen."""
-        begin = time.perf_counter()
         try:
-            return self._on_bucket(bucket)
+            with self._engine.timed() if self._engine is not None else contextlib.nullcontext():
+                return self._on_bucket(bucket)
         except BaseException:
-            self._give_up()
+            if self._step is not None:
+                self._step.abandon()
+            self._step, self._buckets = None, []
+            self._moments.clear()
             raise
-        finally:
-            if self._engine is not None:
-                self._engine.totals.seconds += time.perf_counter() - begin
-
-    def _give_up(self) -> None:
-        """The step is lost, and the states are those before it."""
-        if self._step is not None:
-            self._step.abandon()
-        self._step, self._buckets = None, []
-        self._moments.clear()
 
     def _on_bucket(self, bucket: GradBucket) -> "Future[Tensor]":
         if bucket.index() == 0:
@@ -198,8 +190,7 @@ class Handle(engine.Handle):
     # ------------------------------------------------------------------------------------------------------ report and state
 
     def report(self) -> Report:
-        found = super().report()
-        return found | self._moments.report()
+        return super().report() | self._moments.report()
 
     def load_state_dicts(self, state_dicts: Sequence[Mapping[str, Any]]) -> None:
         if self._engine is None:  # a plain pair learns its parameters in the first step

@@ -13,7 +13,7 @@ A step is one backward pass. Its states are committed when the pass ends, once e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Unpack
 
 import torch
@@ -29,7 +29,7 @@ from tersegrad.engine.engine import Route
 from tersegrad.engine.settings import compressor_of, paired
 from tersegrad.exchange import Scheme, scheme
 from tersegrad.exchange.schemes import ReduceScatterScheme
-from tersegrad.integrations.fsdp_units import Unit, find_units, weight
+from tersegrad.integrations.fsdp_units import ReduceScatter, Unit, find_units, weight
 
 HINT = ": a 1-D shard mesh does not copy parameters between nodes; build the model from one seed, or load one checkpoint"
 
@@ -97,8 +97,6 @@ class Handle(engine.Handle):
                     self._step = self.engine.begin(self.loss_scale())
                 yield self._step
             except BaseException:
-                if self._step is not None:
-                    self._step.abandon()
                 self._step = None
                 raise
 
@@ -154,24 +152,12 @@ class Handle(engine.Handle):
             with self.engine.timed():
                 step.commit()
 
+    def _shapes(self) -> dict[str, list[int]]:
+        # A rank may hold no element of a small parameter.
+        return {slot.name: list(slot.shape) for unit in self.units for slot in unit.layout.slots}
+
     def _identity(self) -> dict[str, Any]:
         return super()._identity() | {"reduce_compressor": str(self._reduce), "between": self._between is not None}
-
-
-class ReduceScatter:
-    """What FSDP calls for one unit instead of its reduce-scatter."""
-
-    def __init__(self, handle: Handle, unit: Unit) -> None:
-        self.handle, self.unit = handle, unit
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for FSDP's input and output."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> None:
-        self.handle.reduce(self.unit, output_tensor, input_tensor, op)
 
 
 def attach(
@@ -193,11 +179,8 @@ def attach(
     """
     how = scheme(exchange or "two_shot")
     require(
-        reduce_compressor is None or between is not None,
-        "reduce_compressor= goes with between=: without it, compressor= is what serves the reduce-scatter",
-    )
-    require(
-        exchange is None or between is not None, "exchange= goes with between=: without it, the reduce-scatter is all there is"
+        between is not None or (exchange is None and reduce_compressor is None),
+        "exchange= and reduce_compressor= go with between=: without it compressor= serves the reduce-scatter, which is all there is",
     )
     require(
         not how.compresses, f"{how} needs whole matrices, and FSDP shards them: use two_shot or all_gather with a compressor"
@@ -208,7 +191,7 @@ def attach(
     handle = Handle([unit for _, unit in found], settings, reduce, between, scaler)
     for module, unit in found:
         if unit.reduces is not None:
-            module.set_custom_reduce_scatter(ReduceScatter(handle, unit))
+            module.set_custom_reduce_scatter(ReduceScatter(handle.reduce, unit))
         if unit.crosses is not None:
             module.set_all_reduce_hook(lambda row, unit=unit: handle.cross(unit, row))
     return handle

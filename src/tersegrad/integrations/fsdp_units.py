@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -128,6 +128,22 @@ class Unit:
     def local(self) -> list[tuple[str, Tensor]]:
         """The shards of the parameters that this rank holds."""
         return [(slot.name, p.sharded_param.to_local()) for p, slot in self._slots]
+
+
+class ReduceScatter:
+    """What FSDP calls for one unit instead of its reduce-scatter."""
+
+    def __init__(self, reduce: Callable[[Unit, Tensor, Tensor, Any], None], unit: Unit) -> None:
+        self.reduce, self.unit = reduce, unit
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for FSDP's input and output."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        self.reduce(self.unit, output_tensor, input_tensor, op)
 
 
 def _reduce_dtype(group: Any) -> torch.dtype:

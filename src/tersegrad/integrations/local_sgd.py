@@ -50,6 +50,8 @@ class _Flight:
 class Handle(engine.Handle):
     """The outer loop of one model: anchors, outer optimiser and exchanges. Made by :func:`attach`."""
 
+    further = ("anchors", "momenta", "flights")
+
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
@@ -77,7 +79,7 @@ class Handle(engine.Handle):
 
     def step(self) -> bool:  # type: ignore[override]
         """Call after every step of the inner optimiser, on every rank; whether the parameters were moved."""
-        with self.engine.timed():
+        with self._working():
             self.steps += 1
             due = [flight for flight in self._flights if flight.due == self.steps]
             for flight in self._flights:
@@ -92,9 +94,18 @@ class Handle(engine.Handle):
                     self._apply(flight, self.method.kept)
             return bool(due) or (bool(turn) and not self.method.overlap)
 
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        try:
+            with self.engine.timed():
+                yield
+        except BaseException:
+            self._flights = [flight for flight in self._flights if flight.step is None]
+            raise
+
     def finish(self) -> None:
         """End the round of every fragment now: afterwards all workers have the same parameters (a collective call)."""
-        with self.engine.timed():
+        with self._working():
             for flight in list(self._flights):
                 self._apply(flight, 1.0)  # the anchors move; what the worker learned since is exchanged next
             for fragment in range(self.method.fragments):
@@ -176,16 +187,18 @@ class Handle(engine.Handle):
     def _read_extra(self, parts: Sequence[Any], public: checkpoint.Public) -> Callable[[], None]:
         own, extra = parts[0], public.extra
         outer = self._outer.read(own["anchors"], own["momenta"])
-        steps, departed = int(extra["steps"]), {int(fragment): int(step) for fragment, step in extra["departed"]}
+        steps, departed, found = extra["steps"], extra["departed"], extra["flights"]
+        checkpoint.require(self.method.reaches(steps, departed, found), "the saved rounds do not fit one another")
+        checkpoint.require(own["flights"].keys() == {str(f) for f, *_ in found}, "the saved means are not those under way")
         flights = []
-        for fragment, due, kept in extra["flights"]:
+        for fragment, due, kept in found:
             members = self._fragments[fragment] if kept else []
             means = {number: self._outer.flat(number, own["flights"][str(fragment)]) for number in members}
-            flights.append(_Flight(int(fragment), int(due), None, means))
+            flights.append(_Flight(fragment, due, None, means))
 
         def assign() -> None:
             outer()
-            self.steps, self._departed, self._flights = steps, departed, flights
+            self.steps, self._departed, self._flights = steps, dict(departed), flights
 
         return assign
 

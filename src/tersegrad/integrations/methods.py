@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tersegrad.core.text import Configuration, require
@@ -37,6 +38,15 @@ class Method(Configuration):
     def turn(self, step: int) -> list[int]:
         """The fragments that are exchanged after ``step`` inner steps, spread evenly."""
         return [f for f in range(self.fragments) if (step + f * self.every // self.fragments) % self.every == 0]
+
+    def reaches(self, steps: int, departed: Sequence[tuple[int, int]], flights: Sequence[tuple[int, int, bool]]) -> bool:
+        """Whether a run can be here after ``steps``: (fragment, step of its latest exchange), and (fragment, step it is due at, ...)."""
+        pairs = [*departed, *((fragment, due) for fragment, due, _ in flights)]
+        if not all(type(number) is int for number in (steps, *itertools.chain(*pairs))):
+            return False
+        once = all(len({fragment for fragment, *_ in rows}) == len(rows) for rows in (departed, flights))
+        past = all(0 <= fragment < self.fragments and 0 <= step <= steps for fragment, step in departed)
+        return once and past and all(f in dict(departed) and steps < due <= steps + self.overlap for f, due, _ in flights)
 
 
 @dataclasses.dataclass(frozen=True)

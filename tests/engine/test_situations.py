@@ -1,0 +1,340 @@
+"""What long runs meet: other numbers and arrangements of ranks, ranks that fail or die, sub-groups, mixed dtypes, many tensors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from tersegrad.core import buffers
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.integrations import ddp, fsdp, local_sgd
+from tests.engine.conftest import PRELOAD
+from tests.engine.models import FEEDBACK, KINDS, Run, caught, group_of, loss_of, net, split, start
+from tests.exchange.pool import Pool, pool
+
+# --------------------------------------------------------------------------------------------- other numbers and arrangements
+
+
+def job_saved(kind: str, nodes: int) -> dict[str, Any]:
+    run = start(kind, nodes=nodes, seed=3)
+    run.steps(0, 3)
+    return run.handle.state_dict()
+
+
+def job_loaded(kind: str, nodes: int, saved: list[dict[str, Any]]) -> tuple[dict[str, Any], int, bytes]:
+    run = start(kind, nodes=nodes)
+    run.handle.load_state_dicts(saved)
+    state = run.handle.state_dict()
+    run.steps(3, 5)
+    return state, run.exchanged, run.bits()
+
+
+def residuals(saved: list[dict[str, Any]], rounds: tuple[str, ...]) -> dict[str, Tensor]:
+    """By parameter, the mean over the ranks that have it of every element's residual."""
+    total: dict[str, Tensor] = {}
+    count: dict[str, Tensor] = {}
+    for one in saved:
+        for part in one.values():
+            for name, ranges in ((n, r) for round_ in rounds for n, r in part.get(round_, {}).items()):
+                for key, entries in ranges.items():
+                    a, b = map(int, key.split(":"))
+                    for table in (total, count):
+                        table.setdefault(name, torch.zeros(1000, dtype=torch.float64))
+                    total[name][a:b] += entries["0.residual"].double()
+                    count[name][a:b] += 1
+    return {name: value / count[name].clamp(min=1) for name, value in total.items()}
+
+
+@pytest.mark.usefixtures("single")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
+def test_one_rank_becomes_four_and_four_become_one(ranks: Pool, kind: str) -> None:
+    alone = job_saved(kind, 1)
+    # One rank of FSDP2 holds all shards: torch reduces nothing, so nothing is exchanged.
+    exchanges = kind != "fsdp"
+    four = ranks.run(job_loaded, kind, 1, [alone])
+    assert {exchanged for _, exchanged, _ in four} == {5 if exchanges else 2}
+    assert len({bits for _, _, bits in four}) == 1
+    for rounds in (("first", "reduce"), ("second",)):
+        before, after = residuals([alone], rounds), residuals([state for state, *_ in four], rounds)
+        assert before.keys() == after.keys()
+        for name, value in before.items():
+            torch.testing.assert_close(after[name], value, rtol=1e-6, atol=1e-9)
+    saved = ranks.run(job_saved, kind, 1)
+    back, exchanged, _ = job_loaded(kind, 1, saved)
+    assert exchanged == (5 if exchanges else 3)
+    for name, value in residuals(saved, ("first", "reduce")).items():
+        torch.testing.assert_close(residuals([back], ("first", "reduce"))[name], value, rtol=1e-6, atol=1e-9)
+
+
+def job_rearranged(old: int, new: int) -> tuple[Any, Any, Any, int, bytes]:
+    saved: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(saved, job_saved("nodes", old))
+    own = start("nodes", nodes=new)
+    error, text = caught(lambda: own.handle.load_state_dict(saved[dist.get_rank()]))
+    assert error == "BadCheckpoint", text
+    assert "load_state_dicts" in text
+    state, exchanged, bits = job_loaded("nodes", new, saved)
+    return saved[dist.get_rank()], state, dist.get_rank(), exchanged, bits
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 4), (2, 1), (4, 2)])
+def test_another_split_of_nodes_and_shards_of_one_size(ranks: Pool, old: int, new: int) -> None:
+    results = ranks.run(job_rearranged, old, new)
+    before, after = (residuals([r[k] for r in results], ("first",)) for k in (0, 1))
+    assert {exchanged for *_, exchanged, _ in results} == {5}
+    assert len({bits for *_, bits in results}) == 1
+    assert before.keys() == after.keys() != set()
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, rtol=1e-6, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------ ranks that fail or die
+
+
+def breaking(run: Run, action: Any) -> None:
+    """Let ``action`` happen in the middle of the run's next step, with exchanges under way."""
+    submit = run.handle.engine.begin
+
+    def begin(scale: float = 1.0) -> Any:
+        step = submit(scale)
+        inner, calls = step.submit, []
+
+        def counting(*arguments: Any, **options: Any) -> None:
+            calls.append(1)
+            if len(calls) == 2:
+                action()
+            inner(*arguments, **options)
+
+        step.submit = counting  # type: ignore[method-assign]
+        return step
+
+    run.handle.engine.begin = begin  # type: ignore[method-assign]
+
+
+def fail() -> None:
+    raise ArithmeticError("a rank that fails")
+
+
+def job_fails(kind: str, timeout: float) -> tuple[str, str, int, bool, float]:
+    run = start(kind, group=group_of(timeout))
+    run.steps(0, 2)
+    before = [lane.state for lane in run.handle.engine.lanes]
+    if dist.get_rank() == 1:
+        breaking(run, fail)
+    begin = time.monotonic()
+    error, text = caught(lambda: run.steps(2, 3))
+    kept = all(a is lane.state for a, lane in zip(before, run.handle.engine.lanes))
+    return error, text, run.exchanged, kept, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
+def test_a_rank_that_fails_in_mid_step_ends_it_on_all(ranks: Pool, kind: str) -> None:
+    for rank, (error, text, exchanged, kept, seconds) in enumerate(ranks.run(job_fails, kind, 3.0)):
+        assert (error == "ArithmeticError") == (rank == 1)
+        assert error
+        assert text
+        assert kept
+        assert exchanged == 2
+        assert seconds < 9
+
+
+def job_dies(kind: str) -> None:
+    run = start(kind)
+    run.steps(0, 2)
+    if dist.get_rank() == 1:
+        breaking(run, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    run.steps(2, 3)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
+def test_a_rank_that_dies_in_mid_step_ends_it_on_all(kind: str) -> None:
+    with pool(3, PRELOAD, timeout=10.0) as victims:
+        answers = victims.outcomes(job_dies, kind, within=60.0)
+        for process in victims._processes:
+            process.kill()
+    assert answers[1] is None
+    for rank in (0, 2):
+        good, text = answers[rank]
+        assert not good
+        assert "Error" in text
+
+
+# -------------------------------------------------------------------------------------------------------------- DDP by itself
+
+
+def job_sub_group(how: str) -> Any:
+    """Ranks 1 and 3 train alone."""
+    members = [1, 3]
+    group: Any = dist.new_group(members)
+    if dist.get_rank() not in members:
+        return None
+    model = DistributedDataParallel(net(), process_group=group)
+    if how == "attach":
+        handle = ddp.attach(model, FEEDBACK)
+    else:
+        handle, hook = ddp.make_hook(FEEDBACK, process_group=group if how == "pair with a group" else None)
+        if how == "bound pair":
+            handle.bind(model)
+        model.register_comm_hook(handle, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, dist.get_rank(), step).backward()
+            optimizer.step()
+
+    error = caught(train)
+    return error, [p.detach().numpy().tobytes() for p in model.parameters()], handle.size if not error[0] else 0
+
+
+@pytest.mark.parametrize("how", ["attach", "pair with a group", "bound pair", "pair without a group"])
+def test_ddp_on_a_sub_group(ranks: Pool, how: str) -> None:
+    _, one, _, other = ranks.run(job_sub_group, how)
+    if how == "pair without a group":
+        for answer in (one, other):
+            assert answer[0][0] == "BadConfiguration"
+            assert "process_group=group" in answer[0][1]
+        return
+    assert one == other
+    assert one[0] == ("", "")
+    assert one[2] == 2
+
+
+class Mixed(nn.Module):
+    """Layers in float32 and bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp, self.hidden, self.out = nn.Linear(10, 24), nn.Linear(24, 24).bfloat16(), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(torch.relu(self.hidden(torch.relu(self.inp(x)).bfloat16())).float())
+        return result
+
+
+def job_mixed(kind: str, text: str) -> tuple[list[bytes], list[str], int]:
+    torch.manual_seed(3)
+    core = Mixed()
+    model: nn.Module = DistributedDataParallel(core) if kind == "ddp" else core
+    handle: Any = (ddp if kind == "ddp" else local_sgd).attach(
+        model, text, **({} if kind == "ddp" else {"how": "local_sgd(every=2)"}), dense_below=20
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, dist.get_rank(), step).backward()
+        optimizer.step()
+        if kind == "local_sgd":
+            handle.step()
+    handle.load_state_dict(handle.state_dict())
+    dtypes = [str(group.dtype) for group in handle.groups]
+    return [p.detach().float().numpy().tobytes() for p in core.parameters()], dtypes, handle.engine.step
+
+
+@pytest.mark.parametrize("kind", ["ddp", "local_sgd"])
+@pytest.mark.parametrize("text", ["identity", FEEDBACK])
+def test_a_model_of_two_dtypes(ranks: Pool, kind: str, text: str) -> None:
+    results = ranks.run(job_mixed, kind, text)
+    assert all(r == results[0] for r in results)
+    assert set(results[0][1]) == {"torch.float32", "torch.bfloat16"}
+
+
+@pytest.mark.usefixtures("single")
+@pytest.mark.parametrize(
+    "text", ["vgc(alpha=1.5)", "hybrid(alpha=1.5, tau=0.01)", "error_feedback(vgc(alpha=1.5), force=true)"]
+)
+def test_compressors_by_variance_are_refused_at_attach_where_nobody_collects(text: str) -> None:
+    for kind in KINDS[1:]:
+        with pytest.raises(BadConfiguration, match="variance over samples"):
+            start(kind, text)
+    mesh, peers = split(1)
+    model = nn.Linear(4, 4)
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(BadConfiguration, match="variance over samples"):
+        fsdp.attach(model, "qsgd", between=peers, reduce_compressor=text)
+
+
+# --------------------------------------------------------------------------------------------------------------- time and memory
+
+
+class Many(nn.Module):
+    """A sum of very many small vectors."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.vectors = nn.ParameterList(nn.Parameter(torch.ones(8)) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((v.sum() * x for v in self.vectors), x * 0)
+
+
+@pytest.mark.usefixtures("single")
+@pytest.mark.parametrize("exchange", ["two_shot", "all_gather"])
+def test_saving_takes_time_in_proportion_to_the_number_of_tensors(exchange: str) -> None:
+    seconds = {}
+    for count in (1000, 4000):
+        model = DistributedDataParallel(Many(count))
+        handle = ddp.attach(model, FEEDBACK, exchange, dense_below=0)
+        taken = []
+        gc.collect()
+        gc.disable()  # its pauses grow with what the whole test session holds
+        for _ in range(5):
+            begin = time.process_time()
+            saved = handle.state_dict()
+            taken.append(time.process_time() - begin)
+        gc.enable()
+        seconds[count] = min(taken)
+        assert len(saved["rank0"]["first"]) == count
+        begin = time.process_time()
+        handle.load_state_dict(saved)
+        assert time.process_time() - begin < 6
+    assert seconds[4000] < 2.0
+    assert seconds[4000] < 6 * seconds[1000]
+
+
+def resident() -> int:
+    """Bytes of memory that this process has now."""
+    status = Path("/proc/self/statm")
+    if status.exists():
+        return int(status.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.usefixtures("single")
+def test_memory_does_not_grow_over_many_steps_with_messages_of_varying_sizes() -> None:
+    buffers.release()
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 10)))
+    handle = ddp.attach(model, "error_feedback(sparse_dithering(alpha=0.3))", "all_gather", dense_below=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(0)
+
+    def train(count: int) -> None:
+        for step in range(count):
+            x = torch.randn(4, 64, generator=generator) * (1 + step % 7)
+            optimizer.zero_grad()
+            model(x[: 1 + step % 4]).square().mean().backward()
+            optimizer.step()
+
+    train(300)
+    gc.collect()
+    before = resident()
+    train(1700)
+    gc.collect()
+    assert handle.step == 2000
+    assert resident() - before < 8 << 20
+    waiting = handle.report()["buffers/bytes"]
+    assert isinstance(waiting, int)
+    assert 0 < waiting < 64 << 20
