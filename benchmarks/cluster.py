@@ -69,7 +69,7 @@ class Cell:
     method: str
     label: str
     hosts: int
-    rate: float | None  # bits a second
+    rate: float | None  # bits per second
     seconds: float
     encode: float = 0.0  # seconds, of the median host
     decode: float = 0.0
@@ -148,7 +148,7 @@ class Cluster:
         self._stack.close()
 
     def limit(self, rate: float | None, size: int) -> float:
-        """Set the rate, and measure it by plain TCP with every host sending to the next: bits a second of payload, the slowest."""
+        """Set the rate, and measure it by plain TCP with every host sending to the next: bits per second of payload, the slowest."""
         self.network.limit(rate)
         addresses = [self.network.address(k) for k in range(size)]
         nbytes = round((rate or 4e9) / 8)
@@ -413,7 +413,7 @@ def train(
                     got = "reached" if r["reached"] is not None else "missed"
                     console.print(
                         f"seed {seed}, {Method.parse(text).label}: {target:g} % {got} after {r['steps']} steps, {r['seconds']:.1f} s "
-                        f"({r['seconds'] / r['steps'] * 1e3:.0f} ms a step); in the end {r['final']:.2f} %",
+                        f"({r['seconds'] / r['steps'] * 1e3:.0f} ms per step); in the end {r['final']:.2f} %",
                         style="dim", highlight=False, markup=False,
                     )  # fmt: skip
         table = train_table(runs, texts, target, alone, f"Time to {target:g} % on MNIST, {hosts} hosts, {rate_text(limit)}")
@@ -479,7 +479,7 @@ def train_table(runs: Sequence[dict[str, Any]], texts: Sequence[str], target: fl
         rows.append((*row, number(sent / 1e3) if sent else "-"))
     note = (
         f"Medians over {len({r['seed'] for r in runs})} seeds; looks at the test set are off the clock; computing alone takes "
-        f"{compute * 1e3:.0f} ms a step."
+        f"{compute * 1e3:.0f} ms per step."
     )
     brief = sorted({r["timed_steps"] for r in runs if r["timed_steps"] < r["steps"]})
     if brief:

@@ -76,7 +76,7 @@ def rate_text(rate: float | None) -> str:
 
 
 def bucket(rate: float) -> tuple[int, int, int]:
-    """Burst, queue limit and largest packet in bytes, for a token bucket of ``rate`` bits a second.
+    """Burst, queue limit and largest packet in bytes, for a token bucket of ``rate`` bits per second.
 
     A burst of two milliseconds: what it lets through at once is nothing beside the transfers that are timed, and a timer that
     fires a millisecond late loses no rate. Packets that the kernel merges must fit into it several times. The queue holds a
@@ -176,7 +176,7 @@ class Network:
             yield self.switch, f"port{k}"
 
     def limit(self, rate: float | None) -> None:
-        """Limit both directions of every host's cable to ``rate`` bits a second, or to nothing."""
+        """Limit both directions of every host's cable to ``rate`` bits per second, or to nothing."""
         for namespace, device in self._ends():
             if self.rate is not None:
                 _run(*f"tc -n {namespace} qdisc del dev {device} root".split())

@@ -37,7 +37,7 @@ class Work:
     """What a setup returns: checked, ready to be timed."""
 
     bodies: Mapping[str, Body]
-    nbytes: int  # counted for one call of any body: the float32 input, or 4 bytes a symbol
+    nbytes: int  # counted for one call of any body: the float32 input, or 4 bytes per symbol
     verify: Callable[[], None]  # raises Refused unless what the bodies wrote is right
     facts: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
 

@@ -68,7 +68,7 @@ def elias_gamma(numel: int) -> Work:
 
     verify()
     bodies: dict[str, Body] = {"encode": lambda: elias.encode(values), "decode": lambda: elias.decode(data, numel)}
-    return Work(bodies, 4 * numel, verify, {"bits a number": Fact(8 * data.numel() / numel, "bits")})
+    return Work(bodies, 4 * numel, verify, {"bits per number": Fact(8 * data.numel() / numel, "bits")})
 
 
 @benchmark("rice", numel=4 << 20)
@@ -82,7 +82,7 @@ def rice_code(numel: int) -> Work:
 
     verify()
     bodies: dict[str, Body] = {"encode": lambda: rice.encode(values, k), "decode": lambda: rice.decode(data, numel, k)}
-    return Work(bodies, 4 * numel, verify, {"bits a number": Fact(8 * data.numel() / numel, "bits")})
+    return Work(bodies, 4 * numel, verify, {"bits per number": Fact(8 * data.numel() / numel, "bits")})
 
 
 @benchmark("walsh-hadamard/blocks of 4096")

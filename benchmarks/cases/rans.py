@@ -24,7 +24,7 @@ def quantised(numel: int, alphabet: int) -> Tensor:
 
 
 def entropy(symbols: Tensor, alphabet: int) -> float:
-    """Empirical entropy in bits a symbol."""
+    """Empirical entropy in bits per symbol."""
     p = torch.bincount(symbols, minlength=alphabet).double() / symbols.numel()
     p = p[p > 0]
     return float(-(p * p.log2()).sum())
@@ -48,7 +48,7 @@ def work_of(numel: int, alphabet: int) -> Work:
         body()
     verify()
     excess = 8 * message.numel() / numel - entropy(symbols, alphabet)
-    return Work(bodies, 4 * numel, verify, {"above entropy": Fact(excess, "bits a symbol")})
+    return Work(bodies, 4 * numel, verify, {"above entropy": Fact(excess, "bits per symbol")})
 
 
 for isa in ("avx512", "avx2"):

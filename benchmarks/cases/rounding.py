@@ -30,7 +30,7 @@ def norms(numel: int) -> Work:
     return Work(bodies, 4 * numel, verify)
 
 
-@benchmark("philox, 16 bits a coordinate", numel=16 << 20)
+@benchmark("philox, 16 bits per coordinate", numel=16 << 20)
 def draws(numel: int) -> Work:
     ctx = Context(seed=1)
 

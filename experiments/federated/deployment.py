@@ -205,7 +205,7 @@ UPLINKS = (
 
 
 def table(found: Sequence[dict[str, Any]], nodes: int, rounds: int) -> Table:
-    """One row a run: bytes a message as the strategy counts them, in the in-process simulation, and as they crossed the sockets."""
+    """One row a run: bytes per message as the strategy counts them, in the in-process simulation, and as they crossed the sockets."""
     messages, plain = nodes * rounds, found[0]
     rows = []
     for f in found:
@@ -218,7 +218,7 @@ def table(found: Sequence[dict[str, Any]], nodes: int, rounds: int) -> Table:
     columns = [Column("uplink", number=False), Column("score %"), Column("simulated")]
     for way in ("up", "down"):
         columns += [Column(f"{way}: message"), Column("simulated"), Column("in the sockets"), Column("times smaller")]
-    return Table(tuple(columns), tuple(rows), f"digits, {nodes} SuperNodes, {rounds} rounds, bytes a message")
+    return Table(tuple(columns), tuple(rows), f"digits, {nodes} SuperNodes, {rounds} rounds, bytes per message")
 
 
 def main(rounds: int = 6, nodes: int = 2, out: Path = Path(__file__).parent / "results") -> None:

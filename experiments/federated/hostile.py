@@ -397,7 +397,7 @@ def table(outcomes: list[Outcome], silence: Outcome) -> Table:
         rows.append((o.kind, f"{o.replies:,}", turned, f"{o.used:,}", reasons, state, memory, each))
     columns = (
         Column("kind", number=False), Column("replies"), Column("turned away"), Column("used"), Column("reasons", number=False),
-        Column("aggregate", number=False), Column("memory MiB"), Column("ms a reply"),
+        Column("aggregate", number=False), Column("memory MiB"), Column("ms per reply"),
     )  # fmt: skip
     return Table(columns, tuple(rows), f"{HOSTILE} hostile clients, {HONEST} honest, a model of {silence.model:,} bytes")
 

@@ -230,7 +230,7 @@ def distributed_tables(curves: Sequence[Curve], targets: tuple[float, float]) ->
             Column("proven ceiling"),
         )  # fmt: skip
         if rows:
-            tables.append(Table(columns, tuple(rows), f"{problem}, workers hold rows sorted by label; bytes a worker"))
+            tables.append(Table(columns, tuple(rows), f"{problem}, workers hold rows sorted by label; bytes per worker"))
     return tables
 
 

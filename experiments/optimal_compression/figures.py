@@ -181,7 +181,7 @@ def single_node(curves: Sequence[Curve], stem: Path, targets: Sequence[float], c
 
 
 def distributed(curves: Sequence[Curve], stem: Path, floor: float) -> list[Path]:
-    """Distance against bytes a worker; one panel a problem and number of workers."""
+    """Distance against bytes per worker; one panel a problem and number of workers."""
     with require_matplotlib().rc_context(SETTINGS):
         mine = [c for c in curves if c.run.workers > 1]
         names = list(dict.fromkeys(c.run.problem for c in mine))

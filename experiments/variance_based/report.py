@@ -112,7 +112,7 @@ class Bits:
     """What one sent value costs in the compact form, headers included, and what an ideal code would take; over a run's samples."""
 
     messages: int
-    sent: float  # values a message
+    sent: float  # values per message
     bits: float
     places: float
     values: float
@@ -187,7 +187,7 @@ MAIN = (
     "bytes: paper's form",
     "bytes: compact",
     "compact / paper",
-    "bits a value (above entropy)",
+    "bits per value (above entropy)",
     "s an epoch",
     "seeds",
 )
@@ -265,8 +265,8 @@ def entropy_table(results: Sequence[Result]) -> str:
     head = (
         "run",
         "messages",
-        "values a message",
-        "bits a value",
+        "values per message",
+        "bits per value",
         "entropy = places + values",
         "above it",
         "above it by tensor",
@@ -389,7 +389,7 @@ def notes(results: Sequence[Result]) -> str:
         "Accuracy is that of the last epoch: the median over seeds [lowest, highest]; with a constant learning rate it moves by a "
         "point from epoch to epoch, so differences are taken between means of the last ten. Ratios are those of the run with the median "
         "accuracy. Ratio in words: parameters divided by those that a worker sends in a step on average, counted in every step. "
-        f"Ratios in bytes: 32 bits a parameter against whole messages, encoded and decoded on every {steps}th step for one worker in turn "
+        f"Ratios in bytes: 32 bits per parameter against whole messages, encoded and decoded on every {steps}th step for one worker in turn "
         f"(not shown where fewer than {ENOUGH} were). "
         "Bits a value are those of the whole compact message; the entropy is log2 C(N, k) for the places and the order-0 entropy of the "
         "values, each message by itself.",

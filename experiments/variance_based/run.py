@@ -298,7 +298,7 @@ def try_out(name: str, options: argparse.Namespace, images: data.Images) -> str:
     memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if options.device.startswith("cuda") else ""
     mark = "" if loss < 10 else "  <-- LOOK"
     return (
-        f"{name:14s} {duration:7.2f} ms a step, graph {trainer.graphed!s:5s} loss {loss:.3f}, ratio {ratio:.1f}, "
+        f"{name:14s} {duration:7.2f} ms per step, graph {trainer.graphed!s:5s} loss {loss:.3f}, ratio {ratio:.1f}, "
         f"ready after {ready:.1f} s{memory}{mark}"
     )
 

@@ -305,7 +305,7 @@ struct Missing {
     }
 };
 
-// Counts the symbols first .. first + 7 in registers, one byte a lane and symbol; at most 255 * 64 symbols.
+// Counts the symbols first .. first + 7 in registers, one byte per lane and symbol; at most 255 * 64 symbols.
 inline void count_eight(const std::uint8_t* s, std::size_t steps, int first, std::uint64_t* counts) {
     __m512i sum[8];
     for (__m512i& v : sum) v = _mm512_setzero_si512();

@@ -18,7 +18,7 @@ void store32(std::uint8_t* p, std::uint32_t v) {
     for (int k = 0; k < 4; ++k) p[k] = static_cast<std::uint8_t>(v >> 8 * k);
 }
 
-// ---- raw: ceil(log2 alphabet) bits a symbol, least significant first ----
+// ---- raw: ceil(log2 alphabet) bits per symbol, least significant first ----
 
 void pack_raw(const std::uint8_t* symbols, std::size_t n, int first, int bits, std::uint8_t* out) {
     std::uint64_t held = 0;

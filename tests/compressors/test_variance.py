@@ -229,7 +229,7 @@ def test_many_tensors_cost_little() -> None:
         spec, c = spec_of(*[400_000 // tensors] * tensors), VGC(alpha=1.5)
         message, _ = c.encode(x, spec, c.init(spec, "cpu"), Context(), stats=stats)
         sizes.append(int(message.nbytes))
-    assert sizes[1] - sizes[0] < 110  # half a byte a tensor; some of it is what the values themselves lose
+    assert sizes[1] - sizes[0] < 110  # half a byte per tensor; some of it is what the values themselves lose
 
 
 @pytest.mark.parametrize("count", [1, 2, 50, exp4.SHORT, exp4.SHORT + 1, 40_000])

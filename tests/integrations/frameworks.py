@@ -105,4 +105,4 @@ if __name__ == "__main__":
     assert 0 < report["bits_per_coordinate"] < 12, report
     assert accuracy > 0.6, accuracy
     if dist.get_rank() == 0:
-        print(f"{sys.argv[1]}: {report['bits_per_coordinate']:.2f} bits a coordinate, accuracy {accuracy:.3f}")
+        print(f"{sys.argv[1]}: {report['bits_per_coordinate']:.2f} bits per coordinate, accuracy {accuracy:.3f}")

@@ -105,7 +105,7 @@ def job_schedule() -> list[Any]:
 
 
 def job_learn(text: str, seed: int) -> tuple[float, float, float, bytes]:
-    """Loss before and after training with Adam, bits a coordinate, and the parameters."""
+    """Loss before and after training with Adam, bits per coordinate, and the parameters."""
     torch.manual_seed(seed)
     model = base.wrap(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)))
     handle = ddp.attach(model, text)

@@ -22,19 +22,19 @@ struct Sink {
 void bf16_encode(const float* x, std::size_t n, std::uint8_t* out);
 void bf16_decode(const std::uint8_t* data, std::size_t n, Sink sink);
 
-// 4 bytes of scale, then 2 bytes a coordinate.
+// 4 bytes of scale, then 2 bytes per coordinate.
 void fp16_encode(const float* x, std::size_t n, std::uint8_t* out);
 void fp16_decode(const std::uint8_t* data, std::size_t n, Sink sink);
 
-// One E8M0 byte for every `block` coordinates (a multiple of 16), then one e4m3 byte a coordinate.
+// One E8M0 byte for every `block` coordinates (a multiple of 16), then one e4m3 byte per coordinate.
 void fp8_encode(const float* x, std::size_t n, std::size_t block, std::uint8_t* out);
 void fp8_decode(const std::uint8_t* data, std::size_t n, std::size_t block, Sink sink);
 
-// 4 bytes of scale, then one bit a coordinate.
+// 4 bytes of scale, then one bit per coordinate.
 void sign_encode(const float* x, std::size_t n, std::uint8_t* out);
 void sign_decode(const std::uint8_t* data, std::size_t n, Sink sink);
 
-// Sign bits, then one exponent byte a coordinate.
+// Sign bits, then one exponent byte per coordinate.
 void natural_encode(const float* x, std::size_t n, const Stream& stream, std::uint8_t* out);
 void natural_decode(const std::uint8_t* data, std::size_t n, Sink sink);
 
@@ -44,7 +44,7 @@ std::size_t ternary_nbytes(std::size_t n, std::size_t bucket);
 void ternary_encode(const float* x, std::size_t n, std::size_t bucket, const Stream& stream, std::uint8_t* out);
 bool ternary_decode(const std::uint8_t* data, std::size_t n, std::size_t bucket, Sink sink);
 
-// 4 bytes of scale for every `bucket` coordinates (a multiple of 64), then `width` bits a coordinate: level << 1 | sign.
+// 4 bytes of scale for every `bucket` coordinates (a multiple of 64), then `width` bits per coordinate: level << 1 | sign.
 std::size_t dithering_nbytes(std::size_t n, std::size_t bucket, int width);
 void dithering_encode(const float* x, std::size_t n, std::size_t bucket, int levels, int width, const Stream& stream, std::uint8_t* out);
 void dithering_decode(const std::uint8_t* data, std::size_t n, std::size_t bucket, int levels, int width, Sink sink);

@@ -6,7 +6,7 @@
 // Euclidean norm. The inverse runs the same stages and applies the signs last.
 //
 // Sign of coordinate i: bit i % 32 of word (i % 128) / 32 of the Philox block with counter (i >> 7, purpose << 24 | i >> 39,
-// step, buffer << 16 | sender): one bit a coordinate, so one block serves 128.
+// step, buffer << 16 | sender): one bit per coordinate, so one block serves 128.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -65,7 +65,7 @@ std::size_t digits_encode(const I* indices, std::size_t count, std::uint64_t n, 
 template <class I>
 std::size_t digits_decode(const std::uint8_t* data, std::size_t size, std::size_t count, std::uint64_t n, I* indices);
 
-// One bit a number, least significant first. The decoder wants exactly `count` ones and zero padding.
+// One bit per number, least significant first. The decoder wants exactly `count` ones and zero padding.
 template <class I>
 void bitmap_encode(const I* indices, std::size_t count, std::uint64_t n, std::uint8_t* out);
 template <class I>

@@ -40,7 +40,7 @@ class Timing:
 
     @property
     def gigabytes(self) -> float:
-        """10^9 bytes a second."""
+        """10^9 bytes per second."""
         return self.nbytes / self.seconds / 1e9
 
     def times_faster_than(self, other: Timing) -> float:
@@ -122,5 +122,5 @@ def race(
 
 
 def memmove_speed(nbytes: int, rounds: int = 5) -> float:
-    """C memmove of ``nbytes`` on this machine right now, in 10^9 bytes a second."""
+    """C memmove of ``nbytes`` on this machine right now, in 10^9 bytes per second."""
     return race({}, nbytes, rounds=rounds)[MEMMOVE].gigabytes

@@ -47,7 +47,7 @@ class CastKernels(Protocol):
         ...
 
     def dithering_encode(self, x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
-        """``width``: bits a coordinate, enough for ``2 * levels + 2`` codes and at most 8."""
+        """``width``: bits per coordinate, enough for ``2 * levels + 2`` codes and at most 8."""
         ...
 
     def dithering_decode(
@@ -166,7 +166,7 @@ class RoundingKernels(Protocol):
         width: int,
         bfloat16: bool = False,
     ) -> None:
-        """Write one step a block (4 bytes, or 2 as bfloat16) and one signed code of ``width`` bits a coordinate.
+        """Write one step a block (4 bytes, or 2 as bfloat16) and one signed code of ``width`` bits per coordinate.
 
         ``rule``: ``l2`` and ``max`` round stochastically to multiples of norm / levels, ``nearest`` rounds to multiples of
         max / levels. ``steps`` and ``codes`` are uint8 of exactly the right length; with ``width=8`` the codes are int8 levels.
@@ -244,7 +244,7 @@ class SelectKernels(Protocol):
     def digits_decode(self, data: Tensor, count: int, numel: int) -> tuple[Tensor, int]: ...
 
     def bitmap_encode(self, indices: Tensor, numel: int) -> Tensor:
-        """One bit a number, least significant first."""
+        """One bit per number, least significant first."""
         ...
 
     def bitmap_decode(self, data: Tensor, count: int, numel: int) -> Tensor:

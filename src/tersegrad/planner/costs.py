@@ -1,6 +1,6 @@
 """Seconds that an exchange takes, from the number of workers, the bytes of a message and the link.
 
-Workers hang on one switch, each by a link that carries beta^-1 bits a second in both directions at once; nothing else is shared. With p
+Workers hang on one switch, each by a link that carries beta^-1 bits per second in both directions at once; nothing else is shared. With p
 workers and messages of n_i bits (dense: 32 N; compressed: 32 N / c at ratio c):
 
 =====================  ========================================================================  =======================================
@@ -37,7 +37,7 @@ ExchangeName = Literal["all_reduce", "two_shot", "all_gather"]
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What joins a worker to the others: bits a second each way, seconds until a message arrives, and headers.
+    """What joins a worker to the others: bits per second each way, seconds until a message arrives, and headers.
 
     >>> Link(1e9).seconds(1e9 / 8)
     1.0
@@ -49,7 +49,7 @@ class Link:
     direct: float = 1.0  # share of the rate that direct exchanges reach, all workers sending to all others at once
 
     def __post_init__(self) -> None:
-        require(self.bits_per_second > 0, f"a link carries a positive number of bits a second, got {self.bits_per_second}")
+        require(self.bits_per_second > 0, f"a link carries a positive number of bits per second, got {self.bits_per_second}")
         require(0 <= self.latency < math.inf, f"latency is in seconds and not negative, got {self.latency}")
         require(1 <= self.framing < math.inf, f"framing is at least 1, got {self.framing}")
         require(0 < self.direct <= 1, f"direct exchanges reach a share of the rate in (0, 1], got {self.direct}")
@@ -159,7 +159,7 @@ def predict(
     all_gather 0.03 0.006 s
     """
     require(numel >= 0, f"a buffer has a number of coordinates, got {numel}")
-    require(0 <= bits < math.inf, f"bits a coordinate must not be negative, got {bits}")
+    require(0 <= bits < math.inf, f"bits per coordinate must not be negative, got {bits}")
     require(
         exchange in ("all_reduce", "two_shot", "all_gather"),
         f"exchange is all_reduce, two_shot or all_gather, got {exchange!r}",

@@ -93,7 +93,7 @@ def result_table(result: Result, note: str = "") -> Table:
         ("steps", f"{r.steps:,}"),
         ("test accuracy", f"{100 * r.accuracy:.2f} %"),
         ("training loss", f"{r.loss:.4f}"),
-        ("sent by a worker", f"{megabytes(r.bytes_sent)}, {r.bytes_per_step:,.0f} bytes a step"),
+        ("sent by a worker", f"{megabytes(r.bytes_sent)}, {r.bytes_per_step:,.0f} bytes per step"),
         ("bits per coordinate", f"{r.bits_per_coordinate:.3f} a message"),
         ("error of a message", number(r.error)),
         ("above the limit", f"{signed(r.above_limit)} bits per coordinate"),

@@ -65,7 +65,7 @@ def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = Non
 
 
 def sign_encode(x: Tensor, out: Tensor) -> None:
-    """The mean magnitude and one bit a coordinate."""
+    """The mean magnitude and one bit per coordinate."""
     module.sign_encode(array(x), array(out))
 
 

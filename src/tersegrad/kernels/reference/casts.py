@@ -161,7 +161,7 @@ def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = Non
 
 
 def sign_encode(x: Tensor, out: Tensor) -> None:
-    """The mean magnitude and one bit a coordinate, set where x < 0."""
+    """The mean magnitude and one bit per coordinate, set where x < 0."""
     if x.numel() == 0:
         return
     total = sum_abs(x).reshape(1)

@@ -5,7 +5,7 @@ block of n = 2^k coordinates is multiplied by fl32(2^(-k/2)), gets its signs, an
 over pairs at distance 1, 2, 4, ..., n/2. Multiplying first keeps every intermediate value below the block's Euclidean norm, so
 nothing overflows that the norm does not. The inverse runs the same stages and applies the signs last.
 
-One bit a coordinate is enough for a sign, so one Philox block serves 128 of them: the sign of coordinate i is bit i % 32 of
+One bit per coordinate is enough for a sign, so one Philox block serves 128 of them: the sign of coordinate i is bit i % 32 of
 word (i % 128) // 32 of the block with counter (i >> 7, ROTATION << 24 | i >> 39, step, buffer << 16 | sender).
 """
 

@@ -221,7 +221,7 @@ def rans_read_tables(data: Tensor, alphabet: int, num_contexts: int) -> tuple[Te
     """Frequencies and the number of bytes read."""
     if alphabet == 1:
         return torch.full((num_contexts, 1), TOTAL, dtype=torch.int16, device=data.device), 0
-    # No valid table is longer: at most 193 + 6 bits a symbol.
+    # No valid table is longer: at most 193 + 6 bits per symbol.
     reader = _BitReader(bytes(data[: num_contexts * (32 * alphabet + 2)].tolist()))
     rows = [_read_table(reader, alphabet) for _ in range(num_contexts)]
     used = reader.finish()
