@@ -389,7 +389,7 @@ def notes(results: Sequence[Result]) -> str:
         "Accuracy is that of the last epoch: the median over seeds [lowest, highest]; with a constant learning rate it moves by a "
         "point from epoch to epoch, so differences are taken between means of the last ten. Ratios are those of the run with the median "
         "accuracy. Ratio in words: parameters divided by those that a worker sends in a step on average, counted in every step. "
-        f"Ratios in bytes: 32 bits per parameter against whole messages, encoded and decoded on every {steps}th step for one worker in turn "
+        f"Ratios in bytes: 32 bits per parameter against whole messages, encoded and decoded on every {steps}th step for a worker in turn "
         f"(not shown where fewer than {ENOUGH} were). "
         "Bits a value are those of the whole compact message; the entropy is log2 C(N, k) for the places and the order-0 entropy of the "
         "values, each message by itself.",
