@@ -6,10 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
-from click.testing import Result
 from typer.testing import CliRunner
 
 import tersegrad
@@ -21,8 +21,19 @@ from tersegrad.core.protocol import Context, Message, Spec
 NAMES = ["bf16", "qsgd(bits=4)", "top_k(fraction=0.01)"]
 
 
+class Result(Protocol):
+    """What a CliRunner returns, click's or that of a typer with its own."""
+
+    exit_code: int
+
+    @property
+    def output(self) -> str: ...
+    @property
+    def stderr(self) -> str: ...
+
+
 def run(*words: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(words))
+    result: Result = CliRunner().invoke(app, list(words))
     assert result.exit_code == code, result.output
     return result
 
@@ -50,6 +61,31 @@ def test_help_names_every_command() -> None:
     shown = run("--help").output
     for command in ("demo", "train", "bench", "bounds", "inspect", "list"):
         assert command in shown
+
+
+def test_version() -> None:
+    assert run("--version").output == f"tersegrad {tersegrad.__version__}\n"
+
+
+def test_click_is_not_imported_by_us() -> None:
+    """typer 0.29 no longer brings click."""
+    source = Path(tersegrad.__file__).parent
+    for path in source.rglob("*.py"):
+        imports = [line for line in path.read_text(encoding="utf-8").splitlines() if line.split()[:1] in (["import"], ["from"])]
+        assert not [line for line in imports if line.split()[1].partition(".")[0] == "click"], path
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "100"])
+def test_narrow_terminals_cut_no_word_and_no_number(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = {"list": ["list"], "rate": ["bench", "rate", "--size", "1Ki"], "bounds": ["bounds", "--alpha", "0.1"]}
+    for words in commands.values():
+        monkeypatch.delenv("COLUMNS", raising=False)
+        whole = set(run(*words).output.split())
+        monkeypatch.setenv("COLUMNS", columns)
+        narrow = run(*words).output
+        assert max(map(len, narrow.splitlines())) <= int(columns)
+        left_out = {word for word in whole if set(word) == {"─"}} | {"name(parameters=defaults)"}
+        assert whole - left_out <= {part for word in narrow.split() for part in (word, word.removesuffix(":"))}
 
 
 def test_list_shows_every_name_with_its_parameters_and_description() -> None:

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import rich.table
+from tersegrad.report.layout import Fitted
 
+if TYPE_CHECKING:
     from tersegrad.bench.rate import Rate
     from tersegrad.bench.speed import Speed
 
@@ -35,28 +35,9 @@ class Table:
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"every row needs {len(self.columns)} cells")
 
-    def rich(self) -> rich.table.Table:
-        """The rows for a terminal, without title and note."""
-        import rich.box
-        import rich.markup
-        import rich.table
-
-        table = rich.table.Table(
-            box=rich.box.SIMPLE_HEAD,
-            pad_edge=False,
-        )
-        for k, column in enumerate(self.columns):
-            # A text form may be long; numbers are never broken.
-            table.add_column(
-                column.title,
-                justify="right" if column.number else "left",
-                no_wrap=column.number,
-                overflow="fold",
-                style="bold" if k == 0 else None,
-            )
-        for row in self.rows:
-            table.add_row(*(rich.markup.escape(cell) for cell in row))
-        return table
+    def rich(self) -> Fitted:
+        """The rows for a terminal of any width, without title and note."""
+        return Fitted(self.columns, self.rows)
 
     def markdown(self) -> str:
         """The table for a file.
