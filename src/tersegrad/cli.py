@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,18 +91,6 @@ def _show(table: Table, wide: int = WIDE) -> None:
     if table.note:
         console.print()
         console.print(table.note, style="dim", markup=False, highlight=False)
-
-
-def parse_size(text: str) -> int:
-    """A number of coordinates.
-
-    >>> parse_size("64Ki"), parse_size("1_000"), parse_size("4 Mi")
-    (65536, 1000, 4194304)
-    """
-    found = re.fullmatch(r"([0-9][0-9_]*)\s*(?:([KMG])i)?", text.strip())
-    if not found or int(found[1]) == 0:
-        raise BadConfiguration(f"a size is a positive number such as 65536, 64Ki or 4Mi, got {text!r}")
-    return int(found[1]) << {None: 0, "K": 10, "M": 20, "G": 30}[found[2]]
 
 
 def _finish(table: Table, results: list[Any], json_path: Path | None, **facts: object) -> None:
@@ -290,7 +277,7 @@ def bench_speed(
 ) -> None:
     """Encode and decode speed, as a ratio to memmove of the float32 tensor in the same run."""
     from tersegrad import bench, recipes
-    from tersegrad.report import speed_table
+    from tersegrad.report import parse_size, speed_table
     from tersegrad.report.catalog import CONFIGURATIONS
 
     compressors = {name: recipes.parse(name) for name in names or CONFIGURATIONS}  # all mistakes before any work
@@ -318,7 +305,7 @@ def bench_rate(
 ) -> None:
     """Bits per coordinate, error and distance from the limit."""
     from tersegrad import bench, recipes
-    from tersegrad.report import rate_table
+    from tersegrad.report import parse_size, rate_table
     from tersegrad.report.catalog import CONFIGURATIONS
 
     compressors = {name: recipes.parse(name) for name in names or CONFIGURATIONS}
@@ -381,6 +368,17 @@ def list_command(
         typer.echo(json.dumps(as_json(list(entries)), indent=2, allow_nan=False))
     else:
         _show(catalog_table(entries))
+
+
+@app.command()
+def doctor(json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """What this installation runs on and why: versions, kernels, threads, GPU, and what is missing."""
+    from tersegrad.report import doctor as examination
+
+    if json_output:
+        typer.echo(json.dumps(examination.doctor(), indent=2))
+    else:
+        _show(examination.doctor_table(), wide=80)
 
 
 def main() -> None:

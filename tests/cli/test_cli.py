@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Protocol
 
@@ -13,10 +15,13 @@ import torch
 from typer.testing import CliRunner
 
 import tersegrad
-from tersegrad.cli import app, parse_size
+from tersegrad.cli import app
 from tersegrad.core import frame
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Message, Spec
+from tersegrad.kernels import native
+from tersegrad.report import parse_size
+from tersegrad.report.doctor import EXTRAS
 
 NAMES = ["bf16", "qsgd(bits=4)", "top_k(fraction=0.01)"]
 
@@ -59,7 +64,7 @@ def framed(tmp_path: Path) -> Path:
 
 def test_help_names_every_command() -> None:
     shown = run("--help").output
-    for command in ("demo", "train", "bench", "bounds", "inspect", "list"):
+    for command in ("demo", "train", "bench", "bounds", "inspect", "list", "doctor"):
         assert command in shown
 
 
@@ -212,6 +217,37 @@ def test_inspect_of_a_frame_that_does_not_decode(text: str, wire_id: int, numel:
     data = frame.pack(Message.frombytes(bytes(20)), wire_id=wire_id, text=text, spec=Spec.flat(numel), context=Context())
     (tmp_path / "frame").write_bytes(data)
     assert expected in run("inspect", str(tmp_path / "frame"), code=1).output
+
+
+def test_doctor_names_versions_backend_and_extras() -> None:
+    shown = run("doctor").output
+    assert max(map(len, shown.splitlines())) <= 80
+    found = json.loads(run("doctor", "--json").output)
+    assert found["torch"] == torch.__version__
+    assert native.isa() in found["kernels for CPU"]
+    for fact in found:
+        assert fact in shown
+
+
+def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tersegrad.report.doctor.EXTRAS", {"report": ("no-such-package", "numpy")})
+    monkeypatch.setattr(native, "module", None)
+    monkeypatch.setattr(native, "missing", "it was installed without a C++ compiler")
+    found = json.loads(run("doctor", "--json").output)
+    assert "pip install no-such-package" in found["extra report"]
+    assert "numpy" in found["extra report"]
+    assert "C++20 compiler" in found["kernels for CPU"]
+
+
+def test_doctor_knows_the_extras_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    names = {
+        extra: tuple(re.match(r"[\w-]+", text)[0] for text in needs)  # type: ignore[index]
+        for extra, needs in project["optional-dependencies"].items()
+        if extra != "dev"
+    }
+    assert names == dict(EXTRAS)
+    assert project["version"] == tersegrad.__version__
 
 
 def test_sizes() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tersegrad.core.errors import BadConfiguration
 from tersegrad.report.layout import Fitted
 
 if TYPE_CHECKING:
@@ -98,6 +100,18 @@ def size(numel: int) -> str:
         if numel >= 1 << step and numel % (1 << step) == 0:
             return f"{numel >> step} {unit}"
     return str(numel)
+
+
+def parse_size(text: str) -> int:
+    """A number of coordinates as users write it.
+
+    >>> parse_size("64Ki"), parse_size("1_000"), parse_size("4 Mi")
+    (65536, 1000, 4194304)
+    """
+    found = re.fullmatch(r"([0-9][0-9_]*)\s*(?:([KMG])i)?", text.strip())
+    if not found or int(found[1]) == 0:
+        raise BadConfiguration(f"a size is a positive number such as 65536, 64Ki or 4Mi, got {text!r}")
+    return int(found[1]) << {None: 0, "K": 10, "M": 20, "G": 30}[found[2]]
 
 
 def rate_table(rates: Sequence[Rate], title: str = "", note: str = "") -> Table:
