@@ -108,7 +108,7 @@ table: $(VENV)/packages
 	$(RUN) -c "from tersegrad.report.catalog import page; print(page(), end='')" > docs/compressors.md
 
 docs: $(VENV)/packages
-	$(CLOCK) $(BIN)/mkdocs build --quiet --strict; echo "open site/index.html"
+	$(CLOCK) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict; echo "open site/index.html"
 
 clean:
 	rm -rf $(VENV) build site out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
