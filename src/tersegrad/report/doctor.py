@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +16,11 @@ from tersegrad import __version__, kernels
 from tersegrad.kernels import native
 from tersegrad.report.tables import Column, Table
 
-# The packages of each extra that users install, as in pyproject.toml.
+# What each extra for users requires, as in pyproject.toml.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "report": ("matplotlib", "plotly"),
-    "experiments": ("scikit-learn",),
-    "flower": ("flwr",),
+    "report": ("matplotlib>=3.8", "plotly>=5.20"),
+    "experiments": ("scikit-learn>=1.4",),
+    "flower": ("flwr>=1.38,<1.43",),
 }
 
 
@@ -90,8 +91,10 @@ def _nvrtc() -> str:
     return "not found; it comes with torch's CUDA builds"
 
 
-def _extra(packages: tuple[str, ...]) -> str:
-    versions = {package: _version(package) for package in packages}
-    missing = [package for package, version in versions.items() if not version]
-    here = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    return "; ".join(part for part in (here, f"missing: pip install {' '.join(missing)}" if missing else "") if part)
+def _extra(requirements: tuple[str, ...]) -> str:
+    installed = {text: _version(re.split(r"[<>=]", text)[0]) for text in requirements}
+    here = [f"{re.split(r'[<>=]', text)[0]} {version}" for text, version in installed.items() if version]
+    missing = [f"'{text}'" for text, version in installed.items() if not version]
+    return "; ".join(
+        [*([", ".join(here)] if here else []), *([f"missing: pip install {' '.join(missing)}"] if missing else [])]
+    )
