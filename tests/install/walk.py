@@ -34,7 +34,7 @@ COMMANDS = (
     ["inspect", "gradient.tgrd"],
     ["bench", "rate", "bf16", "top_k(fraction=0.01)", "sparse_dithering(alpha=0.1)", "--size", "16Ki"],
     ["bench", "speed", "bf16", "--size", "16Ki", "--rounds", "3"],
-    ["train", "--workers", "2", "--epochs", "1"],
+    ["train", "--workers", "2", "--epochs", "1", "--model", "mlp(width=64)"],
     ["demo", "--quick", "--workers", "2"],
 )
 MISTAKES = (["bench", "rate", "qsdg"], ["train", "--data", "/nowhere"], ["bounds"])
@@ -91,18 +91,28 @@ def ddp() -> None:
     _step(wrap)
 
 
-def fsdp() -> None:
-    """One step of FSDP2."""
+def _fsdp_rank(rank: int, folder: str) -> None:
+    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     from tersegrad.integrations import fsdp
 
     def wrap(model: Any) -> tuple[Any, Any]:
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
         return model, fsdp.attach(model, "qsgd(bits=4)")
 
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     _step(wrap)
+    dist.destroy_process_group()
+
+
+def fsdp() -> None:
+    """One step of FSDP2, on two processes: alone it has nothing to reduce."""
+    import torch.multiprocessing
+
+    torch.multiprocessing.spawn(_fsdp_rank, (tempfile.mkdtemp(),), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
 
 
 def local_sgd() -> None:
@@ -139,7 +149,7 @@ def flower() -> None:
 
 
 def integrations() -> None:
-    """One step of each, on one process."""
+    """One step of each."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
