@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from tersegrad import __version__
 from tersegrad.core.errors import BadConfiguration, TersegradError
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ WIDE = 150  # columns when the output is not a terminal: a file or a log should 
 class Guarded(TyperGroup):
     """A mistake of the user's ends in one line and exit code 2, never in a traceback."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    # Contexts are Any: older releases of typer take them from click, newer ones have a click of their own inside.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["words"] = list(args)  # what torchrun's workers are started with
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except TersegradError as error:
@@ -50,10 +51,23 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Gradient compression with real bytes and written guarantees.",
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure compressors on this machine.")
 app.add_typer(bench_app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tersegrad {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Gradient compression with real bytes and written guarantees."""
+
 
 Names = Annotated[
     list[str] | None, typer.Argument(help="Text forms such as 'top_k(fraction=0.01)'; all of them when none is given.")
@@ -63,30 +77,20 @@ Size = Annotated[str, typer.Option("--size", help="Coordinates: a number, or one
 
 
 def _console(wide: int = WIDE) -> Console:
+    """For a terminal as wide as it is; elsewhere ``wide`` columns, or what the variable COLUMNS asks for."""
     console = Console()
-    return console if console.is_terminal else Console(width=wide)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=wide)
 
 
 def _show(table: Table, wide: int = WIDE) -> None:
     """Title, rows and note; the two texts are not squeezed into the table's width."""
     console = _console(wide)
     if table.title:
-        console.print(table.title, style="bold", markup=False, highlight=False)
+        console.print(table.title + "\n", style="bold", markup=False, highlight=False)
     console.print(table.rich())
     if table.note:
+        console.print()
         console.print(table.note, style="dim", markup=False, highlight=False)
-
-
-def parse_size(text: str) -> int:
-    """A number of coordinates.
-
-    >>> parse_size("64Ki"), parse_size("1_000"), parse_size("4 Mi")
-    (65536, 1000, 4194304)
-    """
-    found = re.fullmatch(r"([0-9][0-9_]*)\s*(?:([KMG])i)?", text.strip())
-    if not found or int(found[1]) == 0:
-        raise BadConfiguration(f"a size is a positive number such as 65536, 64Ki or 4Mi, got {text!r}")
-    return int(found[1]) << {None: 0, "K": 10, "M": 20, "G": 30}[found[2]]
 
 
 def _finish(table: Table, results: list[Any], json_path: Path | None, **facts: object) -> None:
@@ -109,6 +113,7 @@ def _finish(table: Table, results: list[Any], json_path: Path | None, **facts: o
 
 @app.command()
 def demo(
+    ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for the figure and the JSON file.")] = Path("out"),
     workers: Annotated[int, typer.Option(min=2, max=64, help="Worker processes.")] = 4,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the digits.")] = 20,
@@ -126,7 +131,7 @@ def demo(
 
     jobs = demonstration(epochs=1, model="mlp(width=64)") if quick else demonstration(epochs=epochs)
     if not processes.spawned():
-        _relaunch(workers)
+        _relaunch(ctx, workers)
     results = _train(jobs)
     if processes.leads():
         _show_comparison(results, out)
@@ -184,6 +189,7 @@ def _demo_compressors(out: Path, quick: bool) -> None:
 
 @app.command()
 def train(
+    ctx: typer.Context,
     data: Annotated[str, typer.Option(help="'digits', or a folder of MNIST's idx or CIFAR-10's binary files.")] = "digits",
     model: Annotated[str, typer.Option(help="mlp(width=512, depth=2) or cnn(width=32).")] = "mlp",
     optimizer: Annotated[str, typer.Option(help="sgd(lr=0.1, momentum=0.9, ...) or adamw(lr=0.001, ...).")] = "sgd",
@@ -232,7 +238,7 @@ def train(
     )
     if not processes.spawned():
         images.check(data)
-        _relaunch(workers, restarts)
+        _relaunch(ctx, workers, restarts)
     (result,) = _train([job])
     if not processes.leads():
         return
@@ -242,11 +248,11 @@ def train(
     _finish(result_table(result, bench.describe()), [result], json_path)
 
 
-def _relaunch(workers: int, restarts: int = 0) -> None:
+def _relaunch(ctx: typer.Context, workers: int, restarts: int = 0) -> None:
     """Run this command again under torchrun, and end as it ends."""
     from tersegrad.integrations import processes
 
-    words = click.get_current_context().find_root().meta["words"]
+    words = ctx.find_root().meta["words"]
     raise typer.Exit(processes.launch(["-m", "tersegrad.cli", *words], workers, restarts))
 
 
@@ -271,7 +277,7 @@ def bench_speed(
 ) -> None:
     """Encode and decode speed, as a ratio to memmove of the float32 tensor in the same run."""
     from tersegrad import bench, recipes
-    from tersegrad.report import speed_table
+    from tersegrad.report import parse_size, speed_table
     from tersegrad.report.catalog import CONFIGURATIONS
 
     compressors = {name: recipes.parse(name) for name in names or CONFIGURATIONS}  # all mistakes before any work
@@ -299,7 +305,7 @@ def bench_rate(
 ) -> None:
     """Bits per coordinate, error and distance from the limit."""
     from tersegrad import bench, recipes
-    from tersegrad.report import rate_table
+    from tersegrad.report import parse_size, rate_table
     from tersegrad.report.catalog import CONFIGURATIONS
 
     compressors = {name: recipes.parse(name) for name in names or CONFIGURATIONS}
@@ -362,6 +368,17 @@ def list_command(
         typer.echo(json.dumps(as_json(list(entries)), indent=2, allow_nan=False))
     else:
         _show(catalog_table(entries))
+
+
+@app.command()
+def doctor(json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """What this installation runs on and why: versions, kernels, threads, GPU, and what is missing."""
+    from tersegrad.report import doctor as examination
+
+    if json_output:
+        typer.echo(json.dumps(examination.doctor(), indent=2))
+    else:
+        _show(examination.doctor_table(), wide=80)
 
 
 def main() -> None:

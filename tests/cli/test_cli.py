@@ -5,24 +5,39 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
-from click.testing import Result
 from typer.testing import CliRunner
 
 import tersegrad
-from tersegrad.cli import app, parse_size
+from tersegrad.cli import app
 from tersegrad.core import frame
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Message, Spec
+from tersegrad.kernels import native
+from tersegrad.report import parse_size
+from tersegrad.report.doctor import EXTRAS
 
 NAMES = ["bf16", "qsgd(bits=4)", "top_k(fraction=0.01)"]
 
 
+class Result(Protocol):
+    """What a CliRunner returns, click's or that of a typer with its own."""
+
+    exit_code: int
+
+    @property
+    def output(self) -> str: ...
+    @property
+    def stderr(self) -> str: ...
+
+
 def run(*words: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(words))
+    result: Result = CliRunner().invoke(app, list(words))
     assert result.exit_code == code, result.output
     return result
 
@@ -48,8 +63,33 @@ def framed(tmp_path: Path) -> Path:
 
 def test_help_names_every_command() -> None:
     shown = run("--help").output
-    for command in ("demo", "train", "bench", "bounds", "inspect", "list"):
+    for command in ("demo", "train", "bench", "bounds", "inspect", "list", "doctor"):
         assert command in shown
+
+
+def test_version() -> None:
+    assert run("--version").output == f"tersegrad {tersegrad.__version__}\n"
+
+
+def test_click_is_not_imported_by_us() -> None:
+    """typer 0.29 no longer brings click."""
+    source = Path(tersegrad.__file__).parent
+    for path in source.rglob("*.py"):
+        imports = [line for line in path.read_text(encoding="utf-8").splitlines() if line.split()[:1] in (["import"], ["from"])]
+        assert not [line for line in imports if line.split()[1].partition(".")[0] == "click"], path
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "100"])
+def test_narrow_terminals_cut_no_word_and_no_number(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = {"list": ["list"], "rate": ["bench", "rate", "--size", "1Ki"], "bounds": ["bounds", "--alpha", "0.1"]}
+    for words in commands.values():
+        monkeypatch.delenv("COLUMNS", raising=False)
+        whole = set(run(*words).output.split())
+        monkeypatch.setenv("COLUMNS", columns)
+        narrow = run(*words).output
+        assert max(map(len, narrow.splitlines())) <= int(columns)
+        left_out = {word for word in whole if set(word) == {"─"}} | {"name(parameters=defaults)"}
+        assert whole - left_out <= {part for word in narrow.split() for part in (word, word.removesuffix(":"))}
 
 
 def test_list_shows_every_name_with_its_parameters_and_description() -> None:
@@ -176,6 +216,32 @@ def test_inspect_of_a_frame_that_does_not_decode(text: str, wire_id: int, numel:
     data = frame.pack(Message.frombytes(bytes(20)), wire_id=wire_id, text=text, spec=Spec.flat(numel), context=Context())
     (tmp_path / "frame").write_bytes(data)
     assert expected in run("inspect", str(tmp_path / "frame"), code=1).output
+
+
+def test_doctor_names_versions_backend_and_extras() -> None:
+    shown = run("doctor").output
+    assert max(map(len, shown.splitlines())) <= 80
+    found = json.loads(run("doctor", "--json").output)
+    assert found["torch"] == torch.__version__
+    assert native.isa() in found["kernels for CPU"]
+    for fact in found:
+        assert fact in shown
+
+
+def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tersegrad.report.doctor.EXTRAS", {"report": ("no-such-package>=1", "numpy")})
+    monkeypatch.setattr(native, "module", None)
+    monkeypatch.setattr(native, "missing", "it was installed without a C++ compiler")
+    found = json.loads(run("doctor", "--json").output)
+    assert "pip install 'no-such-package>=1'" in found["extra report"]
+    assert "numpy" in found["extra report"]
+    assert "C++20 compiler" in found["kernels for CPU"]
+
+
+def test_doctor_knows_the_extras_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {extra: tuple(needs) for extra, needs in project["optional-dependencies"].items() if extra != "dev"} == dict(EXTRAS)
+    assert project["version"] == tersegrad.__version__
 
 
 def test_sizes() -> None:

@@ -1,7 +1,7 @@
 """The commands in the documentation run, and print what the page shows.
 
 A block of ``console`` is a command after ``$`` and what it prints. A line of dots stands for lines that were left out. What
-depends on the machine (``demo`` and ``bench speed``) is run in a small form, and only its headings are compared.
+depends on the machine (``demo``, ``bench speed`` and ``doctor``) is run in a small form, and only its headings are compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_page_shows_what_is_printed(command: str, shown: str, tmp_path: Path, mo
     Path("gradient.tgrd").write_bytes(
         frame.pack(message, wire_id=compressor.wire_id, text=str(compressor), spec=spec, context=context)
     )
-    timed = command.startswith(("demo", "bench speed"))
+    timed = command.startswith(("demo", "bench speed", "doctor"))
     words = (
         shlex.split(command) + {"demo": ["--quick"], "benc": ["--size", "16Ki", "--rounds", "3"]}.get(command[:4], []) * timed
     )
@@ -65,4 +65,4 @@ def test_page_shows_what_is_printed(command: str, shown: str, tmp_path: Path, mo
 
 
 def test_every_command_is_on_the_page() -> None:
-    assert {command.split()[0] for command, _ in BLOCKS} == {"demo", "train", "bench", "bounds", "inspect", "list"}
+    assert {command.split()[0] for command, _ in BLOCKS} == {"demo", "train", "bench", "bounds", "inspect", "list", "doctor"}

@@ -500,3 +500,29 @@ def test_report_is_flat(workers: Pool) -> None:
         assert result["after"]["bytes/sent"] == result["after"]["steps"] == 0
         assert result["again"]["steps"] == 1
         assert result["again"]["bits_per_coordinate"] > 0
+
+
+def _attach_to_another_torch() -> list[str]:
+    """What attach says when private names of FSDP are not where they were."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = shard(mesh)
+    state: Any = model._get_fsdp_state()  # type: ignore[operator]
+    group = state._fsdp_param_groups[0]
+    said = []
+    first = group.fsdp_params[0]
+    for name, owners in (("mp_policy", (group, first)), ("_orig_size", (first,)), ("mesh_info", (group,))):
+        kept = [(owner, vars(owner).pop(name)) for owner in owners if name in vars(owner)]
+        with pytest.raises(BadConfiguration) as caught:
+            fsdp.attach(model, "qsgd(bits=4)")
+        for owner, value in kept:
+            setattr(owner, name, value)
+        said.append(str(caught.value))
+    fsdp.attach(model, "qsgd(bits=4)")
+    return said
+
+
+def test_a_torch_with_other_private_names_is_refused_in_one_line(workers: Pool) -> None:
+    for said in workers.run(_attach_to_another_torch):
+        for line, name in zip(said, ("mp_policy", "_orig_size", "mesh_info")):
+            assert f".{name}, which compressed FSDP2 relies on; it is tested with torch 2.13" in line
+            assert "\n" not in line

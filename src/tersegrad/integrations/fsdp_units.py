@@ -16,6 +16,26 @@ from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Piece, Spec
 from tersegrad.core.text import require
 
+TESTED = "2.13"  # releases of torch whose FSDP2 the tests were run with
+# What is used of FSDP's objects besides its documented interface; torch may move it in any release.
+_MODULE = ("_get_fsdp_state", "set_custom_reduce_scatter", "set_all_reduce_hook")
+_GROUP = ("fsdp_params", "mesh_info", "device", "gradient_divide_factor")
+_PARAMETER = ("_module_info", "_orig_size", "fsdp_placement", "sharded_param")
+
+
+def _unknown(what: str) -> BadConfiguration:
+    return BadConfiguration(
+        f"torch {torch.__version__} has no {what}, which compressed FSDP2 relies on; it is tested with torch {TESTED}: "
+        f"pip install 'torch=={TESTED}.*', or use DDP"
+    )
+
+
+def _knows(thing: Any, names: Sequence[str]) -> None:
+    """See that an object of FSDP has what is used of it."""
+    for name in names:
+        if not hasattr(thing, name):
+            raise _unknown(f"{type(thing).__name__}.{name}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
@@ -152,7 +172,9 @@ def _reduce_dtype(group: Any) -> torch.dtype:
     first: torch.dtype = group.fsdp_params[0].sharded_param.dtype
     if policy is None:  # later torch releases keep the policy with each parameter
         policy = getattr(group.fsdp_params[0], "mp_policy", None)
-    return first if policy is None else policy.reduce_dtype or policy.param_dtype or first
+    if policy is None:
+        raise _unknown(f"{type(group).__name__}.mp_policy")
+    return policy.reduce_dtype or policy.param_dtype or first
 
 
 def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
@@ -165,13 +187,16 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
+        _knows(module, _MODULE)
         state = module._get_fsdp_state()
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:  # before torch 2.12: at most one
-            groups = [g for g in [getattr(state, "_fsdp_param_group", None)] if g is not None]
+            _knows(state, ["_fsdp_param_group"])
+            groups = [g for g in [state._fsdp_param_group] if g is not None]
         if len(groups) > 1:
             raise BadConfiguration("one fully_shard call with parameters on several meshes is not supported: shard them apart")
         for group in groups:
+            _knows(group, _GROUP)
             if id(group) in seen or not group.fsdp_params:
                 continue
             seen.add(id(group))
@@ -182,10 +207,8 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
                     "fully_shard(m, mesh=mesh['shard']), "
                     "attach(model, ..., between=mesh['replicate'].get_group())"
                 )
-            if not hasattr(module, "set_custom_reduce_scatter"):
-                raise BadConfiguration(
-                    f"torch {torch.__version__} has no FSDPModule.set_custom_reduce_scatter: use a newer one"
-                )
+            _knows(group.mesh_info, ["shard_process_group"])
+            _knows(group.fsdp_params[0], _PARAMETER)
             found.append((module, Unit(len(found), group, names)))
     require(bool(found), f"attach takes a model with fully_shard applied, got a plain {type(model).__name__}")
     require(len(found) < 1 << 16, f"at most 65535 units are supported, got {len(found)}")

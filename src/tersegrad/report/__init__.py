@@ -4,7 +4,7 @@ from tersegrad.report.catalog import Entry, catalog, catalog_table
 from tersegrad.report.inspection import Explanation, explain
 from tersegrad.report.limits import bounds_at
 from tersegrad.report.plain import as_json
-from tersegrad.report.tables import Column, Table, rate_table, speed_table
+from tersegrad.report.tables import Column, Table, parse_size, rate_table, speed_table
 
 __all__ = [
     "Column",
@@ -16,6 +16,7 @@ __all__ = [
     "catalog",
     "catalog_table",
     "explain",
+    "parse_size",
     "rate_table",
     "speed_table",
 ]

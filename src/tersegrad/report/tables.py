@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import rich.table
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.report.layout import Fitted
 
+if TYPE_CHECKING:
     from tersegrad.bench.rate import Rate
     from tersegrad.bench.speed import Speed
 
@@ -35,28 +37,9 @@ class Table:
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"every row needs {len(self.columns)} cells")
 
-    def rich(self) -> rich.table.Table:
-        """The rows for a terminal, without title and note."""
-        import rich.box
-        import rich.markup
-        import rich.table
-
-        table = rich.table.Table(
-            box=rich.box.SIMPLE_HEAD,
-            pad_edge=False,
-        )
-        for k, column in enumerate(self.columns):
-            # A text form may be long; numbers are never broken.
-            table.add_column(
-                column.title,
-                justify="right" if column.number else "left",
-                no_wrap=column.number,
-                overflow="fold",
-                style="bold" if k == 0 else None,
-            )
-        for row in self.rows:
-            table.add_row(*(rich.markup.escape(cell) for cell in row))
-        return table
+    def rich(self) -> Fitted:
+        """The rows for a terminal of any width, without title and note."""
+        return Fitted(self.columns, self.rows)
 
     def markdown(self) -> str:
         """The table for a file.
@@ -117,6 +100,18 @@ def size(numel: int) -> str:
         if numel >= 1 << step and numel % (1 << step) == 0:
             return f"{numel >> step} {unit}"
     return str(numel)
+
+
+def parse_size(text: str) -> int:
+    """A number of coordinates as users write it.
+
+    >>> parse_size("64Ki"), parse_size("1_000"), parse_size("4 Mi")
+    (65536, 1000, 4194304)
+    """
+    found = re.fullmatch(r"([0-9][0-9_]*)\s*(?:([KMG])i)?", text.strip())
+    if not found or int(found[1]) == 0:
+        raise BadConfiguration(f"a size is a positive number such as 65536, 64Ki or 4Mi, got {text!r}")
+    return int(found[1]) << {None: 0, "K": 10, "M": 20, "G": 30}[found[2]]
 
 
 def rate_table(rates: Sequence[Rate], title: str = "", note: str = "") -> Table:

@@ -62,7 +62,7 @@ def comparison_table(results: Sequence[Result], title: str = "", note: str = "")
     rows = []
     for r in results:
         exchange = f"{r.job.exchange}, {r.job.local}" if r.job.local else r.job.exchange
-        row = [r.job.compressor or "-", exchange, f"{100 * r.accuracy:.1f} %", megabytes(r.bytes_sent)]
+        row = [r.job.compressor or "none", exchange, f"{100 * r.accuracy:.1f} %", megabytes(r.bytes_sent)]
         row += [f"{r.bits_per_coordinate:.2f}", number(r.error, 2), signed(r.above_limit)]
         rows.append((*row, *(seconds(r.step_seconds(speed)) for _, speed in LINKS)))
     return Table(tuple(columns), tuple(rows), title, note)

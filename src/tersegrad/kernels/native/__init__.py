@@ -16,7 +16,7 @@ from tersegrad.kernels.native.dither import *
 from tersegrad.kernels.native.hadamard import *
 from tersegrad.kernels.native.levels import *
 from tersegrad.kernels.native.modelled import *
-from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.module import missing, module
 from tersegrad.kernels.native.planar import *
 from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
@@ -27,9 +27,18 @@ from tersegrad.kernels.native.variance import *
 ISAS = ("portable", "avx2", "avx512")
 
 
+# What brings the compiled kernels where they are missing.
+REMEDY = "install a C++20 compiler (on most systems the package g++ or clang), then install tersegrad again"
+
+
 def available() -> bool:
     """Whether the compiled kernels are installed."""
     return module is not None
+
+
+def why_missing() -> str:
+    """Why the compiled kernels are not available; empty where they are."""
+    return missing
 
 
 def isa() -> str:
@@ -51,7 +60,7 @@ def threads() -> int:
 def using(*, isa: str | None = None, threads: int | None = None) -> Iterator[None]:
     """Force the instruction set or the thread count inside the block."""
     if module is None:
-        raise RuntimeError("the native kernels are not built: reinstall with a C++ compiler")
+        raise RuntimeError(f"the native kernels are not there: {missing}; {REMEDY}")
     if threads is not None and threads < 1:
         raise ValueError(f"a kernel uses at least one thread, got {threads}")
     before = module.isa()

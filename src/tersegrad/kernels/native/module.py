@@ -8,11 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_NAME = "tersegrad.kernels._native"
 module: Any
+missing = ""  # why there is no module
 try:
-    module = importlib.import_module("tersegrad.kernels._native")
-except ImportError:
+    module = importlib.import_module(_NAME)
+except ImportError as error:
     module = None
+    absent = isinstance(error, ModuleNotFoundError) and error.name == _NAME
+    missing = "it was installed without a C++ compiler" if absent else f"the compiled ones do not load ({error})"
 else:
     # Kernels use as many threads as torch would where they are called.
     module.follow_threads(torch.get_num_threads)

@@ -1,0 +1,100 @@
+"""What this installation runs on and why: versions, backends, instruction set, threads, GPU, and what is missing with the way to get it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from tersegrad import __version__, kernels
+from tersegrad.kernels import native
+from tersegrad.report.tables import Column, Table
+
+# What each extra for users requires, as in pyproject.toml.
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "report": ("matplotlib>=3.8", "plotly>=5.20"),
+    "experiments": ("scikit-learn>=1.4",),
+    "flower": ("flwr>=1.38,<1.43",),
+}
+
+
+def doctor() -> dict[str, str]:
+    """Facts by name, in the order in which they are shown."""
+    return {
+        "tersegrad": __version__,
+        "Python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
+        "torch": torch.__version__,
+        "with": ", ".join(f"{name} {_version(name)}" for name in ("numpy", "typer", "rich")),
+        "kernels for CPU": _cpu(),
+        "threads": f"torch {torch.get_num_threads()}, kernels {native.threads() if native.available() else torch.get_num_threads()}",
+        "GPU": _gpu(),
+        "kernels for GPU": _backend("cuda") if torch.cuda.is_available() else "-",
+        "Triton": _version("triton") or "not installed; it comes with torch's CUDA builds",
+        "NVRTC": _nvrtc(),
+        **{f"extra {name}": _extra(packages) for name, packages in EXTRAS.items()},
+    }
+
+
+def doctor_table() -> Table:
+    """The facts for a terminal."""
+    return Table((Column("", number=False), Column("", number=False)), tuple(doctor().items()), "This installation")
+
+
+def _version(package: str) -> str:
+    """The installed version, empty where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _backend(device: str) -> str:
+    """The backend that tensors on a device get."""
+    name = kernels.get(torch.device(device)).__name__.rpartition(".")[2]  # type: ignore[attr-defined]
+    return "plain torch" if name == "reference" else name
+
+
+def _cpu() -> str:
+    if not native.available():
+        return f"plain torch, many times slower: {native.why_missing()}; {native.REMEDY}"
+    able = native.supported_isas()
+    return f"{_backend('cpu')} (compiled C++), {native.isa()}, of {', '.join(able)} that this processor can run"
+
+
+def _gpu() -> str:
+    if torch.version.cuda is None and torch.version.hip is None:
+        return "none: this torch is built without CUDA"
+    if not torch.cuda.is_available():
+        return f"none that torch (built for CUDA {torch.version.cuda}) can use"
+    count = torch.cuda.device_count()
+    return f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+
+
+def _nvrtc() -> str:
+    """The version of NVIDIA's run-time compiler, from torch's own packages or the system."""
+    packages = Path(torch.__file__).parents[1] / "nvidia"
+    found = sorted(str(path) for path in packages.glob("*/lib/libnvrtc.so.*[0-9]")) if sys.platform == "linux" else []
+    for name in (*found, "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        if library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)) == 0:
+            return f"{major.value}.{minor.value}"
+    return "not found; it comes with torch's CUDA builds"
+
+
+def _extra(requirements: tuple[str, ...]) -> str:
+    installed = {text: _version(re.split(r"[<>=]", text)[0]) for text in requirements}
+    here = [f"{re.split(r'[<>=]', text)[0]} {version}" for text, version in installed.items() if version]
+    missing = [f"'{text}'" for text, version in installed.items() if not version]
+    return "; ".join(
+        [*([", ".join(here)] if here else []), *([f"missing: pip install {' '.join(missing)}"] if missing else [])]
+    )
