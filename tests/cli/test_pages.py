@@ -34,6 +34,7 @@ def squeezed(text: str) -> list[str]:
 @pytest.mark.parametrize(("command", "shown"), BLOCKS, ids=[command for command, _ in BLOCKS])
 def test_page_shows_what_is_printed(command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # a page shows what a file would hold
     compressor, spec, context = tersegrad.parse("qsgd(bits=4)"), Spec.flat(100_000), Context(seed=7, step=1200, sender=3)
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     message, _ = compressor.encode(x, spec, compressor.init(spec, "cpu"), context)

@@ -405,7 +405,8 @@ def test_a_small_run_learns_and_writes_bytes(tmp_path: Path) -> None:
     assert "### Bits against entropy" in text
     bits = report.Bits.of(results[0])
     assert bits is not None
-    assert 0 < bits.above < bits.above_by_tensor < 0.08
+    # Places are not spread evenly, so a message may be a little shorter than the entropy of evenly spread ones.
+    assert -0.1 < bits.above < bits.above_by_tensor < 0.08
     assert f"| {100 * bits.above:+.1f} % |" in text
 
 
