@@ -18,7 +18,7 @@ KINDS = {
     "qsgd": (None, None, None),
     "bf16": (None, None, None),
     "by_tensor(bf16)": (None, None, None),
-    "qsgd(levels=1, coder=rans)": ("packed", ZERO, NON_FINITE),
+    "qsgd(levels=1, coder=rans)": (NORMAL, ZERO, NON_FINITE),
     "natural(coder=rans)": (NORMAL, ZERO, NON_FINITE),
     "top_k(fraction=0.1)": (NORMAL, ZERO, NON_FINITE),
     "threshold(tau=1)": (NORMAL, ZERO, NON_FINITE),
@@ -45,3 +45,7 @@ def test_the_mode_of_a_message_is_named(text: str) -> None:
         found = explain(tersegrad.to_frame(text, x, Context(seed=1), stats))
         assert found.decodes
         assert found.fields().get("mode") == wanted
+
+
+def test_a_packed_message_says_so() -> None:
+    assert explain(tersegrad.to_frame("qsgd(levels=1, coder=rans)", X[:50], Context(seed=1))).fields()["mode"] == "packed"
