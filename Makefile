@@ -7,6 +7,7 @@
 #   make cluster  one all-reduce between hosts in network namespaces, by link speed (needs root)
 #   make fuzz   long fuzzing of the native decoders
 #   make install-check  sdist and wheels, with and without a compiler, in fresh environments with the newest of everything but torch
+#   make frameworks  the documentation's Lightning and Accelerate examples, on the real packages in an environment of their own
 #   make docs   the documentation as a website in site/
 #   make clean  remove everything that was made
 PYTHON ?= python3
@@ -18,7 +19,7 @@ SANITIZED := build/sanitized
 FUZZ ?= 100000
 CLOCK = @start=$$(date +%s); trap 'echo "make $@: $$(( $$(date +%s) - start )) s"' EXIT; set -e;
 
-.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated install-check fuzz docs vectors clean
+.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated install-check frameworks fuzz docs vectors clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -97,6 +98,13 @@ install-check:
 	done; \
 	echo "with Flower:"; $$pip install $(TORCH) "tersegrad[flower] @ file://$$(ls $(CURDIR)/$(FRESH)/native/*.whl)"; \
 	$(FRESH)/venv/bin/python tests/install/walk.py native; rm -rf $(FRESH)/venv
+
+FRAMEWORKS := build/frameworks
+frameworks:
+	$(CLOCK) rm -rf $(FRAMEWORKS); $(PYTHON) -m venv $(FRAMEWORKS); \
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt ".[dev]" lightning accelerate; \
+	$(FRAMEWORKS)/bin/python -m pip list 2> /dev/null | grep -E "^(torch|lightning|accelerate) "; \
+	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -q -rs tests/integrations/test_frameworks.py; rm -rf $(FRAMEWORKS)
 
 fuzz: $(SANITIZED)/built
 	$(CLOCK) for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" $(FUZZ); done

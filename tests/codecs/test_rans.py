@@ -16,7 +16,6 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels import native, reference
 
 CHUNK = 1 << 16
-needs_native = pytest.mark.skipif(not native.available(), reason="the native kernels are not built")
 
 
 def gaussian(count: int, alphabet: int, width: float = 0.125, seed: int = 0) -> Tensor:
@@ -164,7 +163,6 @@ def test_histograms_agree() -> None:
                         assert torch.equal(native.rans_histogram(symbols, alphabet, ctx, tables, sample), expected)
 
 
-@needs_native
 @given(st.lists(st.one_of(st.just(0), st.integers(0, 1 << 30), st.integers(0, 5)), min_size=1, max_size=256), st.integers(1, 3))
 @settings(max_examples=80, deadline=None)
 def test_tables_agree(counts: list[int], num_contexts: int) -> None:
@@ -183,7 +181,6 @@ def test_tables_agree(counts: list[int], num_contexts: int) -> None:
     assert torch.equal((found > 0)[used_rows], (tensor > 0)[used_rows])
 
 
-@needs_native
 @given(st.binary(max_size=60), st.integers(1, 256), st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
 def test_both_readers_reject_the_same_tables(data: bytes, alphabet: int, num_contexts: int) -> None:
@@ -241,7 +238,6 @@ def test_every_truncation_is_rejected(backend: str) -> None:
                     rans.decode(data[:length], symbols.numel(), alphabet)
 
 
-@needs_native
 def test_mutations_are_rejected_or_harmless() -> None:
     rng = random.Random(3)
     for alphabet, count, num_contexts in ((3, 5000, 1), (16, 700, 2), (64, 70_000, 1), (256, 3000, 1), (4, 20, 1)):

@@ -10,8 +10,6 @@ from tersegrad.codecs import bitpack
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels import native, reference
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the native kernels are not built")
-
 SIZES = (0, 1, 7, 8, 9, 31, 63, 64, 65, 127, 128, 129, 255, 1021)
 
 

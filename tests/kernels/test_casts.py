@@ -17,8 +17,6 @@ from tersegrad.kernels.schema import Kernels
 CTX = Context(seed=0xFEDCBA9876543210, step=7, buffer=3, sender=11)
 SIZES = (0, 1, 15, 16, 63, 64, 65, 321, 4097, 5441, 9000)
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the native kernels are not built")
-
 
 def whole(d: int) -> int:
     return max(64, -(-d // 64) * 64)

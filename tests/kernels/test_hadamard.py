@@ -41,7 +41,6 @@ SIZES = (
 )
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 65536)
 CTX = Context(seed=0x0123_4567_89AB_CDEF, step=7, buffer=3, sender=0xFFFF)
-needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not built")
 
 
 def vector(numel: int, seed: int = 0) -> Tensor:
@@ -92,7 +91,6 @@ def test_a_spike_spreads_evenly() -> None:
     assert torch.equal(y.abs(), torch.ones(4096))
 
 
-@needs_native
 @pytest.mark.parametrize("isa", native.supported_isas())
 @pytest.mark.parametrize("block", BLOCKS)
 def test_same_floats_everywhere(isa: str, block: int) -> None:
@@ -108,7 +106,6 @@ def test_same_floats_everywhere(isa: str, block: int) -> None:
             assert top == want_top
 
 
-@needs_native
 @pytest.mark.parametrize("isa", native.supported_isas())
 def test_threads_alignment_and_streaming_change_nothing(isa: str) -> None:
     numel = (16 << 20) + 4096 * 3 + 77  # large enough for several threads and for stores that bypass the cache
@@ -148,7 +145,6 @@ def test_non_finite_input_is_reported(bad: float, where: int) -> None:
                 assert math.isnan(rotated(native, x, 4096)[1])
 
 
-@needs_native
 def test_bad_arguments_are_refused() -> None:
     x = torch.zeros(100)
     for block, size in ((48, 128), (0, 128), (1 << 17, 128), (64, 127), (64, 129)):

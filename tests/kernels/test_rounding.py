@@ -16,7 +16,6 @@ from tersegrad.kernels import native, reference
 from tersegrad.kernels.reference import rounding
 from tersegrad.kernels.schema import RoundingRule
 
-needs_native = pytest.mark.skipif(not native.available(), reason="the native kernels are not built")
 CTX = Context(seed=0x123456789ABCDEF0, step=7, buffer=3, sender=9)
 SIZES = (0, 1, 7, 8, 9, 63, 64, 65, 511, 512, 513, 5000)
 FORMATS: tuple[tuple[RoundingRule, int, int, bool], ...] = (
@@ -138,7 +137,6 @@ def test_abs_max_is_a_finite_check(bad: float) -> None:
                 assert not math.isfinite(float(native.abs_max(x)))
 
 
-@needs_native
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("block", [8, 24, 32, 512, 1000, 4096, 8192])
 def test_every_instruction_set_writes_the_reference_bytes(form: tuple[RoundingRule, int, int, bool], block: int) -> None:
@@ -152,7 +150,6 @@ def test_every_instruction_set_writes_the_reference_bytes(form: tuple[RoundingRu
                     assert torch.equal(a, b), (n, isa)
 
 
-@needs_native
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("block", [512, 1 << 20])
 def test_threads_long_blocks_and_unaligned_memory(form: tuple[RoundingRule, int, int, bool], block: int) -> None:
@@ -165,7 +162,6 @@ def test_threads_long_blocks_and_unaligned_memory(form: tuple[RoundingRule, int,
                 assert torch.equal(a, b), (isa, threads)
 
 
-@needs_native
 def test_streaming_stores_write_the_same_values() -> None:
     n = (4 << 20) + 5
     x = wild(1 << 12).repeat(n // 4096 + 1)[:n].contiguous()
@@ -224,7 +220,6 @@ def test_accumulation_is_decode_then_add() -> None:
         assert torch.equal(added, torch.linspace(-1, 1, 1000) + out * torch.tensor(0.3))
 
 
-@needs_native
 def test_bad_arguments_raise() -> None:
     x, steps, codes = torch.zeros(64), torch.zeros(8, dtype=torch.uint8), torch.zeros(32, dtype=torch.uint8)
     with pytest.raises(ValueError):

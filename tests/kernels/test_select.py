@@ -11,8 +11,6 @@ from tersegrad.kernels import native, reference
 from tersegrad.kernels.native.module import module
 from tersegrad.kernels.reference.select import sample_positions
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the native kernels are not built")
-
 SIZES = (0, 1, 15, 16, 17, 63, 64, 65, 1000, 5000, 70_001)
 
 
