@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, ClassVar
 
 import torch
@@ -80,7 +81,7 @@ def test_slices_join_to_the_whole(situation: tuple[Spec, int, list[int], int], f
     spec, kind, numbers, seed = situation
     state = make(kind, spec, numbers[: len(spec.pieces)], seed)
     edges = [0, *sorted(int(f * spec.numel) for f in fractions), spec.numel]
-    cuts = [(a, b) for a, b in zip(edges, edges[1:]) if a < b] or [(0, spec.numel)]
+    cuts = [(a, b) for a, b in itertools.pairwise(edges) if a < b] or [(0, spec.numel)]
     parts = [states.slice(state, spec, a, b) for a, b in cuts]
     subs = [states.slice_spec(spec, a, b) for a, b in cuts]
     joined, whole = states.concat(parts, subs), states.concat_specs(subs)
