@@ -1,0 +1,54 @@
+"""The operations of the kernel schema that Triton implements for CUDA tensors; each writes the bytes of the reference.
+
+None waits for the device but ``ternary_decode``, which has to say whether its message is corrupt.
+"""
+
+from __future__ import annotations
+
+from tersegrad.kernels.triton.blocks import dequantise_blocks, quantise_blocks
+from tersegrad.kernels.triton.buckets import dithering_decode, dithering_encode, ternary_decode, ternary_encode
+from tersegrad.kernels.triton.casts import (
+    bf16_decode,
+    bf16_encode,
+    fp8_decode,
+    fp8_encode,
+    fp16_decode,
+    fp16_encode,
+    natural_decode,
+    natural_encode,
+    sign_decode,
+    sign_encode,
+)
+from tersegrad.kernels.triton.hadamard import rotate, unrotate
+from tersegrad.kernels.triton.philox import random_u16
+from tersegrad.kernels.triton.sums import abs_max, block_abs_max, block_sum_abs, block_sum_squares, sum_abs, sum_squares
+
+__all__ = [
+    "abs_max",
+    "bf16_decode",
+    "bf16_encode",
+    "block_abs_max",
+    "block_sum_abs",
+    "block_sum_squares",
+    "dequantise_blocks",
+    "dithering_decode",
+    "dithering_encode",
+    "fp8_decode",
+    "fp8_encode",
+    "fp16_decode",
+    "fp16_encode",
+    "natural_decode",
+    "natural_encode",
+    "quantise_blocks",
+    "random_u16",
+    "rotate",
+    "sign_decode",
+    "sign_encode",
+    "sum_abs",
+    "sum_squares",
+    "ternary_decode",
+    "ternary_encode",
+    "unrotate",
+]
+
+OPERATIONS = tuple(__all__)

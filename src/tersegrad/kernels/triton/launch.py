@@ -1,0 +1,162 @@
+# mypy: ignore-errors
+"""How the kernels of this package are launched, and what they share.
+
+Triton's own way to a compiled kernel binds, inspects and hashes every argument of every call, which takes the CPU longer than many
+kernels take the GPU. :func:`launch` therefore finds a compiled kernel once for a kind of arguments and calls it directly after that.
+Numbers are never specialised on their value, so that a new step or length compiles nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tersegrad.core.philox import MASK
+from tersegrad.core.protocol import Context
+
+# Compiled kernels take all arguments since then; Triton's interpreter compiles nothing.
+_DIRECT = tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 3)
+_ready: dict[Any, Any] = {}
+
+NAN = 0x7FC00000
+INFINITY = 0x7F800000
+
+
+def launch(
+    kernel: Any, programs: int | tuple[int, int], tensors: tuple[Any, ...], numbers: tuple[Any, ...], **options: Any
+) -> None:
+    """Run ``kernel(*tensors, *numbers, **constants)`` on ``programs``; ``options`` are its constants, ``num_warps`` among them."""
+    grid = (programs, 1, 1) if isinstance(programs, int) else (*programs, 1)
+    options.setdefault("num_warps", 4)
+    # No product is fused with a sum: every operation rounds, as in plain torch.
+    options["enable_fp_fusion"] = False
+    key = (
+        kernel,
+        tuple((t.dtype, t.data_ptr() % 16 == 0) for t in tensors),
+        tuple(_kind(n) for n in numbers),
+        tuple(options.items()),
+        tensors[0].device,
+    )
+    found = _ready.get(key)
+    if found is not None:
+        run, constants = found
+        run[grid](*tensors, *numbers, *constants)
+        return
+    compiled = kernel[grid](*tensors, *numbers, **options)
+    if compiled is not None and _DIRECT:
+        # The constants in the order of the kernel's parameters, which follow the numbers.
+        names = kernel.arg_names[len(tensors) + len(numbers) :]
+        _ready[key] = compiled, tuple(options[name] for name in names)
+
+
+def _kind(number: Any) -> str:
+    if isinstance(number, float):
+        return "float"
+    return "int32" if -(2**31) <= number < 2**31 else "int64"
+
+
+def signed(word: int) -> int:
+    """A 32-bit word as the signed number with the same bits: always an int32 argument."""
+    word &= MASK
+    return word - (word >> 31 << 32)
+
+
+def draws_of(ctx: Context) -> tuple[int, int, int, int]:
+    """What Philox needs of a context: the last two counter words and the key."""
+    return signed(ctx.step), signed(ctx.buffer << 16 | ctx.sender), signed(ctx.seed), signed(ctx.seed >> 32)
+
+
+def aligned(t: Tensor, nbytes: int) -> bool:
+    """Whether words of ``nbytes`` may be read and written from the start of ``t`` on."""
+    return t.data_ptr() % nbytes == 0
+
+
+def flag(t: Tensor) -> Tensor:
+    """A zero on the device of ``t``, which kernels raise."""
+    return torch.zeros(1, dtype=torch.int32, device=t.device)
+
+
+def cdiv(a: int, b: int) -> int:
+    """``a / b``, rounded up."""
+    return -(-a // b)
+
+
+def flat(x: Tensor) -> Tensor:
+    """``x`` with its coordinates one after another."""
+    return x if x.is_contiguous() else x.contiguous()
+
+
+@triton.jit
+def emit(pointer, value, mask, weight, WEIGHTED: tl.constexpr):
+    """Store ``value``, or add ``weight`` times it."""
+    if WEIGHTED:
+        value = tl.load(pointer, mask=mask, other=0.0) + value * weight
+    tl.store(pointer, value, mask=mask)
+
+
+@triton.jit
+def put_word(pointer, index, value, mask, BYTES: tl.constexpr, ALIGNED: tl.constexpr):
+    """Store the low ``BYTES`` (1, 2, 4 or 8) bytes of ``value`` as word ``index`` from the uint8 ``pointer`` on."""
+    if BYTES == 1:
+        tl.store(pointer + index, value.to(tl.uint8), mask=mask)
+    elif ALIGNED:
+        if BYTES == 2:
+            tl.store(pointer.to(tl.pointer_type(tl.uint16)) + index, value.to(tl.uint16), mask=mask)
+        elif BYTES == 4:
+            tl.store(pointer.to(tl.pointer_type(tl.uint32)) + index, value.to(tl.uint32), mask=mask)
+        else:
+            tl.store(pointer.to(tl.pointer_type(tl.uint64)) + index, value.to(tl.uint64), mask=mask)
+    else:
+        for j in tl.static_range(BYTES):
+            tl.store(pointer + index * BYTES + j, (value >> (8 * j)).to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def get_word(pointer, index, mask, BYTES: tl.constexpr, ALIGNED: tl.constexpr):
+    """Word ``index`` of ``BYTES`` (2 or 4) bytes from the uint8 ``pointer`` on, as uint32; 0 where masked out."""
+    if ALIGNED:
+        if BYTES == 2:
+            return tl.load(pointer.to(tl.pointer_type(tl.uint16)) + index, mask=mask, other=0).to(tl.uint32)
+        else:
+            return tl.load(pointer.to(tl.pointer_type(tl.uint32)) + index, mask=mask, other=0)
+    else:
+        word = tl.load(pointer + index * BYTES, mask=mask, other=0).to(tl.uint32)
+        for j in tl.static_range(1, BYTES):
+            word |= tl.load(pointer + index * BYTES + j, mask=mask, other=0).to(tl.uint32) << (8 * j)
+        return word
+
+
+@triton.jit
+def as_float(bits):
+    """The float32 with these bits."""
+    return bits.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def as_bits(value):
+    """The bits of a float32, int32."""
+    return value.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def raise_flag(flag, raised):
+    """Set ``flag`` where the scalar ``raised`` is true."""
+    tl.atomic_max(flag, 1, mask=raised)
+
+
+@triton.jit(do_not_specialize=["head", "total", "first", "rest"])
+def _poison(flag, out, head, total, first, rest, TILE: tl.constexpr):
+    if tl.load(flag) != 0:
+        base = tl.program_id(0).to(tl.int64) * TILE
+        i = base + tl.arange(0, TILE)
+        byte = tl.where(i < head, first >> ((i % 4) * 8).to(tl.int32), rest)
+        tl.store(out + i, byte.to(tl.uint8), mask=i < total)
+
+
+def poison(raised: Tensor, out: Tensor, head: int, first: int, rest: int) -> None:
+    """Where the flag is raised: ``head`` bytes of the 32-bit word ``first``, again and again, and bytes ``rest`` up to the end."""
+    launch(_poison, cdiv(out.numel(), 4096), (raised, out), (head, out.numel(), signed(first), rest), TILE=4096)
