@@ -26,8 +26,7 @@ def _stages(v, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     """The unnormalised transform of the columns of ``v`` (SIZE, COLUMNS): pairs at distance 1, 2, 4, ... rows."""
     LOG: tl.constexpr = SIZE.bit_length() - 1
     for level in tl.static_range(LOG):
-        H: tl.constexpr = COLUMNS << level
-        pairs = tl.permute(tl.reshape(v, (SIZE * COLUMNS // (2 * H), 2, H)), (0, 2, 1))
+        pairs = tl.permute(tl.reshape(v, (SIZE >> (level + 1), 2, COLUMNS << level)), (0, 2, 1))
         a, b = tl.split(pairs)
         v = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), (SIZE, COLUMNS))
     return v

@@ -1,0 +1,157 @@
+"""CUDA C++ sources to kernels that can be launched: compiled at first use, cached on disk, launched through the driver.
+
+A cached cubin is named by a hash of its source, its architecture and NVRTC's version and options, and begins with a hash of itself: one
+that was damaged, or cut short, is compiled again. Nothing of this needs ``nvcc``. Kernels run on torch's current stream.
+
+All integer parameters of kernels are 64-bit, all real ones float32, and tensors are pointers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tersegrad.kernels.cuda import nvrtc
+
+SOURCES = pathlib.Path(__file__).parent / "sources"
+Argument = Tensor | int | float
+Launcher = Callable[[str, str, int, int, tuple[Argument, ...]], None]
+
+
+@functools.cache
+def source(name: str) -> str:
+    """A source, with the headers beside it in place of their includes, each once."""
+    seen: set[str] = set()
+
+    def text(file: str) -> str:
+        if file in seen:
+            return ""
+        seen.add(file)
+        return re.sub(r'^#include "([^"]+)"$', lambda m: text(m[1]), (SOURCES / file).read_text(), flags=re.MULTILINE)
+
+    return text(name)
+
+
+def names() -> list[str]:
+    """All sources."""
+    return sorted(p.name for p in SOURCES.glob("*.cu"))
+
+
+# Compiled sources, on disk
+
+
+def cache_folder() -> pathlib.Path:
+    """Where compiled kernels are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return pathlib.Path(base) / "tersegrad" / "cuda"
+
+
+def cubin(name: str, architecture: str) -> bytes:
+    """The compiled source, from the cache if it is there and whole."""
+    key = "\0".join((source(name), architecture, repr(nvrtc.version()), *nvrtc.OPTIONS))
+    path = cache_folder() / f"{name}-{architecture}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+    with contextlib.suppress(OSError):
+        kept = path.read_bytes()
+        if hashlib.sha256(kept[32:]).digest() == kept[:32]:
+            return kept[32:]
+    made = nvrtc.compile_source(source(name), name, architecture)
+    # A cache that cannot be written to costs time at the next start, nothing else.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(hashlib.sha256(made).digest() + made)
+        os.replace(file.name, path)
+    return made
+
+
+# The driver
+
+
+class DriverError(RuntimeError):
+    """What CUDA's driver refused."""
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL | str:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return f"CUDA's driver is not there ({error})"
+
+
+def why_missing() -> str | None:
+    """Why these kernels cannot run here, or nothing."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    driver = _driver()
+    return driver if isinstance(driver, str) else nvrtc.why_missing()
+
+
+def _call(function: str, *arguments: Any) -> None:
+    driver = _driver()
+    if isinstance(driver, str):
+        raise DriverError(driver)
+    code = getattr(driver, function)(*arguments)
+    if code:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        raise DriverError(f"{function}: {(text.value or b'unknown error').decode()}")
+
+
+@functools.cache
+def _module(name: str, device: int) -> ctypes.c_void_p:
+    major, minor = torch.cuda.get_device_capability(device)
+    module = ctypes.c_void_p()
+    _call("cuModuleLoadData", ctypes.byref(module), cubin(name, f"sm_{major}{minor}"))
+    return module
+
+
+@functools.cache
+def _function(name: str, kernel: str, device: int) -> ctypes.c_void_p:
+    function = ctypes.c_void_p()
+    _call("cuModuleGetFunction", ctypes.byref(function), _module(name, device), kernel.encode())
+    return function
+
+
+def packed(arguments: tuple[Argument, ...]) -> tuple[Any, list[Any]]:
+    """The array of pointers that the driver takes, and what it points to."""
+    values: list[Any] = []
+    for value in arguments:
+        if isinstance(value, Tensor):
+            values.append(ctypes.c_void_p(value.data_ptr()))
+        else:
+            values.append(ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value))
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+    return pointers, values
+
+
+def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None:
+    device = next(a for a in arguments if isinstance(a, Tensor)).device
+    index = torch.cuda.current_device() if device.index is None else device.index
+    pointers, values = packed(arguments)
+    with torch.cuda.device(index):
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        function = _function(name, kernel, index)
+        _call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, None)
+    del values
+
+
+# What :func:`launch` goes through; tests put an emulation on the CPU in its place.
+launcher: Launcher = _on_gpu
+
+
+def launch(name: str, kernel: str, blocks: int, threads: int, *arguments: Argument) -> None:
+    """Run a kernel of a source on the current stream; nothing where there are no blocks."""
+    if blocks > 0:
+        launcher(name, kernel, blocks, threads, arguments)

@@ -1,0 +1,134 @@
+"""rANS blocks by CUDA kernels: tables, chunks and assembly on the device, one look at the result by the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.kernels.cuda.loader import launch
+from tersegrad.kernels.reference.rans import LONGEST, SHORTEST, lanes_of, pieces, raw_bits
+from tersegrad.kernels.reference.rans_tables import STEP, TOTAL
+
+__all__ = ["rans_decode", "rans_encode"]
+
+SOURCE = "rans.cu"
+# Places in the description of a block, as in rans_tables.cuh.
+FORM, CHUNK, TABLES, LENGTH, STATUS, INFORMATIVE, PLACES = range(7)
+CORRUPT, BAD_SYMBOL = 1, 2
+
+
+def _each(contexts: Tensor | None, count: int) -> int:
+    """How contexts are given: 0 not at all, 1 one per symbol, 2 one per step of 64."""
+    if contexts is None:
+        return 0
+    if contexts.numel() == count:
+        return 1
+    if contexts.numel() != -(-count // STEP):
+        raise ValueError("give one context per symbol or one per step of 64 symbols")
+    return 2
+
+
+def _numbers(device: torch.device, *sizes: int) -> list[Tensor]:
+    return [torch.empty(max(size, 1), dtype=torch.int64, device=device) for size in sizes]
+
+
+def rans_encode(
+    symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
+) -> Tensor:
+    """Write the whole message into ``out``; its length, int64, 0-d."""
+    if not SHORTEST <= chunk <= LONGEST:
+        raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
+    count, device = symbols.numel(), symbols.device
+    each = _each(contexts, count)
+    head = torch.zeros(PLACES, dtype=torch.int64, device=device)
+    if count == 0:
+        return head[LENGTH]
+    if out.numel() < 1 + -(-count * raw_bits(alphabet) // 8):
+        raise ValueError("the output buffer is too small for the symbols")
+    cells = num_contexts * alphabet
+    sample = sample and count >= max(1 << 16, 4096 * cells)
+    symbols = symbols.contiguous()
+    known = symbols if contexts is None else contexts.contiguous()
+    counts = torch.zeros(cells, dtype=torch.int64, device=device)
+    present = torch.zeros(cells, dtype=torch.int32, device=device)
+    sizes = (count, alphabet, num_contexts)
+    launch(
+        SOURCE,
+        "rans_count",
+        min(-(-count // 4096), 1024),
+        256,
+        symbols,
+        known,
+        each,
+        *sizes,
+        int(sample),
+        counts,
+        present,
+        head,
+    )
+    if alphabet > 1:
+        chunks, lanes = len(pieces(count, 1 << chunk)), lanes_of(count)
+        q = torch.empty(cells, dtype=torch.int16, device=device)
+        bits = torch.empty(num_contexts * (32 * alphabet + 2), dtype=torch.uint8, device=device)
+        tables = torch.empty_like(bits)
+        lengths, numbers, offsets = _numbers(device, num_contexts, chunks, chunks)
+        frequencies = torch.empty(cells, dtype=torch.int32, device=device)
+        codes = torch.empty(cells, dtype=torch.int32, device=device)
+        words = torch.empty(count, dtype=torch.int16, device=device)
+        states = torch.empty(chunks * lanes, dtype=torch.int32, device=device)
+        launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), alphabet, q, bits, lengths, head)
+        launch(SOURCE, "rans_join", 1, 256, bits, lengths, alphabet, num_contexts, tables, head)
+        launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, frequencies, head)
+        launch(SOURCE, "rans_starts", -(-num_contexts // 32), 32, frequencies, alphabet, num_contexts, codes)
+        launch(
+            SOURCE, "rans_encode_chunks", chunks, 32, symbols, known, each, *sizes, chunk, codes, words, numbers, states, head
+        )
+        launch(SOURCE, "rans_close", 1, 256, count, alphabet, chunk, numbers, offsets, head)
+        blocks = min(max(chunks, -(-count // 2048)), 1024)
+        launch(
+            SOURCE, "rans_write", blocks, 256,
+            symbols, count, alphabet, chunk, tables, words, numbers, states, offsets, head, out,
+        )  # fmt: skip
+    if int(head[STATUS]) == BAD_SYMBOL:
+        raise ValueError("a symbol lies outside the alphabet, or a context is not below the number of contexts")
+    return head[LENGTH].clone()
+
+
+def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
+    """Fill ``out`` with symbols; the number of bytes read, int64, 0-d."""
+    count, device = out.numel(), out.device
+    each = _each(contexts, count)
+    head = torch.zeros(PLACES, dtype=torch.int64, device=device)
+    if contexts is not None and count and int(contexts.max()) >= num_contexts:
+        raise ValueError("a context is not below the number of contexts")
+    if count == 0:
+        return head[LENGTH]
+    if alphabet == 1:
+        out.zero_()
+        return head[LENGTH]
+    data = data.contiguous()
+    known = data if contexts is None else contexts.contiguous()
+    cells = num_contexts * alphabet
+    most = len(pieces(count, 1 << SHORTEST))
+    q = torch.empty(cells, dtype=torch.int16, device=device)
+    frequencies = torch.empty(cells, dtype=torch.int32, device=device)
+    slots = torch.empty(num_contexts * TOTAL, dtype=torch.int32, device=device)
+    symbols = torch.empty(num_contexts * TOTAL, dtype=torch.uint8, device=device)
+    offsets, words = _numbers(device, most, most)
+    sizes = (count, alphabet, num_contexts)
+    # What a thread reads must be there, even where there are no bytes.
+    held = data if data.numel() else q
+    launch(SOURCE, "rans_parse", 1, 32, held, data.numel(), *sizes, q, head)
+    launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, frequencies, head)
+    launch(SOURCE, "rans_cells", num_contexts, 256, frequencies, alphabet, slots, symbols, head)
+    launch(SOURCE, "rans_offsets", 1, 256, held, data.numel(), count, alphabet, offsets, words, head)
+    launch(
+        SOURCE, "rans_decode_chunks", most, 32,
+        held, data.numel(), known, each, *sizes, slots, symbols, offsets, words, head, out,
+    )  # fmt: skip
+    blocks = min(-(-count // 256), 1024)
+    launch(SOURCE, "rans_decode_plain", blocks, 256, held, known, each, *sizes, frequencies, head, out)
+    if int(head[STATUS]) == CORRUPT:
+        raise CorruptMessage("not a block of rANS symbols: tables, words or raw symbols are malformed or cut short")
+    return head[LENGTH].clone()

@@ -1,0 +1,298 @@
+// Probability tables of rANS blocks (spec/wire.md, 4.5). A table in work is a row of q, eighths of a bit, -1 where a symbol is absent.
+#include "common.cuh"
+
+#define TOTAL 4096
+#define MAX_Q 96
+#define MAX_RICE 5
+
+// Places in the description of a block that the kernels hand on.
+enum { FORM, CHUNK, TABLES, LENGTH, STATUS, INFORMATIVE };
+// Forms: nothing follows the tables of ONLY_TABLES.
+enum { RAW = 1, CODED = 2, ONLY_TABLES = 3 };
+// What is wrong, if anything.
+enum { FINE, CORRUPT, BAD_SYMBOL };
+
+__device__ __forceinline__ int raw_bits(i64 alphabet) { return bit_length((u64)alphabet - 1); }
+__device__ __forceinline__ i64 raw_bytes(i64 count, i64 alphabet) { return (count * raw_bits(alphabet) + 7) / 8; }
+
+__device__ __forceinline__ u32 weight_of(int q) {
+    const u32 weights[8] = {16777216, 15384775, 14107901, 12937002, 11863283, 10878679, 9975792, 9147842};
+    return weights[q & 7] >> (q >> 3);
+}
+
+__device__ __forceinline__ int predicted(int linear, const short* q, int i) {
+    if (!linear || i < 2) return q[i - 1];
+    const int p = 2 * q[i - 1] - q[i - 2];
+    return p < 0 ? 0 : p > MAX_Q ? MAX_Q : p;
+}
+__device__ __forceinline__ u32 zigzag(int d) { return d >= 0 ? 2 * d : -2 * d - 1; }
+
+// ---- reading ----
+
+struct BitReader {
+    const u8* data;
+    i64 bits, at;
+    bool good;
+    __device__ u32 bit() {
+        if (at >= bits) {
+            good = false;
+            return 0;
+        }
+        const u32 value = data[at >> 3] >> (at & 7) & 1;
+        ++at;
+        return value;
+    }
+    __device__ u32 get(int width) {
+        u32 value = 0;
+        for (int k = 0; k < width; ++k) value |= bit() << k;
+        return value;
+    }
+    __device__ i64 gamma(i64 most) {
+        int extra = 0;
+        while (good && !bit())
+            if (++extra > 9) good = false;
+        if (!good) return 0;
+        const i64 value = (i64)1 << extra | get(extra);
+        if (value > most) good = false;
+        return value;
+    }
+};
+
+__device__ void read_table(BitReader& in, int alphabet, short* q, short* present) {
+    int count = 0;
+    for (int s = 0; s < alphabet; ++s) q[s] = -1;
+    if (in.bit()) {
+        for (int s = 0; s < alphabet; ++s) present[count++] = (short)s;
+    } else {
+        int position = 0, first = 1;
+        bool here = false;
+        while (in.good && position < alphabet) {
+            const int run = (int)in.gamma(alphabet - position + first) - first;
+            if (!in.good) return;
+            if (here)
+                for (int s = position; s < position + run; ++s) present[count++] = (short)s;
+            position += run;
+            here = !here;
+            first = 0;
+        }
+    }
+    if (!in.good) return;
+    if (count < 2) {
+        q[count ? present[0] : 0] = 0;
+        return;
+    }
+    const int linear = in.bit(), k = in.get(3);
+    if (k > MAX_RICE) in.good = false;
+    int before = 0, last = in.get(7);
+    for (int i = 0; in.good; ++i) {
+        if (last < 0 || last > MAX_Q) in.good = false;
+        if (!in.good) return;
+        q[present[i]] = (short)last;
+        if (i + 1 == count) return;
+        int quotient = 0;
+        while (quotient <= 2 * MAX_Q && in.bit()) ++quotient;
+        const int z = quotient << k | (int)in.get(k);
+        int p = last;
+        if (linear && i >= 1) {
+            p = 2 * last - before;
+            p = p < 0 ? 0 : p > MAX_Q ? MAX_Q : p;
+        }
+        before = last;
+        last = p + (z & 1 ? -(z >> 1) - 1 : z >> 1);
+    }
+}
+
+// One thread reads the first byte and the tables of a block of `count` symbols.
+extern "C" __global__ void rans_parse(const u8* data, i64 nbytes, i64 count, i64 alphabet, i64 contexts, short* q, i64* head) {
+    __shared__ short present[256];
+    if (threadIdx.x != 0) return;
+    const int form = nbytes ? data[0] : 0;
+    if (form == RAW) {
+        const i64 end = 1 + raw_bytes(count, alphabet);
+        head[FORM] = RAW;
+        head[LENGTH] = end;
+        if (nbytes < end) head[STATUS] = CORRUPT;
+        return;
+    }
+    head[FORM] = CODED;
+    head[CHUNK] = form;
+    BitReader in = {data + 1, 8 * smaller(nbytes - 1, contexts * (32 * alphabet + 2)), 0, form >= 14 && form <= 18};
+    for (i64 c = 0; c < contexts && in.good; ++c) read_table(in, (int)alphabet, q + c * alphabet, present);
+    while (in.good && in.at & 7)
+        if (in.bit()) in.good = false;
+    head[TABLES] = in.at / 8;
+    if (!in.good) head[STATUS] = CORRUPT;
+}
+
+// ---- frequencies ----
+
+// Whether w[i] / d[i] comes before w[j] / d[j] for the search of the least (or greatest, `most`), the first on ties.
+__device__ __forceinline__ bool earlier(bool most, u64 wi, u64 di, int i, u64 wj, u64 dj, int j) {
+    const u64 a = wi * dj, b = wj * di;
+    return a == b ? i < j : most ? a > b : a < b;
+}
+
+// A warp makes the frequencies of a row: in proportion to the weights, at least 1 each, moved to the exact sum where a unit costs least.
+extern "C" __global__ void rans_frequencies(const short* q, i64 alphabet, int* frequencies, i64* head) {
+    __shared__ u32 w[256];
+    __shared__ int f[256];
+    const int lane = threadIdx.x, size = (int)alphabet;
+    const short* row = q + blockIdx.x * alphabet;
+    if (head[STATUS] != FINE || head[FORM] == RAW) return;
+    i64 total = 0, present = 0;
+    for (int s = lane; s < size; s += 32) {
+        w[s] = row[s] < 0 ? 0 : weight_of(row[s]);
+        total += w[s];
+        present += row[s] >= 0;
+    }
+    total = warp_sum(total);
+    present = warp_sum(present);
+    i64 sum = 0;
+    for (int s = lane; s < size; s += 32) {
+        f[s] = row[s] < 0 ? 0 : present < 2 ? TOTAL : (int)larger(1, (2 * TOTAL * (i64)w[s] + total) / (2 * total));
+        sum += f[s];
+    }
+    sum = present ? warp_sum(sum) : 0;
+    if (!present) {
+        // A context that never occurs is read as symbol 0.
+        if (lane == 0) f[0] = TOTAL;
+        sum = TOTAL;
+    }
+    __syncwarp();
+    while (sum != TOTAL) {
+        const bool grow = sum < TOTAL;
+        u64 bw = 0, bd = 1;
+        int best = -1;
+        for (int s = lane; s < size; s += 32) {
+            if (grow ? f[s] < 1 : f[s] < 2) continue;
+            const u64 d = grow ? 2 * f[s] + 1 : 2 * f[s] - 1;
+            if (best < 0 || earlier(grow, w[s], d, s, bw, bd, best)) bw = w[s], bd = d, best = s;
+        }
+        for (int by = 16; by; by >>= 1) {
+            const u64 ow = __shfl_xor_sync(FULL, bw, by), od = __shfl_xor_sync(FULL, bd, by);
+            const int other = __shfl_xor_sync(FULL, best, by);
+            if (other >= 0 && (best < 0 || earlier(grow, ow, od, other, bw, bd, best))) bw = ow, bd = od, best = other;
+        }
+        if (lane == 0) f[best] += grow ? 1 : -1;
+        sum += grow ? 1 : -1;
+        __syncwarp();
+    }
+    for (int s = lane; s < size; s += 32) frequencies[blockIdx.x * alphabet + s] = f[s];
+    if (lane == 0 && present >= 2) atomicMax(&head[INFORMATIVE], (i64)1);
+}
+
+// ---- writing ----
+
+struct BitWriter {
+    u8* data;
+    i64 at;
+    __device__ void put(u64 value, int width) {
+        for (int k = 0; k < width; ++k, ++at) {
+            if (!(at & 7)) data[at >> 3] = 0;
+            data[at >> 3] |= (u8)((value >> k & 1) << (at & 7));
+        }
+    }
+    __device__ void ones(int count) {
+        for (int k = 0; k < count; ++k) put(1, 1);
+    }
+    __device__ void gamma(u64 value) {
+        const int extra = bit_length(value) - 1;
+        put((u64)1 << extra, extra + 1);
+        put(value, extra);
+    }
+};
+
+// A warp writes the table of a context as bits, from its counts; `extra` adds one for every symbol that occurs. Room: 32 alphabet + 2 bytes.
+extern "C" __global__ void rans_table(
+    const i64* counts, const int* extra, i64 extended, i64 alphabet, short* q, u8* bits, i64* lengths, i64* head
+) {
+    __shared__ short dense[256];
+    __shared__ u8 here[256];
+    const u32 halves[8] = {68438, 74632, 81387, 88753, 96786, 105546, 115098, 125515};
+    const int lane = threadIdx.x, size = (int)alphabet;
+    const i64* row = counts + blockIdx.x * alphabet;
+    const int* more = extra + blockIdx.x * alphabet;
+    short* mine = q + blockIdx.x * alphabet;
+    i64 total = 0;
+    for (int s = lane; s < size; s += 32) total += row[s] + (extended ? more[s] : 0);
+    total = warp_sum(total);
+    int present = 0;
+    for (int base = 0; base < size; base += 32) {
+        const int s = base + lane;
+        const i64 c = s < size ? row[s] + (extended ? more[s] : 0) : 0;
+        int value = -1;
+        if (c > 0) {
+            const u64 ratio = ((u64)total << 16) / (u64)c;
+            int low = 0, high = MAX_Q;
+            while (low < high) {
+                const int middle = (low + high) / 2;
+                if ((u64)halves[middle & 7] << (middle >> 3) <= ratio) low = middle + 1;
+                else high = middle;
+            }
+            value = low;
+        }
+        const u32 votes = __ballot_sync(FULL, value >= 0);
+        if (value >= 0) dense[present + __popc(votes & ((1u << lane) - 1))] = (short)value;
+        if (s < size) mine[s] = (short)value, here[s] = value >= 0;
+        present += __popc(votes);
+    }
+    __syncwarp();
+    // Twelve threads price the twelve ways to write the numbers.
+    u64 price = ~(u64)0;
+    if (lane < 12) {
+        price = 0;
+        for (int i = 1; i < present; ++i) price += (zigzag(dense[i] - predicted(lane / 6, dense, i)) >> lane % 6) + 1 + lane % 6;
+        price = price << 4 | lane;
+    }
+    for (int by = 16; by; by >>= 1) {
+        const u64 other = __shfl_xor_sync(FULL, price, by);
+        if (other < price) price = other;
+    }
+    if (lane) return;
+    BitWriter out = {bits + blockIdx.x * (32 * alphabet + 2), 0};
+    out.put(present == size, 1);
+    if (present < size) {
+        int position = 0, first = 1;
+        bool on = false;
+        while (position < size) {
+            const int begin = position;
+            while (position < size && (here[position] != 0) == on) ++position;
+            out.gamma(position - begin + first);
+            on = !on;
+            first = 0;
+        }
+    }
+    if (present >= 2) {
+        const int choice = (int)(price & 15), linear = choice / 6, k = choice % 6;
+        out.put(linear, 1);
+        out.put(k, 3);
+        out.put(dense[0], 7);
+        for (int i = 1; i < present; ++i) {
+            const u32 d = zigzag(dense[i] - predicted(linear, dense, i));
+            out.ones(d >> k);
+            out.put(0, 1);
+            out.put(d, k);
+        }
+    }
+    lengths[blockIdx.x] = out.at;
+}
+
+// One block lays the tables one after the other, without gaps between their bits.
+extern "C" __global__ void rans_join(const u8* bits, const i64* lengths, i64 alphabet, i64 contexts, u8* tables, i64* head) {
+    i64 at = 0;
+    for (i64 c = 0; c < contexts; ++c) {
+        const u8* from = bits + c * (32 * alphabet + 2);
+        const i64 length = lengths[c], first = at >> 3, last = (at + length + 7) >> 3;
+        const int shift = at & 7;
+        for (i64 b = first + threadIdx.x; b < last; b += blockDim.x) {
+            // Bits of this byte: the upper ones of source byte b - first - 1, the lower ones of source byte b - first.
+            const i64 j = b - first, bytes = (length + 7) >> 3;
+            u32 value = j < bytes ? (u32)from[j] << shift : 0;
+            if (j > 0 && j - 1 < bytes) value |= (u32)from[j - 1] >> (8 - shift);
+            tables[b] = (u8)(value | (b == first && shift ? tables[b] : 0));
+        }
+        at += length;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) head[TABLES] = (at + 7) >> 3;
+}

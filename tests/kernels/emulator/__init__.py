@@ -1,0 +1,65 @@
+"""The CUDA sources on the CPU: compiled by the C++ compiler against a header that emulates a grid of threads."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+from tersegrad.kernels.cuda import loader
+
+HEADER = pathlib.Path(__file__).parent / "cuda_on_cpu.hpp"
+
+
+def compiler() -> str | None:
+    """The C++ compiler, if there is one."""
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+@functools.cache
+def library(name: str) -> ctypes.CDLL:
+    """A source as a library with one function per kernel, compiled once for each of its versions."""
+    source = loader.source(name)
+    kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\([^)]*\))? (\w+)\(', source)
+    runs = "\n".join(
+        f'extern "C" void run_{k}(unsigned grid, unsigned threads, void** p) {{'
+        f" emulator::run([](void** q) {{ emulator::call({k}, q); }}, grid, threads, p); }}"
+        for k in kernels
+    )
+    text = f"{HEADER.read_text()}\n{source}\n{runs}\n"
+    folder = pathlib.Path(tempfile.gettempdir()) / f"tersegrad-emulator-{os.getuid()}"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    stem = folder / hashlib.sha256(text.encode()).hexdigest()[:24]
+    made = stem.with_suffix(".so")
+    if not made.exists():
+        written = folder / f"{stem.name}-{os.getpid()}.cpp"
+        written.write_text(text)
+        partial = written.with_suffix(".so")
+        command = [compiler() or "c++", "-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+        subprocess.run([*command, "-fwrapv", str(written), "-o", str(partial)], check=True, timeout=240)
+        os.replace(partial, made)
+    return ctypes.CDLL(str(made))
+
+
+def _launch(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[loader.Argument, ...]) -> None:
+    pointers, values = loader.packed(arguments)
+    getattr(library(name), f"run_{kernel}")(ctypes.c_uint(blocks), ctypes.c_uint(threads), pointers)
+    del values
+
+
+@contextlib.contextmanager
+def emulated() -> Iterator[None]:
+    """Launch CUDA kernels on the CPU, on CPU tensors, inside the block."""
+    before, loader.launcher = loader.launcher, _launch
+    try:
+        yield
+    finally:
+        loader.launcher = before
