@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels import native, reference
-from tersegrad.kernels.cuda import loader, nvrtc, rans
+from tersegrad.kernels.cuda import index, loader, nvrtc, rans, select
+from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.why_missing() is not None, reason=str(nvrtc.why_missing()))
@@ -137,3 +138,119 @@ def test_rans_rejects_what_the_reference_rejects() -> None:
         with pytest.raises(ValueError, match="outside the alphabet"):
             rans.rans_encode(symbols, 4, None, 1, False, 14, torch.zeros(2000, dtype=torch.uint8))
     assert refused > 20
+
+
+# Index sets and selection
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_golomb_codes_are_the_same_bytes(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    with emulated():
+        for numel, count in ((1, 1), (1000, 0), (40, 40), (70000, 700), (20000, 9000)):
+            places = torch.randperm(numel, generator=generator)[:count].sort().values.to(dtype)
+            for divisor in (1, 2, 7, 64, 100):
+                most = 3 + (count + numel // divisor + count * divisor.bit_length() + 7) // 8
+                expected, found = torch.zeros(most, dtype=torch.uint8), torch.zeros(most + 1, dtype=torch.uint8)[1:]
+                length = int(reference.golomb_encode(places, divisor, expected))
+                assert int(index.golomb_size(places, divisor)) == length
+                assert int(index.golomb_encode(places, divisor, found)) == length
+                assert torch.equal(found, expected)
+                back = torch.full_like(places, -5)
+                assert int(index.golomb_decode(found[:length], numel, divisor, back)) == length
+                assert torch.equal(back, places)
+        with pytest.raises(ValueError, match="out has 3"):
+            index.golomb_encode(places, 2, torch.zeros(3, dtype=torch.uint8))
+        with pytest.raises(ValueError, match="increase"):
+            index.golomb_encode(places.flip(0), 2, torch.zeros(30000, dtype=torch.uint8))
+
+
+@needs_compiler
+def test_golomb_rejects_what_the_reference_rejects() -> None:
+    generator = torch.Generator().manual_seed(3)
+    places = torch.randperm(3000, generator=generator)[:97].sort().values.int()
+    message = torch.zeros(400, dtype=torch.uint8)
+    message = message[: int(reference.golomb_encode(places, 22, message))]
+    refused = 0
+    with emulated():
+        for trial in range(120):
+            bad = message.clone()
+            if trial < 30:
+                bad = bad[: int(torch.randint(0, bad.numel(), (), generator=generator))]
+            else:
+                bad[int(torch.randint(0, bad.numel(), (), generator=generator))] ^= 1 << trial % 8
+            results: list[object] = []
+            for ops in (reference, index):
+                out = torch.zeros(97, dtype=torch.int32)
+                try:
+                    results.append((int(ops.golomb_decode(bad, 3000, 22, out)), out.tolist()))
+                except CorruptMessage:
+                    results.append("corrupt")
+            assert results[0] == results[1], trial
+            refused += results[0] == "corrupt"
+    assert refused > 40
+
+
+def _vectors() -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    yield torch.randn(9000, generator=generator)
+    # Ties, zeros, and everything in a few tiles.
+    yield torch.randint(-2, 3, (9000,), generator=generator).float()
+    dense = torch.zeros(9000)
+    dense[4096:5000] = torch.randn(904, generator=generator)
+    dense[7], dense[8] = torch.inf, -torch.nan
+    yield dense
+    yield torch.zeros(70)
+    yield torch.randn(1, generator=generator)
+
+
+@needs_compiler
+def test_selection_agrees_with_the_reference() -> None:
+    with emulated():
+        for x in _vectors():
+            for k in (1, 90, 3000, x.numel() + 5):
+                for a, b in zip(reference.select_top_k(x, k), select.select_top_k(x, k), strict=True):
+                    assert same(a, b), (x.numel(), k)
+            for key, limit in ((0, 10), (0x3F800000, 10**6), (0x40000000, 0), (0x7F800001, 9)):
+                expected, found = reference.select_compact(x, key, limit), select.select_compact(x, key, limit)
+                assert expected[2] == found[2]
+                assert same(expected[0], found[0])
+                assert same(expected[1], found[1])
+
+
+@needs_compiler
+def test_values_are_put_back() -> None:
+    indices, values = torch.tensor([0, 3, 9], dtype=torch.int32), torch.tensor([1.5, -2.0, 0.1])
+    with emulated():
+        for wide in (indices, indices.long()):
+            out, expected = torch.ones(10), torch.ones(10)
+            select.sparse_scatter_add(wide, values, 0.3, out)
+            reference.sparse_scatter_add(wide, values, 0.3, expected)
+            assert same(out, expected)
+            select.sparse_scatter(wide, values, out)
+            reference.sparse_scatter(wide, values, expected)
+            assert same(out, expected)
+        for bad in ([0, 0, 1], [3, 2, 4], [-1, 2, 3], [1, 2, 10]):
+            with pytest.raises(ValueError, match="increase strictly"):
+                select.sparse_scatter(torch.tensor(bad), values, torch.ones(10))
+
+
+@needs_compiler
+def test_variance_steps_agree_with_the_reference() -> None:
+    generator = torch.Generator().manual_seed(6)
+    with emulated():
+        for n, alpha in ((0, 1.0), (5, 1.0), (9000, 0.3), (9000, 4.0)):
+            r, x = torch.randn(n, generator=generator), torch.randn(n, generator=generator)
+            v, s = torch.rand(n, generator=generator), torch.rand(n, generator=generator)
+            for poison in (False, True):
+                if poison and n:
+                    x[n // 2] = torch.inf
+                pairs = (
+                    (reference.variance_select(r, v, x, s, alpha, 0.999), select.variance_select(r, v, x, s, alpha, 0.999)),
+                    (reference.hybrid_select(r, v, x, s, alpha, 0.7, 0.9), select.hybrid_select(r, v, x, s, alpha, 0.7, 0.9)),
+                )
+                for expected, found in pairs:
+                    assert expected[4] == found[4]
+                    for a, b in zip(expected[:4], found[:4], strict=True):
+                        assert same(a, b), (n, alpha, poison)

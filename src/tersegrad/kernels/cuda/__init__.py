@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from tersegrad.kernels.cuda import index, rans, select
+from tersegrad.kernels.cuda.index import *
 from tersegrad.kernels.cuda.loader import why_missing
 from tersegrad.kernels.cuda.rans import *
+from tersegrad.kernels.cuda.select import *
 
-OPERATIONS = ("rans_decode", "rans_encode")
+OPERATIONS = (*index.__all__, *rans.__all__, *select.__all__)
 
 
 def available() -> bool:

@@ -1,0 +1,92 @@
+"""Index sets by CUDA kernels: planar Golomb codes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.kernels.cuda.loader import launch
+from tersegrad.kernels.reference.index import _split
+
+__all__ = ["golomb_decode", "golomb_encode", "golomb_size"]
+
+SOURCE = "index.cu"
+# As in index.cu.
+LENGTH, STATUS, USED = range(3)
+CORRUPT, TOO_SMALL, UNSORTED = 1, 2, 3
+THREADS = 256
+
+
+def _blocks(count: int) -> int:
+    return -(-count // THREADS)
+
+
+def _wide(indices: Tensor) -> int:
+    return int(indices.dtype == torch.int64)
+
+
+def _parts(indices: Tensor, divisor: int, head: Tensor) -> Tensor:
+    """(2, count): bits of unary parts, and which remainders are long."""
+    count = indices.numel()
+    parts = torch.empty(2, count, dtype=torch.int64, device=indices.device)
+    arguments = (indices, _wide(indices), count, divisor, _split(divisor)[1], parts, head)
+    launch(SOURCE, "golomb_parts", _blocks(count), THREADS, *arguments)
+    return parts
+
+
+def golomb_size(indices: Tensor, divisor: int) -> Tensor:
+    """Bytes that :func:`golomb_encode` writes, int64, 0-d."""
+    head = torch.zeros(3, dtype=torch.int64, device=indices.device)
+    unary, longs = (_parts(indices.contiguous(), divisor, head).sum(1) + 7) // 8
+    return unary + longs + (indices.numel() * _split(divisor)[0] + 7) // 8
+
+
+def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
+    """The planes in the first bytes of ``out``; their length, int64, 0-d."""
+    count, room = indices.numel(), out.numel()
+    head = torch.zeros(3, dtype=torch.int64, device=indices.device)
+    if count == 0:
+        return head[LENGTH]
+    indices = indices.contiguous()
+    width, short = _split(divisor)
+    sums = _parts(indices, divisor, head).cumsum(1)
+    words = torch.zeros(room // 4 + 2, dtype=torch.int32, device=out.device)
+    arguments = (indices, _wide(indices), count, divisor, width, short, sums, room, words, head)
+    launch(SOURCE, "golomb_write", _blocks(count), THREADS, *arguments)
+    launch(SOURCE, "planes_copy", min(-(-room // 1024), 1024), THREADS, words, room, out, head)
+    length, status, _ = head.tolist()
+    if status == UNSORTED:
+        raise ValueError("indices must increase strictly and lie within the vector")
+    if status == TOO_SMALL:
+        raise ValueError(f"the codes take {length} bytes, out has {room}")
+    return head[LENGTH].clone()
+
+
+def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor:
+    """Fill ``out`` with indices from the start of ``data``; the bytes used, int64, 0-d."""
+    count, device = out.numel(), out.device
+    head = torch.zeros(3, dtype=torch.int64, device=device)
+    if count == 0:
+        return head[LENGTH]
+    data = data.contiguous()
+    width, short = _split(divisor)
+    # The quotients of indices within the vector add up to at most numel / divisor.
+    nbytes = data.numel()
+    scanned = min(nbytes, (numel // divisor + count) // 8 + 1)
+    if count > 8 * scanned or count > numel:
+        raise CorruptMessage("an index set ends early, or has more indices than there are")
+    counts = torch.empty(-(-scanned // (4 * THREADS)), dtype=torch.int64, device=device)
+    places = torch.zeros(count, dtype=torch.int64, device=device)
+    parts = torch.empty(2, count, dtype=torch.int64, device=device)
+    launch(SOURCE, "ones_count", counts.numel(), THREADS, data, scanned, counts)
+    launch(SOURCE, "ones_place", counts.numel(), THREADS, data, scanned, counts, counts.cumsum(0), count, places, head)
+    shape = (count, numel, divisor, width, short)
+    launch(SOURCE, "golomb_rests", _blocks(count), THREADS, data, nbytes, *shape, places, parts, head)
+    longs = parts[1].cumsum(0)
+    launch(SOURCE, "golomb_resolve", _blocks(count), THREADS, data, nbytes, count, width, short, longs, parts, head)
+    rests = parts[0].cumsum(0)
+    launch(SOURCE, "golomb_indices", _blocks(count), THREADS, count, numel, divisor, places, rests, _wide(out), out, head)
+    if int(head[STATUS]) == CORRUPT:
+        raise CorruptMessage("not an index set: it ends early, its padding is not zero, or an index lies outside the vector")
+    return head[LENGTH].clone()

@@ -1,0 +1,218 @@
+// Choosing coordinates by magnitude, and the step of variance-based compression.
+//
+// One pass over the vector: a warp collects what passes, in order, in the slots of its 4096 coordinates. After a running sum over the
+// counts, the slots are laid one after the other; where they overflowed, those 4096 coordinates are looked at again.
+#include "common.cuh"
+
+#define TILE 4096
+#define SLOTS 256
+#define AHEAD 8
+
+__device__ __forceinline__ u32 key_of(float v) { return __float_as_uint(v) & 0x7fffffffu; }
+
+// Sources: what coordinate i would send, and its key; `keep` is called once for every coordinate.
+struct Plain {
+    const float* x;
+    u32 least;
+    __device__ float value(i64 i) const { return x[i]; }
+    __device__ bool sent(float v) const { return key_of(v) >= least; }
+    __device__ void keep(i64, float) {}
+};
+
+struct Step {
+    const float *r, *v, *x, *s;
+    float alpha, zeta, tau, twice, square;
+    bool hybrid;
+    float *next_r, *next_v;
+    bool infinite;
+    __device__ float value(i64 i) const {
+        const float total = __fadd_rn(r[i], x[i]), spread = __fadd_rn(v[i], s[i]);
+        bool out = __fmul_rn(total, total) > __fmul_rn(spread, alpha);
+        if (hybrid) out = out && __uint_as_float(key_of(total)) > tau;
+        if (!out) return 0.0f;
+        return hybrid ? __uint_as_float(__float_as_uint(tau) | (__float_as_uint(total) & 0x80000000u)) : total;
+    }
+    __device__ bool sent(float v) const { return key_of(v) >= 1; }
+    __device__ void note(float v) { infinite |= key_of(v) >= 0x7f800000u; }
+    __device__ void keep(i64 i, float out) {
+        const float total = __fadd_rn(r[i], x[i]), spread = __fadd_rn(v[i], s[i]), size = __uint_as_float(key_of(total));
+        bool chosen = __fmul_rn(total, total) > __fmul_rn(spread, alpha);
+        if (hybrid) chosen = chosen && size > tau;
+        float a = total, b = __fmul_rn(spread, zeta);
+        if (hybrid) a = __fsub_rn(total, out);
+        if (chosen) {
+            if (hybrid) {
+                b = __fadd_rn(__fsub_rn(spread, __fmul_rn(size, twice)), square);
+                b = b < 0.0f ? 0.0f : b;
+            } else {
+                a = b = 0.0f;
+            }
+        }
+        next_r[i] = a;
+        next_v[i] = b;
+        note(a);
+        note(b);
+        if (sent(out)) note(out);
+    }
+};
+
+// A warp goes through a tile; `take(rank, i, value)` gets what passes. Returns how many passed.
+template <class S, class Take>
+__device__ i64 collect(S& source, i64 n, i64 tile, bool keeping, Take take) {
+    const int lane = threadIdx.x & 31;
+    i64 count = 0;
+    for (int group = 0; group < TILE; group += 32 * AHEAD) {
+        float held[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const i64 i = tile * TILE + group + 32 * a + lane;
+            held[a] = i < n ? source.value(i) : 0.0f;
+        }
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const i64 i = tile * TILE + group + 32 * a + lane;
+            if (keeping && i < n) source.keep(i, held[a]);
+            const bool passes = i < n && source.sent(held[a]);
+            const u32 votes = __ballot_sync(FULL, passes);
+            if (passes) take(count + __popc(votes & ((1u << lane) - 1)), i, held[a]);
+            count += __popc(votes);
+        }
+    }
+    return count;
+}
+
+template <class S>
+__device__ void fill_slots(S& source, i64 n, u16* offsets, float* values, i64* counts) {
+    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (tile * TILE >= n) return;
+    const i64 count = collect(source, n, tile, true, [=](i64 rank, i64 i, float v) {
+        if (rank < SLOTS) {
+            offsets[tile * SLOTS + rank] = (u16)(i - tile * TILE);
+            values[tile * SLOTS + rank] = v;
+        }
+    });
+    if ((threadIdx.x & 31) == 0) counts[tile] = count;
+}
+
+template <class S>
+__device__ void lay_out(
+    S& source, i64 n, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 limit, i64 wide, void* indices, float* out
+) {
+    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (tile * TILE >= n) return;
+    const i64 count = counts[tile], first = sums[tile] - count;
+    auto put = [=](i64 rank, i64 i, float v) {
+        if (first + rank >= limit) return;
+        if (wide) ((i64*)indices)[first + rank] = i;
+        else ((int*)indices)[first + rank] = (int)i;
+        out[first + rank] = v;
+    };
+    if (count > SLOTS) {
+        collect(source, n, tile, false, put);
+        return;
+    }
+    for (i64 k = threadIdx.x & 31; k < count; k += 32) put(k, tile * TILE + offsets[tile * SLOTS + k], values[tile * SLOTS + k]);
+}
+
+__device__ __forceinline__ u32 least_key(const i64* key) { return (u32)(*key < 1 ? 1 : *key > 0xffffffffLL ? 0xffffffffLL : *key); }
+
+extern "C" __global__ void select_collect(const float* x, i64 n, const i64* key, u16* offsets, float* values, i64* counts) {
+    Plain source = {x, least_key(key)};
+    fill_slots(source, n, offsets, values, counts);
+}
+
+extern "C" __global__ void select_spread(
+    const float* x, i64 n, const i64* key, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 limit, i64 wide,
+    void* indices, float* out
+) {
+    Plain source = {x, least_key(key)};
+    lay_out(source, n, offsets, values, counts, sums, limit, wide, indices, out);
+}
+
+extern "C" __global__ void variance_collect(
+    const float* r, const float* v, const float* x, const float* s, i64 n, float alpha, float zeta, float tau, float twice, float square, i64 hybrid,
+    float* next_r, float* next_v, u16* offsets, float* values, i64* counts, i64* infinite
+) {
+    Step source = {r, v, x, s, alpha, zeta, tau, twice, square, hybrid != 0, next_r, next_v, false};
+    fill_slots(source, n, offsets, values, counts);
+    if (source.infinite) *infinite = 1;
+}
+
+extern "C" __global__ void variance_spread(
+    const float* r, const float* v, const float* x, const float* s, i64 n, float alpha, float zeta, float tau, float twice, float square, i64 hybrid,
+    const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 limit, i64 wide, void* indices, float* out
+) {
+    Step source = {r, v, x, s, alpha, zeta, tau, twice, square, hybrid != 0, 0, 0, false};
+    lay_out(source, n, offsets, values, counts, sums, limit, wide, indices, out);
+}
+
+// ---- the k-th largest key of `count` values, eight bits at a time ----
+
+// Places of the state: the bits found so far, and how many values are still to be taken among those that have them.
+enum { PREFIX, LEFT };
+
+extern "C" __global__ void select_digit(const float* values, i64 count, i64 shift, const i64* state, u64* histogram) {
+    __shared__ u32 own[256];
+    for (int d = threadIdx.x; d < 256; d += blockDim.x) own[d] = 0;
+    __syncthreads();
+    const u32 prefix = (u32)state[PREFIX];
+    const i64 stride = (i64)gridDim.x * blockDim.x;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
+        const u32 key = key_of(values[i]);
+        if (shift == 24 || key >> (shift + 8) == prefix >> (shift + 8)) atomicAdd(&own[key >> shift & 255], 1u);
+    }
+    __syncthreads();
+    for (int d = threadIdx.x; d < 256; d += blockDim.x)
+        if (own[d]) atomicAdd(&histogram[d], (u64)own[d]);
+}
+
+// One thread takes the digit in which the value lies, and clears the histogram.
+extern "C" __global__ void select_choose(u64* histogram, i64 shift, i64* state) {
+    if (threadIdx.x == 0) {
+        i64 left = state[LEFT];
+        int d = 255;
+        while (d > 0 && left > (i64)histogram[d]) left -= (i64)histogram[d--];
+        state[PREFIX] |= (i64)d << shift;
+        state[LEFT] = left;
+    }
+    __syncthreads();
+    for (int d = threadIdx.x; d < 256; d += blockDim.x) histogram[d] = 0;
+}
+
+// Rows of `flags`: above the k-th largest key; equal to it.
+extern "C" __global__ void select_flags(const float* values, i64 count, const i64* state, i64* flags) {
+    const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    const i64 key = key_of(values[i]);
+    flags[i] = key > state[PREFIX];
+    flags[count + i] = key == state[PREFIX];
+}
+
+// Those above, and the first of those that are equal; `sums` are the running sums of the rows.
+extern "C" __global__ void select_finish(
+    const void* indices, const float* values, i64 count, i64 wide, const i64* flags, const i64* sums, const i64* state, void* kept, float* out
+) {
+    const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    const i64 ties = sums[count + i] - flags[count + i], left = state[LEFT];
+    if (!flags[i] && !(flags[count + i] && ties < left)) return;
+    const i64 at = sums[i] - flags[i] + smaller(ties, left);
+    if (wide) ((i64*)kept)[at] = ((const i64*)indices)[i];
+    else ((int*)kept)[at] = ((const int*)indices)[i];
+    out[at] = values[i];
+}
+
+// ---- putting values back ----
+
+// `indices` increase strictly and lie within the vector; else nothing is written there, and the flag says so.
+extern "C" __global__ void sparse_put(const void* indices, const float* values, i64 count, i64 wide, i64 n, float weight, i64 adds, float* out, i64* bad) {
+    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (j >= count) return;
+    const i64 i = wide ? ((const i64*)indices)[j] : ((const int*)indices)[j];
+    const i64 before = j == 0 ? -1 : wide ? ((const i64*)indices)[j - 1] : ((const int*)indices)[j - 1];
+    if (i <= before || i >= n || i < 0) {
+        *bad = 1;
+        return;
+    }
+    out[i] = adds ? __fadd_rn(out[i], __fmul_rn(values[j], weight)) : values[j];
+}
