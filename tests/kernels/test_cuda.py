@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pathlib
+import types
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+import tersegrad
+from tersegrad import Context, Message, Spec, Stats, kernels
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.kernels import native, reference
+from tersegrad.core.protocol import needs_second_moment
+from tersegrad.kernels import cuda, native, reference
 from tersegrad.kernels.cuda import index, loader, nvrtc, rans, select
 from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
@@ -254,3 +258,41 @@ def test_variance_steps_agree_with_the_reference() -> None:
                     assert expected[4] == found[4]
                     for a, b in zip(expected[:4], found[:4], strict=True):
                         assert same(a, b), (n, alpha, poison)
+
+
+# Whole messages
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "text",
+    [
+        "top_k(fraction=0.02)",
+        "top_k(fraction=0.9)",
+        "threshold(tau=1)",
+        "vgc(alpha=2)",
+        "hybrid(alpha=1, tau=0.5)",
+        "qsgd(coder=rans)",
+    ],
+)
+def test_messages_on_emulated_kernels(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(20000, generator=torch.Generator().manual_seed(8))
+    spec, ctx, compressor = Spec.flat(x.numel()), Context(seed=4), tersegrad.parse(text)
+
+    def message() -> tuple[Tensor, Tensor]:
+        stats = Stats(x.square() * 0.3 + 0.1) if needs_second_moment(compressor) else None
+        made = compressor.encode(x, spec, compressor.init(spec, "cpu"), ctx, stats=stats)[0]
+        data = made.data[: int(made.nbytes)].clone()
+        return data, compressor.decode(Message(data, data.numel()), spec, ctx)
+
+    expected = message()
+    overlay = types.SimpleNamespace(
+        **{n: getattr(native, n, None) or getattr(reference, n) for n in dir(reference) if n[0] != "_"}
+    )
+    for name in cuda.OPERATIONS:
+        setattr(overlay, name, getattr(cuda, name))
+    monkeypatch.setattr(kernels, "get", lambda device: overlay)
+    with emulated():
+        found = message()
+    assert torch.equal(expected[0], found[0])
+    assert same(expected[1], found[1])

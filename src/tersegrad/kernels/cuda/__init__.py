@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tersegrad.kernels.cuda import index, rans, select
 from tersegrad.kernels.cuda.index import *
-from tersegrad.kernels.cuda.loader import why_missing
+from tersegrad.kernels.cuda.loader import why_missing as why_missing
 from tersegrad.kernels.cuda.rans import *
 from tersegrad.kernels.cuda.select import *
 

@@ -39,7 +39,8 @@ def golomb_size(indices: Tensor, divisor: int) -> Tensor:
     """Bytes that :func:`golomb_encode` writes, int64, 0-d."""
     head = torch.zeros(3, dtype=torch.int64, device=indices.device)
     unary, longs = (_parts(indices.contiguous(), divisor, head).sum(1) + 7) // 8
-    return unary + longs + (indices.numel() * _split(divisor)[0] + 7) // 8
+    size: Tensor = unary + longs + (indices.numel() * _split(divisor)[0] + 7) // 8
+    return size
 
 
 def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:

@@ -1,0 +1,247 @@
+"""Compressors on one GPU: ``python -m benchmarks.gpu [--only PATTERN] [--sizes 64Mi 25MB 1Mi] [--json FILE]``.
+
+One table: encode, decode, and decode-accumulate of 8 messages, in GB/s of the float32 vector (2 bytes per coordinate count double for
+bfloat16 input, so that columns compare), the share of a copy in the same run, bits per coordinate, error, launches, and host
+synchronisations. Medians by CUDA events, caches flushed before every run. Bytes are compared with the CPU's before anything is timed.
+Needs torch, Triton and this package's sources on the path, nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import fnmatch
+import json
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tersegrad
+from tersegrad import Context, Message, Spec, Stats, kernels
+from tersegrad.core.protocol import needs_second_moment
+from tersegrad.kernels import reference
+
+SIZES = {"64Mi": 1 << 26, "25MB": 26 << 18, "1Mi": 1 << 20}
+CHECKED = 1 << 16
+TEXTS = (
+    "bf16", "fp16", "fp8", "int8", "int4", "sign", "ternary", "natural", "natural_dithering(levels=8)",
+    "qsgd(bits=4)", "qsgd(bits=4, norm=max)", "qsgd(bits=4, coder=rans)", "natural(coder=rans)",
+    "top_k(fraction=0.01)", "top_k(fraction=0.01, exact=false)", "random_k(fraction=0.01)", "threshold(tau=2.5)",
+    "sparse_dithering(nu=0.1)", "sparse_dithering(nu=0.1, chunk=15)", "sparse_dithering(alpha=0.1)",
+    "random_sparse_dithering(omega=1)", "subtractive_dithering(omega=1)", "vgc(alpha=6)", "rotated(int4)",
+    "error_feedback(qsgd(bits=4))", "error_feedback(top_k(fraction=0.01))",
+)  # fmt: skip
+
+
+def operations() -> Any:
+    """The reference, overlaid by the Triton kernels and those by the CUDA kernels, as far as they can run here."""
+    made = types.SimpleNamespace(**{name: getattr(reference, name) for name in dir(reference) if not name.startswith("_")})
+    sources: dict[str, str] = {}
+    with contextlib.suppress(ImportError):
+        from tersegrad.kernels.triton import backend
+
+        for name in backend.OPERATIONS:
+            setattr(made, name, getattr(backend, name))
+            sources[name] = "triton"
+    from tersegrad.kernels import cuda
+    from tersegrad.kernels.cuda import loader
+
+    if cuda.available():
+        for name in cuda.OPERATIONS:
+            setattr(made, name, getattr(cuda, name))
+            sources[name] = "cuda"
+    else:
+        print(f"without the CUDA C++ kernels: {loader.why_missing()}", file=sys.stderr)
+    made.sources = sources
+    return made
+
+
+@contextlib.contextmanager
+def overlaid(made: Any) -> Iterator[None]:
+    """Let CUDA tensors use ``made`` inside the block."""
+    module: Any = kernels
+    before = module.get
+    module.get = lambda device: made if device.type == "cuda" else before(device)
+    try:
+        yield
+    finally:
+        module.get = before
+
+
+@dataclasses.dataclass
+class Row:
+    """One line of the table."""
+
+    text: str
+    size: str
+    dtype: str
+    encode: float
+    decode: float
+    accumulate: float
+    copy: float
+    bits: float
+    error: float
+    launches: int
+    synchronisations: int
+
+
+class Timer:
+    """Medians of runs after the caches were flushed, in seconds."""
+
+    def __init__(self, repeats: int) -> None:
+        self.repeats = repeats
+        self.flushed = torch.empty(1 << 28, dtype=torch.float32, device="cuda")
+
+    def __call__(self, run: Callable[[], object]) -> float:
+        for _ in range(3):
+            run()
+        times: list[float] = []
+        for _ in range(self.repeats):
+            self.flushed.fill_(1.0)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        return sorted(times)[len(times) // 2]
+
+
+def synchronisations(run: Callable[[], object]) -> int:
+    """How often the host waits for the device in ``run``, as torch sees it."""
+    run()
+    torch.cuda.synchronize()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            run()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    return sum("synchroniz" in str(w.message) for w in seen)
+
+
+def launches(run: Callable[[], object]) -> int:
+    """Kernels, copies and fills that ``run`` puts on the device; -1 where the profiler cannot tell."""
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run()
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return -1
+    return sum(e.count for e in profile.key_averages() if e.device_type == torch.profiler.DeviceType.CUDA) or -1
+
+
+def encoder(compressor: Any, x: Tensor, spec: Spec, ctx: Context) -> Callable[[], Message]:
+    """A call that encodes x, from an empty state."""
+    state = compressor.init(spec, x.device)
+    stats = Stats(x.float().square() + 1) if needs_second_moment(compressor) else None
+    room = torch.empty(compressor.max_nbytes(spec), dtype=torch.uint8, device=x.device)
+    return lambda: compressor.encode(x, spec, state, ctx, stats=stats, out=room)[0]
+
+
+def check(text: str) -> None:
+    """Raise unless bytes and decoded values are those of the CPU."""
+    x = torch.randn(CHECKED, generator=torch.Generator().manual_seed(1))
+    spec, ctx, compressor = Spec.flat(CHECKED), Context(seed=5, step=7), tersegrad.parse(text)
+    results = []
+    for device in ("cpu", "cuda"):
+        message = encoder(compressor, x.to(device), spec, ctx)()
+        data = message.data[: int(message.nbytes)]
+        results.append((data.cpu(), compressor.decode(Message(data, data.numel()), spec, ctx).cpu()))
+    if not torch.equal(results[0][0], results[1][0]):
+        raise ArithmeticError(f"{text}: the GPU's bytes are not the CPU's")
+    if not torch.equal(results[0][1].view(torch.int32), results[1][1].view(torch.int32)):
+        raise ArithmeticError(f"{text}: the GPU's values are not the CPU's")
+
+
+def measure(text: str, size: str, dtype: torch.dtype, timer: Timer) -> Row:
+    """One line of the table."""
+    n = SIZES[size]
+    x = torch.randn(n, generator=torch.Generator("cuda").manual_seed(1), device="cuda").to(dtype)
+    spec, ctx, compressor = Spec.flat(n, dtype), Context(seed=5, step=7), tersegrad.parse(text)
+    encode = encoder(compressor, x, spec, ctx)
+    message = encode()
+    data = message.data[: int(message.nbytes)].clone()
+    whole = Message(data, data.numel())
+    out = torch.empty(n, device="cuda")
+    decoded = compressor.decode(whole, spec, ctx, out=out)
+    error = float((decoded.double() - x.double()).square().sum() / x.double().square().sum())
+
+    def decode() -> None:
+        compressor.decode(whole, spec, ctx, out=out)
+
+    def accumulate() -> None:
+        out.zero_()
+        for _ in range(8):
+            if hasattr(compressor, "decode_add"):
+                compressor.decode_add(whole, spec, ctx, out, 0.125)
+            else:
+                out.add_(compressor.decode(whole, spec, ctx), alpha=0.125)
+
+    source, target = x.float(), torch.empty(n, device="cuda")
+    rate = 4 * n / 1e9
+    return Row(
+        text, size, str(dtype).removeprefix("torch."), rate / timer(encode), rate / timer(decode), rate / timer(accumulate),
+        rate / timer(lambda: target.copy_(source)), 8 * data.numel() / n, error, launches(encode), synchronisations(encode),
+    )  # fmt: skip
+
+
+def show(rows: list[Row]) -> str:
+    """The table as Markdown."""
+    lines = [
+        "| compressor | size | input | encode GB/s | decode GB/s | accumulate 8 GB/s | of a copy (encode / decode) "
+        "| bits | error | launches | host waits |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        shares = f"{r.encode / r.copy:.2f} / {r.decode / r.copy:.2f}"
+        lines.append(
+            f"| `{r.text}` | {r.size} | {r.dtype} | {r.encode:.0f} | {r.decode:.0f} | {r.accumulate:.0f} | {shares} "
+            f"| {r.bits:.4f} | {r.error:.3e} | {r.launches} | {r.synchronisations} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[], help="compressors whose text contains or globs one of these")
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("torch sees no CUDA device", file=sys.stderr)
+        return 2
+    made, timer, rows, failed = operations(), Timer(options.repeats), [], []
+    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {len(made.sources)} operations overlaid"
+    print(machine)
+    with overlaid(made):
+        for text in TEXTS:
+            if options.only and not any(p in text or fnmatch.fnmatch(text, p) for p in options.only):
+                continue
+            try:
+                check(text)
+                for size in options.sizes:
+                    for dtype in (torch.float32, torch.bfloat16):
+                        rows.append(measure(text, size, dtype, timer))
+                        print(show(rows[-1:]).splitlines()[-1], flush=True)
+            except Exception as error:
+                failed.append(text)
+                print(f"{text}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    print(show(rows))
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"machine": machine, "rows": [dataclasses.asdict(r) for r in rows]}, file, indent=1)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

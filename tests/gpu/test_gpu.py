@@ -1,0 +1,147 @@
+"""On a GPU: every operation, every compressor and every vector of the format give the bytes and values of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from benchmarks import gpu
+from torch import Tensor
+
+import tersegrad
+from tersegrad import Context, Message, Spec, Stats
+from tersegrad.core import frame
+from tersegrad.core.errors import BadConfiguration, CorruptMessage
+from tersegrad.core.protocol import needs_second_moment
+from tersegrad.kernels import reference
+from tersegrad.kernels.cuda import rans, select
+from tests.kernels import agree
+from tests.laws.cases import every_case
+from tests.laws.zoo import adversarial
+from tests.spec.test_vectors import VECTORS, index, pieces
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+FIXED = ("bf16", "fp16", "fp8", "int8", "int4", "sign", "natural", "natural_dithering(levels=8)", "qsgd(bits=4)")
+
+
+@pytest.fixture(scope="module")
+def operations() -> Iterator[Any]:
+    made = gpu.operations()
+    with gpu.overlaid(made):
+        yield made
+
+
+@pytest.mark.parametrize("topic", ["casts", "blocks", "sums", "rotations", "long"])
+def test_operations_agree(topic: str, operations: Any) -> None:
+    cases = {
+        "casts": lambda: agree.casts((1, 333, 70001)),
+        "blocks": lambda: agree.blocks((5, 1100, 70001)),
+        "sums": lambda: agree.sums((1, 333, 70001)),
+        "rotations": lambda: agree.rotations(((1, 4096), (77, 16), (300, 256), (8200, 8192), (140000, 65536))),
+        "long": agree.long_ones,
+    }
+    assert agree.differences(operations, lambda t: t.cuda(), cases[topic]()) == []
+
+
+def test_rans_agrees() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for n, alphabet, chunk in ((700, 7, 14), (300_001, 31, 16), (100_000, 256, 14), (70_000, 3, 14), (300_000, 9, 18)):
+        symbols = (torch.randn(n, generator=generator) * alphabet / 8 + alphabet / 2).clamp(0, alphabet - 1).to(torch.uint8)
+        expected, found = torch.zeros(n + 1, dtype=torch.uint8), torch.zeros(n + 1, dtype=torch.uint8).cuda()
+        length = int(reference.rans_encode(symbols, alphabet, None, 1, True, chunk, expected))
+        assert int(rans.rans_encode(symbols.cuda(), alphabet, None, 1, True, chunk, found)) == length
+        assert torch.equal(found.cpu(), expected)
+        decoded = torch.empty_like(symbols).cuda()
+        rans.rans_decode(found[:length], alphabet, None, 1, decoded)
+        assert torch.equal(decoded.cpu(), symbols)
+
+
+def test_selection_agrees() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for x in (torch.randn(1_000_003, generator=generator), torch.randint(-2, 3, (500_000,), generator=generator).float()):
+        for k in (1, 5000, 400_000):
+            for a, b in zip(reference.select_top_k(x, k), select.select_top_k(x.cuda(), k), strict=True):
+                assert agree.same(a, b)
+
+
+def _message(text: str, x: Tensor, device: str) -> tuple[Tensor, Tensor]:
+    compressor, spec, ctx = tersegrad.parse(text), Spec.flat(x.numel(), x.dtype), Context(seed=3, step=9, buffer=1, sender=2)
+    y = x.to(device)
+    stats = Stats(y.float().square() * 0.3 + 1e-12) if needs_second_moment(compressor) else None
+    message = compressor.encode(y, spec, compressor.init(spec, device), ctx, stats=stats)[0]
+    data = message.data[: int(message.nbytes)]
+    return data.cpu(), compressor.decode(Message(data, data.numel()), spec, ctx).cpu()
+
+
+@every_case
+def test_messages_are_those_of_the_cpu(text: str, operations: Any) -> None:
+    for d in (0, 1, 65, 3000):
+        for name, x in adversarial(d).items():
+            for dtype in (torch.float32, torch.bfloat16):
+                expected, found = _message(text, x.to(dtype), "cpu"), _message(text, x.to(dtype), "cuda")
+                assert torch.equal(expected[0], found[0]), (d, name, dtype)
+                assert agree.same(expected[1], found[1]), (d, name, dtype)
+
+
+@every_case
+def test_what_is_not_finite_is_not_finite_on_a_gpu(text: str, operations: Any) -> None:
+    x = torch.randn(300, generator=torch.Generator().manual_seed(1))
+    for bad in (torch.nan, torch.inf):
+        x[77] = bad
+        expected, found = _message(text, x, "cpu"), _message(text, x, "cuda")
+        assert torch.equal(expected[0], found[0])
+        assert agree.same(expected[1], found[1])
+
+
+def _decode(data: bytes, entry: dict[str, Any]) -> Tensor:
+    opened = frame.unpack(data, max_numel=1 << 26)
+    known = pieces(entry)
+    try:
+        compressor = tersegrad.parse(opened.text)
+    except BadConfiguration as error:
+        raise CorruptMessage(str(error)) from error
+    if compressor.wire_id != opened.wire_id:
+        raise CorruptMessage("another wire id")
+    spec = opened.spec if known is None else Spec(known, opened.dtype)
+    message = opened.message.data.cuda()
+    return compressor.decode(Message(message, message.numel()), spec, opened.context).cpu()
+
+
+def test_every_accepted_vector_decodes_to_its_values(operations: Any) -> None:
+    from spec import make_vectors
+
+    for entry in index("accept"):
+        data = (VECTORS / entry["file"]).read_bytes()
+        expected = torch.frombuffer(bytearray(make_vectors.from_package(data, pieces(entry))), dtype=torch.float32)
+        assert agree.same(_decode(data, entry), expected), entry
+
+
+def test_every_rejected_vector_is_rejected(operations: Any) -> None:
+    for entry in index("reject"):
+        with pytest.raises(CorruptMessage):
+            _decode((VECTORS / entry["file"]).read_bytes(), entry)
+
+
+@pytest.mark.parametrize("text", FIXED)
+def test_fixed_rates_never_wait_for_the_device(text: str, operations: Any) -> None:
+    x = torch.randn(100_000, device="cuda")
+    compressor, spec, ctx = tersegrad.parse(text), Spec.flat(x.numel()), Context()
+    encode = gpu.encoder(compressor, x, spec, ctx)
+    message = encode()
+    assert gpu.synchronisations(encode) == 0
+    assert gpu.synchronisations(lambda: compressor.decode(message, spec, ctx)) == 0
+
+
+def test_more_than_two_to_the_31_coordinates(operations: Any) -> None:
+    n = (1 << 31) + 5
+    if torch.cuda.mem_get_info()[0] < 20 * n:
+        pytest.skip("needs 43 GB of device memory")
+    x = torch.randn(1 << 20, device="cuda").repeat(n // (1 << 20) + 1)[:n]
+    data, out = torch.empty(2 * n, dtype=torch.uint8, device="cuda"), torch.empty(n, device="cuda")
+    operations.bf16_encode(x, data)
+    operations.bf16_decode(data, out)
+    for part in (slice(0, 100), slice(n - 100, n), slice((1 << 31) - 50, (1 << 31) + 5)):
+        assert torch.equal(out[part].cpu(), x[part].cpu().bfloat16().float())
