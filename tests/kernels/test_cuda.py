@@ -15,7 +15,7 @@ from tersegrad import Context, Message, Spec, Stats, kernels
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import needs_second_moment
 from tersegrad.kernels import cuda, native, reference
-from tersegrad.kernels.cuda import index, loader, nvrtc, rans, select
+from tersegrad.kernels.cuda import dither, index, loader, nvrtc, rans, select
 from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
 
@@ -258,6 +258,74 @@ def test_variance_steps_agree_with_the_reference() -> None:
                     assert expected[4] == found[4]
                     for a, b in zip(expected[:4], found[:4], strict=True):
                         assert same(a, b), (n, alpha, poison)
+
+
+# Sparse Dithering
+
+
+def _dithered(x: Tensor, nu: float, step: float, ctx: Context | None, chunk: int = 14) -> Tensor:
+    out = torch.zeros(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+    ops = native if native.available() else reference
+    return out[: int(ops.dither_encode(x, nu, step, 1, chunk, ctx, out)[0])].clone()
+
+
+def _heavy(n: int) -> Tensor:
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    x[::700] *= 40
+    return x
+
+
+@needs_compiler
+def test_dithered_messages_decode_to_the_same_values() -> None:
+    ops = native if native.available() else reference
+    large = torch.exp(30 * torch.randn(1100, generator=torch.Generator().manual_seed(1)))
+    short, several = _heavy(3000), torch.zeros(400_000)
+    several[390_000:] = short.repeat(4)[:10_000]
+    messages = [
+        _dithered(short, 0.1, 0, None),
+        _dithered(short, 0.0005, 0, None),
+        _dithered(short, 0.3, 0, Context(seed=3)),
+        _dithered(large, 0.1, 0, None),
+        _dithered(torch.ones(2000), 0.1, 0, None),
+        _dithered(torch.zeros(2000), 0.1, 0, None),
+        _dithered(several, 0, 0.7, None),
+    ]
+    sizes = (3000, 3000, 3000, 1100, 2000, 2000, 400_000)
+    with emulated():
+        for data, n in zip(messages, sizes, strict=True):
+            for weight in (None, 0.3):
+                expected = torch.linspace(-1, 1, n)
+                found = expected.clone()
+                ops.dither_decode(data, expected, weight)
+                dither.dither_decode(data, found, weight)
+                assert same(expected, found), (n, weight)
+
+
+@needs_compiler
+def test_dithering_rejects_what_the_reference_rejects() -> None:
+    data = _dithered(_heavy(1100), 0.1, 0, None)
+    generator = torch.Generator().manual_seed(3)
+    refused = 0
+    with emulated():
+        for trial in range(60):
+            bad = data.clone()
+            if trial < 15:
+                bad = bad[: int(torch.randint(0, bad.numel(), (), generator=generator))]
+            else:
+                # Header and table, the whole, and the escapes at the end.
+                low, high = ((0, 30), (0, bad.numel()), (bad.numel() - 5, bad.numel()))[trial % 3]
+                bad[int(torch.randint(low, high, (), generator=generator))] ^= 1 << trial % 8
+            results: list[object] = []
+            for ops in (native if native.available() else reference, dither):
+                out = torch.zeros(1100)
+                try:
+                    ops.dither_decode(bad, out, None)
+                    results.append(out.view(torch.int32).tolist())
+                except CorruptMessage:
+                    results.append("corrupt")
+            assert results[0] == results[1], trial
+            refused += results[0] == "corrupt"
+    assert refused > 30
 
 
 # Whole messages

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tersegrad.kernels.cuda import index, rans, select
+from tersegrad.kernels.cuda import dither, index, rans, select
+from tersegrad.kernels.cuda.dither import *
 from tersegrad.kernels.cuda.index import *
 from tersegrad.kernels.cuda.loader import why_missing as why_missing
 from tersegrad.kernels.cuda.rans import *
 from tersegrad.kernels.cuda.select import *
 
-OPERATIONS = (*index.__all__, *rans.__all__, *select.__all__)
+OPERATIONS = (*dither.__all__, *index.__all__, *rans.__all__, *select.__all__)
 
 
 def available() -> bool:

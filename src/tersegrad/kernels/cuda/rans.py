@@ -77,7 +77,7 @@ def rans_encode(
         codes = torch.empty(cells, dtype=torch.int32, device=device)
         words = torch.empty(count, dtype=torch.int16, device=device)
         states = torch.empty(chunks * lanes, dtype=torch.int32, device=device)
-        launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), alphabet, q, bits, lengths, head)
+        launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), alphabet, q, bits, lengths)
         launch(SOURCE, "rans_join", 1, 256, bits, lengths, alphabet, num_contexts, tables, head)
         launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, frequencies, head)
         launch(SOURCE, "rans_starts", -(-num_contexts // 32), 32, frequencies, alphabet, num_contexts, codes)

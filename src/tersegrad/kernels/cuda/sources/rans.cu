@@ -1,51 +1,80 @@
-// Interleaved rANS (spec/wire.md, 4.5). A warp codes a chunk: thread t owns lanes t and t + 32.
+// rANS blocks (spec/wire.md, 4.5): the kernels of whole messages.
 #include "common.cuh"
 #include "rans_tables.cuh"
-
-struct Layout {
-    i64 count, size, chunks;
-    int lanes, rows, width;
-    __device__ i64 length(i64 c) const { return c + 1 < chunks ? size : count - size * (chunks - 1); }
-    __device__ i64 coded(i64 c) const { return length(c) - (i64)rows * lanes; }
-};
-
-__device__ Layout layout_of(i64 count, i64 alphabet, i64 exponent) {
-    Layout l;
-    l.count = count;
-    l.size = (i64)1 << exponent;
-    l.chunks = count < l.size ? 1 : (count + l.size / 2) / l.size;
-    l.lanes = count >= 1 << 14 ? 64 : 1 << (int)larger(0, bit_length((u64)count) - 10);
-    l.width = raw_bits(alphabet);
-    l.rows = 16 / l.width;
-    if (l.length(l.chunks - 1) < (i64)l.lanes * (l.rows + 1)) l.rows = 0;
-    return l;
-}
+#include "rans_chunks.cuh"
 
 __device__ __forceinline__ u32 context_of(const u8* contexts, i64 each, i64 i) { return each ? contexts[each == 1 ? i : i >> 6] : 0; }
 
+// ---- tables ----
+
+// One thread reads the first byte and the tables of a block of `count` symbols.
+extern "C" __global__ void rans_parse(const u8* data, i64 nbytes, i64 count, i64 alphabet, i64 contexts, short* q, i64* head) {
+    __shared__ short present[256];
+    if (threadIdx.x != 0) return;
+    const int form = nbytes ? data[0] : 0;
+    if (form == RAW) {
+        const i64 end = 1 + raw_bytes(count, alphabet);
+        head[FORM] = RAW;
+        head[LENGTH] = end;
+        if (nbytes < end) head[STATUS] = CORRUPT;
+        return;
+    }
+    head[FORM] = CODED;
+    head[CHUNK] = form;
+    BitReader in = {data + 1, 8 * smaller(nbytes - 1, contexts * (32 * alphabet + 2)), 0, form >= 14 && form <= 18};
+    for (i64 c = 0; c < contexts && in.good; ++c) read_table(in, (int)alphabet, q + c * alphabet, present);
+    while (in.good && in.at & 7)
+        if (in.bit()) in.good = false;
+    head[TABLES] = in.at / 8;
+    if (!in.good) head[STATUS] = CORRUPT;
+}
+
+extern "C" __global__ void rans_frequencies(const short* q, i64 alphabet, int* frequencies, i64* head) {
+    __shared__ u32 w[256];
+    __shared__ int f[256];
+    if (head[STATUS] != FINE || head[FORM] == RAW) return;
+    const int present = make_frequencies(q + blockIdx.x * alphabet, (int)alphabet, w, f);
+    for (int s = threadIdx.x; s < alphabet; s += 32) frequencies[blockIdx.x * alphabet + s] = f[s];
+    if (threadIdx.x == 0 && present >= 2) atomicMax(&head[INFORMATIVE], (i64)1);
+}
+
+extern "C" __global__ void rans_table(
+    const i64* counts, const int* extra, i64 extended, i64 alphabet, short* q, u8* bits, i64* lengths
+) {
+    const i64 row = blockIdx.x * alphabet;
+    const i64 length = write_table(
+        [=](int s) { return counts[row + s] + (extended ? extra[row + s] : 0); }, (int)alphabet, q + row,
+        bits + blockIdx.x * (32 * alphabet + 2)
+    );
+    if (threadIdx.x == 0) lengths[blockIdx.x] = length;
+}
+
+// One block lays the tables one after the other, without gaps between their bits.
+extern "C" __global__ void rans_join(const u8* bits, const i64* lengths, i64 alphabet, i64 contexts, u8* tables, i64* head) {
+    i64 at = 0;
+    for (i64 c = 0; c < contexts; ++c) {
+        const u8* from = bits + c * (32 * alphabet + 2);
+        const i64 length = lengths[c], first = at >> 3, last = (at + length + 7) >> 3;
+        const int shift = at & 7;
+        for (i64 b = first + threadIdx.x; b < last; b += blockDim.x) {
+            // Bits of this byte: the upper ones of source byte b - first - 1, the lower ones of source byte b - first.
+            const i64 j = b - first, bytes = (length + 7) >> 3;
+            u32 value = j < bytes ? (u32)from[j] << shift : 0;
+            if (j > 0 && j - 1 < bytes) value |= (u32)from[j - 1] >> (8 - shift);
+            tables[b] = (u8)(value | (b == first && shift ? tables[b] : 0));
+        }
+        at += length;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) head[TABLES] = (at + 7) >> 3;
+}
+
 // ---- decoding ----
 
-// Slots to frequency | place << 16, and to symbols; a block per table.
 extern "C" __global__ void rans_cells(const int* frequencies, i64 alphabet, u32* cells, u8* symbols, const i64* head) {
     __shared__ int start[257];
     if (head[STATUS] != FINE || !head[INFORMATIVE]) return;
-    const int* f = frequencies + blockIdx.x * alphabet;
-    const int size = (int)alphabet;
-    if (threadIdx.x == 0) {
-        start[0] = 0;
-        for (int s = 0; s < size; ++s) start[s + 1] = start[s] + f[s];
-    }
-    __syncthreads();
-    for (int slot = threadIdx.x; slot < TOTAL; slot += blockDim.x) {
-        int low = 0, high = size;
-        while (high - low > 1) {
-            const int middle = (low + high) / 2;
-            if (start[middle] <= slot) low = middle;
-            else high = middle;
-        }
-        cells[(i64)blockIdx.x * TOTAL + slot] = (u32)f[low] | (u32)(slot - start[low]) << 16;
-        symbols[(i64)blockIdx.x * TOTAL + slot] = (u8)low;
-    }
+    make_cells(frequencies + blockIdx.x * alphabet, (int)alphabet, start, cells + (i64)blockIdx.x * TOTAL, symbols + (i64)blockIdx.x * TOTAL);
 }
 
 // One block reads the number of words of every chunk: where chunks begin, and where the message ends.
@@ -77,44 +106,6 @@ extern "C" __global__ void rans_offsets(const u8* data, i64 nbytes, i64 count, i
     if (threadIdx.x == 0) head[LENGTH] = at;
 }
 
-#define UNIT 128
-#define RING (4 * UNIT)
-
-// Words of a chunk from the bytes at p on, of any alignment, through a ring in shared memory; the next unit waits in registers.
-struct Words {
-    const u32* base;
-    u32 shift, low, high;
-    i64 whole, loaded;
-    u16* ring;
-    __device__ u32 word32(i64 i) const { return i < whole ? base[i] : 0; }
-    __device__ void fetch() {
-        const i64 i = loaded / 2 + 2 * (threadIdx.x & 31);
-        const u32 a = word32(i), b = word32(i + 1), c = word32(i + 2);
-        low = __funnelshift_r(a, b, shift);
-        high = __funnelshift_r(b, c, shift);
-    }
-    __device__ void begin(const u8* p, const u8* end, u16* place) {
-        const u64 address = (u64)p;
-        base = (const u32*)(address & ~(u64)3);
-        shift = 8 * (address & 3);
-        whole = ((i64)((u64)end - (u64)base) + 3) / 4;
-        loaded = 0;
-        ring = place;
-        fetch();
-        for (int k = 0; k < 2; ++k) turn();
-    }
-    // Put the unit that waits into the ring, and ask for the next.
-    __device__ void turn() {
-        __syncwarp();
-        u32* to = (u32*)(ring + loaded % RING) + 2 * (threadIdx.x & 31);
-        to[0] = low;
-        to[1] = high;
-        loaded += UNIT;
-        __syncwarp();
-        fetch();
-    }
-};
-
 extern "C" __global__ void __launch_bounds__(32) rans_decode_chunks(
     const u8* data, i64 nbytes, const u8* contexts, i64 each, i64 count, i64 alphabet, i64 tables, const u32* cells, const u8* symbols,
     const i64* offsets, const i64* words, i64* head, u8* out
@@ -126,58 +117,22 @@ extern "C" __global__ void __launch_bounds__(32) rans_decode_chunks(
     const Layout l = layout_of(count, alphabet, head[CHUNK]);
     const i64 c = blockIdx.x;
     if (c >= l.chunks) return;
-    const int t = threadIdx.x;
-    const bool one = tables == 1;
-    if (one)
-        for (int i = t; i < TOTAL; i += 32) own_cells[i] = cells[i], own_symbols[i] = symbols[i];
-    const i64 number = words[c], coded = l.coded(c), first = c * l.size;
     const u8* states = data + offsets[c];
-    Words in;
-    in.begin(states + 4 * l.lanes, states + 4 * l.lanes + 2 * number, ring);
-    u32 x[2];
-    bool good = true;
-    for (int h = 0; h < 2; ++h) {
-        const int lane = t + 32 * h;
-        x[h] = lane < l.lanes ? load32(states + 4 * lane) : 65536;
-        good &= x[h] >= 65536;
-    }
-    i64 at = 0;
-    for (i64 base = 0; base < coded; base += l.lanes) {
-        bool needs[2];
-        for (int h = 0; h < 2; ++h) {
-            const int lane = t + 32 * h;
-            const i64 i = base + lane;
-            needs[h] = false;
-            if (lane < l.lanes && i < coded) {
-                const u32 slot = x[h] & (TOTAL - 1);
-                const i64 place = one ? slot : (i64)context_of(contexts, each, first + i) * TOTAL + slot;
-                const u32 cell = one ? own_cells[slot] : cells[place];
-                out[first + i] = one ? own_symbols[slot] : symbols[place];
-                x[h] = (cell & 0xffff) * (x[h] >> 12) + (cell >> 16);
-                needs[h] = x[h] < 65536;
-            }
-        }
-        const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]), before = (1u << t) - 1;
-        const i64 from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
-        if (needs[0]) x[0] = x[0] << 16 | ring[from0 % RING];
-        if (needs[1]) x[1] = x[1] << 16 | ring[from1 % RING];
-        at += __popc(votes) + __popc(later);
-        if (at > number) break;
-        if (at + 64 > in.loaded) in.turn();
-    }
-    good &= at == number;
-    // The symbols that were not coded are what a state has above the smallest one.
-    for (int h = 0; h < 2; ++h) {
-        const int lane = t + 32 * h;
-        if (lane >= l.lanes) continue;
-        const u32 rest = x[h] - 65536;
-        good &= x[h] >= 65536 && (l.rows * l.width >= 32 || rest >> l.rows * l.width == 0);
-        for (int r = 0; r < l.rows; ++r) {
-            const u32 s = rest >> r * l.width & ((1u << l.width) - 1);
-            good &= s < alphabet;
-            const i64 column = (lane - coded % l.lanes + l.lanes) % l.lanes;
-            out[first + coded + (i64)r * l.lanes + column] = (u8)s;
-        }
+    auto put = [=](i64 i, u8 symbol) { out[i] = symbol; };
+    bool good;
+    if (tables == 1) {
+        for (int i = threadIdx.x; i < TOTAL; i += 32) own_cells[i] = cells[i], own_symbols[i] = symbols[i];
+        __syncwarp();
+        const u32* near_cells = own_cells;
+        const u8* near_symbols = own_symbols;
+        auto look = [=](i64, u32 slot, u32* cell, u8* symbol) { *cell = near_cells[slot], *symbol = near_symbols[slot]; };
+        good = decode_chunk(l, c, alphabet, states, words[c], ring, look, put);
+    } else {
+        auto look = [=](i64 i, u32 slot, u32* cell, u8* symbol) {
+            const i64 place = (i64)context_of(contexts, each, i) * TOTAL + slot;
+            *cell = cells[place], *symbol = symbols[place];
+        };
+        good = decode_chunk(l, c, alphabet, states, words[c], ring, look, put);
     }
     if (!good) head[STATUS] = CORRUPT;
 }
@@ -263,8 +218,6 @@ extern "C" __global__ void rans_starts(const int* frequencies, i64 alphabet, i64
     }
 }
 
-#define AHEAD 8
-
 extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
     const u8* symbols, const u8* contexts, i64 each, i64 count, i64 alphabet, i64 tables, i64 exponent, const u32* codes,
     u16* words, i64* numbers, u32* states, const i64* head
@@ -274,60 +227,14 @@ extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
     const Layout l = layout_of(count, alphabet, exponent);
     const i64 c = blockIdx.x, cells = alphabet * tables;
     if (c >= l.chunks) return;
-    const int t = threadIdx.x;
     const bool mine = cells <= CELLS;
     if (mine)
-        for (i64 k = t; k < cells; k += 32) own[k] = codes[k];
+        for (i64 k = threadIdx.x; k < cells; k += 32) own[k] = codes[k];
     __syncwarp();
-    const i64 coded = l.coded(c), first = c * l.size;
-    u32 x[2];
-    for (int h = 0; h < 2; ++h) {
-        const int lane = t + 32 * h;
-        x[h] = 65536;
-        if (lane >= l.lanes) continue;
-        for (int r = 0; r < l.rows; ++r) {
-            const i64 column = (lane - coded % l.lanes + l.lanes) % l.lanes;
-            x[h] += (u32)symbols[first + coded + (i64)r * l.lanes + column] << r * l.width;
-        }
-    }
-    i64 left = coded;
-    const i64 steps = (coded + l.lanes - 1) / l.lanes;
-    u32 cell[AHEAD][2];
-    for (i64 group = (steps + AHEAD - 1) / AHEAD - 1; group >= 0; --group) {
-        // All loads of a group are on their way before the first is used.
-#pragma unroll
-        for (int a = 0; a < AHEAD; ++a)
-            for (int h = 0; h < 2; ++h) {
-                const int lane = t + 32 * h;
-                const i64 i = (group * AHEAD + a) * l.lanes + lane;
-                cell[a][h] = 0;
-                if (lane < l.lanes && i < coded) cell[a][h] = 1 + context_of(contexts, each, first + i) * (u32)alphabet + symbols[first + i];
-            }
-#pragma unroll
-        for (int a = AHEAD - 1; a >= 0; --a) {
-            u32 code[2], word[2];
-            bool emits[2];
-            for (int h = 0; h < 2; ++h) {
-                const u32 k = cell[a][h];
-                code[h] = k == 0 ? 0 : mine ? own[k - 1] : codes[k - 1];
-                emits[h] = k && x[h] >> 20 >= (code[h] & 0xffff);
-                word[h] = x[h];
-                if (emits[h]) x[h] >>= 16;
-            }
-            const u32 votes = __ballot_sync(FULL, emits[0]), later = __ballot_sync(FULL, emits[1]), before = (1u << t) - 1;
-            for (int h = 0; h < 2; ++h) {
-                if (!cell[a][h]) continue;
-                const u32 f = code[h] & 0xffff, quotient = x[h] / f;
-                x[h] = (quotient << 12) + (x[h] - quotient * f) + (code[h] >> 16);
-            }
-            left -= __popc(votes) + __popc(later);
-            if (emits[0]) words[first + left + __popc(votes & before)] = (u16)word[0];
-            if (emits[1]) words[first + left + __popc(votes) + __popc(later & before)] = (u16)word[1];
-        }
-    }
-    for (int h = 0; h < 2; ++h)
-        if (t + 32 * h < l.lanes) states[c * l.lanes + t + 32 * h] = x[h];
-    if (t == 0) numbers[c] = coded - left;
+    const u32* from = mine ? own : codes;
+    auto look = [=](i64 i) { return from[context_of(contexts, each, i) * (u32)alphabet + symbols[i]]; };
+    const i64 number = encode_chunk(l, c, symbols, look, words, states);
+    if (threadIdx.x == 0) numbers[c] = number;
 }
 
 // One block lays out the message: its form, where chunks begin, its length.

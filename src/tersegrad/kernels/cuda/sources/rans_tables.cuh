@@ -102,28 +102,6 @@ __device__ void read_table(BitReader& in, int alphabet, short* q, short* present
     }
 }
 
-// One thread reads the first byte and the tables of a block of `count` symbols.
-extern "C" __global__ void rans_parse(const u8* data, i64 nbytes, i64 count, i64 alphabet, i64 contexts, short* q, i64* head) {
-    __shared__ short present[256];
-    if (threadIdx.x != 0) return;
-    const int form = nbytes ? data[0] : 0;
-    if (form == RAW) {
-        const i64 end = 1 + raw_bytes(count, alphabet);
-        head[FORM] = RAW;
-        head[LENGTH] = end;
-        if (nbytes < end) head[STATUS] = CORRUPT;
-        return;
-    }
-    head[FORM] = CODED;
-    head[CHUNK] = form;
-    BitReader in = {data + 1, 8 * smaller(nbytes - 1, contexts * (32 * alphabet + 2)), 0, form >= 14 && form <= 18};
-    for (i64 c = 0; c < contexts && in.good; ++c) read_table(in, (int)alphabet, q + c * alphabet, present);
-    while (in.good && in.at & 7)
-        if (in.bit()) in.good = false;
-    head[TABLES] = in.at / 8;
-    if (!in.good) head[STATUS] = CORRUPT;
-}
-
 // ---- frequencies ----
 
 // Whether w[i] / d[i] comes before w[j] / d[j] for the search of the least (or greatest, `most`), the first on ties.
@@ -132,13 +110,10 @@ __device__ __forceinline__ bool earlier(bool most, u64 wi, u64 di, int i, u64 wj
     return a == b ? i < j : most ? a > b : a < b;
 }
 
-// A warp makes the frequencies of a row: in proportion to the weights, at least 1 each, moved to the exact sum where a unit costs least.
-extern "C" __global__ void rans_frequencies(const short* q, i64 alphabet, int* frequencies, i64* head) {
-    __shared__ u32 w[256];
-    __shared__ int f[256];
-    const int lane = threadIdx.x, size = (int)alphabet;
-    const short* row = q + blockIdx.x * alphabet;
-    if (head[STATUS] != FINE || head[FORM] == RAW) return;
+// A warp makes the frequencies of a row of q: in proportion to the weights, at least 1 each, moved to the exact sum where a unit costs
+// least. Returns how many symbols are present. `w` and `f` are shared, with room for 256.
+__device__ int make_frequencies(const short* row, int size, u32* w, int* f) {
+    const int lane = threadIdx.x & 31;
     i64 total = 0, present = 0;
     for (int s = lane; s < size; s += 32) {
         w[s] = row[s] < 0 ? 0 : weight_of(row[s]);
@@ -152,7 +127,7 @@ extern "C" __global__ void rans_frequencies(const short* q, i64 alphabet, int* f
         f[s] = row[s] < 0 ? 0 : present < 2 ? TOTAL : (int)larger(1, (2 * TOTAL * (i64)w[s] + total) / (2 * total));
         sum += f[s];
     }
-    sum = present ? warp_sum(sum) : 0;
+    sum = warp_sum(sum);
     if (!present) {
         // A context that never occurs is read as symbol 0.
         if (lane == 0) f[0] = TOTAL;
@@ -177,8 +152,26 @@ extern "C" __global__ void rans_frequencies(const short* q, i64 alphabet, int* f
         sum += grow ? 1 : -1;
         __syncwarp();
     }
-    for (int s = lane; s < size; s += 32) frequencies[blockIdx.x * alphabet + s] = f[s];
-    if (lane == 0 && present >= 2) atomicMax(&head[INFORMATIVE], (i64)1);
+    return (int)present;
+}
+
+// Slots to frequency | place << 16, and to symbols, by all threads of a block; `start` is shared, with room for 257.
+__device__ void make_cells(const int* f, int size, int* start, u32* cells, u8* symbols) {
+    if (threadIdx.x == 0) {
+        start[0] = 0;
+        for (int s = 0; s < size; ++s) start[s + 1] = start[s] + f[s];
+    }
+    __syncthreads();
+    for (int slot = threadIdx.x; slot < TOTAL; slot += blockDim.x) {
+        int low = 0, high = size;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (start[middle] <= slot) low = middle;
+            else high = middle;
+        }
+        cells[slot] = (u32)f[low] | (u32)(slot - start[low]) << 16;
+        symbols[slot] = (u8)low;
+    }
 }
 
 // ---- writing ----
@@ -202,24 +195,20 @@ struct BitWriter {
     }
 };
 
-// A warp writes the table of a context as bits, from its counts; `extra` adds one for every symbol that occurs. Room: 32 alphabet + 2 bytes.
-extern "C" __global__ void rans_table(
-    const i64* counts, const int* extra, i64 extended, i64 alphabet, short* q, u8* bits, i64* lengths, i64* head
-) {
+// A warp writes a table as bits, from its counts (`count(s)`), and its row of q; the number of bits. Room: 32 size + 2 bytes.
+template <class Count>
+__device__ i64 write_table(Count count, int size, short* q, u8* bits) {
     __shared__ short dense[256];
     __shared__ u8 here[256];
     const u32 halves[8] = {68438, 74632, 81387, 88753, 96786, 105546, 115098, 125515};
-    const int lane = threadIdx.x, size = (int)alphabet;
-    const i64* row = counts + blockIdx.x * alphabet;
-    const int* more = extra + blockIdx.x * alphabet;
-    short* mine = q + blockIdx.x * alphabet;
+    const int lane = threadIdx.x & 31;
     i64 total = 0;
-    for (int s = lane; s < size; s += 32) total += row[s] + (extended ? more[s] : 0);
+    for (int s = lane; s < size; s += 32) total += count(s);
     total = warp_sum(total);
     int present = 0;
     for (int base = 0; base < size; base += 32) {
         const int s = base + lane;
-        const i64 c = s < size ? row[s] + (extended ? more[s] : 0) : 0;
+        const i64 c = s < size ? count(s) : 0;
         int value = -1;
         if (c > 0) {
             const u64 ratio = ((u64)total << 16) / (u64)c;
@@ -233,7 +222,7 @@ extern "C" __global__ void rans_table(
         }
         const u32 votes = __ballot_sync(FULL, value >= 0);
         if (value >= 0) dense[present + __popc(votes & ((1u << lane) - 1))] = (short)value;
-        if (s < size) mine[s] = (short)value, here[s] = value >= 0;
+        if (s < size) q[s] = (short)value, here[s] = value >= 0;
         present += __popc(votes);
     }
     __syncwarp();
@@ -248,51 +237,34 @@ extern "C" __global__ void rans_table(
         const u64 other = __shfl_xor_sync(FULL, price, by);
         if (other < price) price = other;
     }
-    if (lane) return;
-    BitWriter out = {bits + blockIdx.x * (32 * alphabet + 2), 0};
-    out.put(present == size, 1);
-    if (present < size) {
-        int position = 0, first = 1;
-        bool on = false;
-        while (position < size) {
-            const int begin = position;
-            while (position < size && (here[position] != 0) == on) ++position;
-            out.gamma(position - begin + first);
-            on = !on;
-            first = 0;
+    BitWriter out = {bits, 0};
+    if (lane == 0) {
+        out.put(present == size, 1);
+        if (present < size) {
+            int position = 0, first = 1;
+            bool on = false;
+            while (position < size) {
+                const int begin = position;
+                while (position < size && (here[position] != 0) == on) ++position;
+                out.gamma(position - begin + first);
+                on = !on;
+                first = 0;
+            }
+        }
+        if (present >= 2) {
+            const int choice = (int)(price & 15), linear = choice / 6, k = choice % 6;
+            out.put(linear, 1);
+            out.put(k, 3);
+            out.put(dense[0], 7);
+            for (int i = 1; i < present; ++i) {
+                const u32 d = zigzag(dense[i] - predicted(linear, dense, i));
+                out.ones(d >> k);
+                out.put(0, 1);
+                out.put(d, k);
+            }
         }
     }
-    if (present >= 2) {
-        const int choice = (int)(price & 15), linear = choice / 6, k = choice % 6;
-        out.put(linear, 1);
-        out.put(k, 3);
-        out.put(dense[0], 7);
-        for (int i = 1; i < present; ++i) {
-            const u32 d = zigzag(dense[i] - predicted(linear, dense, i));
-            out.ones(d >> k);
-            out.put(0, 1);
-            out.put(d, k);
-        }
-    }
-    lengths[blockIdx.x] = out.at;
-}
-
-// One block lays the tables one after the other, without gaps between their bits.
-extern "C" __global__ void rans_join(const u8* bits, const i64* lengths, i64 alphabet, i64 contexts, u8* tables, i64* head) {
-    i64 at = 0;
-    for (i64 c = 0; c < contexts; ++c) {
-        const u8* from = bits + c * (32 * alphabet + 2);
-        const i64 length = lengths[c], first = at >> 3, last = (at + length + 7) >> 3;
-        const int shift = at & 7;
-        for (i64 b = first + threadIdx.x; b < last; b += blockDim.x) {
-            // Bits of this byte: the upper ones of source byte b - first - 1, the lower ones of source byte b - first.
-            const i64 j = b - first, bytes = (length + 7) >> 3;
-            u32 value = j < bytes ? (u32)from[j] << shift : 0;
-            if (j > 0 && j - 1 < bytes) value |= (u32)from[j - 1] >> (8 - shift);
-            tables[b] = (u8)(value | (b == first && shift ? tables[b] : 0));
-        }
-        at += length;
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) head[TABLES] = (at + 7) >> 3;
+    const i64 length = __shfl_sync(FULL, out.at, 0);
+    __syncwarp();
+    return length;
 }

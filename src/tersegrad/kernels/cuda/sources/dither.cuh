@@ -1,0 +1,36 @@
+// What encoding and decoding of Sparse Dithering share (spec/wire.md, 5.16).
+#include "common.cuh"
+
+#define SEGMENT ((i64)1 << 18)
+#define SCALE_BLOCK ((i64)1 << 16)
+#define SEGMENTS 0x80000000u
+#define NON_FINITE 0x7fc00000u
+#define HUGE_VALUE 0x7f7fffffu
+// Places for the chunks of a segment, which has at most 24, and for escapes that are handled on the device.
+#define CHUNKS 32
+#define ESCAPES 8192
+
+// What a message starts with, and what is wrong with it: its bytes, or that it has a form, or more escapes, than these kernels know.
+enum { FIRST, WRONG };
+enum { ANOTHER = 3, MANY_ESCAPES = 4 };
+
+// Kinds of segments, and what is known of one.
+enum { ZERO_KIND, RAW_KIND, CODED_KIND };
+enum { KIND, WINDOW, SCALES, AT, TAIL, END, FORM_OF, CHUNK_OF, TABLES_OF, ONLY, SEGMENT_PLACES };
+
+__device__ __forceinline__ i64 segments_of(i64 count) {
+    return count == 0 ? 0 : count < SEGMENT ? 1 : (count + SEGMENT / 2) / SEGMENT;
+}
+__device__ __forceinline__ i64 segment_length(i64 count, i64 s) {
+    return s + 1 < segments_of(count) ? SEGMENT : count - s * SEGMENT;
+}
+
+// A level times the scale of its block, kept finite.
+__device__ __forceinline__ float scaled(i64 level, const u8* scales, i64 i) {
+    const u32 bits = __float_as_uint(__fmul_rn((float)level, __uint_as_float(load32(scales + 4 * (i >> 16)))));
+    return __uint_as_float((bits & 0x7fffffffu) == 0x7f800000u ? (bits & 0x80000000u) | HUGE_VALUE : bits);
+}
+
+__device__ __forceinline__ void give(float* out, float value, float weight, i64 adds) {
+    *out = adds ? __fadd_rn(*out, __fmul_rn(weight, value)) : value;
+}

@@ -1,0 +1,266 @@
+// Sparse Dithering: decoding messages that are cut into segments (spec/wire.md, 5.16). All segments at once, their chunks side by side.
+#include "common.cuh"
+#include "rans_tables.cuh"
+#include "rans_chunks.cuh"
+#include "dither.cuh"
+
+// One block finds where segments begin. STATE: what the message starts with, and what is wrong.
+extern "C" __global__ void dither_layout(const u8* data, i64 nbytes, i64 count, i64* begins, i64* state) {
+    const i64 segments = segments_of(count);
+    const u32 first = nbytes >= 4 ? load32(data) : 0;
+    i64 at = 4 + (segments > 1 ? 4 * segments : 0);
+    const bool listed = segments > 1 && at <= nbytes;
+    bool bad = nbytes < 4 || (first == SEGMENTS && at > nbytes);
+    for (i64 base = 0; first == SEGMENTS && listed && base < segments; base += blockDim.x) {
+        const i64 s = base + threadIdx.x;
+        i64 total;
+        const i64 before = block_scan(s < segments ? load32(data + 4 + 4 * s) : 0, &total);
+        if (s < segments) begins[s] = at + before;
+        at += total;
+    }
+    if (threadIdx.x) return;
+    if (segments == 1) begins[0] = at, at = nbytes;
+    if (segments) begins[segments] = at;
+    if (first == SEGMENTS && at != nbytes) bad = true;
+    state[FIRST] = first;
+    state[WRONG] = bad ? CORRUPT : first == SEGMENTS ? FINE : ANOTHER;
+}
+
+// A thread for each segment reads its header, and the head and table of its symbols.
+extern "C" __global__ void dither_parse(const u8* data, i64 count, const i64* begins, i64* segments, short* q, i64* state) {
+    __shared__ short present[256];
+    if (state[WRONG] != FINE || threadIdx.x != 0) return;
+    const i64 s = blockIdx.x, n = segment_length(count, s);
+    i64 at = begins[s];
+    const i64 end = begins[s + 1], size = end - at;
+    i64* d = segments + s * SEGMENT_PLACES;
+    for (int k = 0; k < SEGMENT_PLACES; ++k) d[k] = 0;
+    const int kind = at < end ? data[at] : -1;
+    d[KIND] = kind;
+    d[AT] = at + 1;
+    d[END] = end;
+    if (kind == ZERO_KIND && size == 1) return;
+    if (kind == RAW_KIND && size == 1 + 4 * n) return;
+    bool good = kind == CODED_KIND && size >= 3;
+    i64 tail = 0, used = 0, byte = 128;
+    while (good && byte >= 128) {
+        if (used == 5 || 2 + used >= size) {
+            good = false;
+            break;
+        }
+        byte = data[at + 2 + used];
+        tail |= (byte & 127) << 7 * used;
+        ++used;
+    }
+    const i64 scales = (n + SCALE_BLOCK - 1) / SCALE_BLOCK, body = 2 + used + 4 * scales;
+    const int window = good ? data[at + 1] : 1;
+    if (good && ((used > 1 && byte == 0) || window < 1 || window > 127 || body + tail > size)) good = false;
+    for (i64 k = 0; good && k < scales; ++k) good = (load32(data + at + 2 + used + 4 * k) & 0x7f800000u) != 0x7f800000u;
+    if (!good) {
+        state[WRONG] = CORRUPT;
+        return;
+    }
+    d[WINDOW] = window;
+    d[SCALES] = at + 2 + used;
+    d[AT] = at + body;
+    d[TAIL] = tail;
+    const i64 alphabet = 2 * window + 1, nbytes = size - body - tail;
+    const u8* block = data + at + body;
+    const int form = nbytes ? block[0] : 0;
+    if (form == RAW) {
+        d[FORM_OF] = RAW;
+        if (nbytes != 1 + raw_bytes(n, alphabet)) state[WRONG] = CORRUPT;
+        return;
+    }
+    d[FORM_OF] = CODED;
+    d[CHUNK_OF] = form;
+    BitReader in = {block + 1, 8 * smaller(nbytes - 1, 32 * alphabet + 2), 0, form >= 14 && form <= 18};
+    if (in.good) read_table(in, (int)alphabet, q + s * 256, present);
+    while (in.good && in.at & 7)
+        if (in.bit()) in.good = false;
+    d[TABLES_OF] = in.at / 8;
+    if (!in.good) state[WRONG] = CORRUPT;
+}
+
+// A block for each segment: frequencies, cells, and where its chunks begin. `offsets` and `words` have CHUNKS places per segment.
+extern "C" __global__ void dither_tables(
+    const u8* data, i64 count, const short* q, i64* segments, u32* cells, u8* symbols, i64* offsets, i64* words, i64* state
+) {
+    __shared__ u32 w[256];
+    __shared__ int f[256], start[257];
+    __shared__ int present;
+    const i64 s = blockIdx.x, n = segment_length(count, s);
+    i64* d = segments + s * SEGMENT_PLACES;
+    if (state[WRONG] != FINE || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
+    const i64 alphabet = 2 * d[WINDOW] + 1;
+    if (threadIdx.x < 32) {
+        const int found = make_frequencies(q + s * 256, (int)alphabet, w, f);
+        if (threadIdx.x == 0) present = found;
+    }
+    __syncthreads();
+    const i64 begin = d[AT] + 1 + d[TABLES_OF], end = d[END] - d[TAIL];
+    __syncthreads();
+    if (present < 2) {
+        if (threadIdx.x == 0) {
+            int only = 0;
+            while (f[only] != TOTAL) ++only;
+            d[FORM_OF] = ONLY_TABLES;
+            d[ONLY] = only;
+            if (begin != end) state[WRONG] = CORRUPT;
+        }
+        return;
+    }
+    make_cells(f, (int)alphabet, start, cells + s * TOTAL, symbols + s * TOTAL);
+    if (threadIdx.x >= 32) return;
+    const Layout l = layout_of(n, alphabet, d[CHUNK_OF]);
+    const int c = threadIdx.x;
+    const bool listed = begin + 4 * l.chunks <= end;
+    i64 number = 0;
+    bool bad = !listed;
+    if (listed && c < l.chunks) {
+        number = load32(data + begin + 4 * c);
+        bad = number > l.coded(c);
+    }
+    const i64 bytes = c < l.chunks ? 4 * l.lanes + 2 * number : 0, upto = warp_scan(bytes);
+    offsets[s * CHUNKS + c] = begin + 4 * l.chunks + upto - bytes;
+    words[s * CHUNKS + c] = number;
+    if (c == 31 && begin + 4 * l.chunks + upto != end) bad = true;
+    if (bad) state[WRONG] = CORRUPT;
+}
+
+// A warp for each chunk. Values go out at once, unless the segment has escapes: then its symbols are kept.
+extern "C" __global__ void __launch_bounds__(32) dither_chunks(
+    const u8* data, i64 count, const i64* segments, const u32* cells, const u8* symbols, const i64* offsets, const i64* words,
+    float weight, i64 adds, u8* kept, float* out, i64* state
+) {
+    __shared__ u32 own_cells[TOTAL];
+    __shared__ u8 own_symbols[TOTAL];
+    __shared__ u16 ring[RING];
+    const i64 s = blockIdx.x / CHUNKS, c = blockIdx.x % CHUNKS, n = segment_length(count, s);
+    const i64* d = segments + s * SEGMENT_PLACES;
+    if (state[WRONG] != FINE || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
+    const int window = (int)d[WINDOW];
+    const Layout l = layout_of(n, 2 * window + 1, d[CHUNK_OF]);
+    if (c >= l.chunks) return;
+    for (int i = threadIdx.x; i < TOTAL; i += 32) own_cells[i] = cells[s * TOTAL + i], own_symbols[i] = symbols[s * TOTAL + i];
+    __syncwarp();
+    const u32* near_cells = own_cells;
+    const u8* near_symbols = own_symbols;
+    auto look = [=](i64, u32 slot, u32* cell, u8* symbol) { *cell = near_cells[slot], *symbol = near_symbols[slot]; };
+    const u8 *states = data + offsets[s * CHUNKS + c], *scales = data + d[SCALES];
+    const i64 first = s * SEGMENT;
+    bool good;
+    if (d[TAIL]) {
+        good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, look, [=](i64 i, u8 symbol) { kept[first + i] = symbol; });
+    } else {
+        good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, look, [=](i64 i, u8 symbol) {
+            give(out + first + i, scaled(symbol - window, scales, i), weight, adds);
+        });
+    }
+    if (!good) state[WRONG] = CORRUPT;
+}
+
+// Everything else: zero and raw segments, raw symbols, a single symbol; those with escapes keep their symbols. Blocks share a segment.
+extern "C" __global__ void dither_plain(
+    const u8* data, i64 count, const i64* segments, i64 share, float weight, i64 adds, u8* kept, float* out, i64* state
+) {
+    const i64 s = blockIdx.x / share, n = segment_length(count, s), first = s * SEGMENT;
+    const i64* d = segments + s * SEGMENT_PLACES;
+    if (state[WRONG] != FINE || (d[KIND] == CODED_KIND && d[FORM_OF] == CODED)) return;
+    const int window = (int)d[WINDOW], width = d[KIND] == CODED_KIND ? raw_bits(2 * window + 1) : 0;
+    for (i64 i = blockIdx.x % share * blockDim.x + threadIdx.x; i < n; i += share * blockDim.x) {
+        if (d[KIND] != CODED_KIND) {
+            give(out + first + i, d[KIND] == ZERO_KIND ? 0.0f : __uint_as_float(load32(data + d[AT] + 4 * i)), weight, adds);
+            continue;
+        }
+        u32 symbol = (u32)d[ONLY];
+        if (d[FORM_OF] == RAW) {
+            const i64 bit = i * width;
+            const u8* p = data + d[AT] + 1 + (bit >> 3);
+            const int shift = bit & 7, end = (bit + width) & 7;
+            u32 held = p[0];
+            if (shift + width > 8) held |= (u32)p[1] << 8;
+            symbol = held >> shift & ((1u << width) - 1);
+            if (symbol > 2 * window) state[WRONG] = CORRUPT;
+            if (i + 1 == n && end && p[shift + width > 8] >> end) state[WRONG] = CORRUPT;
+        }
+        if (d[TAIL]) kept[first + i] = (u8)symbol;
+        else give(out + first + i, scaled((i64)symbol - window, data + d[SCALES], i), weight, adds);
+    }
+}
+
+// A block for each segment with escapes: planar gamma codes of |k| - K + 1 at the ends of the window. `places` and `extras`: ESCAPES per segment.
+extern "C" __global__ void dither_escapes(
+    const u8* data, i64 count, const i64* segments, const u8* kept, int* places, int* extras, float weight, i64 adds, float* out, i64* state
+) {
+    const i64 s = blockIdx.x, n = segment_length(count, s), first = s * SEGMENT;
+    const i64* d = segments + s * SEGMENT_PLACES;
+    if (state[WRONG] != FINE || d[KIND] != CODED_KIND || !d[TAIL]) return;
+    const int window = (int)d[WINDOW], t = threadIdx.x;
+    const i64 tail = d[TAIL];
+    const u8 *codes = data + d[END] - tail, *symbols = kept + first;
+    int *mine = places + s * ESCAPES, *more = extras + s * ESCAPES;
+    i64 ends = 0, total;
+    for (i64 i = t; i < n; i += blockDim.x) ends += symbols[i] == 0 || symbols[i] == 2 * window;
+    block_scan(ends, &ends);
+    if (ends > ESCAPES) {
+        if (t == 0) state[WRONG] = MANY_ESCAPES;
+        return;
+    }
+    // Where the ones of the unary plane stand.
+    i64 found = 0, used = 0;
+    for (i64 base = 0; found < ends && base < tail; base += blockDim.x) {
+        u32 byte = base + t < tail ? codes[base + t] : 0;
+        i64 rank = found + block_scan(__popc(byte), &total);
+        for (; byte && rank < ends; byte &= byte - 1, ++rank) mine[rank] = (int)(8 * (base + t) + __ffs((int)byte) - 1);
+        found += total;
+        __syncthreads();
+    }
+    bool bad = found < ends;
+    if (!bad && ends) {
+        const int last = mine[ends - 1];
+        used = last / 8 + 1;
+        bad = codes[last / 8] >> last % 8 >> 1;
+    }
+    if (bad) {
+        if (t == 0) state[WRONG] = CORRUPT;
+        return;
+    }
+    // The low bits give what is added to the ends.
+    i64 at = 8 * used;
+    for (i64 base = 0; base < ends; base += blockDim.x) {
+        const i64 j = base + t;
+        const i64 width = j < ends ? mine[j] - (j ? mine[j - 1] : -1) - 1 : 0;
+        const i64 begin = at + block_scan(width, &total);
+        if (j < ends) {
+            i64 value = (i64)1 << smaller(width, 32);
+            // A level of 2^31 or more is too large, and so is a width that only such levels have.
+            if (width > 31 || begin + width > 8 * tail) state[WRONG] = CORRUPT;
+            else
+                for (int b = 0; b < width; ++b) value |= (i64)(codes[(begin + b) >> 3] >> ((begin + b) & 7) & 1) << b;
+            if (value > ((i64)1 << 31)) state[WRONG] = CORRUPT;
+            more[j] = (int)(value - 1);
+        }
+        at += total;
+    }
+    if (t == 0) {
+        const i64 stop = at;
+        if ((stop + 7) / 8 != tail || (stop & 7 && codes[stop >> 3] >> (stop & 7))) state[WRONG] = CORRUPT;
+    }
+    __syncthreads();
+    // A thread takes sixteen coordinates at a time.
+    i64 rank = 0;
+    for (i64 base = 0; base < n; base += 16 * blockDim.x) {
+        const i64 begin = base + 16 * t, stop = smaller(begin + 16, n);
+        i64 own = 0;
+        for (i64 i = begin; i < stop; ++i) own += symbols[i] == 0 || symbols[i] == 2 * window;
+        i64 j = rank + block_scan(own, &total);
+        for (i64 i = begin; i < stop; ++i) {
+            i64 level = (i64)symbols[i] - window;
+            if (level == window) level += more[j++];
+            else if (level == -window) level -= more[j++];
+            give(out + first + i, scaled(level, data + d[SCALES], i), weight, adds);
+        }
+        rank += total;
+    }
+}
