@@ -302,6 +302,42 @@ def test_dithered_messages_decode_to_the_same_values() -> None:
 
 
 @needs_compiler
+def test_dithered_messages_are_the_same_bytes() -> None:
+    """Length, norm, error and what is left out too, to the last bit."""
+    ops = native if native.available() else reference
+    drawn = Context(seed=2**63 + 5, step=7, buffer=2, sender=1)
+    short = _heavy(3000)
+    wild = torch.exp(15 * torch.randn(1100, generator=torch.Generator().manual_seed(1)))
+    infinite = short.clone()
+    infinite[77] = torch.inf
+    several = torch.zeros(400_000)
+    several[380_000:] = _heavy(20_000)
+    cases: list[tuple[Tensor, float, float, Context | None]] = [
+        (short, 0.1, 0, None),
+        (short, 0.0005, 0, None),
+        (short, 0, 0.003, None),
+        (short, 0.3, 0, drawn),
+        (short[:1200], 0.0001, 0, drawn),
+        (wild, 0.1, 0, None),
+        (wild, 0, 0.7, None),
+        (infinite, 0.1, 0, None),
+        (torch.zeros(2000), 0.1, 0, None),
+        (several, 0.1, 0, None),
+    ]
+    with emulated():
+        for x, nu, step, ctx in cases:
+            results = []
+            for backend in (ops, dither):
+                data = torch.zeros(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+                left, carry = torch.zeros_like(x), x.roll(1) * 0.25
+                length, norm, error = backend.dither_encode(x, nu, step, 1, 16, ctx, data, left, carry)
+                finite = bool(norm < torch.inf)
+                results.append((data, length, norm, error, left if finite else data))
+            for expected, found in zip(*results, strict=True):
+                assert same(expected, found), (x.numel(), nu, step, ctx)
+
+
+@needs_compiler
 def test_dithering_rejects_what_the_reference_rejects() -> None:
     data = _dithered(_heavy(1100), 0.1, 0, None)
     generator = torch.Generator().manual_seed(3)

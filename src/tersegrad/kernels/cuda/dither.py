@@ -6,19 +6,21 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Context
 from tersegrad.kernels import reference
-from tersegrad.kernels.cuda.loader import launch
-from tersegrad.kernels.reference.dither import SHORT
-from tersegrad.kernels.reference.rans import SEGMENT, pieces
+from tersegrad.kernels.cuda.loader import Double, launch
+from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT
+from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
 
-__all__ = ["dither_decode"]
+__all__ = ["dither_decode", "dither_encode"]
 
-DECODE = "dither_decode.cu"
+DECODE, ENCODE = "dither_decode.cu", "dither_encode.cu"
 # As in dither.cuh.
-PLACES, CHUNKS, ESCAPES = 11, 32, 8192
+PLACES, CHUNKS, ESCAPES = 10, 32, 8192
+PLANE_WORDS = ESCAPES * 53 // 32 + 8
 FIRST, WRONG = range(2)
-FINE, CORRUPT = 0, 1
+FINE, CORRUPT, MANY_ESCAPES, NOT_FINITE = 0, 1, 4, 5
 THREADS = 256
 SHARE = 16
 
@@ -64,3 +66,73 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     if place is not out:
         out.copy_(place)
     return out
+
+
+def dither_encode(
+    x: Tensor,
+    nu: float,
+    step: float,
+    coder: int,
+    chunk: int,
+    ctx: Context | None,
+    out: Tensor,
+    left: Tensor | None = None,
+    carry: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``.
+
+    Short messages, the published code, and segments with very many escapes are left to the reference.
+    """
+    n, device = x.numel(), x.device
+    if n == 0 or coder == PAPER or (coder == AUTO and n <= SHORT):
+        return reference.dither_encode(x, nu, step, coder, chunk, ctx, out, left, carry)
+    if not SHORTEST <= chunk <= LONGEST:
+        raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
+    total = x.contiguous() if carry is None else x + carry
+    segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
+
+    def empty(size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    levels, words = empty(n, torch.int8), empty(n, torch.int16)
+    steps, scales = empty(blocks, torch.float32), empty(blocks, torch.float32)
+    norms, errors = empty(blocks, torch.float64), empty(blocks, torch.float64)
+    counts, known = empty(3 * blocks, torch.int64), empty(segments * PLACES, torch.int64)
+    q, tables, codes = (
+        empty(segments * 256, torch.int16),
+        empty(segments * 8192, torch.uint8),
+        empty(segments * 256, torch.int32),
+    )
+    escapes, planes = empty(segments * ESCAPES, torch.int32), empty(segments * PLANE_WORDS, torch.int32)
+    numbers, offsets = empty(segments * CHUNKS, torch.int64), empty(segments * CHUNKS, torch.int64)
+    states = empty(segments * CHUNKS * 64, torch.int32)
+    sums = empty(2 * segments, torch.float64)
+    result = torch.zeros(2, dtype=torch.int64, device=device)
+    draws = (0, 0, 0, 0, 0)
+    if ctx is not None:
+        draws = (1, ctx.step, ctx.buffer << 16 | ctx.sender, ctx.seed & 0xFFFFFFFF, ctx.seed >> 32)
+    launch(
+        ENCODE, "dither_levels", blocks, 512,
+        total, n, Double(nu), float(step), *draws, levels, steps, scales, norms, errors, counts, result,
+    )  # fmt: skip
+    launch(
+        ENCODE, "dither_segments", segments, THREADS,
+        total, n, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
+    )  # fmt: skip
+    launch(
+        ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, chunk, levels, known, codes, words, numbers, states, result
+    )
+    launch(ENCODE, "dither_close", 1, THREADS, n, chunk, known, numbers, offsets, norms, errors, sums, result)
+    launch(
+        ENCODE, "dither_write", segments * SHARE, THREADS,
+        total, n, chunk, SHARE, levels, scales, known, tables, words, numbers, states, offsets, planes, result, out,
+    )  # fmt: skip
+    length, wrong = result.tolist()
+    if wrong == MANY_ESCAPES:
+        return reference.dither_encode(total, nu, step, coder, chunk, ctx, out, left)
+    if left is not None:
+        dither_decode(out[:length], left.copy_(total), -1.0)
+    if wrong == NOT_FINITE:
+        sums = torch.tensor([torch.inf, 0.0], dtype=torch.float64, device=device)
+        return result[0].clone(), sums[0], sums[1]
+    return result[0].clone(), sums[0], sums[segments]

@@ -3,7 +3,7 @@
 A cached cubin is named by a hash of its source, its architecture and NVRTC's version and options, and begins with a hash of itself: one
 that was damaged, or cut short, is compiled again. Nothing of this needs ``nvcc``. Kernels run on torch's current stream.
 
-All integer parameters of kernels are 64-bit, all real ones float32, and tensors are pointers.
+All integer parameters of kernels are 64-bit, all real ones float32 (or :class:`Double`), and tensors are pointers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ from tersegrad.kernels.cuda import nvrtc
 
 SOURCES = pathlib.Path(__file__).parent / "sources"
 Argument = Tensor | int | float
+
+
+class Double(float):
+    """A number that a kernel takes as float64."""
+
+
 Launcher = Callable[[str, str, int, int, tuple[Argument, ...]], None]
 
 
@@ -131,7 +137,10 @@ def packed(arguments: tuple[Argument, ...]) -> tuple[Any, list[Any]]:
         if isinstance(value, Tensor):
             values.append(ctypes.c_void_p(value.data_ptr()))
         else:
-            values.append(ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value))
+            kind: Any = (
+                ctypes.c_double if isinstance(value, Double) else ctypes.c_float if isinstance(value, float) else ctypes.c_int64
+            )
+            values.append(kind(value))
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
     return pointers, values
 

@@ -9,10 +9,12 @@
 // Places for the chunks of a segment, which has at most 24, and for escapes that are handled on the device.
 #define CHUNKS 32
 #define ESCAPES 8192
+// Words for their planes: no code of a level below 2^26 takes more than 53 bits.
+#define PLANE_WORDS (ESCAPES * 53 / 32 + 8)
 
 // What a message starts with, and what is wrong with it: its bytes, or that it has a form, or more escapes, than these kernels know.
 enum { FIRST, WRONG };
-enum { ANOTHER = 3, MANY_ESCAPES = 4 };
+enum { ANOTHER = 3, MANY_ESCAPES = 4, NOT_FINITE = 5 };
 
 // Kinds of segments, and what is known of one.
 enum { ZERO_KIND, RAW_KIND, CODED_KIND };

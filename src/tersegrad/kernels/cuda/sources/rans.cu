@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
     __syncwarp();
     const u32* from = mine ? own : codes;
     auto look = [=](i64 i) { return from[context_of(contexts, each, i) * (u32)alphabet + symbols[i]]; };
-    const i64 number = encode_chunk(l, c, symbols, look, words, states);
+    const i64 number = encode_chunk(l, c, [=](i64 i) { return symbols[i]; }, look, words, states);
     if (threadIdx.x == 0) numbers[c] = number;
 }
 

@@ -117,9 +117,10 @@ __device__ bool decode_chunk(const Layout& l, i64 c, i64 alphabet, const u8* sta
 
 #define AHEAD 8
 
-// A warp encodes chunk c: `look(i)` gives frequency | start << 16 of symbol i of the block. Words end at words[first + coded]; the number of them.
-template <class Look>
-__device__ i64 encode_chunk(const Layout& l, i64 c, const u8* symbols, Look look, u16* words, u32* states) {
+// A warp encodes chunk c: `symbol(i)` is symbol i of the block, `look(i)` its frequency | start << 16. The number of words, which end where
+// those of all coded symbols would.
+template <class Symbol, class Look>
+__device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Look look, u16* words, u32* states) {
     const int t = threadIdx.x & 31;
     const i64 coded = l.coded(c), first = c * l.size;
     u32 x[2];
@@ -129,7 +130,7 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, const u8* symbols, Look look
         if (lane >= l.lanes) continue;
         for (int r = 0; r < l.rows; ++r) {
             const i64 column = (lane - coded % l.lanes + l.lanes) % l.lanes;
-            x[h] += (u32)symbols[first + coded + (i64)r * l.lanes + column] << r * l.width;
+            x[h] += (u32)symbol(first + coded + (i64)r * l.lanes + column) << r * l.width;
         }
     }
     i64 left = coded;
