@@ -4,4 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/tersegrad/kernels/triton/*"]
+NEED_TRITON = ["src/tersegrad/kernels/triton/*", "tests/kernels/compile_triton.py"]
+
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else NEED_TRITON

@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 import tempfile
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -145,11 +146,18 @@ def packed(arguments: tuple[Argument, ...]) -> tuple[Any, list[Any]]:
     return pointers, values
 
 
+_thread = threading.local()
+
+
 def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None:
     device = next(a for a in arguments if isinstance(a, Tensor)).device
     index = torch.cuda.current_device() if device.index is None else device.index
     pointers, values = packed(arguments)
     with torch.cuda.device(index):
+        if getattr(_thread, "device", None) != index:
+            # The driver knows no context in a thread that has not used torch's device yet.
+            torch.cuda.set_device(index)
+            _thread.device = index
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         function = _function(name, kernel, index)
         _call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, None)

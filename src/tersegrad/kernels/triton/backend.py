@@ -5,6 +5,8 @@ None waits for the device but ``ternary_decode``, which has to say whether its m
 
 from __future__ import annotations
 
+import torch
+
 from tersegrad.kernels.triton.blocks import dequantise_blocks, quantise_blocks
 from tersegrad.kernels.triton.buckets import dithering_decode, dithering_encode, ternary_decode, ternary_encode
 from tersegrad.kernels.triton.casts import (
@@ -52,3 +54,8 @@ __all__ = [
 ]
 
 OPERATIONS = tuple(__all__)
+
+
+def available() -> bool:
+    """Whether there is a device to run them on; that this module could be imported means that Triton is there."""
+    return torch.cuda.is_available()

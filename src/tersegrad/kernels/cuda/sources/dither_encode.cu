@@ -5,37 +5,13 @@
 #include "rans_chunks.cuh"
 #include "dither.cuh"
 #include "philox.cuh"
+#include "dither_levels.cuh"
 
-#define TOO_LARGE 67108864.0f
 #define QUICK_LIMIT 127
 
 // Places of the result, and of what is known of a block.
 enum { RESULT_LENGTH, RESULT_WRONG, RESULT_PLACES };
 enum { TOP, ABOVE_15, ABOVE_31, COUNT_PLACES };
-
-__device__ __forceinline__ float usable_step(double step) {
-    const double least = 1.1754943508222875e-38, most = 3.4028234663852886e38;
-    return __double2float_rz(step < least ? least : step > most ? most : step);
-}
-
-// The level of x, and whether it is too large to be coded; `draw` is negative for rounding to nearest.
-__device__ __forceinline__ int level_of(float x, float inverse, int draw, bool* large) {
-    const float y = __fmul_rn(x, inverse), size = fabsf(y);
-    *large = !(size < TOO_LARGE);
-    if (*large) return 0;
-    if (draw < 0) return (int)rintf(y);
-    const float whole = floorf(size);
-    const int up = ((int)rintf(__fmul_rn(__fsub_rn(size, whole), 65536.0f)) + draw) >> 16;
-    const int level = (int)whole + up;
-    return __float_as_uint(x) >> 31 ? -level : level;
-}
-
-__device__ __forceinline__ int draw_of(const Draws& draws, bool drawn, i64 i) {
-    if (!drawn) return -1;
-    u32 w[4];
-    philox(draws, (u64)i >> 3, 0, w);
-    return (int)(w[(i & 7) >> 1] >> 16 * (i & 1) & 0xffff);
-}
 
 // "The second half onto the first until one is left" over a warp; the sum is in lane 0.
 __device__ __forceinline__ double fold(double v) {
@@ -152,10 +128,6 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     steps[blockIdx.x] = step;
     scales[blockIdx.x] = scale;
     if (!finite) result[RESULT_WRONG] = NOT_FINITE;
-}
-
-__device__ __forceinline__ int symbol_of(int level, int window) {
-    return (level < -window ? -window : level > window ? window : level) + window;
 }
 
 // A block for each segment: kind, window, histogram, table, frequencies, and the escapes.
