@@ -302,6 +302,21 @@ def test_dithered_messages_decode_to_the_same_values() -> None:
 
 
 @needs_compiler
+def test_segments_with_very_many_escapes_are_left_to_the_reference() -> None:
+    x = torch.randn(12_000, generator=torch.Generator().manual_seed(2))
+    data = _dithered(x, 1e-6, 0, None)
+    found = torch.zeros(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+    with emulated():
+        length, _, _ = dither.dither_encode(x, 1e-6, 0, 1, 14, None, found)
+        assert torch.equal(found[: int(length)], data)
+        for weight in (None, 0.3):
+            expected, out = torch.ones(12_000), torch.ones(12_000)
+            reference.dither_decode(data, expected, weight)
+            dither.dither_decode(data, out, weight)
+            assert same(expected, out)
+
+
+@needs_compiler
 def test_dithered_messages_are_the_same_bytes() -> None:
     """Length, norm, error and what is left out too, to the last bit."""
     ops = native if native.available() else reference

@@ -10,6 +10,7 @@ from tersegrad.core.protocol import Context
 from tersegrad.kernels import reference
 from tersegrad.kernels.cuda.loader import Double, launch
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT
+from tersegrad.kernels.reference.dither import _decode_segment as decode_segment
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
 
@@ -19,7 +20,7 @@ DECODE, ENCODE = "dither_decode.cu", "dither_encode.cu"
 # As in dither.cuh.
 PLACES, CHUNKS, ESCAPES = 10, 32, 8192
 PLANE_WORDS = ESCAPES * 53 // 32 + 8
-FIRST, WRONG = range(2)
+ONLY = 9
 FINE, CORRUPT, MANY_ESCAPES, NOT_FINITE = 0, 1, 4, 5
 THREADS = 256
 SHARE = 16
@@ -28,14 +29,13 @@ SHARE = 16
 def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     """``out = decoded``, or ``out += weight * decoded``.
 
-    Short messages, which are read in order, and segments with very many escapes are decoded by the reference. A segment with an
-    escape too many is found before anything is written where ``weight`` is given, and after it otherwise.
+    Short messages, which are read in order, and segments with very many escapes are decoded by the reference.
     """
     count, device, data = out.numel(), out.device, data.contiguous()
     if count <= SHORT or data.numel() < 4:
         return reference.dither_decode(data, out, weight)
     segments = len(pieces(count, SEGMENT))
-    state, begins = (torch.zeros(size, dtype=torch.int64, device=device) for size in (2, segments + 1))
+    state, begins = (torch.zeros(size, dtype=torch.int64, device=device) for size in (3, segments + 1))
     known = torch.empty(segments * PLACES, dtype=torch.int64, device=device)
     q = torch.empty(segments * 256, dtype=torch.int16, device=device)
     cells = torch.empty(segments * TOTAL, dtype=torch.int32, device=device)
@@ -44,8 +44,6 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     kept = torch.empty(count, dtype=torch.uint8, device=device)
     places, extras = (torch.empty(segments * ESCAPES, dtype=torch.int32, device=device) for _ in range(2))
     place = out if out.is_contiguous() else out.contiguous()
-    # What is added to must not change where the reference has to start again.
-    before = place.clone() if weight is not None else None
     how = (0.0 if weight is None else float(weight), int(weight is not None))
     launch(DECODE, "dither_layout", 1, THREADS, data, data.numel(), count, begins, state)
     launch(DECODE, "dither_parse", segments, 32, data, count, begins, known, q, state)
@@ -56,13 +54,18 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     )  # fmt: skip
     launch(DECODE, "dither_plain", segments * SHARE, THREADS, data, count, known, SHARE, *how, kept, place, state)
     launch(DECODE, "dither_escapes", segments, THREADS, data, count, known, kept, places, extras, *how, place, state)
-    wrong = int(state[WRONG])
+    _, wrong, left_over = state.tolist()
     if wrong == CORRUPT:
         raise CorruptMessage("not a message of dithered levels: a segment, a table or an escape is malformed")
     if wrong != FINE:
-        if before is not None:
-            place.copy_(before)
+        # Another form: nothing was written.
         reference.dither_decode(data, place, weight)
+    elif left_over:
+        limits, marks = begins.tolist(), known.view(segments, PLACES)[:, ONLY].tolist()
+        lengths = pieces(count, SEGMENT)
+        for s in (s for s in range(segments) if marks[s] == -1):
+            part = bytes(data[limits[s] : limits[s + 1]].cpu().numpy().tobytes())
+            decode_segment(part, place[s * SEGMENT : s * SEGMENT + lengths[s]], weight)
     if place is not out:
         out.copy_(place)
     return out

@@ -12,8 +12,9 @@
 // Words for their planes: no code of a level below 2^26 takes more than 53 bits.
 #define PLANE_WORDS (ESCAPES * 53 / 32 + 8)
 
-// What a message starts with, and what is wrong with it: its bytes, or that it has a form, or more escapes, than these kernels know.
-enum { FIRST, WRONG };
+// What a message starts with, what is wrong with it (its bytes, or that it has a form that these kernels do not know), and whether
+// segments with too many escapes are left over; their ONLY is -1.
+enum { FIRST, WRONG, LEFT_OVER };
 enum { ANOTHER = 3, MANY_ESCAPES = 4, NOT_FINITE = 5 };
 
 // Kinds of segments, and what is known of one.

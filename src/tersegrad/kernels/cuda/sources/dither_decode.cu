@@ -191,7 +191,7 @@ extern "C" __global__ void dither_plain(
 
 // A block for each segment with escapes: planar gamma codes of |k| - K + 1 at the ends of the window. `places` and `extras`: ESCAPES per segment.
 extern "C" __global__ void dither_escapes(
-    const u8* data, i64 count, const i64* segments, const u8* kept, int* places, int* extras, float weight, i64 adds, float* out, i64* state
+    const u8* data, i64 count, i64* segments, const u8* kept, int* places, int* extras, float weight, i64 adds, float* out, i64* state
 ) {
     const i64 s = blockIdx.x, n = segment_length(count, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
@@ -204,7 +204,7 @@ extern "C" __global__ void dither_escapes(
     for (i64 i = t; i < n; i += blockDim.x) ends += symbols[i] == 0 || symbols[i] == 2 * window;
     block_scan(ends, &ends);
     if (ends > ESCAPES) {
-        if (t == 0) state[WRONG] = MANY_ESCAPES;
+        if (t == 0) state[LEFT_OVER] = 1, segments[s * SEGMENT_PLACES + ONLY] = -1;
         return;
     }
     // Where the ones of the unary plane stand.
