@@ -392,6 +392,7 @@ def test_dithering_rejects_what_the_reference_rejects() -> None:
         "vgc(alpha=2)",
         "hybrid(alpha=1, tau=0.5)",
         "qsgd(coder=rans)",
+        "sparse_dithering(nu=0.1)",
     ],
 )
 def test_messages_on_emulated_kernels(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
