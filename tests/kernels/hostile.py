@@ -221,7 +221,7 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
             "bitmap_encode": [indices, n, zeros(38, np.uint8)],
             "bitmap_decode": [octets(38), n, places],
             "gap_classes": [indices, zeros(k, np.uint8)],
-            "gap_histogram": [indices, n],
+            "gap_histogram": [indices, n, zeros(128, np.int64)],
             "gap_rests_encode": [indices, zeros(200, np.uint8)],
             "gap_rests_decode": [octets(100), octets(k, 8), n, places],
             "permuted_indices": [KEYS, 5, n, places],

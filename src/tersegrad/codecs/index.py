@@ -201,8 +201,7 @@ def _smallest(indices: Tensor, numel: int) -> Form:
     forms: list[Form] = [Digits(indices, numel)] if k <= SHORT else []
     if k == 0:
         return forms[0]
-    histogram = dict(enumerate(kernels.get(indices.device).gap_histogram(indices, numel).tolist()))
-    histogram = {c: n for c, n in histogram.items() if n}
+    histogram: list[int] = kernels.get(indices.device).gap_histogram(indices, numel).tolist()
     forms.append(Bitmap(indices, numel))
     # A divisor of one makes a bitmap of the Golomb code.
     if divisor(k, numel) > 1:
@@ -215,13 +214,13 @@ def _smallest(indices: Tensor, numel: int) -> Form:
     return min([best, *_entropy_coded(indices, numel, histogram, best.size())], key=lambda form: form.size())
 
 
-def _entropy_coded(indices: Tensor, numel: int, histogram: dict[int, int], size: int) -> Iterator[Form]:
+def _entropy_coded(indices: Tensor, numel: int, histogram: list[int], size: int) -> Iterator[Form]:
     """The entropy-coded forms, where their estimates promise to save at least 1 % of ``size`` bytes."""
     ops, k = kernels.get(indices.device), indices.numel()
     if k > SHORT:
-        open_bits = sum(n * max(0, (c + 1) // 2 - 1) for c, n in histogram.items())
-        if TABLES + (_entropy(histogram.values()) + open_bits) / 8 < 0.99 * size:
-            yield EntropyGaps(indices, max(histogram) + 1, open_bits)
+        open_bits = sum(n * max(0, (c + 1) // 2 - 1) for c, n in enumerate(histogram))
+        if TABLES + (_entropy(histogram) + open_bits) / 8 < 0.99 * size:
+            yield EntropyGaps(indices, max(c for c, n in enumerate(histogram) if n) + 1, open_bits)
     if 32 * k > numel > 4096:
         bitmap = ops.bitmap_encode(indices, numel)
         counts = ops.rans_histogram(bitmap, 256, None, 1, True)[0].tolist()
@@ -235,14 +234,17 @@ def _entropy(counts: Collection[int]) -> float:
     return sum(n * math.log2(total / n) for n in counts if n)
 
 
-def _rice_estimate(histogram: dict[int, int]) -> tuple[int, float]:
+# The middle of every class of gaps.
+MIDDLES = [(2.5 + (c + 1) % 2) * 2.0 ** ((c + 1) // 2 - 1) - 1 if c else 0.0 for c in range(128)]
+
+
+def _rice_estimate(histogram: list[int]) -> tuple[int, float]:
     """A good Rice parameter and its bytes, from the counts of the gaps' classes, each gap taken as the middle of its class."""
-    total = sum(histogram.values())
-    reached = itertools.accumulate(histogram.values())
-    median = next(c for c, below in zip(histogram, reached) if 2 * below >= total)
-    middles = [(n, (2.5 + (c + 1) % 2) * 2.0 ** ((c + 1) // 2 - 1) - 1 if c else 0.0) for c, n in histogram.items()]
+    total = sum(histogram)
+    median = next(c for c, below in enumerate(itertools.accumulate(histogram)) if 2 * below >= total)
+    middles = [(n, MIDDLES[c]) for c, n in enumerate(histogram) if n]
     near = range(max(0, median // 2 - 2), min(RICE_MAX, median // 2 + 3))
-    costs = [total * (1 + s) + sum(n * max(0.0, g / 2**s - 0.5) for n, g in middles) for s in near]
+    costs = [total * (1 + s) + sum([n * (g / 2**s - 0.5) for n, g in middles if g > 2**s / 2]) for s in near]
     return near[costs.index(min(costs))], min(costs) / 8
 
 
