@@ -243,9 +243,19 @@ def _rice_estimate(histogram: list[int]) -> tuple[int, float]:
     total = sum(histogram)
     median = next(c for c, below in enumerate(itertools.accumulate(histogram)) if 2 * below >= total)
     middles = [(n, MIDDLES[c]) for c, n in enumerate(histogram) if n]
-    near = range(max(0, median // 2 - 2), min(RICE_MAX, median // 2 + 3))
-    costs = [total * (1 + s) + sum([n * (g / 2**s - 0.5) for n, g in middles if g > 2**s / 2]) for s in near]
-    return near[costs.index(min(costs))], min(costs) / 8
+    near = range(min(max(0, median // 2 - 2), RICE_MAX - 1), min(RICE_MAX, median // 2 + 3))
+
+    def cost(s: int) -> float:
+        return total * (1 + s) + sum([n * (g / 2**s - 0.5) for n, g in middles if g > 2**s / 2])
+
+    # Convex in the parameter: the first of the smallest is where neither neighbour is better.
+    at = near[len(near) // 2]
+    least, lower, upper = cost(at), at, at
+    while lower > near[0] and (below := cost(lower - 1)) <= least:
+        lower, least = lower - 1, below
+    while lower == at and upper < near[-1] and (above := cost(upper + 1)) < least:
+        upper, least = upper + 1, above
+    return (upper if lower == at else lower), least / 8
 
 
 def decode(data: Tensor, count: int, numel: int) -> tuple[Tensor, int]:
