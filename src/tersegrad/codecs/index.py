@@ -39,6 +39,8 @@ RICE_MAX = 40
 CLASSES = 112  # gaps below 2^56
 TABLES = 100  # about the bytes of rANS tables and states
 
+Histogram = list[tuple[int, int]]  # classes of gaps that occur, in ascending order, and how often
+
 
 def dtype(numel: int) -> torch.dtype:
     """The dtype of indices into ``numel`` coordinates."""
@@ -201,7 +203,8 @@ def _smallest(indices: Tensor, numel: int) -> Form:
     forms: list[Form] = [Digits(indices, numel)] if k <= SHORT else []
     if k == 0:
         return forms[0]
-    histogram: list[int] = kernels.get(indices.device).gap_histogram(indices, numel).tolist()
+    counts: list[int] = kernels.get(indices.device).gap_histogram(indices, numel).tolist()
+    histogram = [(c, n) for c, n in enumerate(counts) if n]
     forms.append(Bitmap(indices, numel))
     # A divisor of one makes a bitmap of the Golomb code.
     if divisor(k, numel) > 1:
@@ -214,13 +217,13 @@ def _smallest(indices: Tensor, numel: int) -> Form:
     return min([best, *_entropy_coded(indices, numel, histogram, best.size())], key=lambda form: form.size())
 
 
-def _entropy_coded(indices: Tensor, numel: int, histogram: list[int], size: int) -> Iterator[Form]:
+def _entropy_coded(indices: Tensor, numel: int, histogram: Histogram, size: int) -> Iterator[Form]:
     """The entropy-coded forms, where their estimates promise to save at least 1 % of ``size`` bytes."""
     ops, k = kernels.get(indices.device), indices.numel()
     if k > SHORT:
-        open_bits = sum(n * max(0, (c + 1) // 2 - 1) for c, n in enumerate(histogram))
-        if TABLES + (_entropy(histogram) + open_bits) / 8 < 0.99 * size:
-            yield EntropyGaps(indices, max(c for c, n in enumerate(histogram) if n) + 1, open_bits)
+        open_bits = sum([n * ((c + 1) // 2 - 1) for c, n in histogram if c])
+        if TABLES + (_entropy([n for _, n in histogram]) + open_bits) / 8 < 0.99 * size:
+            yield EntropyGaps(indices, histogram[-1][0] + 1, open_bits)
     if 32 * k > numel > 4096:
         bitmap = ops.bitmap_encode(indices, numel)
         counts = ops.rans_histogram(bitmap, 256, None, 1, True)[0].tolist()
@@ -231,22 +234,24 @@ def _entropy_coded(indices: Tensor, numel: int, histogram: list[int], size: int)
 def _entropy(counts: Collection[int]) -> float:
     """Bits that an ideal code spends on all symbols together."""
     total = sum(counts)
-    return sum(n * math.log2(total / n) for n in counts if n)
+    return sum([n * math.log2(total / n) for n in counts if n])
 
 
 # The middle of every class of gaps.
 MIDDLES = [(2.5 + (c + 1) % 2) * 2.0 ** ((c + 1) // 2 - 1) - 1 if c else 0.0 for c in range(128)]
 
 
-def _rice_estimate(histogram: list[int]) -> tuple[int, float]:
+def _rice_estimate(histogram: Histogram) -> tuple[int, float]:
     """A good Rice parameter and its bytes, from the counts of the gaps' classes, each gap taken as the middle of its class."""
-    total = sum(histogram)
-    median = next(c for c, below in enumerate(itertools.accumulate(histogram)) if 2 * below >= total)
-    middles = [(n, MIDDLES[c]) for c, n in enumerate(histogram) if n]
+    total = sum([n for _, n in histogram])
+    reached = itertools.accumulate(n for _, n in histogram)
+    median = next(c for (c, _), below in zip(histogram, reached) if 2 * below >= total)
+    middles = [(n, MIDDLES[c]) for c, n in histogram]
     near = range(min(max(0, median // 2 - 2), RICE_MAX - 1), min(RICE_MAX, median // 2 + 3))
 
     def cost(s: int) -> float:
-        return total * (1 + s) + sum([n * (g / 2**s - 0.5) for n, g in middles if g > 2**s / 2])
+        unit = float(1 << s)
+        return total * (1 + s) + sum([n * (g / unit - 0.5) for n, g in middles if g > unit / 2])
 
     # Convex in the parameter: the first of the smallest is where neither neighbour is better.
     at = near[len(near) // 2]
