@@ -177,6 +177,12 @@ Sums write(const Golomb& code, const I* indices, std::size_t begin, std::size_t 
 [[gnu::always_inline]] inline u64 field(const u8* data, std::size_t size, u64 bit, unsigned n) {
     return load(data, size, static_cast<std::size_t>(bit >> 3)) >> (bit & 7) & mask(n);
 }
+// The same where eight bytes are known to be there.
+[[gnu::always_inline]] inline u64 whole_field(const u8* data, u64 bit, unsigned n) {
+    u64 v;
+    std::memcpy(&v, data + (bit >> 3), 8);
+    return v >> (bit & 7) & mask(n);
+}
 inline u64 long_field(const u8* data, std::size_t size, u64 bit, unsigned n) {
     if (n <= 57) return field(data, size, bit, n);
     return field(data, size, bit, 32) | field(data, size, bit + 32, n - 32) << 32;
@@ -231,18 +237,23 @@ i64 read(const Golomb& code, const u8* data, std::size_t size, std::size_t count
     // The last plane has one bit per long remainder: how many, the pass below finds out. Bits beyond its end read as zero until then.
     u64 at = 0, sum = 0, used = 0;
     bool far = false;
-    each_one(data, size, count, [&](std::size_t j, u64 p) __attribute__((always_inline)) {
-        u64 r = field(rests, rests_size, at, code.width);
-        at += code.width;
-        const u64 is_long = r >= code.few;
-        const u64 bit = (used >> 3 < last_size ? u64{last[used >> 3]} : 0) >> (used & 7) & 1;
-        r = is_long ? 2 * r + bit - code.few : r;
-        used += is_long;
-        sum += r;
-        const u64 index = (p - j) * code.m + sum + j;
-        far |= index >= n;  // no step exceeds 2^57, so a sum cannot wrap without passing here first
-        indices[j] = static_cast<I>(index);
-    });
+    const auto each = [&](auto whole) __attribute__((always_inline)) {
+        each_one(data, size, count, [&](std::size_t j, u64 p) __attribute__((always_inline)) {
+            u64 r = whole() ? whole_field(rests, at, code.width) : field(rests, rests_size, at, code.width);
+            at += code.width;
+            const u64 is_long = r >= code.few;
+            const u64 bit = (used >> 3 < last_size ? u64{last[used >> 3]} : 0) >> (used & 7) & 1;
+            r = is_long ? 2 * r + bit - code.few : r;
+            used += is_long;
+            sum += r;
+            const u64 index = (p - j) * code.m + sum + j;
+            far |= index >= n;  // no step exceeds 2^57, so a sum cannot wrap without passing here first
+            indices[j] = static_cast<I>(index);
+        });
+    };
+    // Where eight bytes follow the last field, as they nearly always do, no field has to ask how many do.
+    if (rest_bits / 8 + 8 <= rests_size) each(std::true_type{});
+    else each(std::false_type{});
     if (far) return outside;
     if (const i64 bad = check_fields(last, last_size, used)) return bad;
     return static_cast<i64>(unary_bytes + bytes_of(rest_bits) + bytes_of(used));
