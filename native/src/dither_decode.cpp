@@ -265,7 +265,8 @@ bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to,
         });
         if (!good) return false;
         parallel_for(count, 2, 1, [&](std::size_t first, std::size_t last) {
-            for (std::size_t s = first; s < last; ++s) SegmentDecoder::add(checked[s], at(s));
+            // The last symbols are still in the caches.
+            for (std::size_t s = last; s-- > first;) SegmentDecoder::add(checked[s], at(s));
         });
         return true;
     }
