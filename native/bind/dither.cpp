@@ -51,10 +51,13 @@ bool decode(Array<const std::uint8_t> data, Array<float> out) {
     return dither::decode(data.data(), data.size(), out.size(), out.data());
 }
 
-bool decode_add(Array<const std::uint8_t> data, Array<float> out, float weight) {
-    apart(out, data);
+// `symbols`: as many bytes as there are coordinates, to work in, or none.
+bool decode_add(Array<const std::uint8_t> data, Array<float> out, float weight, Array<std::uint8_t> symbols) {
+    apart(out, data, symbols);
+    apart(symbols, data);
+    expect(symbols.size() == 0 || symbols.size() == out.size(), "give one byte per coordinate to work in, or none");
     const Work work;
-    return dither::decode_add(data.data(), data.size(), out.size(), weight, out.data());
+    return dither::decode_add(data.data(), data.size(), out.size(), weight, out.data(), symbols.size() ? symbols.data() : nullptr);
 }
 
 std::tuple<double, double> sample(Array<const float> x, float step, std::size_t stride, Array<const float> carry) {

@@ -63,7 +63,8 @@ struct Into {
 
 // All segments of a vector; `norm` is not finite where x is not.
 Outcome encode_segments(const float* x, std::size_t n, const Options& o, std::uint8_t* out);
-bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to);
+// `symbols`: n bytes to work in when adding; made here if there are none.
+bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to, std::uint8_t* symbols);
 
 // A short vector: one scale and a sequential code. No bytes: not worth it, or not possible.
 Outcome encode_short(const float* x, std::size_t n, double norm, const Options& o, std::uint8_t* out);

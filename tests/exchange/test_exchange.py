@@ -11,8 +11,18 @@ from torch import Tensor
 
 import tersegrad
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.core.protocol import Context, Guarantee, Spec
-from tersegrad.exchange import AllGatherExchange, Exchange, ProcessGroup, TwoShotExchange, scheme, start, virtual
+from tersegrad.core.protocol import Context, Guarantee, Message, Spec
+from tersegrad.exchange import (
+    AllGather,
+    AllGatherExchange,
+    AllToAll,
+    Exchange,
+    ProcessGroup,
+    TwoShotExchange,
+    scheme,
+    start,
+    virtual,
+)
 from tersegrad.exchange.all_gather import gather_messages
 from tests.exchange.pool import Pool
 from tests.laws.zoo import adversarial
@@ -255,3 +265,21 @@ def test_a_second_compressor_serves_the_means() -> None:
     for bad in ("two_shot(second=vgc(alpha=1.5))", "two_shot(second=all_gather)", "bf16"):
         with pytest.raises(BadConfiguration):
             scheme(bad)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_message_is_copied_once_per_byte_that_leaves_and_not_at_all_for_one_other_rank(size: int) -> None:
+    message = Message(torch.arange(50, dtype=torch.uint8), 40)
+    steps = gather_messages(message, [50] * size, False, 0, size)
+    assert isinstance(next(steps), AllGather)
+    sizes = torch.full((size,), 40, dtype=torch.int64).view(torch.uint8)
+    request = steps.send(sizes)
+    assert isinstance(request, AllToAll)
+    assert request.data.tolist() == list(range(40)) * (size - 1)
+    assert (request.data.data_ptr() == message.data.data_ptr()) == (size == 2)
+    arrived = torch.zeros(40 * (size - 1), dtype=torch.uint8)
+    with pytest.raises(StopIteration) as end:
+        steps.send(arrived)
+    received = end.value.value[1]
+    assert received[0].data.data_ptr() == message.data.data_ptr()
+    assert [m.data.data_ptr() - arrived.data_ptr() for m in received[1:]] == [40 * r for r in range(size - 1)]

@@ -137,7 +137,7 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         ]
         + [[floats(n), 0.0, 0.5, 0, 16, (False, 0, 0, 0, 0), zeros(4 + 1 + 4 * n, np.uint8), zeros(n), floats(n, 1)]],
         "dither_decode": [[octets(50), zeros(n)], [Array(np.array([0, 0, 0, 128, 0], np.uint8)), zeros(n)]],
-        "dither_decode_add": [[octets(50), zeros(n), 0.5]],
+        "dither_decode_add": [[octets(50), zeros(n), 0.5, zeros(n, np.uint8)]],
         "dither_sample": [[floats(n), 0.5, 2, zeros(0)], [floats(n), 0.5, 1, floats(n, 1)]],
         "rotate": [[floats(n), zeros(256 + 64), 256, 1, 2, 3, 4]],
         "unrotate": [[floats(256 + 64), zeros(n), 256, 1, 2, 3, 4]],
@@ -221,7 +221,7 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
             "bitmap_encode": [indices, n, zeros(38, np.uint8)],
             "bitmap_decode": [octets(38), n, places],
             "gap_classes": [indices, zeros(k, np.uint8)],
-            "gap_histogram": [indices, n],
+            "gap_histogram": [indices, n, zeros(128, np.int64)],
             "gap_rests_encode": [indices, zeros(200, np.uint8)],
             "gap_rests_decode": [octets(100), octets(k, 8), n, places],
             "permuted_indices": [KEYS, 5, n, places],

@@ -50,7 +50,7 @@ def test_vectors_longer_than_an_index_reaches(numel: int, dtype: type) -> None:
         lambda: module.gap_rests_decode(data, octets(5), numel, places),
         lambda: module.permuted_indices([1, 2, 3, 4, 5, 6], 0, numel, places),
         lambda: module.digits_encode(np.arange(5, dtype=dtype), numel, data),
-        lambda: module.gap_histogram(np.arange(5, dtype=dtype), numel),
+        lambda: module.gap_histogram(np.arange(5, dtype=dtype), numel, np.zeros(128, dtype=np.int64)),
     )
     for call in calls:
         with pytest.raises(ValueError, match=r"too long|permutation"):
@@ -63,7 +63,7 @@ def test_index_sets_must_increase() -> None:
         lambda: module.golomb_encode(UNSORTED, 3, octets(100)),
         lambda: module.gap_classes(UNSORTED, octets(5)),
         lambda: module.gap_rests_encode(UNSORTED, octets(100)),
-        lambda: module.gap_histogram(UNSORTED, 1000),
+        lambda: module.gap_histogram(UNSORTED, 1000, np.zeros(128, dtype=np.int64)),
         lambda: module.digits_encode(UNSORTED, 1000, octets(100)),
         lambda: module.bitmap_encode(UNSORTED, 1000, octets(125)),
         lambda: module.golomb_size(np.array([-1, 3], dtype=np.int64), 3),

@@ -40,9 +40,10 @@ struct Outcome {
 // Whole messages. `out` holds max_bytes(n).
 std::size_t max_bytes(std::size_t n);
 Outcome encode(const float* x, std::size_t n, const Options&, std::uint8_t* out);
-// out = decoded, or out += weight * decoded. False: malformed bytes.
+// out = decoded, or out += weight * decoded. False: malformed bytes, of which nothing was added. `symbols`: n bytes to work in, made
+// anew if there are none.
 bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, float* out);
-bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float weight, float* out);
+bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float weight, float* out, std::uint8_t* symbols = nullptr);
 
 // What rounding to multiples of a step tells.
 struct Moments {

@@ -62,7 +62,9 @@ def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[
         if not indices.numel():
             out[0] = ZERO
             return 1, written.decoded
-    head = torch.tensor([PACKED if written.packed else NORMAL, *varint.write(indices.numel())], dtype=torch.uint8)
+    head = torch.frombuffer(
+        bytearray([PACKED if written.packed else NORMAL, *varint.write(indices.numel())]), dtype=torch.uint8
+    )
     at = head.numel()
     out[:at] = head
     at += index.encode(indices, numel, out[at:]).numel()

@@ -65,9 +65,14 @@ CORRECTIONS = 5
 class Coded:
     """A message, and what its encoder knows of the error."""
 
-    data: Tensor  # uint8
+    buffer: Tensor  # uint8, at least nbytes long
+    nbytes: int
     norm: float = 0.0  # ||x||^2
     error: float = 0.0  # ||x - decoded||^2
+
+    @property
+    def data(self) -> Tensor:
+        return self.buffer[: self.nbytes]
 
 
 def toward_zero(value: float) -> float:
@@ -97,7 +102,7 @@ def encode_at(
     nbytes, norm, error = run.dither_encode(
         x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), rans.chunk_bits(chunk), ctx, buffer, left, carry
     )
-    return Coded(buffer[: int(nbytes)], float(norm), float(error))
+    return Coded(buffer, int(nbytes), float(norm), float(error))
 
 
 def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
@@ -183,7 +188,7 @@ def encode_to_error(
 def encode_to_size(x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out: Tensor | None) -> Coded:
     """Code x at nearly the smallest step whose message fits the budget."""
     d, norm = x.numel(), float(kernels.get(x.device).sum_squares(x))
-    zeros = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), norm, norm)
+    zeros = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), len(ZERO), norm, norm)
     if not 0 < norm < math.inf:
         best = encode_at(x, HUGE, 0.0, "auto", chunk, None)
     else:
@@ -194,13 +199,13 @@ def encode_to_size(x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out:
         bracket = Bracket(start=start, slope=1.0, tight=-0.0025 * rate, low=-127.0, high=126.0, reach=2.0)
         while budget > len(ZERO) and (at := bracket.next()) is not None and bracket.looks < 60:
             coded = encode_at(x, toward_zero(2.0**-at), 0.0, coder, chunk, None)
-            bracket.tell(at, 8 * (coded.data.numel() - budget) / d)
+            bracket.tell(at, 8 * (coded.nbytes - budget) / d)
             if at == bracket.at:
                 best = coded
                 # Exact for all purposes: a longer message tells nothing more.
                 if coded.error <= 1e-12 * norm:
                     break
-    return best if out is None else dataclasses.replace(best, data=out[: best.data.numel()].copy_(best.data))
+    return best if out is None else dataclasses.replace(best, buffer=out[: best.nbytes].copy_(best.data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +269,7 @@ class SparseDithering(_Dithering):
             coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data)
         else:
             coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data)
-        return coded.data.numel()
+        return coded.nbytes
 
     def encode_split(
         self,
@@ -290,7 +295,7 @@ class SparseDithering(_Dithering):
             else:
                 coded = encode_to_size(y, data.numel(), self.coder, self.chunk, data)
             kernels.get(y.device).dither_decode(coded.data, left, -1.0)
-        message = Message(data if out is None else out, coded.data.numel())
+        message = Message(data if out is None else out, coded.nbytes)
         return message, None, math.isfinite(coded.norm)
 
 
@@ -321,4 +326,4 @@ class RandomSparseDithering(_Dithering):
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         step = global_step(x, self.omega, self.scale)
-        return encode_at(x, step, self.omega, self.coder, self.chunk, data, ctx).data.numel()
+        return encode_at(x, step, self.omega, self.coder, self.chunk, data, ctx).nbytes

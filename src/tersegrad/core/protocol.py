@@ -104,7 +104,9 @@ class Message:
     @property
     def payload(self) -> Tensor:
         """Exactly the bytes that are sent."""
-        return self.data[: int(self.nbytes)]
+        nbytes = int(self.nbytes)
+        # A slice costs more than small messages take to decode.
+        return self.data if nbytes == self.data.numel() else self.data[:nbytes]
 
     def tobytes(self) -> bytes:
         return bytes(self.payload.cpu().numpy().tobytes())
@@ -247,7 +249,9 @@ def has_fixed_size(compressor: object) -> bool:
 
 
 def flat(x: Tensor) -> Tensor:
-    """``x`` as a contiguous, flat tensor of its own dtype without history; a view where possible."""
+    """``x`` as a contiguous, flat tensor of its own dtype without history; itself or a view where possible."""
+    if x.dim() == 1 and x.stride(0) == 1 and not x.requires_grad:
+        return x
     y = x.detach().reshape(-1).contiguous()
     # torch calls one element contiguous whatever its stride is; a view as bytes asks for a stride of one.
     return y.as_strided(y.shape, (1,))

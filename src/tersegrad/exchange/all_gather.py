@@ -54,7 +54,8 @@ def gather_messages(message: Message, limits: Sequence[int], fixed: bool, rank: 
                 raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for its message is {limit}")
     send = tuple(0 if r == rank else payload.numel() for r in range(size))
     receive = tuple(0 if r == rank else n for r, n in enumerate(sizes))
-    copies = buffers.cat([payload] * (size - 1)) if size > 2 else payload.repeat(size - 1)
+    # To a single other rank the message goes from where it was written.
+    copies = payload if size == 2 else buffers.cat([payload] * (size - 1)) if size > 2 else payload[:0]
     arrived = yield AllToAll(copies, send, receive)
     parts = iter(torch.split(arrived, [n for r, n in enumerate(sizes) if r != rank]))
     return payload, [message if r == rank else Message(next(parts), n) for r, n in enumerate(sizes)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
@@ -14,6 +15,7 @@ __all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"
 
 NEAREST = (False, 0, 0, 0, 0)
 NOTHING = array(torch.empty(0))
+NO_BYTES = array(torch.empty(0, dtype=torch.uint8))
 
 
 def dither_max_bytes(numel: int) -> int:
@@ -43,7 +45,9 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     if weight is None:
         good = module.dither_decode(array(data), array(out))
     else:
-        good = module.dither_decode_add(array(data), array(out), weight)
+        # Levels are read before any is added; longer vectors have them in memory that is used again.
+        room = NO_BYTES if out.numel() < buffers.LEAST else array(buffers.empty(out.numel(), torch.uint8, out.device))
+        good = module.dither_decode_add(array(data), array(out), weight, room)
     if not good:
         raise CorruptMessage("not a dithered message for this vector")
     return out

@@ -119,7 +119,9 @@ def bitmap_decode(data: Tensor, count: int, numel: int) -> Tensor:
 
 
 def gap_histogram(indices: Tensor, numel: int) -> Tensor:
-    return torch.tensor(module.gap_histogram(array(indices), numel))
+    counts = torch.empty(128, dtype=torch.int64)
+    module.gap_histogram(array(indices), numel, array(counts))
+    return counts
 
 
 def gap_classes(indices: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.kernels.native.module import array, module
 from tersegrad.kernels.reference.variance import exp4_round, exp4_top
 
@@ -26,7 +27,7 @@ def hybrid_select(
 def _select(
     r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-    next_r, next_v = torch.empty_like(r), torch.empty_like(v)
+    next_r, next_v = (buffers.empty(x.numel(), torch.float32, x.device) for _ in range(2))
     indices, values, finite = module.variance_select(
         array(r), array(v), array(x), array(s), alpha, zeta, tau, array(next_r), array(next_v)
     )

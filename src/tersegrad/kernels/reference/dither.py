@@ -297,24 +297,22 @@ def _decode_segments(raw: bytes, out: Tensor, weight: float | None) -> Tensor:
     sizes = struct.unpack(f"<{len(lengths)}I", raw[:at]) if at else [len(raw)] * len(lengths)
     if at + sum(sizes) != len(raw):
         raise CorruptMessage(f"the segments take {at + sum(sizes)} bytes, the message has {len(raw)}")
-    begin = 0
+    # All of them before anything is written: a message that is refused adds nothing.
+    values = []
     for length, size in zip(lengths, sizes, strict=True):
-        _decode_segment(raw[at : at + size], out[begin : begin + length], weight)
-        at, begin = at + size, begin + length
-    return out
+        values.append(_decode_segment(raw[at : at + size], length, out.device))
+        at += size
+    return _put(out, torch.cat(values), weight) if values else out
 
 
-def _decode_segment(raw: bytes, out: Tensor, weight: float | None) -> None:
-    n = out.numel()
+def _decode_segment(raw: bytes, n: int, device: torch.device) -> Tensor:
     if raw == bytes([ZERO]):
-        values = torch.zeros(n, device=out.device)
-    elif raw[:1] == bytes([RAW]) and len(raw) == 1 + 4 * n:
-        values = torch.frombuffer(bytearray(raw[1:]), dtype=torch.float32).to(out.device)
-    elif raw[:1] == bytes([CODED]):
-        values = _decode_levels(raw, n, out.device)
-    else:
-        raise CorruptMessage("not a segment of dithered levels")
-    _put(out, values, weight)
+        return torch.zeros(n, device=device)
+    if raw[:1] == bytes([RAW]) and len(raw) == 1 + 4 * n:
+        return torch.frombuffer(bytearray(raw[1:]), dtype=torch.float32).to(device)
+    if raw[:1] == bytes([CODED]):
+        return _decode_levels(raw, n, device)
+    raise CorruptMessage("not a segment of dithered levels")
 
 
 def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
