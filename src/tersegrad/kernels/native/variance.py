@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels.native.module import array, module
-from tersegrad.kernels.reference.variance import exp4_round, exp4_top
 
-__all__ = ["exp4_round", "exp4_top", "hybrid_select", "variance_select"]
+__all__ = ["hybrid_select", "variance_select"]
 
 
 def variance_select(
