@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tersegrad.compressors import Ternary
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context
+from tersegrad.core.protocol import Context, Message, Spec
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.schema import Kernels
 
@@ -228,5 +229,7 @@ def test_trits_must_be_canonical(backend: Kernels) -> None:
     for at, value in ((4, 243), (5, 255), (5, 9)):
         bad = data.clone()
         bad[at] = value
+        assert not backend.ternary_decode(bad, torch.empty(7), 64)
         with pytest.raises(CorruptMessage):
-            case.decode(backend, bad, 7)
+            Ternary().decode(Message(bad, bad.numel()), Spec.flat(7), CTX)
+    assert backend.ternary_decode(data, torch.empty(7), 64)

@@ -121,7 +121,7 @@ def sampled_step(x: Tensor, carry: Tensor | None, alpha: float, norm: float) -> 
     aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0)) or alpha
 
     def sampled(stride: int) -> Callable[[float], float]:
-        return lambda at: log2_error(*run.dither_sample(x, toward_zero(2.0**at), stride, carry), aim)
+        return lambda at: log2_error(*run.dither_sample(x, toward_zero(2.0**at), stride, carry).tolist(), aim)
 
     # Small steps err by a twelfth of their square, so the logarithm rises by 2 per octave.
     start = (math.log2(12 * norm / (d // coarse + 1)) + math.log2(aim)) / 2
@@ -157,7 +157,7 @@ def encode_to_error(
     ``left``, a buffer of its own, becomes what the message leaves out.
     """
     run, d = kernels.get(x.device), x.numel()
-    norm = run.dither_sample(x, HUGE, max(1, d // COARSE), carry)[1]
+    norm = float(run.dither_sample(x, HUGE, max(1, d // COARSE), carry)[1])
     norm = norm or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
         return encode_at(x, TINY, 0.0, coder, chunk, out, left=left, carry=carry)
@@ -209,6 +209,9 @@ class _Dithering(Stateless):
 
     def max_nbytes(self, spec: Spec) -> int:
         return kernels.reference.dither_max_bytes(spec.numel)
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return not kernels.faster(device, "dither_encode", "dither_decode", "dither_sample")
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         kernels.get(out.device).dither_decode(data, out, weight)

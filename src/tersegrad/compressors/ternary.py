@@ -24,8 +24,9 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import trits
+from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context, Guarantee, Spec
-from tersegrad.core.stateless import FixedRate
+from tersegrad.core.stateless import FixedRate, spoilt_unless
 from tersegrad.core.text import require
 
 
@@ -56,9 +57,13 @@ class Ternary(FixedRate):
         kernels.get(x.device).ternary_encode(x, data, self._bucket(x.numel()), ctx)
 
     def unpack(self, data: Tensor, out: Tensor, weight: float | None) -> None:
-        if weight is not None:
+        if weight is not None and data.is_cpu:
             trits.check(data[self._scales(out.numel()) :], out.numel())
-        kernels.get(data.device).ternary_decode(data, out, self._bucket(out.numel()), weight)
+        canonical = kernels.get(data.device).ternary_decode(data, out, self._bucket(out.numel()), weight)
+        if data.is_cpu and not canonical:
+            raise CorruptMessage("a byte of trits is at most 242 and ends in zeros")
+        # Elsewhere raising would wait for the device: bad trits decode to NaN, as if the sender had had no number to send.
+        spoilt_unless(canonical, out)
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(64, -(-numel // 64) * 64)

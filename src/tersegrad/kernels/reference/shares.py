@@ -21,6 +21,7 @@ def share_convolution(
     workers: int,
     bias: bool,
 ) -> Tensor:
+    """Sums and squares of the shares of a convolution's weight; see the schema."""
     weight = torch.zeros(delta.shape[1], x.shape[1], *kernel, dtype=torch.float64, device=x.device)
     options = (list(stride), list(padding), list(dilation), False, [0, 0], 1, [False, True, False])
     rows = []
@@ -33,6 +34,7 @@ def share_convolution(
 
 
 def share_norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+    """Sums of a normalisation's shares; see the schema."""
     samples, channels = x.shape[:2]
     each = samples * channels // mean.numel()
     # One row of statistics per worker, for each of the worker's samples.

@@ -43,10 +43,12 @@ def share_convolution(
     workers: int,
     bias: bool,
 ) -> Tensor:
+    """Sums and squares of the shares of a convolution's weight; see the schema."""
     found: Tensor = _shares().convolution(x, delta, kernel, stride, dilation, padding, workers, bias)
     return found
 
 
 def share_norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+    """Sums of a normalisation's shares; see the schema."""
     found: Tensor = _shares().norm_sums(x, delta, mean, inverse)
     return found
