@@ -67,10 +67,10 @@ class _Literals(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if function in (torch.tensor, torch.as_tensor) and kwargs.get("device") is not None:
-            if torch.device(kwargs["device"]).type == KIND and not isinstance(args[0], Tensor):
-                del kwargs["device"]
-                return self._device.literal(function(*args, **kwargs))
+        made = function in (torch.tensor, torch.as_tensor) and not isinstance(args[0], Tensor)
+        if made and kwargs.get("device") is not None and torch.device(kwargs["device"]).type == KIND:
+            del kwargs["device"]
+            return self._device.literal(function(*args, **kwargs))
         if function is Tensor.tolist and isinstance(args[0], OnDevice):
             self._device.wait("tolist")
             return args[0].inner.tolist()
@@ -126,13 +126,12 @@ class Device(TorchDispatchMode):
         kind = None if asked is None else torch.device(asked).type
         if not mine and kind != KIND:
             return function(*args, **kwargs)
-        if (name in WAITING and mine) or (
-            name == "repeat_interleave" and kwargs.get("output_size") is None and function._overloadname == "Tensor"
-        ):
-            self.wait(name)
-        elif name in ("index", "index_put_", "index_put", "_index_put_impl_"):
-            if any(isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in args[1]):
-                self.wait(f"{name} with a mask")
+        by_masks = name in ("index", "index_put_", "index_put", "_index_put_impl_") and any(
+            isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in args[1]
+        )
+        by_counts = name == "repeat_interleave" and function._overloadname == "Tensor" and kwargs.get("output_size") is None
+        if mine and (name in WAITING or by_masks or by_counts):
+            self.wait(f"{name} with a mask" if by_masks else name)
         copied = self._copied(name, args, kwargs, mine, kind)
         if not copied:
             for leaf in leaves:

@@ -80,7 +80,7 @@ def test_large_finite_values_stay_finite() -> None:
 def test_compiled_by_torch_it_is_the_same() -> None:
     given = inputs(2000, 3.0)
     compiled = torch.compile(reference.variance_update, backend="aot_eager")
-    for a, b in zip(compiled(*given, 1.3, 0.999, 10**6), reference.variance_update(*given, 1.3, 0.999, 10**6)):
+    for a, b in zip(compiled(*given, 1.3, 0.999), reference.variance_update(*given, 1.3, 0.999)):
         assert torch.equal(a, b)
     sent = given[0].view(4, 500)
     rounded = torch.compile(lambda t: reference.exp4_round(t, reference.exp4_top(t)), backend="aot_eager")

@@ -73,7 +73,9 @@ def gather_messages(
     copies = buffers.cat([payload] * (size - 1)) if size > 2 else payload
     arrived = yield AllToAll(copies, send, receive)
     parts = in_parts(arrived, [n for r, n in enumerate(sizes) if r != rank], on_host)
-    return payload, [message if r == rank else next(parts) for r in range(size)]
+    # Its length is known now, also where only the device knew it.
+    own = Message(payload, payload.numel(), message.host)
+    return payload, [own if r == rank else next(parts) for r in range(size)]
 
 
 @dataclasses.dataclass(frozen=True)

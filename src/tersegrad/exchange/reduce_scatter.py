@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Spec, Stats, codes_on_host, has_fixed_size, lengths
+from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats, codes_on_host, has_fixed_size, lengths
 from tersegrad.core.state import slice_spec
 from tersegrad.exchange.all_gather import add_up
 from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, announced, in_parts, read_integers
@@ -57,6 +57,8 @@ def reduce_scatter(
     for r, n in enumerate(incoming):
         if not 0 <= n <= limit:
             raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for this part is {limit}")
+    # Its length is known now, also where only the device knew it.
+    own = Message(messages[rank].data, outgoing[rank], messages[rank].host)
     outgoing[rank] = 0
     arrived = yield AllToAll(
         buffers.cat([m.data[:n] for m, n in zip(messages, outgoing)]),
@@ -64,7 +66,7 @@ def reduce_scatter(
         tuple(0 if r == rank else n for r, n in enumerate(incoming)),
     )
     received = in_parts(arrived, [n for r, n in enumerate(incoming) if r != rank], codes_on_host(compressor, device))
-    everyone = [messages[rank] if r == rank else next(received) for r in range(size)]
+    everyone = [own if r == rank else next(received) for r in range(size)]
     return add_up(compressor, everyone, parts[rank], ctx.child(rank), device), tuple(after)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.schema_codes import BitKernels, PlanarKernels, RansKernels
+from tersegrad.kernels.schema_shares import ShareKernels
 
 RoundingRule = Literal["l2", "max", "nearest"]
 
@@ -103,9 +104,10 @@ class DitherKernels(Protocol):
         ...
 
     def dither_sample(self, x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> Tensor:
-        """Squared error and squared norm (float64, two of them) of a sample of x (plus ``carry``): one block of 4096 coordinates in ``stride``.
+        """Squared error and squared norm (float64, both in one tensor) of a sample of x (plus ``carry``).
 
-        Levels are rounded to nearest, and every block of 2^16 has its least-squares scale.
+        The sample is one block of 4096 coordinates in ``stride``. Levels are rounded to nearest, and every
+        block of 2^16 has its least-squares scale.
         """
         ...
 
@@ -324,34 +326,6 @@ class SharedKernels(Protocol):
 
     def modelled_decode(self, data: Tensor, classes: Tensor, table: Tensor, shift: int) -> Tensor:
         """The reverse; ``CorruptMessage`` where the stream ends early or a level exceeds 2^30."""
-        ...
-
-
-class ShareKernels(Protocol):
-    """Sums and sums of squares of per-sample gradients (``moments``); float32, not bit for bit the same on every backend."""
-
-    def share_convolution(
-        self,
-        x: Tensor,
-        delta: Tensor,
-        kernel: tuple[int, ...],
-        stride: tuple[int, ...],
-        dilation: tuple[int, ...],
-        padding: tuple[int, ...],
-        workers: int,
-        bias: bool,
-    ) -> Tensor:
-        """(workers, 2, o * k [+ o]): a worker's sums, then squares; either is the weight as (o, y, x, i), then the bias.
-
-        ``x`` (samples, i, height, width) and ``delta`` (samples, o, ...); Triton takes channels-last bfloat16 or float16.
-        """
-        ...
-
-    def share_norm_sums(self, x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
-        """(4, samples, channels): sums over positions of delta * (x - mean) * inverse, and of delta; then their squares.
-
-        The statistics are (workers, channels), one row per worker.
-        """
         ...
 
 

@@ -193,7 +193,7 @@ def _inverses(scales: Tensor, count: int, bucket: int) -> Tensor:
 def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
     """The largest magnitude of each bucket, then trits (1 + sign where a draw falls below |x| / largest, else 1), five a byte."""
     bucket = min(bucket, max(x.numel(), 1))  # a configuration from outside must not size the padding
-    buckets, count = -(-x.numel() // bucket), x.numel()
+    count = x.numel()
     if count == 0:
         return
     finite = _finite(x)
@@ -222,7 +222,7 @@ def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None 
 def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
     """The L2 norm of each bucket, then ``level << 1 | sign`` in ``width`` bits; level k > 0 is 2^(k - levels) of the norm."""
     bucket = min(bucket, max(x.numel(), 1))  # a configuration from outside must not size the padding
-    buckets, count = -(-x.numel() // bucket), x.numel()
+    count = x.numel()
     if count == 0:
         return
     finite = _finite(x)
