@@ -43,18 +43,24 @@ WAITING = {
 class OnDevice(Tensor):
     """A tensor that claims to be elsewhere."""
 
-    inner: Tensor
+    memory: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> OnDevice:
-        made: OnDevice = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device=KIND
+        made: Any = Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(KIND),
         )
-        made.inner = inner
-        return made
+        made.memory = inner
+        found: OnDevice = made
+        return found
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise RuntimeError(f"{function} on a tensor of the simulated device, outside of it")
 
 
@@ -73,7 +79,7 @@ class _Literals(TorchFunctionMode):
             return self._device.literal(function(*args, **kwargs))
         if function is Tensor.tolist and isinstance(args[0], OnDevice):
             self._device.wait("tolist")
-            return args[0].inner.tolist()
+            return args[0].memory.tolist()
         return function(*args, **kwargs)
 
 
@@ -81,18 +87,19 @@ class Device(TorchDispatchMode):
     """The simulated device; ``waits`` counts by operation and place how often the host waited for it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = torch.device(KIND)
         self.waits: collections.Counter[str] = collections.Counter()
 
     def __enter__(self) -> Self:
         self._literals = _Literals(self)
-        self._literals.__enter__()
-        return super().__enter__()
+        self._literals.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *reason: Any) -> None:
-        super().__exit__(*reason)
-        self._literals.__exit__(*reason)
+        super().__exit__(*reason)  # type: ignore[no-untyped-call]
+        self._literals.__exit__(*reason)  # type: ignore[no-untyped-call]
 
     @property
     def count(self) -> int:
@@ -104,7 +111,7 @@ class Device(TorchDispatchMode):
 
     def back(self, tensor: Tensor) -> Tensor:
         """A copy on the CPU, which is not counted."""
-        return tensor.inner.clone() if isinstance(tensor, OnDevice) else tensor
+        return tensor.memory.clone() if isinstance(tensor, OnDevice) else tensor
 
     def literal(self, tensor: Tensor) -> Tensor:
         """Numbers of the program, which wait for the device on their way to it."""
@@ -141,12 +148,12 @@ class Device(TorchDispatchMode):
                     )
         if kind == KIND:
             kwargs["device"] = CPU
-        plain_args, plain_kwargs = tree_map(lambda a: a.inner if isinstance(a, OnDevice) else a, (args, kwargs))
+        plain_args, plain_kwargs = tree_map(lambda a: a.memory if isinstance(a, OnDevice) else a, (args, kwargs))
         found = function(*plain_args, **plain_kwargs)
         if copied == "to the CPU":
             return args[0] if name == "copy_" else found
         # What is written in place stays the tensor that it was.
-        known = {id(leaf.inner): leaf for leaf in mine}
+        known = {id(leaf.memory): leaf for leaf in mine}
         return tree_map(lambda r: (known[id(r)] if id(r) in known else OnDevice(r)) if isinstance(r, Tensor) else r, found)
 
     def _copied(self, name: str, args: Any, kwargs: Any, mine: list[OnDevice], kind: str | None) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.kernels import native, reference, triton
+from tersegrad.kernels.schema import Kernels
 
 CPU = torch.device("cpu")
 
@@ -53,7 +54,7 @@ def test_every_implementation_has_the_signature_of_the_reference(backend: types.
 
 def test_the_reference_implements_the_schema() -> None:
     for name in kernels.operations():
-        wanted = inspect.signature(getattr(kernels.Kernels, name))
+        wanted = inspect.signature(getattr(Kernels, name))
         parameters = list(wanted.parameters.values())[1:]
         assert inspect.signature(getattr(reference, name)) == wanted.replace(parameters=parameters), name
 

@@ -36,9 +36,10 @@ class Sparse:
 
 def found(indices: Tensor, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor, int]:
     """What a selection found, in the host's memory (one read), and how many there are: more than that where it had no room."""
-    indices, values, count = host.read_all(indices, values, count)
+    if not count.is_cpu:
+        indices, values, count = host.read_all(indices, values, count)
     total = int(count)
-    return indices[:total], values[:total], total
+    return (indices[:total], values[:total], total) if total < indices.numel() else (indices, values, total)
 
 
 def max_nbytes(most: int, numel: int) -> int:

@@ -81,7 +81,7 @@ class RandomK(Stateless):
             # Not beyond the largest finite bfloat16, which would turn a number into Inf. NaN stays NaN.
             largest = torch.finfo(torch.bfloat16).max
             values = values.clamp(-largest, largest).to(torch.bfloat16)
-        data[:] = values.view(torch.uint8)
+        data.copy_(values.view(torch.uint8))
         return data.numel()
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:

@@ -33,8 +33,8 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core import buffers, modes
-from tersegrad.core.numbers import HUGE, TINY, float32
+from tersegrad.core import buffers, host, modes
+from tersegrad.core.numbers import HUGE, TINY, float32, float32_bits, float32_of
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats
 from tersegrad.core.search import Bracket
 from tersegrad.core.stateless import Stateless
@@ -74,7 +74,8 @@ def toward_zero(value: float) -> float:
     """The nearest normal float32 that is not larger."""
     value = min(max(value, TINY), HUGE)
     rounded = float32(value)
-    return float(torch.nextafter(torch.tensor(rounded), torch.tensor(0.0))) if rounded > value else rounded
+    # The one below a positive float32 has the next lower bits.
+    return float32_of(float32_bits(rounded) - 1) if rounded > value else rounded
 
 
 def encode_at(
@@ -108,6 +109,18 @@ def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
     return toward_zero(2 * math.sqrt(nu / x.numel() * norm)) if 0 < norm < math.inf else TINY
 
 
+def sampler(x: Tensor, carry: Tensor | None) -> Callable[[float, int], tuple[float, float]]:
+    """A function of step and stride: squared error and squared norm of a sample. A look is a read, where x is on a device."""
+    run, found = kernels.get(x.device), torch.empty(2, dtype=torch.float64, device=x.device)
+
+    def look(step: float, stride: int) -> tuple[float, float]:
+        run.dither_sample(x, step, stride, found, carry)
+        error, norm = host.read(found).tolist()
+        return error, norm
+
+    return look
+
+
 def log2_error(wrong: float, norm: float, alpha: float) -> float:
     """log2 of the relative error over alpha; errors below 1e-300 count as that much."""
     return math.log2(max(wrong / norm if norm > 0 else 0.0, 1e-300)) - math.log2(alpha)
@@ -115,13 +128,13 @@ def log2_error(wrong: float, norm: float, alpha: float) -> float:
 
 def sampled_step(x: Tensor, carry: Tensor | None, alpha: float, norm: float) -> Bracket:
     """A bracket that starts at log2 of a step whose error on a sample of x (plus ``carry``) is just below alpha."""
-    run, d = kernels.get(x.device), x.numel()
+    look, d = sampler(x, carry), x.numel()
     coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
     # Below the target by what the sample may mislead.
     aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0)) or alpha
 
     def sampled(stride: int) -> Callable[[float], float]:
-        return lambda at: log2_error(*run.dither_sample(x, toward_zero(2.0**at), stride, carry).tolist(), aim)
+        return lambda at: log2_error(*look(toward_zero(2.0**at), stride), aim)
 
     # Small steps err by a twelfth of their square, so the logarithm rises by 2 per octave.
     start = (math.log2(12 * norm / (d // coarse + 1)) + math.log2(aim)) / 2
@@ -157,7 +170,7 @@ def encode_to_error(
     ``left``, a buffer of its own, becomes what the message leaves out.
     """
     run, d = kernels.get(x.device), x.numel()
-    norm = float(run.dither_sample(x, HUGE, max(1, d // COARSE), carry)[1])
+    _, norm = sampler(x, carry)(HUGE, max(1, d // COARSE))
     norm = norm or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
         return encode_at(x, TINY, 0.0, coder, chunk, out, left=left, carry=carry)

@@ -57,13 +57,15 @@ class Ternary(FixedRate):
         kernels.get(x.device).ternary_encode(x, data, self._bucket(x.numel()), ctx)
 
     def unpack(self, data: Tensor, out: Tensor, weight: float | None) -> None:
-        if weight is not None and data.is_cpu:
+        run, bucket = kernels.get(data.device), self._bucket(out.numel())
+        if not data.is_cpu:
+            # Raising would wait for the device: bad trits decode to NaN, as if the sender had had no number to send.
+            spoilt_unless(run.ternary_decode(data, out, bucket, weight), out)
+            return
+        if weight is not None:
             trits.check(data[self._scales(out.numel()) :], out.numel())
-        canonical = kernels.get(data.device).ternary_decode(data, out, self._bucket(out.numel()), weight)
-        if data.is_cpu and not canonical:
+        if not run.ternary_decode(data, out, bucket, weight):
             raise CorruptMessage("a byte of trits is at most 242 and ends in zeros")
-        # Elsewhere raising would wait for the device: bad trits decode to NaN, as if the sender had had no number to send.
-        spoilt_unless(canonical, out)
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(64, -(-numel // 64) * 64)

@@ -123,15 +123,16 @@ class _VarianceBased(Configuration):
         require(s.numel() == x.numel(), f"the second moment has {s.numel()} coordinates, the gradient {x.numel()}")
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         r, v, *rest = self._select(x, s, state, x.numel() if x.is_cpu else x.numel() // 16 + 1024)
-        indices, values, count, finite = host.read_all(*rest)
-        if int(count) > indices.numel():
+        *chosen, finite = host.read_all(*rest)
+        indices, values, count = sparse.found(*chosen)
+        if count > indices.numel():
             # More than there was room for: a second read.
-            r, v, *rest = self._select(x, s, state, int(count))
-            indices, values, count, finite = host.read_all(*rest)
+            r, v, *rest = self._select(x, s, state, count)
+            *chosen, finite = host.read_all(*rest)
+            indices, values, count = sparse.found(*chosen)
         if not finite:
             data[0] = NON_FINITE
             return Message(data if out is None else out, 1), state
-        indices, values = indices[: int(count)], values[: int(count)]
         here = data if data.is_cpu else host.empty(data.numel(), torch.uint8, data.device)
         nbytes, decoded = self._write(values, Place(indices, spec, ctx), here)
         if here is not data:

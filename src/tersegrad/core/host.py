@@ -35,6 +35,11 @@ def read_all(*tensors: Tensor) -> list[Tensor]:
     return [part[: f.numel()].view(t.dtype).view(t.shape) for part, f, t in zip(parts, flat, tensors)]
 
 
+def floats(*scalars: Tensor) -> list[float]:
+    """Scalars of one device as numbers, all in one read."""
+    return [float(s) for s in scalars] if scalars[0].is_cpu else read(torch.stack(scalars)).tolist()
+
+
 def send(x: Tensor, device: torch.device) -> Tensor:
     """``x`` of the host's memory on ``device``, without waiting."""
     if device.type == "cpu":

@@ -107,7 +107,8 @@ class Message:
     @property
     def payload(self) -> Tensor:
         """Exactly the bytes that are sent. Where the length is a tensor of a device, the host waits for it."""
-        return self.data[: int(self.nbytes)]
+        nbytes = int(self.nbytes)
+        return self.data if nbytes == self.data.numel() else self.data[:nbytes]
 
     def on_host(self) -> Tensor:
         """Exactly the bytes that are sent, in the host's memory: at most one read."""

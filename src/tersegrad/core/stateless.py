@@ -81,23 +81,27 @@ class Stateless(Configuration):
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         out = float_buffer(out, spec.numel, message.data.device)
-        self._decode(message, spec, ctx, out, None)
+        if out.is_cpu or not self.codes_on_host(out.device):
+            self.read(message.payload.contiguous(), spec, ctx, out, None)
+        else:
+            self._read_on_host(message, spec, ctx, out, None)
         return out
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         out = float_buffer(out, spec.numel, message.data.device)
-        self._decode(message, spec, ctx, out, weight)
-        return out
-
-    def _decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         if out.is_cpu or not self.codes_on_host(out.device):
             self.read(message.payload.contiguous(), spec, ctx, out, weight)
-        elif self.selects:
-            self.read(message.on_host(), spec, ctx, out, weight)
         else:
-            here = host.empty(spec.numel, torch.float32, out.device)
-            self.read(message.on_host(), spec, ctx, here, None)
-            _ = out.copy_(here, non_blocking=True) if weight is None else out.add_(host.send(here, out.device) * weight)
+            self._read_on_host(message, spec, ctx, out, weight)
+        return out
+
+    def _read_on_host(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
+        if self.selects:
+            self.read(message.on_host(), spec, ctx, out, weight)
+            return
+        here = host.empty(spec.numel, torch.float32, out.device)
+        self.read(message.on_host(), spec, ctx, here, None)
+        _ = out.copy_(here, non_blocking=True) if weight is None else out.add_(host.send(here, out.device) * weight)
 
 
 @dataclasses.dataclass(frozen=True)

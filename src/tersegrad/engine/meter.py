@@ -96,7 +96,7 @@ class Watched:
         if residual is not None:
             wanted = wanted + residual
         squares = (self.inner.decode(message, spec, ctx).double() - wanted).square().sum(), wanted.square().sum()
-        error, power = host.read(torch.stack(squares)).tolist()
+        error, power = host.floats(*squares)
         if math.isfinite(error) and math.isfinite(power):
             self.meter.error += error
             self.meter.power += power

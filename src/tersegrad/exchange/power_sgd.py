@@ -117,8 +117,8 @@ class PowerSGDExchange:
         if out.is_cpu:
             return out, following if finite else state
         # Nothing waits for the device: the states are chosen there.
-        kept = [(j, _chosen(finite, new, before[j])) for j, new in after]
-        return out, dataclasses.replace(state, states=tuple(kept))
+        following = dataclasses.replace(state, states=tuple((j, _chosen(finite, new, before[j])) for j, new in after))
+        return out, following
 
     def parts(self, state: Parts, spec: Spec, rank: int, size: int) -> list[Part]:
         return [Part("first", 0, spec.numel, size, state)]

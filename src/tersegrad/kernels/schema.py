@@ -103,8 +103,8 @@ class DitherKernels(Protocol):
         """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message."""
         ...
 
-    def dither_sample(self, x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> Tensor:
-        """Squared error and squared norm (float64, both in one tensor) of a sample of x (plus ``carry``).
+    def dither_sample(self, x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
+        """Squared error and squared norm of a sample of x (plus ``carry``), into ``out`` (two float64).
 
         The sample is one block of 4096 coordinates in ``stride``. Levels are rounded to nearest, and every
         block of 2^16 has its least-squares scale.

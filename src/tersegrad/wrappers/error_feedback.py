@@ -131,8 +131,8 @@ class ErrorFeedback(Configuration):
         require(x.numel() == state.residual.numel(), f"the state is for {state.residual.numel()} coordinates, got {x.numel()}")
         spec = _corrected(spec)
         weight, flat = self._weight(spec), flat_float32(x, spec)
-        splits = isinstance(self.inner, Splitter) and not codes_on_host(self.inner, flat.device)
-        if splits and weight == 1.0 and state.residual.dtype == torch.float32:
+        together = weight == 1.0 and state.residual.dtype == torch.float32 and not codes_on_host(self.inner, flat.device)
+        if together and isinstance(self.inner, Splitter):
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
             message, inner, finite = self.inner.encode_split(
                 flat, state.residual, left, spec, state.inner, ctx, stats=stats, out=out
@@ -145,9 +145,9 @@ class ErrorFeedback(Configuration):
         left = _subtract(self.inner, message, spec, ctx, y, weight).to(state.residual.dtype)
         if not left.is_cpu:
             # Nothing waits for the device: the states are chosen there.
-            finite = torch.isfinite(left).all()
+            good = torch.isfinite(left).all()
             return message, states.map_tensors(
-                lambda new, old: torch.where(finite, new, old), ErrorFeedbackState(left, inner), state
+                lambda new, old: torch.where(good, new, old), ErrorFeedbackState(left, inner), state
             )
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
         if not (bool(torch.isfinite(left.sum())) or bool(torch.isfinite(left).all())):

@@ -106,7 +106,7 @@ class Metered(Configuration):
             flat = flat_float32(x, spec)
             squares = flat.double().square().sum(), (self.inner.decode(message, spec, ctx) - flat).double().square().sum()
             # The one read of a meter.
-            norm, error = host.read(torch.stack(squares)).tolist()
+            norm, error = host.floats(*squares)
         finite = math.isfinite(error) and math.isfinite(norm)
         return message, dataclasses.replace(
             state,

@@ -142,9 +142,9 @@ class Rotated(Configuration):
             raise CorruptMessage("a rotated message has at least one byte")
         inner = self.inner_spec(spec)
         out = buffers.float_buffer(out, spec.numel, message.data.device)
-        big = message.data[length]
-        if out.is_cpu and big > 1:
-            raise CorruptMessage(f"the last byte of a rotated message is 0 or 1, got {int(big)}")
+        big = int(message.data[length]) if out.is_cpu else message.data[length]
+        if isinstance(big, int) and big > 1:
+            raise CorruptMessage(f"the last byte of a rotated message is 0 or 1, got {big}")
         y = self.inner.decode(
             Message(message.data[:length], length, None if message.host is None else message.host[:length]),
             inner,
@@ -152,7 +152,7 @@ class Rotated(Configuration):
             out if inner.numel == spec.numel else None,
         )
         kernels.get(y.device).unrotate(y, out, self.block, ctx.shared())
-        if out.is_cpu:
+        if isinstance(big, int):
             return out.mul_(1.0 / _SHRINK).clamp_(-HUGE, HUGE) if big else out
         # Elsewhere nothing waits for the device, and a byte that is neither 0 nor 1 makes the vector NaN.
         out.copy_(torch.where(big == 1, (out * (1.0 / _SHRINK)).clamp_(-HUGE, HUGE), out))

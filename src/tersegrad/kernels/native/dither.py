@@ -49,6 +49,6 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     return out
 
 
-def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> Tensor:
-    found = module.dither_sample(array(x), step, stride, NOTHING if carry is None else array(carry))
-    return torch.tensor(found, dtype=torch.float64)
+def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
+    place = array(out)
+    place[0], place[1] = module.dither_sample(array(x), step, stride, NOTHING if carry is None else array(carry))
