@@ -109,6 +109,11 @@ class Device(TorchDispatchMode):
         """A copy on the device, which is not counted."""
         return OnDevice(tensor.detach().clone())
 
+    def memory(self, tensor: Tensor) -> Tensor:
+        """The memory of a tensor on the device, for what runs there."""
+        assert isinstance(tensor, OnDevice)
+        return tensor.memory
+
     def back(self, tensor: Tensor) -> Tensor:
         """A copy on the CPU, which is not counted."""
         return tensor.memory.clone() if isinstance(tensor, OnDevice) else tensor

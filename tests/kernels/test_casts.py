@@ -32,7 +32,7 @@ class Case:
         self,
         nbytes: Callable[[int], int],
         encode: Callable[[CastKernels, Tensor, Tensor], None],
-        decode: Callable[[CastKernels, Tensor, Tensor, float | None], None],
+        decode: Callable[[CastKernels, Tensor, Tensor, float | None], object],
     ) -> None:
         self.nbytes, self.write, self.read = nbytes, encode, decode
 

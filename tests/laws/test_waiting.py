@@ -17,7 +17,8 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.compressors import Threshold, TopK
 from tersegrad.core.protocol import Accumulator, Context, Guarantee, Message, Spec, Stats, codes_on_host, has_fixed_size
-from tersegrad.core.stateless import FixedRate, Stateless
+from tersegrad.core.stateless import FixedRate
+from tersegrad.kernels import native
 from tersegrad.recipes import parse
 from tersegrad.wrappers import ErrorFeedback
 from tests.device import Device
@@ -184,17 +185,42 @@ def test_the_count_sees_every_way_to_wait(way: str, device: Device) -> None:
     assert torch.equal(device.back(message.data), vector().view(torch.uint8))
 
 
-def test_a_backend_with_a_kernel_keeps_messages_on_the_device(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seam for a GPU: once the operations of a message are there, nothing is read but lengths, by whoever needs them."""
-    c = parse("sparse_dithering(nu=0.1)")
+class Imagined:
+    """A backend for the simulated device that codes dithered messages there, as a GPU's would."""
+
+    __name__ = "imagined"
+    OPERATIONS = ("dither_encode", "dither_decode", "dither_sample")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def dither_encode(self, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *numbers, out = rest
+        found = native.dither_encode(self._device.memory(x), *numbers, self._device.memory(out))
+        return tuple(self._device.to(t) for t in found)
+
+    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor:
+        native.dither_decode(self._device.memory(data).contiguous(), self._device.memory(out), weight)
+        return out
+
+    def dither_sample(self, x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("text", ["sparse_dithering(nu=0.1)", "random_sparse_dithering(omega=1)"])
+def test_with_a_kernel_for_the_device_messages_stay_there(text: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seam for a GPU: encoding waits for nothing, and a decoder only needs the length, which an exchange reads with all others."""
+    c, x, spec = parse(text), vector(), Spec.flat(NUMEL)
+    here = counted(c, x, spec, None)
     assert codes_on_host(c, device.device)
-    monkeypatch.setitem(
-        kernels._chosen, device.device.type, kernels.Overlay(sources=dict.fromkeys(kernels.operations(), "imagined"))
-    )
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Imagined(device)))
     assert not codes_on_host(c, device.device)
+    there = counted(c, x, spec, device)
+    assert (there.encode, there.decode, there.decode_add) == (0, 0, 0)
+    assert there.data == here.data
+    assert torch.equal(there.decoded, here.decoded)
     # Whoever has no such kernels still codes on the host.
     assert codes_on_host(parse("spherical(alpha=0.5, block=4)"), device.device)
-    assert isinstance(c, Stateless)
 
 
 def main() -> None:

@@ -101,6 +101,16 @@ def encode_at(
     return Coded(buffer[: int(nbytes)], float(norm), float(error))
 
 
+def write_at(
+    x: Tensor, nu: float, coder: Coder, scale: Scale, chunk: rans.Chunk, out: Tensor, ctx: Context | None
+) -> int | Tensor:
+    """Code x at the steps that ``nu`` gives; the length of the message. A device with kernels is not waited for."""
+    if x.is_cpu or scale == "global":
+        return encode_at(x, global_step(x, nu, scale), nu, coder, chunk, out, ctx).data.numel()
+    number = CODERS.index(coder)
+    return kernels.get(x.device).dither_encode(x, nu, 0.0, number, rans.chunk_bits(chunk), ctx, out)[0]
+
+
 def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
     """The published step for the whole vector, or None where each block takes its own."""
     if scale == "chunk" or x.numel() == 0:
@@ -273,10 +283,10 @@ class SparseDithering(_Dithering):
     def max_nbytes(self, spec: Spec) -> int:
         return super().max_nbytes(spec) if self.bits is None else max(4, math.floor(self.bits * spec.numel / 8))
 
-    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
         if self.nu is not None:
-            coded = encode_at(x, global_step(x, self.nu, self.scale), self.nu, self.coder, self.chunk, data)
-        elif self.alpha is not None:
+            return write_at(x, self.nu, self.coder, self.scale, self.chunk, data, None)
+        if self.alpha is not None:
             coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data)
         else:
             coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data)
@@ -335,6 +345,5 @@ class RandomSparseDithering(_Dithering):
     def wire_omega(self, spec: Spec) -> float:
         return float(self.omega)
 
-    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        step = global_step(x, self.omega, self.scale)
-        return encode_at(x, step, self.omega, self.coder, self.chunk, data, ctx).data.numel()
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
+        return write_at(x, self.omega, self.coder, self.scale, self.chunk, data, ctx)

@@ -54,6 +54,8 @@ def reduce_scatter(
     else:
         sizes = read_integers((yield AllGather(announced(messages, device))))
         incoming, outgoing = sizes[rank::size], sizes[rank * size : (rank + 1) * size]
+        if any(not 0 <= n <= m.data.numel() for n, m in zip(outgoing, messages)):
+            raise CorruptMessage(f"lengths of {outgoing} bytes came back for the messages of this rank, which are shorter")
     for r, n in enumerate(incoming):
         if not 0 <= n <= limit:
             raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for this part is {limit}")
