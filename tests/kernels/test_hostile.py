@@ -213,7 +213,7 @@ def test_variance_returns_all_that_it_found() -> None:
     zero = torch.zeros(n)
     for threads in (1, 3):
         with native.using(threads=threads):
-            next_r, next_v, indices, values, finite = native.variance_select(zero, zero, x, zero, 1.0, 0.9)
+            next_r, next_v, indices, values, _, finite = native.variance_select(zero, zero, x, zero, 1.0, 0.9, n)
             assert finite
             assert indices.dtype == torch.int32
             assert torch.equal(values, x[indices.long()])

@@ -307,7 +307,7 @@ def _decode_gaps(form: int, data: Tensor, k: int, numel: int) -> tuple[Tensor, i
             raise CorruptMessage(f"gaps have 1 to {CLASSES} classes, not {parameter}")
         classes, used = rans.decode(data[2:], k, parameter)
         indices, rest = ops.gap_rests_decode(data[2 + used :], classes, numel)
-        return indices, 2 + used + rest
+        return indices, 2 + used + int(rest)
     raise CorruptMessage(f"unknown form {form} of an index set")
 
 

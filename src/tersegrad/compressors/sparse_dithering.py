@@ -33,8 +33,8 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core import buffers, modes
-from tersegrad.core.numbers import HUGE, TINY, float32
+from tersegrad.core import buffers, host, modes
+from tersegrad.core.numbers import HUGE, TINY, float32, float32_bits, float32_of
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats
 from tersegrad.core.search import Bracket
 from tersegrad.core.stateless import Stateless
@@ -79,7 +79,8 @@ def toward_zero(value: float) -> float:
     """The nearest normal float32 that is not larger."""
     value = min(max(value, TINY), HUGE)
     rounded = float32(value)
-    return float(torch.nextafter(torch.tensor(rounded), torch.tensor(0.0))) if rounded > value else rounded
+    # The one below a positive float32 has the next lower bits.
+    return float32_of(float32_bits(rounded) - 1) if rounded > value else rounded
 
 
 def encode_at(
@@ -105,12 +106,34 @@ def encode_at(
     return Coded(buffer, int(nbytes), float(norm), float(error))
 
 
+def write_at(
+    x: Tensor, nu: float, coder: Coder, scale: Scale, chunk: rans.Chunk, out: Tensor, ctx: Context | None
+) -> int | Tensor:
+    """Code x at the steps that ``nu`` gives; the length of the message. A device with kernels is not waited for."""
+    if x.is_cpu or scale == "global":
+        return encode_at(x, global_step(x, nu, scale), nu, coder, chunk, out, ctx).nbytes
+    number = CODERS.index(coder)
+    return kernels.get(x.device).dither_encode(x, nu, 0.0, number, rans.chunk_bits(chunk), ctx, out)[0]
+
+
 def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
     """The published step for the whole vector, or None where each block takes its own."""
     if scale == "chunk" or x.numel() == 0:
         return None
     norm = float(kernels.get(x.device).sum_squares(x))
     return toward_zero(2 * math.sqrt(nu / x.numel() * norm)) if 0 < norm < math.inf else TINY
+
+
+def sampler(x: Tensor, carry: Tensor | None) -> Callable[[float, int], tuple[float, float]]:
+    """A function of step and stride: squared error and squared norm of a sample. A look is a read, where x is on a device."""
+    run, found = kernels.get(x.device), torch.empty(2, dtype=torch.float64, device=x.device)
+
+    def look(step: float, stride: int) -> tuple[float, float]:
+        run.dither_sample(x, step, stride, found, carry)
+        error, norm = host.read(found).tolist()
+        return error, norm
+
+    return look
 
 
 def log2_error(wrong: float, norm: float, alpha: float) -> float:
@@ -120,13 +143,13 @@ def log2_error(wrong: float, norm: float, alpha: float) -> float:
 
 def sampled_step(x: Tensor, carry: Tensor | None, alpha: float, norm: float) -> Bracket:
     """A bracket that starts at log2 of a step whose error on a sample of x (plus ``carry``) is just below alpha."""
-    run, d = kernels.get(x.device), x.numel()
+    look, d = sampler(x, carry), x.numel()
     coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
     # Below the target by what the sample may mislead.
     aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0)) or alpha
 
     def sampled(stride: int) -> Callable[[float], float]:
-        return lambda at: log2_error(*run.dither_sample(x, toward_zero(2.0**at), stride, carry), aim)
+        return lambda at: log2_error(*look(toward_zero(2.0**at), stride), aim)
 
     # Small steps err by a twelfth of their square, so the logarithm rises by 2 per octave.
     start = (math.log2(12 * norm / (d // coarse + 1)) + math.log2(aim)) / 2
@@ -162,7 +185,7 @@ def encode_to_error(
     ``left``, a buffer of its own, becomes what the message leaves out.
     """
     run, d = kernels.get(x.device), x.numel()
-    norm = run.dither_sample(x, HUGE, max(1, d // COARSE), carry)[1]
+    _, norm = sampler(x, carry)(HUGE, max(1, d // COARSE))
     norm = norm or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
         return encode_at(x, TINY, 0.0, coder, chunk, out, left=left, carry=carry)
@@ -215,6 +238,9 @@ class _Dithering(Stateless):
     def max_nbytes(self, spec: Spec) -> int:
         return kernels.reference.dither_max_bytes(spec.numel)
 
+    def codes_on_host(self, device: torch.device) -> bool:
+        return not kernels.faster(device, "dither_encode", "dither_decode", "dither_sample")
+
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         kernels.get(out.device).dither_decode(data, out, weight)
 
@@ -262,10 +288,10 @@ class SparseDithering(_Dithering):
     def max_nbytes(self, spec: Spec) -> int:
         return super().max_nbytes(spec) if self.bits is None else max(4, math.floor(self.bits * spec.numel / 8))
 
-    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
         if self.nu is not None:
-            coded = encode_at(x, global_step(x, self.nu, self.scale), self.nu, self.coder, self.chunk, data)
-        elif self.alpha is not None:
+            return write_at(x, self.nu, self.coder, self.scale, self.chunk, data, None)
+        if self.alpha is not None:
             coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data)
         else:
             coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data)
@@ -324,6 +350,5 @@ class RandomSparseDithering(_Dithering):
     def wire_omega(self, spec: Spec) -> float:
         return float(self.omega)
 
-    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        step = global_step(x, self.omega, self.scale)
-        return encode_at(x, step, self.omega, self.coder, self.chunk, data, ctx).nbytes
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
+        return write_at(x, self.omega, self.coder, self.scale, self.chunk, data, ctx)

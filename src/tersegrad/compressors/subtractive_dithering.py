@@ -124,7 +124,7 @@ class SubtractiveDithering(Stateless):
         q = buffers.empty(sum(n for _, n, _ in live), torch.int32, device)
         at = top = 0
         for s, n, step in live:
-            here = run.subtractive_quantise(x[s : s + n], step, ctx, s, q[at : at + n])
+            here = int(run.subtractive_quantise(x[s : s + n], step, ctx, s, q[at : at + n]))
             if here < 0:
                 return torch.cat([_word(RAW, device), x.view(torch.uint8)])
             at, top = at + n, max(top, here)

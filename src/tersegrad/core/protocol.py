@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from tersegrad.core import philox
+from tersegrad.core import host, philox
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 
 # The sender number of randomness that all ranks share.
@@ -100,21 +101,34 @@ class Message:
 
     data: Tensor  # uint8, 1-D, at least nbytes long
     nbytes: int | Tensor
+    # The bytes that are sent once more, in the host's memory, where they were written or read there.
+    host: Tensor | None = None
 
     @property
     def payload(self) -> Tensor:
-        """Exactly the bytes that are sent."""
+        """Exactly the bytes that are sent. Where the length is a tensor of a device, the host waits for it."""
         nbytes = int(self.nbytes)
         # A slice costs more than small messages take to decode.
         return self.data if nbytes == self.data.numel() else self.data[:nbytes]
 
+    def on_host(self) -> Tensor:
+        """Exactly the bytes that are sent, in the host's memory: at most one read."""
+        return host.read(self.payload) if self.host is None else self.host
+
     def tobytes(self) -> bytes:
-        return bytes(self.payload.cpu().numpy().tobytes())
+        return bytes(self.on_host().numpy().tobytes())
 
     @staticmethod
     def frombytes(data: bytes | bytearray | memoryview, device: torch.device | str = "cpu") -> Message:
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
         return Message(tensor.to(device), len(data))
+
+
+def lengths(messages: Sequence[Message]) -> list[int]:
+    """The lengths of messages; those that only a device knows in one read."""
+    there = [m.nbytes.reshape(1) for m in messages if isinstance(m.nbytes, Tensor)]
+    known = iter(host.read(torch.cat(there)).tolist() if there else [])
+    return [next(known) if isinstance(m.nbytes, Tensor) else m.nbytes for m in messages]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,6 +260,16 @@ def has_fixed_size(compressor: object) -> bool:
     A compressor declares it by an attribute ``fixed_size``; without one its lengths vary.
     """
     return bool(getattr(compressor, "fixed_size", False))
+
+
+def codes_on_host(compressor: object, device: torch.device) -> bool:
+    """Whether messages for tensors on ``device`` are written and read in the host's memory, which takes one read each.
+
+    So it is where a code is sequential, or has no kernel for the device. A compressor says it by a method of this name; one
+    without it stays on the device. On the CPU there is no difference.
+    """
+    said = getattr(compressor, "codes_on_host", None)
+    return False if said is None or device.type == "cpu" else bool(said(device))
 
 
 def flat(x: Tensor) -> Tensor:

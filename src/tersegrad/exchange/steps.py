@@ -8,15 +8,15 @@ both on uint8 buffers, both available everywhere.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tersegrad.core import buffers
-from tersegrad.core.protocol import Context, Spec, Stats
+from tersegrad.core import buffers, host
+from tersegrad.core.protocol import Context, Message, Spec, Stats, lengths
 
 R = TypeVar("R")
 
@@ -172,10 +172,21 @@ class ProcessGroup:
 
     def gather(self, mine: bytes) -> list[bytes]:
         """The same number of bytes from every rank, in rank order (blocking)."""
-        work, everyone = self.launch(AllGather(torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device)))
-        work.wait()
-        data = everyone.cpu().numpy().tobytes()
+        gathered = host.read(self.gather_tensor(host.send(torch.frombuffer(bytearray(mine), dtype=torch.uint8), self.device)))
+        data = gathered.numpy().tobytes()
         return [data[r * len(mine) : (r + 1) * len(mine)] for r in range(self.size)]
+
+    def gather_tensor(self, mine: Tensor) -> Tensor:
+        """Bytes of the group's device from every rank, one after another (blocking the stream, not the host)."""
+        work, everyone = self.launch(AllGather(mine))
+        work.wait()
+        return everyone
+
+    def agreed(self, flag: Tensor) -> Tensor:
+        """Whether a flag is set on every rank, as a flag of the group's device: nothing waits where that is the flag's own."""
+        mine = host.send(flag, self.device) if flag.is_cpu else flag.to(self.device)
+        everyone = self.gather_tensor(mine.to(torch.uint8).reshape(1).repeat(8))
+        return everyone.all()
 
     def all_reduce(self, x: Tensor) -> None:
         """Torch's own sum over ranks, in place (blocking): what compressed exchanges are compared with."""
@@ -218,11 +229,21 @@ def start(
     return Pending(exchange.steps(x, state, spec, ctx, group.rank, group.size, stats), group)
 
 
-def integers(values: list[int], device: torch.device) -> Tensor:
-    """Non-negative integers as bytes, eight each."""
-    return torch.tensor(values, dtype=torch.int64, device=device).view(torch.uint8)
+def announced(messages: Sequence[Message], device: torch.device) -> Tensor:
+    """The lengths of messages as bytes, eight each, on ``device``; nothing waits for those that only the device knows."""
+    if all(isinstance(m.nbytes, int) for m in messages):
+        return host.numbers(lengths(messages), device).view(torch.uint8)
+    parts = [m.nbytes if isinstance(m.nbytes, Tensor) else torch.full((), m.nbytes, device=device) for m in messages]
+    return torch.stack(parts).view(torch.uint8)
 
 
 def read_integers(data: Tensor) -> list[int]:
-    """The inverse of :func:`integers`."""
-    return [int(v) for v in data.view(torch.int64).tolist()]
+    """The integers of eight bytes each, in one read."""
+    return [int(v) for v in host.read(data).view(torch.int64).tolist()]
+
+
+def in_parts(arrived: Tensor, sizes: Sequence[int], on_host: bool) -> Iterator[Message]:
+    """The messages that arrived one after another; with ``on_host``, those that will be decoded there are read together."""
+    here = torch.split(host.read(arrived), list(sizes)) if on_host else [None] * len(sizes)
+    for part, n, copy in zip(torch.split(arrived, list(sizes)), sizes, here):
+        yield Message(part, n, copy)

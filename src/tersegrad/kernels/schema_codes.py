@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class BitKernels(Protocol):
-    """Bit packing, trits and serial Elias codes. Sizes are exact and checked by the caller."""
+    """Bit packing, trits and serial Elias codes (on the CPU). Sizes are exact and checked by the caller."""
 
     def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
         """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
@@ -50,11 +50,11 @@ class PlanarKernels(Protocol):
         """``out.numel()`` values from the start of ``data``; the bytes used."""
         ...
 
-    def rice_bits(self, values: Tensor, k: int) -> int:
+    def rice_bits(self, values: Tensor, k: int) -> Tensor:
         """Bits that all values take together with parameter ``k``, without padding; ``ValueError`` for negative values."""
         ...
 
-    def rice_best(self, values: Tensor) -> int:
+    def rice_best(self, values: Tensor) -> Tensor:
         """The smallest ``k`` that minimises :meth:`rice_bits`."""
         ...
 

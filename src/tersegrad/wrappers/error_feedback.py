@@ -42,6 +42,7 @@ from tersegrad.core.protocol import (
     Spec,
     Splitter,
     Stats,
+    codes_on_host,
     flat_float32,
     has_fixed_size,
     mode_of,
@@ -130,7 +131,8 @@ class ErrorFeedback(Configuration):
         require(x.numel() == state.residual.numel(), f"the state is for {state.residual.numel()} coordinates, got {x.numel()}")
         spec = _corrected(spec)
         weight, flat = self._weight(spec), flat_float32(x, spec)
-        if isinstance(self.inner, Splitter) and weight == 1.0 and state.residual.dtype == torch.float32:
+        together = weight == 1.0 and state.residual.dtype == torch.float32 and not codes_on_host(self.inner, flat.device)
+        if together and isinstance(self.inner, Splitter):
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
             message, inner, finite = self.inner.encode_split(
                 flat, state.residual, left, spec, state.inner, ctx, stats=stats, out=out
@@ -141,6 +143,12 @@ class ErrorFeedback(Configuration):
         torch.add(flat, state.residual, out=y)
         message, inner = self.inner.encode(y, spec, state.inner, ctx, stats=stats, out=out)
         left = _subtract(self.inner, message, spec, ctx, y, weight).to(state.residual.dtype)
+        if not left.is_cpu:
+            # Nothing waits for the device: the states are chosen there.
+            good = torch.isfinite(left).all()
+            return message, states.map_tensors(
+                lambda new, old: torch.where(good, new, old), ErrorFeedbackState(left, inner), state
+            )
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
         if not (bool(torch.isfinite(left.sum())) or bool(torch.isfinite(left).all())):
             return message, state
@@ -159,6 +167,9 @@ class ErrorFeedback(Configuration):
             return self.inner.decode_add(message, inner_spec, ctx, out, weight * self._weight(inner_spec))
         out = buffers.float_buffer(out, spec.numel, message.data.device)
         return out.add_(self.decode(message, spec, ctx) * weight)
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return codes_on_host(self.inner, device)
 
     def mode(self, data: bytes) -> str | None:
         return mode_of(self.inner, data)

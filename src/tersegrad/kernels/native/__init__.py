@@ -10,6 +10,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tersegrad.kernels.native import (
+    bits,
+    casts,
+    dither,
+    hadamard,
+    levels,
+    modelled,
+    planar,
+    rans,
+    rounding,
+    select,
+    shared,
+    variance,
+)
 from tersegrad.kernels.native.bits import *
 from tersegrad.kernels.native.casts import *
 from tersegrad.kernels.native.dither import *
@@ -24,6 +38,12 @@ from tersegrad.kernels.native.select import *
 from tersegrad.kernels.native.shared import *
 from tersegrad.kernels.native.variance import *
 
+# What is implemented here; everything else is the reference's.
+OPERATIONS = tuple(
+    name
+    for topic in (bits, casts, dither, hadamard, levels, modelled, planar, rans, rounding, select, shared, variance)
+    for name in topic.__all__
+)
 ISAS = ("portable", "avx2", "avx512")
 
 

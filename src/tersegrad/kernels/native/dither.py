@@ -9,7 +9,7 @@ from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import array, module
+from tersegrad.kernels.native.module import array, module, number
 
 __all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
 
@@ -38,7 +38,7 @@ def dither_encode(
         draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
     rest, more = NOTHING if left is None else array(left), NOTHING if carry is None else array(carry)
     nbytes, norm, error = module.dither_encode(array(x), nu, step, coder, chunk, draws, array(out), rest, more)
-    return torch.tensor(nbytes), torch.tensor(norm, dtype=torch.float64), torch.tensor(error, dtype=torch.float64)
+    return number(nbytes), torch.scalar_tensor(norm, dtype=torch.float64), torch.scalar_tensor(error, dtype=torch.float64)
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
@@ -53,6 +53,6 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     return out
 
 
-def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
-    error, norm = module.dither_sample(array(x), step, stride, NOTHING if carry is None else array(carry))
-    return float(error), float(norm)
+def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
+    place = array(out)
+    place[0], place[1] = module.dither_sample(array(x), step, stride, NOTHING if carry is None else array(carry))

@@ -347,7 +347,7 @@ def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
     return values.clamp_(-HUGE, HUGE)
 
 
-def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
+def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
     """Squared error, with the best scale for every scale block, and squared norm of one block of 4096 in ``stride``."""
     x = x if carry is None else x + carry
     starts = range(0, x.numel(), CHUNK * stride)
@@ -357,4 +357,4 @@ def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = No
         dot, energy = _exact_sums(part, _levels(part, step, None, 0))
         norms.append(float(sum_squares(part)))
         errors.append(norms[-1] - dot / energy * dot if energy > 0 else norms[-1])
-    return _fold(errors), _fold(norms)
+    out.copy_(torch.tensor([_fold(errors), _fold(norms)], dtype=torch.float64))
