@@ -43,7 +43,7 @@ class Written(TorchDispatchMode):
     """Counts the elements that operations write, in new tensors or in given ones; views and empty memory are no writing."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
