@@ -198,16 +198,32 @@ def test_two_shot_promises() -> None:
     ("sparse_dithering(nu=0.1)", "two_shot", 4),
 ])  # fmt: skip
 def test_messages_of_fixed_size_need_no_round_for_their_lengths(text: str, kind: str, rounds: int) -> None:
-    exchange, spec = make(kind, text), Spec.flat(1000)
-    steps = exchange.steps(vector(1000, 0, 0), exchange.init(spec, "cpu", 0, 1), spec, Context(), 0, 1)
-    count, answer = 0, None
-    while True:
-        try:
-            request = next(steps) if answer is None else steps.send(answer)
-        except StopIteration:
-            break
-        count, answer = count + 1, request.data
-    assert count == rounds
+    inner, spec, requests = make(kind, text), Spec.flat(1000), []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def steps(self, *args: Any) -> Any:
+            steps, answer = inner.steps(*args), None
+            while True:
+                try:
+                    request = next(steps) if answer is None else steps.send(answer)
+                except StopIteration as end:
+                    return end.value
+                requests.append(request)
+                answer = yield request
+
+    xs = [vector(1000, r, 0) for r in range(2)]
+    virtual.run(Counted(), xs, virtual.init(inner, spec, 2), spec, Context())
+    assert len(requests) == 2 * rounds
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "two_shot"])
+def test_one_rank_exchanges_nothing(kind: str) -> None:
+    exchange, spec = make(kind, "sparse_dithering(nu=0.1)"), Spec.flat(1000)
+    with pytest.raises(StopIteration):
+        next(exchange.steps(vector(1000, 0, 0), exchange.init(spec, "cpu", 0, 1), spec, Context(), 0, 1))
 
 
 def test_a_false_declaration_of_fixed_size_is_an_error() -> None:

@@ -71,11 +71,10 @@ def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[
         if not indices.numel():
             out[0] = ZERO
             return 1, written.decoded
-    head = torch.frombuffer(
-        bytearray([PACKED if written.packed else NORMAL, *varint.write(indices.numel())]), dtype=torch.uint8
-    )
-    at = head.numel()
-    out[:at] = head
+    head = (PACKED if written.packed else NORMAL, *varint.write(indices.numel()))
+    at = len(head)
+    # Messages are written in the host's memory.
+    out.numpy()[:at] = head
     at += index.encode(indices, numel, out[at:]).numel()
     end = at + written.data.numel()
     out[at:end] = written.data

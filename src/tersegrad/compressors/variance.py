@@ -135,11 +135,13 @@ class _VarianceBased(Configuration):
             return Message(data if out is None else out, 1), state
         here = data if data.is_cpu else host.empty(data.numel(), torch.uint8, data.device)
         nbytes, decoded = self._write(values, Place(indices, spec, ctx), here)
+        copy = None
         if here is not data:
-            data[:nbytes].copy_(here[:nbytes], non_blocking=True)
+            copy = here[:nbytes]
+            data[:nbytes].copy_(copy, non_blocking=True)
         if self._keeps:
             r[host.send(indices, r.device).long()] = host.send(values - decoded, r.device)
-        return Message(data if out is None else out, nbytes, here[:nbytes]), VarianceState(r, v)
+        return Message(data if out is None else out, nbytes, copy), VarianceState(r, v)
 
     def codes_on_host(self, device: torch.device) -> bool:
         return True

@@ -60,7 +60,7 @@ def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def select_sample_key(x: Tensor, k: int) -> Tensor:
-    return number(module.select_sample_key(array(x), k)).int()
+    return number(module.select_sample_key(array(x), k), torch.int32)
 
 
 def select_compact(x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
