@@ -196,7 +196,8 @@ class Imagined:
 
     def dither_encode(self, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *numbers, out = rest
-        found = native.dither_encode(self._device.memory(x), *numbers, self._device.memory(out))
+        arguments: list[Any] = [self._device.memory(x), *numbers, self._device.memory(out)]
+        found = native.dither_encode(*arguments)
         return tuple(self._device.to(t) for t in found)
 
     def dither_decode(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor:
