@@ -26,6 +26,7 @@ from tersegrad.engine.report import Totals
 from tersegrad.engine.settings import Choice, Given, Settings, compressor_of
 from tersegrad.engine.step import Step
 from tersegrad.exchange import Scheme
+from tersegrad.planner import Link, measure_link
 
 Change = dict[int, Left]  # by group: what a change of compressor or exchange could not carry over
 
@@ -61,6 +62,7 @@ class Engine:
         self.totals = Totals()
         self.agreeing, self.replicated, self._facts = tuple(agreeing), replicated, dict(facts or {})
         self.dense_seconds: dict[str, float] | None = None  # of dense all-reduces on this link
+        self.link: Link | None = None  # as measured
         self._open: list[Step] = []
         self._upcoming: tuple[int, Choice] | None = None  # the step that the schedule was asked for, and its answer
         self.links = list({id(route.link): route.link for route in routes}.values())
@@ -294,6 +296,12 @@ class Engine:
         link.all_reduce(both)
         self.dense_seconds = dict(zip(found, (both / link.size).tolist()))
         return self.dense_seconds
+
+    def measure_link(self) -> Link:
+        """Rate and latency between the ranks, for the report (a collective call, between two steps)."""
+        require(self.between_steps, "links are measured between two steps")
+        self.link = measure_link(self.links[-1])
+        return self.link
 
     def reset_report(self) -> None:
         """Count from zero again, between two steps."""

@@ -17,6 +17,7 @@ from tersegrad.engine.lane import Lane
 from tersegrad.engine.report import Report, report, sent_dense
 from tersegrad.engine.settings import Given
 from tersegrad.exchange import Scheme
+from tersegrad.planner import Link
 
 
 class Handle:
@@ -93,6 +94,10 @@ class Handle:
     def compare(self, rounds: int = 3) -> dict[str, float]:
         """Time dense all-reduces of all gradients on this link, for the report (a collective call, between two steps)."""
         return self.engine.compare(rounds)
+
+    def measure_link(self) -> Link:
+        """Rate and latency of the link between the ranks, for the report (a collective call, between two steps)."""
+        return self.engine.measure_link()
 
     def check_replicas(self) -> None:
         """Raise :class:`~tersegrad.engine.ReplicasDiffer` unless all ranks have the same parameters (a collective call)."""
