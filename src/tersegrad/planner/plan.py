@@ -87,19 +87,31 @@ class Workload:
     def compute(self) -> float:
         return self.forward + self.backward
 
-    def groups(self, limit: int = BUCKET, first: int | None = None) -> list[int]:
-        """Coordinates of the groups that travel together: up to ``limit`` bytes of float32, from the last parameter to the first.
+    def groups(self, limit: int = BUCKET) -> list[int]:
+        """Coordinates of our engine's groups: from the last parameter to the first, none above ``limit`` bytes if it has several.
 
         >>> Workload("w", (100, 50, 10), 0, 0).groups(limit=400)
         [60, 100]
         """
         sizes: list[int] = []
-        most = limit if first is None else first
         for numel in reversed(self.numels):
-            if not sizes or 4 * (sizes[-1] + numel) > most:
-                most = limit if sizes else most
+            if not sizes or 4 * (sizes[-1] + numel) > limit:
                 sizes.append(0)
             sizes[-1] += numel
+        return sizes
+
+    def buckets(self, limit: int = BUCKET, first: int = FIRST_BUCKET) -> list[int]:
+        """Coordinates of DDP's own buckets, each closed by the parameter that reaches its limit; the first has a smaller one.
+
+        >>> Workload("w", (100, 50, 10, 50), 0, 0).buckets(limit=400, first=40)
+        [50, 160]
+        """
+        sizes, full = list[int](), True
+        for numel in reversed(self.numels):
+            if full:
+                sizes.append(0)
+            sizes[-1] += numel
+            full = 4 * sizes[-1] >= (first if len(sizes) == 1 else limit)
         return sizes
 
 
@@ -136,12 +148,13 @@ def forecast(
     waits: Waits | None = None,
     group_bytes: int = BUCKET,
     by_variance: bool = False,
+    moments: float | None = None,
 ) -> Forecast:
-    """The step of ``workload`` with one setting."""
+    """The step of ``workload`` with one setting; ``moments``: seconds that second moments add, where they are known."""
     backward, numel = workload.backward, workload.numel
     bits = measured.bits
     if setting.dense:
-        groups = workload.groups(BUCKET, FIRST_BUCKET)
+        groups = workload.buckets()
     else:
         groups = workload.groups(group_bytes)
         small = 0 if by_variance else sum(n for n in workload.numels if n < workload.dense_below)
@@ -149,7 +162,8 @@ def forecast(
     segments = [backward * n / numel for n in groups]
     if by_variance:
         # Moments are whole only when the backward pass has ended.
-        segments = [backward + MOMENTS * workload.compute, *([0.0] * (len(groups) - 1))]
+        extra = MOMENTS * workload.compute if moments is None else moments
+        segments = [backward + extra, *([0.0] * (len(groups) - 1))]
     trips = [trip(setting.exchange, n, topology, bits, measured.coding, measured.fixed_size) for n in groups]
     line = simulate(segments, trips, waits or ("end" if setting.dense else "pipeline"))
     sent = sum(t.sent for t in trips)

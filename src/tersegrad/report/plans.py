@@ -86,7 +86,7 @@ def draw(plan: Plan, path: Path, lines: int = 7) -> Path:
     def at(found: Forecast) -> Callable[[float], float]:
         return lambda rate: plan.again(found.setting, rate).seconds
 
-    rows = [(str(f.setting), at(f)) for f in chosen]
+    rows = [(str(f.setting).replace("identity,", "float32,"), at(f)) for f in chosen]
     where = plan.topology
     mark = Mark(where.link.bits_per_second, rate_text(where.link.bits_per_second))
     title = f"{plan.workload.name}, {where.workers} workers: predicted time of a training step"
