@@ -483,14 +483,16 @@ def codings(size: int, texts: list[str], task: Task) -> dict[str, Measured]:
     """What the planner measures of coding: on a gradient of the task, all hosts at the same method."""
     training = Training("float32", size, task)
     collector = Collector(training.model.module)
-    with training.model.no_sync():
-        chosen = next(training.batches)
-        torch.nn.functional.cross_entropy(training.model(training.images[chosen]), training.labels[chosen]).backward()
-    moments = collector.take()
     parameters = list(training.model.module.parameters())
-    x = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
-    stats = Stats(torch.cat([moments[p].reshape(-1) for p in parameters]))
+    history: list[tuple[Tensor, Stats]] = []
+    with training.model.no_sync():
+        for _ in range(6):
+            training.step()
+            moments = collector.take()
+            x = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
+            history.append((x, Stats(torch.cat([moments[p].reshape(-1) for p in parameters]))))
     collector.remove()
+    (x, stats), pieces = history.pop(), [Piece(tuple(p.shape), 0, p.numel(), f"p{k}") for k, p in enumerate(parameters)]
     found = {}
     for text in texts:
         method = Method.parse(text)
@@ -501,7 +503,7 @@ def codings(size: int, texts: list[str], task: Task) -> dict[str, Measured]:
         else:
             compressor = tersegrad.parse(method.compressor)
             given = stats if needs_second_moment(compressor) else None
-            found[text] = measure_coding(compressor, x, given, quantile=0.5)
+            found[text] = measure_coding(compressor, x, given, Spec(tuple(pieces)), history=history, quantile=0.5)
     return found
 
 

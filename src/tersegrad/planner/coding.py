@@ -1,15 +1,17 @@
 """How long coding takes here, and what messages weigh: measured on this machine, with real bytes.
 
 A message of n coordinates takes a + b n seconds. Two lengths tell both: a short vector, where the start of a kernel is most of it, and a
-long one. Buffers are touched before. On a GPU the device is waited for. Inside a job, where workers may share cores, the median of
+long one. Buffers are touched before, and take turns so that none is in a cache: a backward pass has filled that with other things by
+the time a gradient is encoded. On a GPU the device is waited for. Inside a job, where workers may share cores, the median of
 all calls counts; for a plan, made on a machine that may be busy with something else now, a time that one call in ten beats.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ from tersegrad.planner.trips import Coding
 
 LONG = 1 << 20  # coordinates of the long vector, unless the model is smaller
 SHORT = 1 << 12
+CACHED = 1 << 24  # coordinates that no cache holds; buffers take turns until there are so many, or MOST of them
+MOST = 8
 UNAMBIGUOUS = 1 / 538  # coordinates that vgc(alpha=1.5) sent on average in 100 epochs of CIFAR-10 (experiments/variance_based)
 
 
@@ -38,16 +42,19 @@ def measure_coding(
     compressor: Compressor[Any],
     vector: Tensor | None = None,
     stats: Stats | None = None,
+    spec: Spec | None = None,
     *,
+    history: Sequence[tuple[Tensor, Stats | None]] = (),
     numel: int = LONG,
     device: torch.device | str = "cpu",
     budget: float = 0.3,
     quantile: float = 0.1,
 ) -> Measured:
-    """Time ``compressor`` and weigh its messages: on ``vector`` if there is one, else on ``numel`` normal coordinates.
+    """Time ``compressor`` and weigh its messages: on ``vector`` (laid out as ``spec`` says), else on ``numel`` normal coordinates.
 
     Normal data is the hardest for a given variance; gradients usually take fewer bits. Error feedback runs for some steps first.
-    ``budget``: seconds for each of the measurements. ``quantile``: of the times of all calls.
+    ``history``: vectors of earlier steps, for compressors whose messages depend on them. ``budget``: seconds for each of the
+    measurements. ``quantile``: of the times of all calls.
     """
     clock = _Clock(torch.device(device if vector is None else vector.device), quantile)
     if vector is None:
@@ -56,11 +63,12 @@ def measure_coding(
     require(x.numel() > 0, "there is nothing to measure on: the vector is empty")
     if stats is None and needs_second_moment(compressor):
         stats = Stats(_moments(x))
-    long = _times(compressor, x, stats, budget, clock)
+    long = _times(compressor, x, stats, spec or Spec.flat(x.numel()), budget, clock, history)
     if x.numel() <= 2 * SHORT:
         each, slope = [0.0, 0.0, 0.0], [t / x.numel() for t in long.seconds]
     else:
-        short = _times(compressor, x[:SHORT], None if stats is None else Stats(_cut(stats, SHORT)), budget / 4, clock)
+        few = None if stats is None else Stats(_cut(stats, SHORT))
+        short = _times(compressor, x[:SHORT], few, Spec.flat(SHORT), budget / 4, clock)
         slope = [max(b - a, 0.0) / (x.numel() - SHORT) for a, b in zip(short.seconds, long.seconds)]
         each = [max(a - s * SHORT, 0.0) for a, s in zip(short.seconds, slope)]
     coding = Coding(slope[0], slope[1], slope[2], each[0], each[1], copy_seconds(clock, x.numel()))
@@ -75,17 +83,31 @@ def measure_cast(
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(device)
     half = x.to(dtype)
     error = float((half.double() - x.double()).square().sum() / x.double().square().sum())
+    turns = itertools.cycle([x.clone() for _ in range(_several(numel))])
     if dtype == torch.float32:
-        return Measured(Coding(encode=clock.seconds(lambda: half.div_(1.0), budget) / numel), 32.0, error, True)
-    there = clock.seconds(lambda: x.to(dtype).div_(3.0), budget) / numel
-    back = clock.seconds(lambda: x.copy_(half), budget) / numel
+        return Measured(Coding(encode=clock.seconds(lambda: next(turns).div_(1.0), budget) / numel), 32.0, error, True)
+    there = clock.seconds(lambda: next(turns).to(dtype).div_(3.0), budget) / numel
+    back = clock.seconds(lambda: next(turns).copy_(half), budget) / numel
     return Measured(Coding(there, back), 8.0 * half.element_size(), error, True)
 
 
 def copy_seconds(clock: _Clock, numel: int, budget: float = 0.05) -> float:
     """Seconds per coordinate of copying float32."""
-    a, b = torch.ones(numel, device=clock.device), torch.ones(numel, device=clock.device)
-    return clock.seconds(lambda: b.copy_(a), budget) / numel
+    turns = itertools.cycle([(_touched(numel, clock.device), _touched(numel, clock.device)) for _ in range(_several(numel))])
+
+    def copy() -> None:
+        target, source = next(turns)
+        target.copy_(source)
+
+    return clock.seconds(copy, budget) / numel
+
+
+def _several(numel: int) -> int:
+    return max(1, min(MOST, CACHED // max(numel, 1)))
+
+
+def _touched(numel: int, device: torch.device) -> Tensor:
+    return torch.ones(numel, dtype=torch.float32, device=device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,16 +117,28 @@ class _Times:
     error: float
 
 
-def _times(compressor: Compressor[Any], x: Tensor, stats: Stats | None, budget: float, clock: _Clock) -> _Times:
-    spec, state = Spec.flat(x.numel()), compressor.init(Spec.flat(x.numel()), x.device)
+def _times(
+    compressor: Compressor[Any],
+    x: Tensor,
+    stats: Stats | None,
+    spec: Spec,
+    budget: float,
+    clock: _Clock,
+    history: Sequence[tuple[Tensor, Stats | None]] = (),
+) -> _Times:
+    state, several = compressor.init(spec, x.device), _several(x.numel())
     out = torch.ones(compressor.max_nbytes(spec), dtype=torch.uint8, device=x.device)
-    target = torch.ones(x.numel(), dtype=torch.float32, device=x.device)
+    vectors = itertools.cycle([x.clone() for _ in range(several)])
+    targets = itertools.cycle([_touched(x.numel(), x.device) for _ in range(several)])
     keeps = stats is not None  # moments that repeat themselves would pass the test of variance in the end
     message, step = None, 0
+    for earlier, moments in history:
+        _, state = compressor.encode(earlier, spec, state, Context(step=step), stats=moments, out=out)
+        step += 1
 
     def encode() -> None:
         nonlocal message, state, step
-        message, after = compressor.encode(x, spec, state, Context(step=step), stats=stats, out=out)
+        message, after = compressor.encode(next(vectors), spec, state, Context(step=step), stats=stats, out=out)
         state, step = (state if keeps else after), step + 1
 
     for _ in range(2):
@@ -116,12 +150,12 @@ def _times(compressor: Compressor[Any], x: Tensor, stats: Stats | None, budget: 
     error = float((decoded.double() - x.double()).square().sum() / x.double().square().sum().clamp_min(1e-300))
     assert message is not None
     last, ctx = Message(message.payload.clone(), int(message.nbytes)), Context(step=step - 1)
-    decoding = clock.seconds(lambda: compressor.decode(last, spec, ctx, target), budget / 2)
+    decoding = clock.seconds(lambda: compressor.decode(last, spec, ctx, next(targets)), budget / 2)
     if isinstance(compressor, Accumulator):
         fused = compressor
-        adding = clock.seconds(lambda: fused.decode_add(last, spec, ctx, target, 1e-3), budget / 2)
+        adding = clock.seconds(lambda: fused.decode_add(last, spec, ctx, next(targets), 1e-3), budget / 2)
     else:
-        adding = clock.seconds(lambda: target.add_(compressor.decode(last, spec, ctx)), budget / 2)
+        adding = clock.seconds(lambda: next(targets).add_(compressor.decode(last, spec, ctx)), budget / 2)
     return _Times((encoding, decoding, adding), int(last.nbytes), error)
 
 

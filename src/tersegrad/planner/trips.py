@@ -20,6 +20,7 @@ from typing import Literal
 from tersegrad.core.text import require
 from tersegrad.planner.costs import Link, check_workers
 
+IN, OUT = 2, 3  # passes over memory of the engine, by the clock
 INSIDE = Link(100e9, latency=20e-6)  # inside a machine, unless told otherwise
 
 ExchangeName = Literal["all_reduce", "two_shot", "all_gather", "hierarchical", "reduce_scatter"]
@@ -30,7 +31,8 @@ NAMES: tuple[ExchangeName, ...] = ("all_reduce", "two_shot", "all_gather", "hier
 class Coding:
     """Seconds of one worker's processor: per coordinate, and per message whatever its length.
 
-    ``copy``: to read and write a float32 coordinate once. Every exchange copies gradients in and means out.
+    ``copy``: to read and write a float32 coordinate once. Around an exchange the engine passes over memory about ``IN`` times on the way in
+    (gradients into groups, messages together) and ``OUT`` times on the way out (means, the finite check, back to the gradients).
     """
 
     encode: float = 0.0
@@ -151,8 +153,8 @@ def all_reduce(numel: float, topology: Topology, bits: float, coding: Coding, fi
 def all_gather(numel: float, topology: Topology, bits: float, coding: Coding, fixed_size: bool = False) -> Trip:
     """Every worker's message to all."""
     nbytes, p = numel * bits / 8, topology.workers
-    work = numel * coding.copy + coding.encoding(numel)
-    last = coding.adding(numel, p) + 2 * numel * coding.copy  # the mean, and back to the gradients
+    work = IN * numel * coding.copy + coding.encoding(numel)
+    last = coding.adding(numel, p) + OUT * numel * coding.copy
     if fixed_size:
         return Trip((topology.gather(nbytes).after(work),), last)
     return Trip((topology.gather(8).after(work), topology.to_all(nbytes)), last)
@@ -161,9 +163,9 @@ def all_gather(numel: float, topology: Topology, bits: float, coding: Coding, fi
 def reduce_scatter(numel: float, topology: Topology, bits: float, coding: Coding, fixed_size: bool = False) -> Trip:
     """Every worker's parts to their owners, which add them up."""
     p = topology.workers
-    work = numel * coding.copy + coding.encoding(numel, p)
+    work = IN * numel * coding.copy + coding.encoding(numel, p)
     parts = topology.to_all(numel * bits / 8 / p)
-    last = coding.adding(numel / p, p) + numel / p * coding.copy
+    last = coding.adding(numel / p, p) + OUT * numel / p * coding.copy
     return Trip((parts.after(work),) if fixed_size else (topology.gather(8 * p).after(work), parts), last)
 
 
@@ -171,9 +173,9 @@ def two_shot(numel: float, topology: Topology, bits: float, coding: Coding, fixe
     """A reduce-scatter, then the owners' means to all, compressed again."""
     p, part = topology.workers, numel * bits / 8 / topology.workers
     first = reduce_scatter(numel, topology, bits, coding, fixed_size)
-    between = first.last + coding.encoding(numel / p)
+    between = coding.adding(numel / p, p) + coding.encoding(numel / p)
     second = (topology.gather(part),) if fixed_size else (topology.gather(8), topology.to_all(part))
-    last = coding.decoding(numel, p) + numel * coding.copy
+    last = coding.decoding(numel, p) + OUT * numel * coding.copy
     return Trip((*first.legs, second[0].after(between), *second[1:]), last)
 
 
@@ -184,13 +186,13 @@ def hierarchical(numel: float, topology: Topology, bits: float, coding: Coding, 
     local = Leg(0.0, inside.seconds((n - 1) * 4 * numel / n) / inside.direct, inside.latency if n > 1 else 0.0)
     summing = numel * coding.copy  # n vectors of 1/n
     if nodes == 1:
-        return Trip((local.after(numel * coding.copy), local.after(summing)), numel * coding.copy)
+        return Trip((local.after(IN * numel * coding.copy), local.after(summing)), OUT * numel * coding.copy)
     # The n lanes of a machine travel at once and share its link, which is as if one lane had the rate of 1/n of it.
     shared = dataclasses.replace(topology.link, bits_per_second=topology.link.bits_per_second / n)
     lane = two_shot(numel / n, Topology(nodes, shared), bits, dataclasses.replace(coding, copy=0.0), fixed_size)
     legs = [dataclasses.replace(leg, sent=n * leg.sent) for leg in lane.legs]
     legs[0] = legs[0].after(summing)
-    return Trip((local.after(numel * coding.copy), *legs, local.after(lane.last)), numel * coding.copy)
+    return Trip((local.after(IN * numel * coding.copy), *legs, local.after(lane.last)), OUT * numel * coding.copy)
 
 
 TRIPS: dict[str, Callable[..., Trip]] = {
