@@ -559,7 +559,7 @@ def predict(
     """The planner against the clock: predicted and measured training steps, and whether it names the fastest method.
 
     The planner is given what it would find in a job: the link by measure_link, coding by measure_coding on a gradient, all hosts
-    busy, the size of a message and the time of forward and backward by a few steps on a link without a limit.
+    busy, and the time of forward and backward and the size of a message by a few steps on a link without a limit.
     """
 
     def body(console: Console) -> None:
@@ -569,34 +569,34 @@ def predict(
         cells: list[planned.Cell] = []
         links: list[dict[str, Any]] = []
         with Cluster(max(counts), counts, console) as cluster:
-            for size in counts:
-                cluster.network.limit(None)
-                known = planned.learn(cluster.hosts, texts, task, size)
-                for limit in rates:
-                    cluster.limit(limit, size)
+            for size, limit in itertools.product(counts, rates):
+                cluster.limit(limit, size)
+                told: dict[str, list[float]] = {text: [] for text in texts}
+                taken: dict[str, list[float]] = {text: [] for text in texts}
+                # What the planner learns and what it foretells take turns, so that a slow moment of the machine meets both.
+                for _ in range(turns):
+                    cluster.network.limit(None)
+                    known = planned.learn(cluster.hosts, texts, task, size)
+                    cluster.network.limit(limit)
                     link = cluster.hosts.run("link", size=size)[0]
                     links.append({"hosts": size, "rate": limit, **dataclasses.asdict(link)})
-                    gathered: dict[str, list[float]] = {text: [] for text in texts}
-                    for _ in range(turns):
-                        for text in texts:
-                            cluster.network.limit(None)
-                            cluster.hosts.run("begin_training", text, task, 0, size=size)
-                            cluster.hosts.run("train", 3, 3, None, size=size)
-                            cluster.network.limit(limit)
-                            found = cluster.hosts.run("step_times", count, size=size)
-                            gathered[text] += [max(t) for t in zip(*(f["samples"] for f in found))]
                     for text in texts:
-                        told = planned.foresee(text, known, link, size)
-                        cells.append(
-                            planned.Cell(
-                                text, size, limit, told.seconds, statistics.median(gathered[text]), tuple(gathered[text])
-                            )
-                        )
-                        c = cells[-1]
-                        console.print(
-                            f"  {c.label}: {c.predicted:.4f} s predicted, {c.measured:.4f} s measured ({100 * c.off:+.0f} %)",
-                            style="dim", highlight=False, markup=False,
-                        )  # fmt: skip
+                        cluster.network.limit(None)
+                        cluster.hosts.run("begin_training", text, task, 0, size=size)
+                        trial = cluster.hosts.run("train", 4, 4, None, size=size)[0]["report"]
+                        cluster.network.limit(limit)
+                        found = cluster.hosts.run("step_times", count, size=size)
+                        taken[text] += [max(t) for t in zip(*(f["samples"] for f in found))]
+                        bits = None if trial is None else trial["bits_per_coordinate"]
+                        told[text].append(planned.foresee(text, known, link, size, bits).seconds)
+                for text in texts:
+                    middle = statistics.median(told[text]), statistics.median(taken[text])
+                    c = planned.Cell(text, size, limit, *middle, tuple(told[text]), tuple(taken[text]))
+                    cells.append(c)
+                    console.print(
+                        f"  {c.label}: {c.predicted:.4f} s predicted, {c.measured:.4f} s measured ({100 * c.off:+.0f} %)",
+                        style="dim", highlight=False, markup=False,
+                    )  # fmt: skip
         title = f"Predicted and measured training steps, 784-{width}-{width}-10, {batch} samples of each host"
         summary = planned.summary(cells)
         save(

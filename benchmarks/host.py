@@ -449,6 +449,26 @@ def compute_times(size: int, task: Task, count: int) -> list[float]:
     return samples
 
 
+def collectives(size: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each collective in which a host sends about ``nbytes``."""
+    group = TimedGroup(World.groups[size])
+    shares = tuple(0 if r == World.rank else nbytes // (size - 1) for r in range(size))
+    reduced = torch.zeros(nbytes * size // (8 * (size - 1)), dtype=torch.float32)
+    bodies: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(reduced, group=World.groups[size]),
+        "all_to_all": lambda: group.launch(AllToAll(torch.zeros(sum(shares), dtype=torch.uint8), shares, shares))[0].wait(),
+        "all_gather": lambda: group.launch(AllGather(torch.zeros(nbytes // (size - 1), dtype=torch.uint8)))[0].wait(),
+    }
+    found: dict[str, list[float]] = {name: [] for name in bodies}
+    for _ in range(rounds):
+        for name, body in bodies.items():
+            World.barrier(size)
+            begin = time.perf_counter()
+            body()
+            found[name].append(time.perf_counter() - begin)
+    return found
+
+
 def link(size: int) -> Link:
     """What the planner measures of the link."""
     return measure_link(World.groups[size])
@@ -548,7 +568,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
         raw, audit, exchange_rounds, forget, coding, wires, begin_training, train, step_times, compute_times, handle_times,
-        link, phases, codings,
+        collectives, link, phases, codings,
     )
 }  # fmt: skip
 

@@ -32,6 +32,7 @@ class Cell:
     rate: float | None
     predicted: float
     measured: float
+    told: tuple[float, ...] = ()  # turn by turn
     samples: tuple[float, ...] = ()
 
     @property
@@ -53,25 +54,17 @@ class Known:
 
 
 def learn(hosts: Hosts, texts: Sequence[str], task: Task, size: int) -> Known:
-    """Forward, backward, coding and message sizes, all hosts busy."""
+    """Forward, backward and coding, all hosts busy."""
 
     def phases(moments: bool) -> list[float]:
         # A step is as long as that of the slowest host, phase by phase.
-        rounds = zip(*hosts.run("phases", task, 15, moments, size=size))
+        rounds = zip(*hosts.run("phases", task, 8, moments, size=size))
         return [statistics.median(times) for times in zip(*([max(t) for t in zip(*together)] for together in rounds))]
 
     forward, backward, optimiser = phases(False)
     more = sum(phases(True)) - forward - backward - optimiser
     found = hosts.run("codings", list(texts), task, size=size)
-    codings = {}
-    for text in texts:
-        middle = sorted((f[text] for f in found), key=lambda m: m.coding.encode)[size // 2]
-        if not Method.parse(text).dense:
-            hosts.run("begin_training", text, task, 0, size=size)
-            hosts.run("train", 3, 3, None, size=size)
-            report = hosts.run("step_times", 6, size=size)[0]["report"]
-            middle = dataclasses.replace(middle, bits=report["bits_per_coordinate"])
-        codings[text] = middle
+    codings = {text: sorted((f[text] for f in found), key=lambda m: m.coding.encode)[size // 2] for text in texts}
     w = task.width
     sizes = (784 * w, w, w * w, w, 10 * w, 10)
     # What reports say of a message's bits includes small tensors.
@@ -79,15 +72,15 @@ def learn(hosts: Hosts, texts: Sequence[str], task: Task, size: int) -> Known:
     return Known(work, max(more, 0.0), codings)
 
 
-def foresee(text: str, known: Known, link: Link, size: int) -> Forecast:
-    """What the planner says of a method on a link."""
-    method = Method.parse(text)
+def foresee(text: str, known: Known, link: Link, size: int, bits: float | None = None) -> Forecast:
+    """What the planner says of a method on a link; ``bits``: per coordinate of a message, as a few steps of a job say."""
+    method, measured = Method.parse(text), known.codings[text]
+    if bits is not None:
+        measured = dataclasses.replace(measured, bits=bits)
     name: Any = method.exchange.name
     by_variance = not method.dense and needs_second_moment(tersegrad.parse(method.compressor))
     setting = Setting(method.compressor, name)
-    return forecast(
-        setting, known.workload, Topology(size, link), known.codings[text], by_variance=by_variance, moments=known.moments
-    )
+    return forecast(setting, known.workload, Topology(size, link), measured, by_variance=by_variance, moments=known.moments)
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, Any]:
@@ -121,7 +114,7 @@ def table(cells: Sequence[Cell], links: Sequence[dict[str, Any]], title: str) ->
     found = "; ".join(
         f"{k['hosts']} hosts, {rate_text(k['rate'])}: {k['bits_per_second'] / 1e6:.4g} Mbit/s, {1e3 * k['latency']:.2g} ms, direct "
         f"{k['direct']:.2f}"
-        for k in links
+        for k in {(k["hosts"], k["rate"]): k for k in links}.values()
     )
     note = (
         f"Seconds of a step, medians. Off by {100 * told['median']:.0f} % in the median (target {100 * TARGETS['median']:.0f}), "

@@ -146,15 +146,13 @@ def test_a_planner_knows_what_a_job_would_tell_it() -> None:
             answers: dict[str, list[object]] = {
                 "phases": [[(0.02, 0.04 + more, 0.01)] * 3] * size,
                 "codings": [{"bf16": coding, "qsgd(bits=4)": coding}] * size,
-                "step_times": [{"report": {"bits_per_coordinate": 4.5}}] * size,
             }
             return answers.get(job, [None] * size)
 
     known = planned.learn(Answers(), ["bf16", "qsgd(bits=4)"], host.Task(width=64), 2)  # type: ignore[arg-type]
     assert (known.workload.forward, known.workload.backward) == pytest.approx((0.03, 0.04))
     assert known.moments == pytest.approx(0.01)
-    assert (known.codings["bf16"].bits, known.codings["qsgd(bits=4)"].bits) == (9.0, 4.5)
-    slow, fast = (planned.foresee("qsgd(bits=4)", known, Link(rate), 2).seconds for rate in (1e6, 1e9))
+    slow, fast = (planned.foresee("qsgd(bits=4)", known, Link(rate), 2, 4.5).seconds for rate in (1e6, 1e9))
     assert slow > 3 * fast > 0.2
 
 

@@ -40,6 +40,7 @@ def test_all_ranks_measure_the_same_link(ranks: Pool) -> None:
     assert 1e7 < link.bits_per_second < 1e13
     assert 0 < link.latency < 0.5
     assert 0.05 <= link.direct <= 1
+    assert 0.05 <= link.gathered <= 1
     assert link.collectives == "ring"
     # Loopback on a shared machine: the order of magnitude is what can be asked for.
     told = predict("all_reduce", 1 << 20, 3, link).seconds

@@ -47,7 +47,7 @@ def plan(
     rate, delay, within = planning.bandwidth(bandwidth), planning.duration(latency), planning.bandwidth(inside)
     require(not device.startswith("cuda") or torch.cuda.is_available(), "there is no GPU here: plan with --device cpu")
     require(figure is None or figure.suffix in (".svg", ".png"), f"a figure is a .svg or .png file, got {figure}")
-    link = Link(rate, delay, ETHERNET, plans.DIRECT, "tree" if device.startswith("cuda") else "ring")
+    link = Link(rate, delay, ETHERNET, plans.DIRECT, "tree" if device.startswith("cuda") else "ring", plans.DIRECT)
     topology = Topology(workers, link, per_node, Link(within, latency=20e-6, collectives=link.collectives))
     console = console_of()
     with console.status("measuring") as status:

@@ -187,7 +187,8 @@ class Handle:
     def _check_identity(self, public: Public) -> None:
         for name, value in self._identity().items():
             saved = public.settings.get(name)
-            if saved != value and not (name == "compressor" and self.engine.settings.schedule is not None):
+            chosen = name == "compressor" and (self.engine.settings.schedule is not None or self.engine.auto is not None)
+            if saved != value and not chosen and not (name == "exchange" and self.engine.settings.auto == "both"):
                 raise BadCheckpoint(
                     f"the state was saved with {name}={saved}, this handle has {value}: attach with the saved one (change() may "
                     "change it afterwards)"

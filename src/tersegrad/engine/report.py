@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tersegrad.core import buffers
 from tersegrad.engine.lane import Lane, Meters
+from tersegrad.exchange.schemes import AllReduceScheme
 from tersegrad.planner import Link, break_even, predict
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def report(engine: Engine) -> Report:
         out["message_error"] = first.error / first.power
     if engine.exchange in ("two_shot", "all_gather"):
         out |= _cheaper(engine)
+    if engine.auto is not None:
+        out |= {"auto/choice": engine.auto.choice, "auto/why": engine.auto.why, "auto/decisions": engine.auto.decisions}
     return out | (_verdict(engine, waited) if t.steps else {})
 
 
@@ -120,6 +123,8 @@ def _verdict(engine: Engine, waited: float) -> Report:
     taken, numel = t.seconds / t.steps, t.coordinates / t.steps
     rate = break_even(predict("all_reduce", 1, size, Link(1.0), 16).sent * t.coordinates, t.sent, t.seconds - waited)
     out: Report = {"seconds/step": taken, "pays_below": rate}
+    if all(isinstance(lane.scheme, AllReduceScheme) for lane in engine.lanes):
+        return out | {"verdict": "nothing is compressed: gradients go through torch's own all-reduce"}
     link, dense = engine.link, engine.dense_seconds
     if link is not None:
         told = predict("all_reduce", round(numel), size, link, 16).seconds

@@ -22,8 +22,9 @@ ENOUGH = 0.05  # seconds
 def measure_link(group: ProcessGroup | Any = None, *, rounds: int = 5, enough: float = ENOUGH) -> Link:
     """Rate and latency of the slowest worker's link, between the members of a process group (a collective call).
 
-    ``group``: of torch or of ours; by default that of all workers. The rate is that of an all-reduce, headers included; ``direct`` is the
-    share of it that an all-to-all reaches; the latency is that of one message. All ranks return the same. It takes about a second.
+    ``group``: of torch or of ours; by default that of all workers. The rate is that of an all-reduce, headers included; ``direct`` and
+    ``gathered`` are the shares of it that an all-to-all and an all-gather reach; the latency is that of one message. All ranks
+    return the same. It takes about a second.
     """
     wire = ProcessGroup(group.group if isinstance(group, ProcessGroup) else group)
     require(wire.size > 1, "a link joins at least two workers, and this process group has one member")
@@ -38,23 +39,23 @@ def measure_link(group: ProcessGroup | Any = None, *, rounds: int = 5, enough: f
         data = torch.zeros(sum(shares), dtype=torch.uint8, device=wire.device)
         return _seconds(wire, rounds, lambda x: wire.launch(AllToAll(x, shares, shares))[0].wait(), data)
 
-    short, quick = reduce(4), send(8)
-    gathered = _seconds(
-        wire,
-        rounds,
-        lambda x: wire.launch(AllGather(x))[0].wait(),
-        torch.zeros(8, dtype=torch.uint8, device=wire.device),
-    )
+    def gather(nbytes: int) -> float:
+        data = torch.zeros(nbytes, dtype=torch.uint8, device=wire.device)
+        return _seconds(wire, rounds, lambda x: wire.launch(AllGather(x))[0].wait(), data)
+
+    short, quick, passed = reduce(4), send(8), gather(8)
     # Three collectives, one latency: the exchanges need them all.
-    latency = statistics.median([short / steps, quick, gathered / bare.hops(wire.size)])
+    latency = statistics.median([short / steps, quick, passed / bare.hops(wire.size)])
     nbytes = FIRST
-    while (taken := reduce(nbytes)) - short < enough and nbytes < LAST:
+    while (taken := reduce(nbytes) - short) < enough and nbytes < LAST:
         nbytes = min(LAST, 4 * nbytes)
     factor = 2 * (wire.size - 1) / wire.size
-    rate = 8 * factor * nbytes / max(taken - short, 1e-9)
-    directly = send(max(1, round(factor * nbytes / (wire.size - 1))))
-    share = min(1.0, max(0.05, (taken - short) / max(directly - quick, 1e-9)))
-    return Link(rate, latency, direct=share, collectives=bare.collectives)
+    rate = 8 * factor * nbytes / max(taken, 1e-9)
+    share = max(1, round(factor * nbytes / (wire.size - 1)))  # as many bytes leave each worker
+    direct, gathered = (
+        min(1.0, max(0.05, taken / max(other, 1e-9))) for other in (send(share) - quick, gather(share) - passed)
+    )
+    return Link(rate, latency, direct=direct, collectives=bare.collectives, gathered=gathered)
 
 
 def _seconds(wire: ProcessGroup, rounds: int, body: Callable[[torch.Tensor], object], data: torch.Tensor) -> float:

@@ -146,17 +146,21 @@ def forecast(
     measured: Measured,
     *,
     waits: Waits | None = None,
-    group_bytes: int = BUCKET,
+    groups: Sequence[int] | None = None,
     by_variance: bool = False,
     moments: float | None = None,
 ) -> Forecast:
-    """The step of ``workload`` with one setting; ``moments``: seconds that second moments add, where they are known."""
+    """The step of ``workload`` with one setting.
+
+    ``groups``: coordinates of the groups in the order in which they are complete, where they are not the usual ones. ``moments``:
+    seconds that second moments add, where they are known.
+    """
     backward, numel = workload.backward, workload.numel
     bits = measured.bits
     if setting.dense:
-        groups = workload.buckets()
+        groups = groups or workload.buckets()
     else:
-        groups = workload.groups(group_bytes)
+        groups = groups or workload.groups()
         small = 0 if by_variance else sum(n for n in workload.numels if n < workload.dense_below)
         bits = (measured.bits * (numel - small) + 32 * small) / numel
     segments = [backward * n / numel for n in groups]
@@ -273,13 +277,13 @@ def at_rate(topology: Topology, bits_per_second: float) -> Topology:
     return dataclasses.replace(topology, link=dataclasses.replace(topology.link, bits_per_second=bits_per_second))
 
 
-def choose(forecasts: Sequence[Forecast], ladder: Sequence[str], worth: float = WORTH) -> Forecast:
-    """The first rung (bf16, then the ladder) that no coarser one beats by ``worth``, climbing from the exact end."""
-    best = next(f for f in forecasts if f.setting == BASELINE)
+def choose(forecasts: Sequence[Forecast], ladder: Sequence[str], base: Forecast | None = None) -> Forecast:
+    """The first rung (``base``, by default bf16, then the ladder) that no coarser one beats by ``WORTH``, climbing from the exact end."""
+    best = base or next(f for f in forecasts if f.setting == BASELINE)
     for compressor in ladder:
         own = [f for f in forecasts if f.setting.compressor == compressor]
         fastest = min(own, key=lambda f: f.seconds, default=None)
-        if fastest is not None and fastest.seconds < (1 - worth) * best.seconds:
+        if fastest is not None and fastest.seconds < (1 - WORTH) * best.seconds:
             best = fastest
     return best
 

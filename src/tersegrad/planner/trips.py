@@ -126,7 +126,7 @@ class Topology:
         """Every worker's ``nbytes`` to all, passed on from one to the next."""
         link, p = (self.inside if self.nodes == 1 else self.link), self.workers
         crossing = 0.0 if self.nodes == 1 else (p - 1) * nbytes
-        return Leg(0.0, (p - 1) * link.seconds(nbytes), link.hops(p) * link.latency, crossing)
+        return Leg(0.0, (p - 1) * link.seconds(nbytes) / link.gathered, link.hops(p) * link.latency, crossing)
 
     def to_all(self, nbytes: float) -> Leg:
         """``nbytes`` from every worker to each other one, directly."""

@@ -10,7 +10,7 @@ from tersegrad.planner.plan import MOMENTS, rate_text, seconds_text
 from tersegrad.report.figures import Mark, seconds_against_link
 from tersegrad.report.tables import Column, Table, number
 
-DIRECT = 0.7  # share of the rate that all-to-all exchanges reach; measured between 0.6 and 0.75 (benchmarks/results)
+DIRECT = 0.7  # share of the rate that all-to-all and all-gather reach: between 0.5 and 0.75 with gloo and up to four hosts
 
 COLUMNS = (
     Column("compressor", number=False),
@@ -70,8 +70,8 @@ def note(plan: Plan, how: str) -> str:
         f"Assumed: computing takes {seconds_text(work.forward)} forward and {seconds_text(work.backward)} backward ({how}); gradients "
         "appear last to first, evenly; coding runs on the same processor, at the speed measured here; bits are those of normal vectors "
         "unless the model gave a gradient, and gradients usually take fewer; variance-based compressors send what they sent on "
-        f"CIFAR-10 and add {100 * MOMENTS:.0f} % to computing; direct exchanges reach {100 * DIRECT:.0f} % of the rate; Ethernet frames "
-        f"of 1500 bytes; all-reduce and all-gather go by {'rings, as in gloo' if rings else 'trees, as in NCCL'}; no stragglers, no "
+        f"CIFAR-10 and add {100 * MOMENTS:.0f} % to computing; all-to-all and all-gather reach {100 * DIRECT:.0f} % of the rate; Ethernet "
+        f"frames of 1500 bytes; all-reduce and all-gather go by {'rings, as in gloo' if rings else 'trees, as in NCCL'}; no stragglers, no "
         "loss, nobody else on the link.",
     ]
     if where.workers > 64:
