@@ -38,6 +38,7 @@ from benchmarks.methods import Method
 from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
 from tersegrad import bench
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.engine.auto import WARM
 from tersegrad.report.figures import require_matplotlib
 from tersegrad.report.tables import Column, Table, number
 
@@ -323,6 +324,7 @@ def steps(
         task = Task(None, width, batch)
         cells: list[Cell] = []
         compute: list[dict[str, Any]] = []
+        choices: list[dict[str, Any]] = []
         with Cluster(max(counts), counts, console) as cluster:
             for size in counts:
                 cluster.network.limit(None)
@@ -338,11 +340,18 @@ def steps(
                             cluster.hosts.run("begin_training", text, task, 0, size=size)
                             cluster.hosts.run("train", 3, 3, None, size=size)
                             cluster.network.limit(limit)
+                            if Method.parse(text).compressor == "auto":  # it decides on the link that it will have
+                                cluster.hosts.run("train", 3 + WARM + 1, WARM + 1, None, size=size)
                             found = cluster.hosts.run("step_times", count, size=size)
                             gathered[text] += [max(t) for t in zip(*(f["samples"] for f in found))]
                             reports[text] = found[0]["report"]
                     for text in texts:
                         report, made = reports[text], Method.parse(text)
+                        if report and "auto/choice" in report:
+                            choices.append(
+                                {"hosts": size, "rate": limit, "choice": report["auto/choice"], "why": report["auto/why"]}
+                            )
+                            console.print(f"  auto: {report['auto/choice']} ({report['auto/why']})", style="dim", markup=False)
                         sent = report["bytes/sent"] / report["steps"] if report else _dense_bytes(made, width, size)
                         encode, decode, wire = (
                             report[f"seconds/{p}"] / report["steps"] if report else 0.0 for p in ("encode", "decode", "wire")
@@ -354,7 +363,8 @@ def steps(
         shares = ", ".join(f"{c['seconds'] * 1e3:.0f} ms with {c['hosts']} hosts" for c in compute)
         title = f"One training step, 784-{width}-{width}-10, {batch} samples a host"
         table = cell_table(cells, title, f"Seconds, medians in one run, methods in turn. Computing alone takes {shares}.")
-        stem = save("steps", out, {"task": task, "cells": cells, "compute": compute}, [table], console)
+        document = {"task": task, "cells": cells, "compute": compute, "choices": choices}
+        stem = save("steps", out, document, [table], console)
         figure(cells, stem, title)
 
     guarded(body)

@@ -30,6 +30,7 @@ OURS = "error_feedback(sparse_dithering(alpha=0.1))"
         ("bf16 + all_gather", "bf16 + all_gather", "bf16, all_gather"),
         ("power_sgd(rank=4)", "float32 + power_sgd(rank=4)", "power_sgd(rank=4)"),
         (OURS, f"{OURS} + two_shot", "EF sparse_dithering(alpha=0.1)"),
+        ("auto", "auto + two_shot", "auto"),
         (
             f"sgd(lr=0.1, momentum=0.9) + {OURS} + two_shot(warmup_steps=3)",
             f"{OURS} + two_shot(warmup_steps=3) + sgd(lr=0.1, momentum=0.9)",

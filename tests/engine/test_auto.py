@@ -35,7 +35,7 @@ def world(link: Link, **settings: Any) -> Iterator[list[str]]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
 
     def coded(compressor: object, *_: object, **__: object) -> Measured:
-        bits = {LADDER[0]: 4.0, LADDER[1]: 2.0, LADDER[2]: 0.4}.get(str(compressor), 16.0)
+        bits = {LADDER[0]: 4.0, LADDER[1]: 2.0}.get(str(compressor), 16.0)
         return Measured(Coding(1e-12 * (1 + dist.get_rank())), bits, 1 / bits)
 
     changed = {"measure_link": lambda _: link, "measure_coding": coded, "WARM": 3, "CHECK": 4, **settings}

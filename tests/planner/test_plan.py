@@ -45,7 +45,6 @@ ALL = {
     "bf16": measured(16, 1e-6),
     LADDER[0]: measured(4.25, 0.03, fixed=True),
     LADDER[1]: measured(2.0, 0.1),
-    LADDER[2]: measured(0.4, 0.9),
 }
 
 
@@ -198,7 +197,7 @@ def test_slow_links_get_coarse_settings_and_fast_ones_none() -> None:
         chosen.append(["bf16", *LADDER].index(plan.chosen.setting.compressor))
         assert plan.chosen.seconds <= plan.baseline.seconds
     assert chosen == sorted(chosen, reverse=True)
-    assert chosen[0] == 3
+    assert chosen[0] == len(LADDER)
     assert chosen[-1] == 0
     assert plan.verdict.startswith("do not compress: the link is not your bottleneck")
 

@@ -56,9 +56,13 @@ BASELINE = Setting("bf16", "all_reduce")
 LADDER: tuple[str, ...] = (
     "qsgd(bits=4, bucket=128, norm=max)",
     "error_feedback(sparse_dithering(alpha=0.1))",
-    "error_feedback(top_k(fraction=0.01))",
 )
-OTHERS: tuple[str, ...] = ("int8", "error_feedback(sparse_dithering(alpha=0.5))", "vgc(alpha=1.5)")
+OTHERS: tuple[str, ...] = (
+    "int8",
+    "error_feedback(sparse_dithering(alpha=0.5))",
+    "error_feedback(top_k(fraction=0.01))",
+    "vgc(alpha=1.5)",
+)
 
 
 @dataclasses.dataclass(frozen=True)
