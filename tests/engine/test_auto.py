@@ -158,6 +158,41 @@ def test_what_is_still_good_stays(ranks: Pool) -> None:
     assert ranks.run(job_stays) == [1.0] * 4
 
 
+def job_not_finite() -> dict[str, Any]:
+    with world(SLOW) as said:
+        run = start("ddp", "auto", dense_below=20)
+        run.steps(0, 2)
+        run.optimizer.zero_grad()
+        scale = float("inf") if dist.get_rank() == 2 else 1.0
+        (run.model(torch.ones(4, 10)).sum() * scale).backward()  # the step whose gradient would be looked at
+        run.steps(3, 4)
+        early = run.handle.report()["auto/decisions"]
+        run.steps(4, 6)
+        return {"early": early, "report": run.handle.report(), "said": said}
+
+
+def test_a_gradient_that_is_not_finite_is_not_looked_at(ranks: Pool) -> None:
+    for one in ranks.run(job_not_finite):
+        assert one["early"] == 0
+        assert one["report"]["auto/decisions"] == 1
+        assert one["report"]["auto/choice"].startswith(COARSE)
+
+
+def job_warmup() -> list[Any]:
+    with world(SLOW):
+        run = start("ddp", "auto", dense_below=20, warmup_steps=4)
+        found = []
+        for step in range(8):
+            run.steps(step, step + 1)
+            found.append(run.handle.report()["auto/decisions"])
+        return found
+
+
+def test_warm_up_comes_first(ranks: Pool) -> None:
+    for found in ranks.run(job_warmup):
+        assert found == [0] * 7 + [1]
+
+
 def job_resume() -> tuple[bool, str]:
     with world(SLOW):
         one = start("ddp", "auto", dense_below=20)

@@ -42,13 +42,14 @@ log = logging.getLogger("tersegrad")
 
 
 class Auto:
-    """Chooses for one engine. ``fixed``: the exchange stays what the user said."""
+    """Chooses for one engine. ``fixed``: the exchange stays what the user said. ``warmup``: steps that are sent dense anyway."""
 
-    def __init__(self, fixed: bool) -> None:
+    def __init__(self, fixed: bool, warmup: int = 0) -> None:
         self.fixed = fixed
         self.decisions = 0
-        self.choice, self.why = "bf16", f"measuring until step {WARM}"
-        self._decides_at = WARM
+        self.seconds = 0.0  # spent in measuring and deciding
+        self._decides_at = warmup + WARM
+        self.choice, self.why = "bf16", f"measuring until step {self._decides_at}"
         self._seen = -1
         self._last: tuple[float, float] | None = None  # the clock, and seconds in the integration, when the step before began
         self._times: list[tuple[float, float]] = []  # of whole steps, and of the integration's part in them
@@ -77,14 +78,14 @@ class Auto:
             self._times.append((now - self._last[0], inside - self._last[1]))
         if engine.between_steps:
             self._seen = step
-            if not decided and step >= self._decides_at and self._sample is not None:
+            if not decided and step >= self._decides_at:
                 self._decide(engine)
-                self._times = []
-            elif not decided and step >= self._decides_at:
-                self._decides_at = step + 1
             elif decided and (step - self._decides_at) % CHECK == 0:
                 self._look(engine)
         self._last = time.perf_counter(), engine.totals.seconds
+        # Integrations call this within the time that they count, and it is no part of an exchange.
+        self.seconds += self._last[0] - now
+        engine.totals.seconds -= self._last[0] - now
 
     def see(self, engine: Engine, lane: Lane, x: Tensor) -> None:
         """Keep a part of the largest group's gradient, in the step before a decision."""
@@ -113,6 +114,10 @@ class Auto:
         if link.size == 1:
             self.why = "one rank has nobody to send to"
             return
+        good = self._sample is not None and bool(torch.isfinite(self._sample).all())
+        if _mean(engine, [float(good)]) != [1.0]:  # on every rank: a loss scale may have been too large
+            self._decides_at = engine.step + 1
+            return
         engine.link = measure_link(link)
         measured, compute = self._measure(engine)
         forecasts = self._forecasts(engine, measured, compute)
@@ -129,6 +134,7 @@ class Auto:
         )
         if best.setting != now:
             self._apply(engine, best.setting)
+        self._times = []
         if link.global_rank(link.rank) == 0:
             # At this level, so that it is seen without any set-up: what is sent changes here.
             log.warning("auto, step %d: %s (%s)", engine.step, self.choice, self.why)

@@ -75,7 +75,7 @@ class Engine:
         self._agree()
         self._agreed = True  # a checkpoint that was read is compared at the next step
         self._schemes: dict[tuple[str, int], Scheme] = {}
-        self.auto = Auto(fixed=settings.auto == "compressor") if settings.auto else None
+        self.auto = Auto(settings.auto == "compressor", settings.warmup_steps) if settings.auto else None
         self.lanes = [self.lane(route, settings) for route in routes]
 
     @property

@@ -10,6 +10,7 @@ from tersegrad.core import buffers
 from tersegrad.engine.lane import Lane, Meters
 from tersegrad.exchange.schemes import AllReduceScheme
 from tersegrad.planner import Link, break_even, predict
+from tersegrad.planner.trips import ExchangeName
 
 if TYPE_CHECKING:
     from tersegrad.engine.engine import Engine
@@ -91,7 +92,13 @@ def report(engine: Engine) -> Report:
     if engine.exchange in ("two_shot", "all_gather"):
         out |= _cheaper(engine)
     if engine.auto is not None:
-        out |= {"auto/choice": engine.auto.choice, "auto/why": engine.auto.why, "auto/decisions": engine.auto.decisions}
+        found = engine.auto
+        out |= {
+            "auto/choice": found.choice,
+            "auto/why": found.why,
+            "auto/decisions": found.decisions,
+            "auto/seconds": found.seconds,
+        }
     return out | (_verdict(engine, waited) if t.steps else {})
 
 
@@ -121,13 +128,15 @@ def _verdict(engine: Engine, waited: float) -> Report:
     """Whether compression pays, against a bf16 all-reduce: on this link if it was compared or measured, else on which links."""
     t, size = engine.totals, engine.links[-1].size
     taken, numel = t.seconds / t.steps, t.coordinates / t.steps
-    rate = break_even(predict("all_reduce", 1, size, Link(1.0), 16).sent * t.coordinates, t.sent, t.seconds - waited)
+    name: ExchangeName = "reduce_scatter" if all(lane.scheme.shards for lane in engine.lanes) else "all_reduce"
+    least_sent = predict(name, 1, size, Link(1.0), 16, fixed_size=True).sent * t.coordinates
+    rate = break_even(least_sent, t.sent, t.seconds - waited)
     out: Report = {"seconds/step": taken, "pays_below": rate}
     if all(isinstance(lane.scheme, AllReduceScheme) for lane in engine.lanes):
         return out | {"verdict": "nothing is compressed: gradients go through torch's own all-reduce"}
     link, dense = engine.link, engine.dense_seconds
     if link is not None:
-        told = predict("all_reduce", round(numel), size, link, 16).seconds
+        told = predict(name, round(numel), size, link, 16, fixed_size=True).seconds
         out |= {"link/bits_per_second": link.bits_per_second, "link/latency": link.latency, "seconds/step/bf16/predicted": told}
     if dense is not None:
         out |= {f"seconds/step/{kind}": seconds for kind, seconds in dense.items()}
@@ -139,11 +148,11 @@ def _verdict(engine: Engine, waited: float) -> Report:
     elif link is not None:
         word = "pays" if taken < told else "does not pay"
         out["verdict"] = (
-            f"compression {word} here, by the cost model: {taken:.4f} s per step in the exchange, a bf16 all-reduce over the measured "
-            f"link would take {told:.4f} s"
+            f"compression {word} here, by the cost model: {taken:.4f} s per step in the exchange, a bf16 {name} over the measured link "
+            f"would take {told:.4f} s"
         )
     elif rate <= 0:
-        out["verdict"] = "compression does not pay: a bf16 all-reduce would not send more bytes"
+        out["verdict"] = f"compression does not pay: a bf16 {name.replace('_', '-')} would not send more bytes"
     else:
         out["verdict"] = (
             f"compression pays where a rank's link is slower than {rate / 1e6:.3g} Mbit/s; compare() tells for this one"
