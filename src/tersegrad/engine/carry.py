@@ -41,6 +41,8 @@ class Left:
 
 def carry(old: Lane, new: Lane) -> tuple[Any, Left]:
     """The state of ``new`` with what ``old`` carried, and the rest (a collective call)."""
+    if not old.stateful:
+        return new.state, Left({}, ())
     before, after, spec = old.parts(), new.parts(), new.group.spec
     left = torch.zeros(spec.numel, dtype=torch.float32, device=new.group.device)
     # By chance the parts of one rank may be alike where those of others are not, and all must go the same way.

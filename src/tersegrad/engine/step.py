@@ -65,6 +65,8 @@ class Step:
             state = lane.fresh(exchange)
         else:
             exchange, state = lane.exchange, self._after.get(number, lane.state)
+        if self._engine.auto is not None:
+            self._engine.auto.see(self._engine, lane, x)
         totals.meters.first.probing = self.measured
         pending = start(exchange, x, state, lane.group.spec, ctx, lane.link, stats)
         self._pipeline.add(pending)

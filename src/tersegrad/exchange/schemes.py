@@ -18,6 +18,7 @@ from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor, needs_second_moment
 from tersegrad.core.text import Configuration, require
 from tersegrad.exchange.all_gather import AllGatherExchange
+from tersegrad.exchange.all_reduce import DTYPES, AllReduceExchange, Precision
 from tersegrad.exchange.hierarchical import HierarchicalExchange
 from tersegrad.exchange.power_sgd import PowerSGDExchange
 from tersegrad.exchange.reduce_scatter import ReduceScatterExchange
@@ -32,6 +33,7 @@ class Scheme(Configuration):
 
     compresses: ClassVar[bool] = False  # the exchange is a compressor of its own
     shards: ClassVar[bool] = False  # every rank gets the sum of its own part instead of the mean of all
+    remembers: ClassVar[bool] = True  # whether an exchange that compresses by itself keeps anything between steps
 
     @property
     def recompresses(self) -> bool:
@@ -136,6 +138,23 @@ class PowerSGDScheme(Scheme):
 
 
 @dataclasses.dataclass(frozen=True)
+class AllReduceScheme(Scheme):
+    """Torch's own all-reduce in ``dtype``, without a compressor: what not to compress means."""
+
+    name: ClassVar[str] = "all_reduce"
+    compresses: ClassVar[bool] = True
+    remembers: ClassVar[bool] = False
+
+    dtype: Precision = "bf16"
+
+    def __post_init__(self) -> None:
+        require(self.dtype in DTYPES, f"all_reduce: dtype is one of {', '.join(DTYPES)}, got {self.dtype!r}")
+
+    def make(self, first: Compressor[Any] | None = None, second: Compressor[Any] | None = None) -> Exchange[Any]:
+        return AllReduceExchange(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class ReduceScatterScheme(Scheme):
     """Every rank gets the sum of its own part; sharded training makes it, with where the parts end."""
 
@@ -149,7 +168,7 @@ class ReduceScatterScheme(Scheme):
 
 
 SCHEMES: Mapping[str, type[Scheme]] = types.MappingProxyType(
-    {p.name: p for p in (AllGatherScheme, TwoShotScheme, HierarchicalScheme, PowerSGDScheme)}
+    {p.name: p for p in (AllGatherScheme, TwoShotScheme, HierarchicalScheme, PowerSGDScheme, AllReduceScheme)}
 )
 
 

@@ -1,8 +1,8 @@
 """Exchanges as steps: an exchange is a generator that yields the collectives it needs and receives their results.
 
 Written once, run by two drivers: :class:`ProcessGroup` hands the collectives to torch.distributed (gloo or NCCL), and
-``exchange/virtual.py`` runs n generators in lockstep inside one process. Both move the same bytes. Only two collectives are used,
-both on uint8 buffers, both available everywhere.
+``exchange/virtual.py`` runs n generators in lockstep inside one process. Both move the same bytes. Compressed exchanges use two
+collectives, both on uint8 buffers; the third is torch's own all-reduce, for what is not compressed. All are available everywhere.
 """
 
 from __future__ import annotations
@@ -38,7 +38,18 @@ class AllToAll:
     intra_node: bool = False  # these bytes stay within a node, and are counted apart
 
 
-Collective = AllGather | AllToAll
+@dataclasses.dataclass(frozen=True)
+class AllReduce:
+    """The library's own sum over ranks of ``data``, in its dtype; ``data`` becomes the sum."""
+
+    data: Tensor
+
+    def sent(self, size: int) -> int:
+        """Bytes that leave a rank in a ring."""
+        return 2 * (size - 1) * self.data.numel() * self.data.element_size() // size
+
+
+Collective = AllGather | AllToAll | AllReduce
 Steps = Generator[Collective, Tensor, tuple[Tensor, R]]
 
 
@@ -200,6 +211,8 @@ class ProcessGroup:
 
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         """Start a collective; the tensor is filled once the work is done."""
+        if isinstance(request, AllReduce):
+            return dist.all_reduce(request.data, group=self.group, async_op=True), request.data
         if isinstance(request, AllGather):
             out = buffers.empty(self.size * request.data.numel(), torch.uint8, request.data.device)
             return self._all_gather(out, request.data, group=self.group, async_op=True), out
@@ -211,12 +224,16 @@ class ProcessGroup:
 
     def sent(self, request: Collective) -> int:
         """Bytes of a request that leave this rank."""
+        if isinstance(request, AllReduce):
+            return request.sent(self.size)
         if isinstance(request, AllGather):
             return request.data.numel() * (self.size - 1)
         return sum(request.send) - request.send[self.rank]
 
     def received(self, request: Collective) -> int:
         """Bytes of a request that arrive from other ranks."""
+        if isinstance(request, AllReduce):
+            return request.sent(self.size)
         if isinstance(request, AllGather):
             return request.data.numel() * (self.size - 1)
         return sum(request.receive) - request.receive[self.rank]

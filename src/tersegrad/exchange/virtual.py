@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.protocol import Context, Spec, Stats
-from tersegrad.exchange.steps import AllGather, AllToAll, Collective, Exchange, Steps
+from tersegrad.exchange.exact import sum_in_order
+from tersegrad.exchange.steps import AllGather, AllReduce, AllToAll, Collective, Exchange, Steps
 
 R = TypeVar("R")
 
@@ -84,6 +85,11 @@ def _deliver(requests: Sequence[Any], sent: list[int], intra_node: list[int]) ->
         for rank in range(size):
             sent[rank] += requests[rank].data.numel() * (size - 1)
         return [torch.cat([r.data for r in requests])] * size
+    if kinds == {AllReduce}:
+        total = sum_in_order([r.data for r in requests])
+        for rank, request in enumerate(requests):
+            sent[rank] += request.sent(size)
+        return [total.clone() for _ in requests]
     pieces = [torch.split(r.data, list(r.send)) for r in requests]
     for a, request in enumerate(requests):
         left = sum(request.send) - request.send[a]

@@ -31,6 +31,7 @@ from tersegrad.engine.checkpoint import Public
 from tersegrad.engine.engine import Route
 from tersegrad.engine.report import Report
 from tersegrad.exchange import Scheme
+from tersegrad.integrations.all_reduce import pass_by
 from tersegrad.integrations.processes import several_groups
 from tersegrad.integrations.second_moments import Moments
 
@@ -58,6 +59,7 @@ class Handle(engine.Handle):
         self._moments = Moments()
         self._step: Step | None = None
         self._buckets: list[_Bucket] = []
+        self._passing = False  # torch's own hook does this step
 
     @property
     def engine(self) -> Engine:  # type: ignore[override]
@@ -133,9 +135,11 @@ class Handle(engine.Handle):
 
     def _on_bucket(self, bucket: GradBucket) -> "Future[Tensor]":
         if bucket.index() == 0:
-            self._buckets = []
-            if self._engine is not None:
+            self._buckets, self._passing = [], self._engine is not None and self._engine.passes_by()
+            if self._engine is not None and not self._passing:
                 self._begin()
+        if self._passing:
+            return pass_by(self.engine, self._process_group, bucket)
         buffer = bucket.buffer()
         if buffer.is_sparse:
             raise BadConfiguration("a gradient is a sparse tensor (sparse=True embedding): build the layer with sparse=False")
@@ -240,19 +244,15 @@ def attach(
 ) -> Handle:
     """Exchange the gradients of a DistributedDataParallel model through ``compressor``; the same call on every rank.
 
-    ``exchange``: "two_shot" (the default), "all_gather" (the default for compressors that decide by the variance over samples),
-    "hierarchical(ranks_per_node=8)" or "power_sgd(rank=4)"; the last compresses by itself, and ``compressor`` is None then.
-    ``options``: see :class:`HookOptions`.
+    ``compressor``: "auto" chooses it, and the exchange, by measuring. ``exchange``: "two_shot" (the default), "all_gather" (the default for
+    compressors that decide by the variance over samples), "hierarchical(ranks_per_node=8)", "power_sgd(rank=4)" or "all_reduce"; the
+    last two take None for ``compressor``. ``options``: see :class:`HookOptions`.
     """
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, DistributedDataParallel):
-        raise BadConfiguration(
-            f"attach takes a DistributedDataParallel model, got {type(inner).__name__}: wrap the model first"
-        )
-    require(
-        not getattr(inner, "_comm_hooks", ()),
-        "this model has a communication hook already: attach once, right after building DDP",
-    )
+        raise BadConfiguration(f"attach takes a DistributedDataParallel model, got {type(inner).__name__}: wrap it first")
+    hooks = getattr(inner, "_comm_hooks", ())
+    require(not hooks, "this model has a communication hook already: attach once, right after building DDP")
     handle, hook = make_hook(compressor, exchange, **options)
     handle.bind(model)
     inner.register_comm_hook(handle, hook)

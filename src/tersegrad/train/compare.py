@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tersegrad.planner.plan import seconds_text
 from tersegrad.report.tables import Column, Table, number, signed
 from tersegrad.train.loop import Job, Result
 
@@ -30,17 +31,6 @@ processor time that a worker used, plus the bytes it sent at the link's speed, n
 bytes are those of a ring.""".replace("\n", " ")
 
 
-def seconds(value: float) -> str:
-    """A duration for a cell.
-
-    >>> seconds(0.00123), seconds(0.0456), seconds(0.789), seconds(12.3)
-    ('1.2 ms', '46 ms', '789 ms', '12.3 s')
-    """
-    if value >= 1:
-        return f"{value:.1f} s"
-    return f"{1000 * value:.1f} ms" if value < 0.01 else f"{1000 * value:.0f} ms"
-
-
 def megabytes(value: float) -> str:
     """Bytes for a cell.
 
@@ -64,7 +54,7 @@ def comparison_table(results: Sequence[Result], title: str = "", note: str = "")
         exchange = f"{r.job.exchange}, {r.job.local}" if r.job.local else r.job.exchange
         row = [r.job.compressor or "none", exchange, f"{100 * r.accuracy:.1f} %", megabytes(r.bytes_sent)]
         row += [f"{r.bits_per_coordinate:.2f}", number(r.error, 2), signed(r.above_limit)]
-        rows.append((*row, *(seconds(r.step_seconds(speed)) for _, speed in LINKS)))
+        rows.append((*row, *(seconds_text(r.step_seconds(speed)) for _, speed in LINKS)))
     return Table(tuple(columns), tuple(rows), title, note)
 
 
@@ -97,7 +87,7 @@ def result_table(result: Result, note: str = "") -> Table:
         ("bits per coordinate", f"{r.bits_per_coordinate:.3f} a message"),
         ("error of a message", number(r.error)),
         ("above the limit", f"{signed(r.above_limit)} bits per coordinate"),
-        *((f"step at {name}", seconds(r.step_seconds(speed))) for name, speed in LINKS),
+        *((f"step at {name}", seconds_text(r.step_seconds(speed))) for name, speed in LINKS),
         ("time of this run", f"{r.wall_seconds:.1f} s"),
     ]
     return Table((Column("", number=False), Column("", number=False)), tuple(rows), f"Trained on {r.job.data}", note)

@@ -24,6 +24,7 @@ from tersegrad.core.text import require
 from tersegrad.exchange import scheme
 from tersegrad.integrations import all_reduce, ddp, local_sgd
 from tersegrad.integrations.processes import Worker, restarts
+from tersegrad.planner import Link
 from tersegrad.recipes import parse
 from tersegrad.train import data, models, snapshots
 
@@ -131,7 +132,7 @@ class Result:
 
     def step_seconds(self, bits_per_second: float) -> float:
         """A step on a link of this speed: the processor's time, then the bytes that a worker sends, nothing overlapped."""
-        return self.cpu_seconds + 8 * self.bytes_per_step / bits_per_second
+        return self.cpu_seconds + Link(bits_per_second).seconds(self.bytes_per_step)
 
 
 def load(source: str, worker: Worker) -> data.Images:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,14 +17,13 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from tersegrad import __version__
-from tersegrad.core.errors import BadConfiguration, TersegradError
+from tersegrad.cli.plan import plan
+from tersegrad.cli.show import WIDE, Json, console_of, finish, show
+from tersegrad.core.errors import TersegradError
 
 if TYPE_CHECKING:
     from tersegrad.bench import Rate
-    from tersegrad.report import Table
     from tersegrad.train import Job, Result
-
-WIDE = 150  # columns when the output is not a terminal: a file or a log should not break lines
 
 
 class Guarded(TyperGroup):
@@ -54,6 +52,7 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure compressors on this machine.")
 app.add_typer(bench_app, name="bench")
+app.command()(plan)
 
 
 def _version(wanted: bool) -> None:
@@ -72,43 +71,7 @@ def options(
 Names = Annotated[
     list[str] | None, typer.Argument(help="Text forms such as 'top_k(fraction=0.01)'; all of them when none is given.")
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the results as JSON to this file; '-' prints JSON only.")]
 Size = Annotated[str, typer.Option("--size", help="Coordinates: a number, or one with Ki, Mi or Gi.")]
-
-
-def _console(wide: int = WIDE) -> Console:
-    """For a terminal as wide as it is; elsewhere ``wide`` columns, or what the variable COLUMNS asks for."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=wide)
-
-
-def _show(table: Table, wide: int = WIDE) -> None:
-    """Title, rows and note; the two texts are not squeezed into the table's width."""
-    console = _console(wide)
-    if table.title:
-        console.print(table.title + "\n", style="bold", markup=False, highlight=False)
-    console.print(table.rich())
-    if table.note:
-        console.print()
-        console.print(table.note, style="dim", markup=False, highlight=False)
-
-
-def _finish(table: Table, results: list[Any], json_path: Path | None, **facts: object) -> None:
-    from tersegrad import bench
-    from tersegrad.report import as_json
-
-    document = json.dumps({"machine": bench.describe(), **facts, "results": as_json(results)}, indent=2, allow_nan=False) + "\n"
-    if json_path == Path("-"):
-        typer.echo(document, nl=False)
-        return
-    _show(table)
-    if json_path is not None:
-        try:
-            json_path.parent.mkdir(parents=True, exist_ok=True)
-            json_path.write_text(document)
-        except OSError as error:
-            raise BadConfiguration(f"cannot write {json_path}: {error.strerror}") from None
-        _console().print(f"written: {json_path}", highlight=False)
 
 
 @app.command()
@@ -142,13 +105,13 @@ def _show_comparison(results: list[Result], out: Path) -> None:
     from tersegrad.report import as_json, figures
     from tersegrad.train import compare
 
-    console, first = _console(), results[0]
+    console, first = console_of(), results[0]
     title = (
         f"{first.workers} workers learn handwritten digits: {first.parameters:,} parameters, {first.steps} steps each, "
         f"{sum(r.wall_seconds for r in results):.0f} s in all"
     )
     console.print()
-    _show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"), wide=190)
+    show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"), wide=190)
     console.print(compare.closing(results), highlight=False)
     figure = figures.seconds_against_link([(r.job.label, r.step_seconds) for r in results], out / "demo")
     document = {"machine": bench.describe(), "results": as_json(results)}
@@ -166,7 +129,7 @@ def _demo_compressors(out: Path, quick: bool) -> None:
 
     from tersegrad import demo as demonstration
 
-    console, start = _console(), time.perf_counter()
+    console, start = console_of(), time.perf_counter()
     if not console.is_terminal:
         console.print("training a small network and measuring every compressor on its gradients; this takes a minute or two")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -181,7 +144,7 @@ def _demo_compressors(out: Path, quick: bool) -> None:
     console.print(
         f"A network learned handwritten digits ({found.accuracy:.1%} of unseen ones right); these are its gradients.\n"
     )
-    _show(found.table())
+    show(found.table())
     console.print()
     console.print(demonstration.CLOSING, highlight=False, width=min(console.width, 120))
     console.print(f"\nfigure: {found.figure}   ({time.perf_counter() - start:.0f} s in all)", highlight=False)
@@ -245,7 +208,7 @@ def train(
     if json_path == Path("-"):
         typer.echo(json.dumps({"machine": bench.describe(), "results": as_json([result])}, indent=2, allow_nan=False))
         return
-    _finish(result_table(result, bench.describe()), [result], json_path)
+    finish(result_table(result, bench.describe()), [result], json_path)
 
 
 def _relaunch(ctx: typer.Context, workers: int, restarts: int = 0) -> None:
@@ -283,14 +246,14 @@ def bench_speed(
     compressors = {name: recipes.parse(name) for name in names or CONFIGURATIONS}  # all mistakes before any work
     x = bench.draw("gaussian", parse_size(size))
     results = []
-    with _console().status("measuring") as status:
+    with console_of().status("measuring") as status:
         for name, compressor in compressors.items():
             status.update(escape(f"measuring {name}"))
             found = bench.measure_speed(compressor, x, threads=threads, rounds=rounds, budget=5)
             results.append(dataclasses.replace(found, compressor=name))
     note = "ratios to memmove of the same float32 bytes (1 is as fast as copying), Gaussian data, touched buffers\n"
     note += bench.describe()
-    _finish(speed_table(results, "Speed", note), results, json_path, data="gaussian")
+    finish(speed_table(results, "Speed", note), results, json_path, data="gaussian")
 
 
 @bench_app.command("rate")
@@ -312,7 +275,7 @@ def bench_rate(
     numel = parse_size(size)
     tensors = {source: bench.load(source, numel) for source in data or ["gaussian"]}
     results: list[Rate] = []
-    with _console().status("measuring") as status, bench.thread_count(threads):
+    with console_of().status("measuring") as status, bench.thread_count(threads):
         for source, x in tensors.items():
             for name, compressor in compressors.items():
                 status.update(escape(f"measuring {name} on {source}"))
@@ -321,7 +284,7 @@ def bench_rate(
         "bits of real messages; above limit: more bits than the best conceivable compressor needs at this error on\n"
         "the hardest data (Gaussian), negative where the data is easier than that"
     )
-    _finish(rate_table(results, "Rate", note), results, json_path, size=numel)
+    finish(rate_table(results, "Rate", note), results, json_path, size=numel)
 
 
 @app.command()
@@ -333,7 +296,7 @@ def bounds(
     """How few bits are possible at an error: every bound at that point."""
     from tersegrad.report import bounds_at
 
-    _show(bounds_at(dim=dim, alpha=alpha, omega=omega))
+    show(bounds_at(dim=dim, alpha=alpha, omega=omega))
 
 
 @app.command()
@@ -350,8 +313,8 @@ def inspect(
             json.dumps({"file": str(file), **found.fields(), "decodes": found.decodes, "verdict": found.verdict}, indent=2)
         )
     else:
-        _show(found.table(str(file)))
-        _console().print(f"[{'green' if found.decodes else 'red'}]{escape(found.verdict)}[/]", highlight=False)
+        show(found.table(str(file)))
+        console_of().print(f"[{'green' if found.decodes else 'red'}]{escape(found.verdict)}[/]", highlight=False)
     if not found.decodes:
         raise typer.Exit(1)
 
@@ -367,7 +330,7 @@ def list_command(
     if json_output:
         typer.echo(json.dumps(as_json(list(entries)), indent=2, allow_nan=False))
     else:
-        _show(catalog_table(entries))
+        show(catalog_table(entries))
 
 
 @app.command()
@@ -378,7 +341,7 @@ def doctor(json_output: Annotated[bool, typer.Option("--json", help="Print JSON.
     if json_output:
         typer.echo(json.dumps(examination.doctor(), indent=2))
     else:
-        _show(examination.doctor_table(), wide=80)
+        show(examination.doctor_table(), wide=80)
 
 
 def main() -> None:
@@ -390,7 +353,3 @@ def main() -> None:
         if processes is not None and processes.spawned():
             processes.leave(int(end.code or 0))
         raise
-
-
-if __name__ == "__main__":
-    main()
