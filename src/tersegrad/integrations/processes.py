@@ -161,7 +161,15 @@ def launch(words: Sequence[str], workers: int, restarts: int = 0) -> int:
 
     ``restarts``: how often all workers are started anew after one of them died.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers), "--max-restarts", str(restarts)]
+    command = [
+        sys.executable,
+        "-m",
+        "tersegrad.integrations.agent",
+        "--nproc-per-node",
+        str(workers),
+        "--max-restarts",
+        str(restarts),
+    ]
     command += [
         "--rdzv-backend",
         "c10d",
