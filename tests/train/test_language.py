@@ -138,7 +138,7 @@ def test_merges_are_those_of_the_definition() -> None:
 
 def test_the_network_is_causal_and_starts_at_chance() -> None:
     torch.manual_seed(0)
-    network = gpt.GPT(vocabulary=50, layers=2, width=32, heads=2, context=12)
+    network = gpt.GPT(vocabulary=50, layers=2, width=32, heads=2)
     x = torch.randint(0, 50, (3, 12))
     logits = network(x)
     assert logits.shape == (3, 12, 50)

@@ -172,8 +172,7 @@ class _Trainer:
         if self.worker.virtual:
             options: Any = {"seed": job.seed, "measure_every": self.every, "process_group": self.worker.link}
             return model, plain.attach(self.network, job.compressor, job.exchange, **options)
-        # The only buffers are tables of positions, which never change.
-        model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False)
+        model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
         if job.exchange == "all_reduce":
             return model, all_reduce.attach(model, str(job.compressor), measure_every=self.every)
         return model, ddp.attach(model, job.compressor, job.exchange, seed=job.seed, measure_every=self.every)

@@ -89,7 +89,7 @@ class GPT(Configuration):
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The network for windows of ``shape`` tokens, over ``classes`` of them."""
-        return gpt.GPT(classes, self.layers, self.width, self.heads_or_usual, self.context)
+        return gpt.GPT(classes, self.layers, self.width, self.heads_or_usual)
 
 
 Decay = Literal["cosine", "linear", "late"]
