@@ -18,6 +18,7 @@ STYLES = (  # colour, marker and dashes by family: told apart without colour too
 def draw(runs: Sequence[Run], title: str, stem: Path) -> list[Path]:
     """Left: loss at the end against all bytes; right: how it falls with the bytes sent (first seed)."""
     matplotlib = require_matplotlib()
+    least, most = min(r.sent for r in runs), max(r.sent for r in runs)
     families = list(dict.fromkeys(r.method.family for r in runs))
     with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "tersegrad", "axes.linewidth": 0.8}):
         drawn = matplotlib.figure.Figure(figsize=(11.5, 5.6), layout="constrained", dpi=130)
@@ -30,8 +31,8 @@ def draw(runs: Sequence[Run], title: str, stem: Path) -> list[Path]:
             left.plot(*zip(*points), color=colour, marker=marker, linestyle="none", markersize=6.5, label=family)
             for r in mine:
                 if r.seed == min(q.seed for q in mine):
-                    _annotate(left, r, colour)
-                    curve = [(p.sent / 1e6, p.loss) for p in r.points if p.sent]
+                    _annotate(left, r, colour, inwards=r.sent**2 > most * least)
+                    curve = [(p.sent / 1e6, p.loss) for p in r.points if p.sent] or [(r.sent / 1e6, r.loss)]
                     right.plot(*zip(*curve), color=colour, marker=marker, linestyle=dash, markersize=3.5, linewidth=1.1)
         for axis in (left, right):
             axis.set_xscale("log")
@@ -52,5 +53,7 @@ def draw(runs: Sequence[Run], title: str, stem: Path) -> list[Path]:
         return paths
 
 
-def _annotate(axis: Any, r: Run, colour: str) -> None:
-    axis.annotate(r.method.label, (r.sent / 1e6, r.loss), (4, 4), textcoords="offset points", fontsize=7, color=colour)
+def _annotate(axis: Any, r: Run, colour: str, inwards: bool) -> None:
+    """The label beside a mark; of those in the right half to the left of it, so that it stays inside."""
+    place: dict[str, Any] = {"xytext": (-5, 4), "ha": "right"} if inwards else {"xytext": (5, 4)}
+    axis.annotate(r.method.label, (r.sent / 1e6, r.loss), textcoords="offset points", fontsize=7, color=colour, **place)

@@ -33,13 +33,10 @@ def test_quick_run_writes_everything(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     for k in range(40):
         (tmp_path / "text" / f"{k}.py").write_text("".join(f"def f{j}(x):\n    return x * {j + k}\n" for j in range(40)))
-    app, threads = typer.Typer(), torch.get_num_threads()
+    app = typer.Typer()
     app.command()(run.main)
     words = [str(tmp_path / "text"), "--plan", "quick", "--only", "bf16;float32;SparseLoCo", "--out", str(tmp_path / "out")]
-    try:
-        result = CliRunner().invoke(app, words)
-    finally:
-        torch.set_num_threads(threads)
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     document = json.loads((tmp_path / "out" / "quick.json").read_text())
     labels = [r["method"]["label"] for r in document["results"]]

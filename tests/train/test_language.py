@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -58,11 +59,7 @@ def tiny(corpus: str, **options: Any) -> Job:
 
 
 def virtual_run(wanted: Job, size: int = SIZE) -> list[Result]:
-    before = torch.get_num_threads()
-    try:
-        return processes.virtual(size, lambda worker: run(wanted, worker))
-    finally:
-        torch.set_num_threads(before)
+    return processes.virtual(size, lambda worker: run(wanted, worker))
 
 
 # ------------------------------------------------------------------------------------------------------------------------ text
@@ -230,6 +227,14 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(corpus: str, tmp_pat
         torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("local", [None, "local_sgd(every=2)"])
+def test_a_compiled_model_learns_the_same(corpus: str, monkeypatch: pytest.MonkeyPatch, local: str | None) -> None:
+    # Without code generation, which takes minutes and a compiler: what is tested is that the trainer uses it rightly.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    losses = [virtual_run(tiny(corpus, compile=compiled, steps=4, local=local), 2)[0].test_loss for compiled in (False, True)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -252,4 +257,14 @@ def test_virtual_workers_have_no_ring(corpus: str) -> None:
         virtual_run(tiny(corpus, compressor="bf16", exchange="all_reduce"), 2)
     with pytest.raises(BadConfiguration, match="gpt"):
         Job(model=TINY)
+
+
+def test_virtual_workers_live_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    assert processes.virtual(2, lambda worker: (worker.rank, worker.virtual)) == [(0, True), (1, True)]
+    assert torch.get_num_threads() == before
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(BadConfiguration, match="without torchrun"):
+        processes.virtual(2, lambda worker: worker.rank)
     assert not Worker(0, 1, torch.device("cpu")).virtual

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch.distributed.run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, get_error_handler
 
-MISTAKE, FAILURE = 2, 1  # exit codes
+FAILURE, MISTAKE, INTERRUPTED = 1, 2, 130  # exit codes
 
 
 def tell(error: BaseException) -> bool:
@@ -64,6 +65,8 @@ def main() -> NoReturn:
         print(f"error: {summary(error.failures)}", file=sys.stderr)
         mistake = any(f.exitcode == MISTAKE and _message(f) for f in error.failures.values())
         sys.exit(MISTAKE if mistake else FAILURE)
+    except (KeyboardInterrupt, SignalException):
+        sys.exit(INTERRUPTED)
     sys.exit(0)
 
 

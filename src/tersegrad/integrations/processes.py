@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from tersegrad.core.errors import BadConfiguration
 from tersegrad.engine import TimedGroup, threads
 
 T = TypeVar("T")
@@ -119,13 +120,18 @@ def virtual(size: int, work: Callable[[Worker], T]) -> list[T]:
     On a GPU one runs at a time; on the CPU as many as there are cores, each of them with one thread, as :func:`launch` starts them
     (OMP_NUM_THREADS says otherwise).
     """
+    if spawned():
+        raise BadConfiguration("virtual workers live in one process: run the command itself, without torchrun")
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    at_once = 1
+    before, at_once = torch.get_num_threads(), 1
     if device.type == "cpu":
         each = int(os.environ.get("OMP_NUM_THREADS", "1"))
         torch.set_num_threads(each)
         at_once = max(1, (os.cpu_count() or 1) // each)
-    return threads.run(size, lambda member: work(Worker(member.rank, size, device, member)), at_once)
+    try:
+        return threads.run(size, lambda member: work(Worker(member.rank, size, device, member)), at_once)
+    finally:
+        torch.set_num_threads(before)
 
 
 def leave(status: int = 0) -> NoReturn:
