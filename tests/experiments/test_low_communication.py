@@ -76,14 +76,15 @@ def test_sizes_of_the_plans(name: str, least: float, most: float) -> None:
 
 def test_predictions() -> None:
     """A hundred megabits carry 32 bits of a billion parameters, sent 14/8 times, in 560 s and Ethernet's headers."""
-    one = predict.exchange(made(), 1e9, 100e6)
-    assert one.seconds == pytest.approx(560 * ETHERNET)
+    wire, coding = predict.exchange(made(), 1e9, 100e6)
+    assert wire == pytest.approx(560 * ETHERNET)
+    assert coding == 0
     scale = predict.Scale("1 B", 1e9, 3000)
-    assert predict.hours(made(), scale, 100e6) == pytest.approx(100 * one.seconds / 3600)
+    assert predict.hours(made(), scale, 100e6) == pytest.approx(100 * wire / 3600)
     slow = made(encode=1e-9, decode=2e-9)
-    assert predict.exchange(slow, 1e9, 100e6).coding == pytest.approx(9 / 8 + 4)
+    assert predict.exchange(slow, 1e9, 100e6)[1] == pytest.approx(9 / 8 + 4)
     gathered = made(method=dataclasses.replace(LOCAL, exchange="all_gather"), message_bits=1.0)
-    assert predict.exchange(gathered, 1e9, 100e6).seconds == pytest.approx(70 * ETHERNET)
+    assert predict.exchange(gathered, 1e9, 100e6)[0] == pytest.approx(70 * ETHERNET)
 
 
 def test_the_corpus_is_pinned_and_laid_out(tmp_path: Path) -> None:
