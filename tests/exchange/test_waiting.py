@@ -86,7 +86,7 @@ def waits(exchange: Any, size: int, device: Device, spec: Spec | None = None) ->
             except StopIteration as stop:
                 results.append(stop.value[0])
         if requests:
-            values = list(virtual._deliver(requests, [0] * size, [0] * size))
+            values = list(virtual.deliver(requests, [0] * size, [0] * size))
     for mean in results:
         torch.testing.assert_close(device.back(mean), expected, rtol=0, atol=0)
     return device.count

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,13 +18,23 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from tersegrad import __version__
+from tersegrad.cli import options
 from tersegrad.cli.plan import plan
-from tersegrad.cli.show import WIDE, Json, console_of, finish, show
+from tersegrad.cli.show import WIDE, console_of, finish, show
 from tersegrad.core.errors import TersegradError
 
 if TYPE_CHECKING:
     from tersegrad.bench import Rate
     from tersegrad.train import Job, Result
+
+
+def _told(error: BaseException) -> bool:
+    """A worker leaves its error to the agent that started it, which prints one line for all workers."""
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        return False
+    from tersegrad.integrations import agent
+
+    return agent.tell(error)
 
 
 class Guarded(TyperGroup):
@@ -38,18 +49,14 @@ class Guarded(TyperGroup):
         try:
             return super().invoke(ctx)
         except TersegradError as error:
-            Console(stderr=True, width=None if Console(stderr=True).is_terminal else WIDE, soft_wrap=True).print(
-                f"[red]error:[/] {escape(str(error).partition(chr(10))[0])}", highlight=False
-            )
+            if not _told(error):
+                Console(stderr=True, width=None if Console(stderr=True).is_terminal else WIDE, soft_wrap=True).print(
+                    f"[red]error:[/] {escape(str(error).partition(chr(10))[0])}", highlight=False
+                )
             raise typer.Exit(2) from None
 
 
-app = typer.Typer(
-    cls=Guarded,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(cls=Guarded, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure compressors on this machine.")
 app.add_typer(bench_app, name="bench")
 app.command()(plan)
@@ -62,16 +69,10 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def overall(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Gradient compression with real bytes and written guarantees."""
-
-
-Names = Annotated[
-    list[str] | None, typer.Argument(help="Text forms such as 'top_k(fraction=0.01)'; all of them when none is given.")
-]
-Size = Annotated[str, typer.Option("--size", help="Coordinates: a number, or one with Ki, Mi or Gi.")]
 
 
 @app.command()
@@ -153,60 +154,48 @@ def _demo_compressors(out: Path, quick: bool) -> None:
 @app.command()
 def train(
     ctx: typer.Context,
-    data: Annotated[str, typer.Option(help="'digits', or a folder of MNIST's idx or CIFAR-10's binary files.")] = "digits",
-    model: Annotated[str, typer.Option(help="mlp(width=512, depth=2) or cnn(width=32).")] = "mlp",
-    optimizer: Annotated[str, typer.Option(help="sgd(lr=0.1, momentum=0.9, ...) or adamw(lr=0.001, ...).")] = "sgd",
-    compressor: Annotated[
-        str, typer.Option(help="Text form; 'none' for an exchange that compresses by itself.")
-    ] = "error_feedback(sparse_dithering(alpha=0.1))",
-    exchange: Annotated[
-        str,
-        typer.Option(help="two_shot, all_gather, hierarchical, power_sgd(rank=4), or all_reduce: torch's own, in bf16 say."),
-    ] = "two_shot",
-    local: Annotated[
-        str | None, typer.Option(help="Exchange only now and then: local_sgd(every=10) or diloco(every=50, fragments=2).")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine; torchrun's own number if it started us.")] = 4,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 20,
-    batch: Annotated[int, typer.Option(min=1, help="Images of each worker in a step.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints, shared by all machines.")] = None,
-    save_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints; 0: every epoch.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
-    restarts: Annotated[int, typer.Option(min=0, help="How often to start anew after a worker died.")] = 0,
-    check_every: Annotated[int, typer.Option(min=0, help="Steps between comparisons of all replicas' parameters.")] = 0,
-    json_path: Json = None,
+    data: options.Data = "digits",
+    model: options.Model = "mlp",
+    optimizer: options.Optimizer = "sgd",
+    compressor: options.Compressor = "error_feedback(sparse_dithering(alpha=0.1))",
+    exchange: options.Exchange = "two_shot",
+    local: options.Local = None,
+    workers: options.Workers = 4,
+    virtual: options.Virtual = 0,
+    epochs: options.Epochs = 20,
+    steps: options.Steps = 0,
+    batch: options.Batch = 32,
+    accumulate: options.Accumulate = 1,
+    clip: options.Clip = 0.0,
+    precision: options.Precision = "float32",
+    compile: options.Compile = False,
+    vocabulary: options.Vocabulary = 256,
+    evaluate_every: options.EvaluateEvery = 0,
+    held_out: options.HeldOut = 0,
+    seed: options.Seed = 0,
+    checkpoint: options.Checkpoint = None,
+    save_every: options.SaveEvery = 0,
+    resume: options.Resume = False,
+    restarts: options.Restarts = 0,
+    check_every: options.CheckEvery = 0,
+    log: options.Log = None,
+    json_path: options.Json = None,
 ) -> None:
     """Train with compressed gradients on several worker processes, here or (under torchrun) on many machines."""
+    given = dict(locals())
     from tersegrad import bench
     from tersegrad.integrations import processes
-    from tersegrad.report import as_json
     from tersegrad.train import Job, result_table
-    from tersegrad.train import data as images
+    from tersegrad.train import data as sources
 
-    job = Job(
-        data=data,
-        model=model,
-        optimizer=optimizer,
-        compressor=None if compressor == "none" else compressor,
-        exchange=exchange,
-        local=local,
-        epochs=epochs,
-        batch=batch,
-        seed=seed,
-        checkpoint=checkpoint,
-        save_every=save_every,
-        resume=resume,
-        check_every=check_every,
-    )
+    given["compressor"] = None if compressor == "none" else compressor
+    job = Job(**{field.name: given[field.name] for field in dataclasses.fields(Job)})
     if not processes.spawned():
-        images.check(data)
-        _relaunch(ctx, workers, restarts)
-    (result,) = _train([job])
+        sources.check(data)
+        if not virtual:
+            _relaunch(ctx, workers, restarts)
+    (result,) = _train([job], virtual)
     if not processes.leads():
-        return
-    if json_path == Path("-"):
-        typer.echo(json.dumps({"machine": bench.describe(), "results": as_json([result])}, indent=2, allow_nan=False))
         return
     finish(result_table(result, bench.describe()), [result], json_path)
 
@@ -219,22 +208,28 @@ def _relaunch(ctx: typer.Context, workers: int, restarts: int = 0) -> None:
     raise typer.Exit(processes.launch(["-m", "tersegrad.cli", *words], workers, restarts))
 
 
-def _train(jobs: list[Job]) -> list[Result]:
-    """Run jobs one after another on this worker; the leading one shows how they go, on standard error."""
+def _train(jobs: list[Job], virtual: int = 0) -> list[Result]:
+    """Run jobs one after another on this worker, or on virtual ones; the leading one shows how they go, on standard error."""
     from tersegrad.integrations import processes
     from tersegrad.train import load, run
     from tersegrad.train.progress import progress
 
-    with processes.join() as worker, progress(jobs, worker.leads) as watchers:
-        images = {source: load(source, worker) for source in sorted({job.data for job in jobs})}
-        return [run(job, worker, watcher, images[job.data]) for job, watcher in zip(jobs, watchers)]
+    def work(worker: processes.Worker) -> list[Result]:
+        with progress(jobs, worker.leads) as watchers:
+            found = {(job.data, job.vocabulary): load(job.data, worker, job.vocabulary) for job in jobs}
+            return [run(job, worker, watch, found[job.data, job.vocabulary]) for job, watch in zip(jobs, watchers)]
+
+    if virtual:
+        return processes.virtual(virtual, work)[0]
+    with processes.join() as worker:
+        return work(worker)
 
 
 @bench_app.command("speed")
 def bench_speed(
-    names: Names = None,
-    json_path: Json = None,
-    size: Size = "4Mi",
+    names: options.Names = None,
+    json_path: options.Json = None,
+    size: options.Size = "4Mi",
     threads: Annotated[int, typer.Option(min=1, help="Threads for the kernels.")] = 1,
     rounds: Annotated[int, typer.Option(min=3, help="Alternating rounds whose median is taken.")] = 9,
 ) -> None:
@@ -258,9 +253,9 @@ def bench_speed(
 
 @bench_app.command("rate")
 def bench_rate(
-    names: Names = None,
-    json_path: Json = None,
-    size: Size = "1Mi",
+    names: options.Names = None,
+    json_path: options.Json = None,
+    size: options.Size = "1Mi",
     threads: Annotated[int, typer.Option(min=1, help="Threads for the kernels.")] = 1,
     data: Annotated[
         list[str] | None, typer.Option("--data", help="gaussian, laplace, student_t, or a file of torch.save; repeatable.")
@@ -349,7 +344,16 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        processes = sys.modules.get("tersegrad.integrations.processes")
-        if processes is not None and processes.spawned():
-            processes.leave(int(end.code or 0))
+        _leave(int(end.code or 0))
         raise
+    except Exception as error:
+        if _told(error):
+            _leave(1)
+        raise
+
+
+def _leave(status: int) -> None:
+    """End a worker at once; other processes end as Python does."""
+    processes = sys.modules.get("tersegrad.integrations.processes")
+    if processes is not None and processes.spawned():
+        processes.leave(status)

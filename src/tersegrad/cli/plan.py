@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from tersegrad.cli.show import Json, console_of, finish
+from tersegrad.cli.options import Json
+from tersegrad.cli.show import console_of, finish
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.text import require
 

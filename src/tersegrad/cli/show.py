@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tersegrad.report import Table
 
 WIDE = 150  # columns when the output is not a terminal: a file or a log should not break lines
-
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the results as JSON to this file; '-' prints JSON only.")]
 
 
 def console_of(wide: int = WIDE) -> Console:

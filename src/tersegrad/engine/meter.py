@@ -142,6 +142,11 @@ class TimedGroup(ProcessGroup):
 
     waited = 0.0
 
+    @staticmethod
+    def of(group: Any) -> TimedGroup:
+        """The driver of a torch process group (None: the default one); a driver is taken as it is."""
+        return group if isinstance(group, TimedGroup) else TimedGroup(group)
+
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         work, out = super().launch(request)
         return _TimedWork(work, self), out

@@ -209,6 +209,16 @@ class ProcessGroup:
         """Wait until every rank is here."""
         dist.barrier(group=self.group)
 
+    def broadcast(self, x: Tensor) -> None:
+        """Rank 0's values, on every rank (blocking)."""
+        dist.broadcast(x, self.global_rank(0), group=self.group)
+
+    def share(self, value: Any) -> Any:
+        """The object that rank 0 passed, on every rank (blocking)."""
+        box = [value]
+        dist.broadcast_object_list(box, src=self.global_rank(0), group=self.group, device=self.device)
+        return box[0]
+
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         """Start a collective; the tensor is filled once the work is done."""
         if isinstance(request, AllReduce):

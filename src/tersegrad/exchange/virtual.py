@@ -58,7 +58,7 @@ def run(
                 results.append(stop.value)
         if results:
             break
-        values = list(_deliver(requests, sent, intra_node))
+        values = list(deliver(requests, sent, intra_node))
     if requests or len(results) != size:
         raise RuntimeError(f"{len(results)} of {size} ranks ended while others still exchange: their steps differ")
     mean = results[0][0]
@@ -73,7 +73,8 @@ def init(exchange: Exchange[R], spec: Spec, size: int, device: torch.device | st
     return [exchange.init(spec, device, rank, size) for rank in range(size)]
 
 
-def _deliver(requests: Sequence[Any], sent: list[int], intra_node: list[int]) -> list[Tensor]:
+def deliver(requests: Sequence[Any], sent: list[int], intra_node: list[int]) -> list[Tensor]:
+    """What each rank receives from one collective of all; the bytes that leave each of them are added to ``sent``."""
     size = len(requests)
     kinds = {type(r) for r in requests}
     if len(kinds) != 1:

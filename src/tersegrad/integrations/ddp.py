@@ -49,7 +49,7 @@ class _Bucket:
 class Handle(engine.Handle):
     """The exchange of one DDP model. Made by :func:`attach` or :func:`make_hook`."""
 
-    def __init__(self, settings: Settings, group_bytes: int, scaler: Any, process_group: dist.ProcessGroup | None) -> None:
+    def __init__(self, settings: Settings, group_bytes: int, scaler: Any, process_group: Any) -> None:
         require(group_bytes > 0, f"group_bytes must be positive, got {group_bytes}")
         self._settings, self._group_bytes, self.scaler = settings, group_bytes, scaler
         self._process_group = process_group
@@ -89,7 +89,7 @@ class Handle(engine.Handle):
         self._bind({name.replace("_orig_mod.", ""): p for name, p in named.items()})
 
     def _bind(self, named: Mapping[str, Tensor]) -> None:
-        link = TimedGroup(self._process_group)
+        link = TimedGroup.of(self._process_group)
         self.rank, self.size = link.rank, link.size
         self._parameters = {name: p for name, p in named.items() if p.requires_grad}
         groups = make_groups(self._parameters, self._group_bytes, self._settings.dense_below)
@@ -233,7 +233,7 @@ class HookOptions(Options, total=False):
 
     group_bytes: int
     scaler: Any
-    process_group: dist.ProcessGroup | None
+    process_group: dist.ProcessGroup | TimedGroup | None
 
 
 def attach(
@@ -265,7 +265,7 @@ def make_hook(
     *,
     group_bytes: int = GROUP_BYTES,
     scaler: Any = None,
-    process_group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | TimedGroup | None = None,
     **options: Unpack[Options],
 ) -> tuple[Handle, Callable[[Handle, GradBucket], Future[Tensor]]]:
     """A plain ``(state, hook)`` pair, with the options of :func:`attach`, for frameworks that register the hook themselves.

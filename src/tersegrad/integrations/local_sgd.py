@@ -58,21 +58,19 @@ class Handle(engine.Handle):
         settings: Settings,
         how: Method,
         group_bytes: int,
-        process_group: dist.ProcessGroup | None,
+        process_group: dist.ProcessGroup | TimedGroup | None,
     ) -> None:
         self.method, self.steps = how, 0
         self._flights: list[_Flight] = []
         self._departed: dict[int, int] = {}  # fragment -> the inner step of its latest exchange
         self._counted = 0  # inner steps before the last reset of the report
-        link = TimedGroup(process_group)
+        link = TimedGroup.of(process_group)
         self.rank, self.size = link.rank, link.size
         groups, self._fragments = divide(parameters, how.fragments, group_bytes)
         routes = [Route(group, link) for group in groups]
         self.engine = Engine("local_sgd", routes, settings, replicated=lambda: self._outer.common(), facts={"method": str(how)})
         for parameter in parameters.values():  # all start alike
-            dist.broadcast(
-                parameter.detach(), dist.get_global_rank(process_group, 0) if process_group else 0, group=process_group
-            )
+            link.broadcast(parameter.detach())
         self._outer = Outer(parameters, groups, how)
 
     # -------------------------------------------------------------------------------------------------------------- the loop
@@ -210,7 +208,7 @@ def attach(
     how: Method | str = "diloco",
     *,
     group_bytes: int = GROUP_BYTES,
-    process_group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | TimedGroup | None = None,
     **options: Unpack[Options],
 ) -> Handle:
     """Train ``model`` (a plain module, the same on every rank) by local steps; call ``handle.step()`` after each ``optimizer.step()``.

@@ -7,7 +7,7 @@ from typing import Any
 
 from tersegrad.planner.plan import seconds_text
 from tersegrad.report.tables import Column, Table, number, signed
-from tersegrad.train.loop import Job, Result
+from tersegrad.train.jobs import Job, Result
 
 # compressor, exchange, method of local steps; the first is what the others are compared with
 _SETTINGS: tuple[tuple[str | None, str, str | None], ...] = (
@@ -81,10 +81,12 @@ def result_table(result: Result, note: str = "") -> Table:
         ("workers", str(r.workers)),
         ("parameters", f"{r.parameters:,}"),
         ("steps", f"{r.steps:,}"),
-        ("test accuracy", f"{100 * r.accuracy:.2f} %"),
+        ("test accuracy", f"{100 * r.accuracy:.2f} %" + (" of tokens" if r.tokens else "")),
+        ("test loss", f"{r.test_loss:.4f}" + (f", {r.bits_per_byte:.4f} bits per byte" if r.bits_per_byte else "")),
+        *([("tokens", f"{r.tokens:,}")] if r.tokens else []),
         ("training loss", f"{r.loss:.4f}"),
         ("sent by a worker", f"{megabytes(r.bytes_sent)}, {r.bytes_per_step:,.0f} bytes per step"),
-        ("bits per coordinate", f"{r.bits_per_coordinate:.3f} a message"),
+        ("bits per coordinate", f"{r.bits_per_coordinate:.3f} per message"),
         ("error of a message", number(r.error)),
         ("above the limit", f"{signed(r.above_limit)} bits per coordinate"),
         *((f"step at {name}", seconds_text(r.step_seconds(speed))) for name, speed in LINKS),
