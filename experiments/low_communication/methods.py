@@ -24,6 +24,11 @@ class Method:
     exchange: str = "two_shot"
     local: str | None = "local_sgd(every=H)"
 
+    @property
+    def gathers(self) -> bool:
+        """Whether every worker's message goes to all others, instead of two rounds."""
+        return self.exchange.startswith("all_gather")
+
     def local_steps(self, every: int) -> str | None:
         """The text form for rounds of so many steps."""
         return None if self.local is None else re.sub(r"\bH\b", str(every), self.local)
@@ -53,7 +58,7 @@ METHODS = (
     Method("int8, local", "local, quantised", "int8"),
     Method("int4, local", "local, quantised", "error_feedback(int4)"),
     Method("e3m0, DiLoCo", "local, quantised", "e3m0", local=DILOCO),
-    Method("SparseLoCo", "SparseLoCo", "sparse_loco", "all_gather"),
+    Method("SparseLoCo", "SparseLoCo", "sparse_loco", "all_gather(mean=senders, clip=median)", "sparse_loco(every=H)"),
     Method("top-k 1/64, local", "top-k", "error_feedback(top_k(fraction=0.015625))", "all_gather"),
     Method("Sparse Dithering 0.1, local", "Sparse Dithering, local", "error_feedback(sparse_dithering(alpha=0.1))"),
     Method("Sparse Dithering 0.5, local", "Sparse Dithering, local", "error_feedback(sparse_dithering(alpha=0.5))"),

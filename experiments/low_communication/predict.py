@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.low_communication.plans import Run
-from tersegrad.planner import ETHERNET, Coding, Link, Trip, predict
+from tersegrad.planner import ETHERNET, Link, direct_all_gather, two_shot
 
 LINKS = (("100 Mbit/s", 100e6), ("1 Gbit/s", 1e9))
 
@@ -35,14 +35,15 @@ def scales(run: Run) -> tuple[Scale, ...]:
     return (Scale("this model", run.parameters, run.steps), *BILLIONS)
 
 
-def exchange(run: Run, parameters: float, bits_per_second: float) -> Trip:
-    """One exchange of a model of so many parameters."""
-    coding = Coding(run.encode * parameters, run.decode * parameters)
-    link = Link(bits_per_second, framing=ETHERNET)
-    how = "all_gather" if run.method.exchange == "all_gather" else "two_shot"
-    return predict(how, round(parameters), run.workers, link, run.message_bits, coding)  # type: ignore[arg-type]
+def exchange(run: Run, parameters: float, bits_per_second: float) -> tuple[float, float]:
+    """Seconds on the wire and seconds of coding, of one exchange of a model of so many parameters."""
+    link, p, nbytes = Link(bits_per_second, framing=ETHERNET), run.workers, parameters * run.message_bits / 8
+    if run.method.gathers:  # one message encoded, p decoded
+        return direct_all_gather([nbytes] * p, link), parameters * (run.encode + p * run.decode)
+    # p parts and a mean of one encoded, p parts decoded twice.
+    return two_shot(p, nbytes, link), parameters * ((1 + 1 / p) * run.encode + 2 * run.decode)
 
 
 def hours(run: Run, scale: Scale, bits_per_second: float) -> float:
     """Of sending and coding, one after the other."""
-    return scale.steps * run.exchanges / run.steps * exchange(run, scale.parameters, bits_per_second).seconds / 3600
+    return scale.steps * run.exchanges / run.steps * sum(exchange(run, scale.parameters, bits_per_second)) / 3600

@@ -65,7 +65,7 @@ def execute(method: Method, plan: Plan, seed: int, data: str, corpus: Text) -> R
         points=tuple(points),
     )
     if torch.cuda.is_available():  # a step sees the time to launch kernels only
-        return dataclasses.replace(made, coding=exchanges * predict.exchange(made, made.parameters, 1e9).coding)
+        return dataclasses.replace(made, coding=exchanges * predict.exchange(made, made.parameters, 1e9)[1])
     return made
 
 
