@@ -99,5 +99,9 @@ class Run:
 def read_run(saved: dict[str, Any]) -> Run:
     """A run from its JSON form."""
     points = tuple(Point(**point) for point in saved["points"])
-    kept = {field.name: saved[field.name] for field in dataclasses.fields(Run)}
-    return Run(**{**kept, "method": Method(**saved["method"]), "points": points})
+    return Run(**{**_fields(Run, saved), "method": Method(**_fields(Method, saved["method"])), "points": points})
+
+
+def _fields(kind: type[Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """The fields alone: JSON holds properties too, for its readers."""
+    return {field.name: saved[field.name] for field in dataclasses.fields(kind)}
