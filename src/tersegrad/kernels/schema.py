@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.schema_codes import BitKernels, PlanarKernels, RansKernels
+from tersegrad.kernels.schema_trellis import TrellisKernels
 
 RoundingRule = Literal["l2", "max", "nearest"]
 
@@ -357,6 +358,7 @@ class Kernels(
     RoundingKernels,
     SelectKernels,
     SharedKernels,
+    TrellisKernels,
     VarianceKernels,
     Protocol,
 ):

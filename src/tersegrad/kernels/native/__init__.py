@@ -22,6 +22,7 @@ from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
 from tersegrad.kernels.native.select import *
 from tersegrad.kernels.native.shared import *
+from tersegrad.kernels.native.trellis import *
 from tersegrad.kernels.native.variance import *
 
 ISAS = ("portable", "avx2", "avx512")

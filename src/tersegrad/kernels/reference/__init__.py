@@ -13,4 +13,5 @@ from tersegrad.kernels.reference.rans_tables import *
 from tersegrad.kernels.reference.rounding import *
 from tersegrad.kernels.reference.select import *
 from tersegrad.kernels.reference.shared import *
+from tersegrad.kernels.reference.trellis import *
 from tersegrad.kernels.reference.variance import *

@@ -1,0 +1,438 @@
+// From floats to trellis-coded messages.
+#include <atomic>
+#include <limits>
+#include <memory>
+
+#include "dither_round.hpp"
+#include "tersegrad/planar.hpp"
+#include "tersegrad/runtime.hpp"
+#include "tersegrad/threads.hpp"
+#include "trellis_parts.hpp"
+
+namespace tersegrad::trellis {
+
+const Implementation& ops() {
+#if defined(__x86_64__)
+    if (isa() == Isa::avx512) return avx512;
+    if (isa() == Isa::avx2) return avx2;
+#endif
+    return portable;
+}
+
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+
+void fit(Bytes& bytes, std::size_t n) {
+    if (bytes.size() < n) bytes.resize(n);
+}
+
+std::size_t lanes_of(std::size_t n) { return rans::Layout(n, 2, rans::kLongestChunk).lanes; }
+
+// Memory that a thread keeps: fresh pages would cost more than small messages.
+struct Workspace {
+    std::vector<std::int32_t> y;
+    std::vector<std::uint16_t> draws;
+    Bytes low, rows, labels, kept_labels, planes, symbols, tables, words;
+    static Workspace& of_thread() {
+        thread_local Workspace kept;
+        return kept;
+    }
+};
+
+// A rANS block of symbols that are stored as n + 2 window, so that the lowest bit names the table. They are changed.
+class Coder {
+public:
+    Coder(std::uint8_t* u, std::size_t n, int window, int chunk) : u_(u), n_(n), alphabet_(2 * window), chunk_(chunk), layout_(n, alphabet_, chunk) {}
+
+    void write(Bytes& out, Bytes& words) {
+        const std::size_t most = rans::max_message(n_, alphabet_), begin = out.size();
+        const auto cells = static_cast<std::size_t>(2 * alphabet_);
+        std::vector<std::uint64_t> found(cells), counts(cells);
+        rans::histogram(u_, n_, 2 * alphabet_, {}, 1, rans::worth_sampling(n_, alphabet_, 2), found.data());
+        for (std::size_t k = 0; k < cells; ++k) counts[k % 2 * cells / 2 + k / 2] = found[k];
+        const Bytes tables = rans::write_tables(counts.data(), alphabet_, 2);
+        if (1 + tables.size() < most) {
+            out.push_back(static_cast<std::uint8_t>(chunk_));
+            out.insert(out.end(), tables.begin(), tables.end());
+            std::vector<std::uint16_t> frequencies(cells);
+            rans::read_tables(tables.data(), tables.size(), alphabet_, 2, frequencies.data());
+            if (std::none_of(frequencies.begin(), frequencies.end(), [](auto f) { return f && f < rans::kTotal; })) return;
+            chunks(frequencies, out, words);
+            if (out.size() - begin < most) return;
+        }
+        out.resize(begin);
+        store_raw(out);
+    }
+
+private:
+    // Entry n + 2 window of one table is entry (n >> 1) + window of the table of its parity.
+    rans::EncodeModel model(const std::vector<std::uint16_t>& frequencies) const {
+        const std::size_t half = frequencies.size() / 2;
+        std::vector<std::uint16_t> joined(frequencies.size());
+        for (std::size_t k = 0; k < joined.size(); ++k) joined[k] = frequencies[k % 2 * half + k / 2];
+        rans::EncodeModel model(joined.data(), static_cast<int>(joined.size()), 1);
+        rans::EncodeTable& table = model.tables[0];
+        std::uint32_t start[2] = {0, 0};
+        for (std::size_t k = 0; k < joined.size(); ++k) {
+            if (joined[k]) table.packed[k] = joined[k] | start[k % 2] << 16;
+            start[k % 2] += joined[k];
+            if (k < 64)
+                for (int plane = 0; plane < 4; ++plane) table.planes[plane][k] = static_cast<std::uint8_t>(table.packed[k] >> 8 * plane);
+        }
+        return model;
+    }
+
+    void chunks(const std::vector<std::uint16_t>& frequencies, Bytes& out, Bytes& words) {
+        const rans::EncodeModel coder = model(frequencies);
+        const rans::Pieces& pieces = layout_.chunks;
+        const std::size_t count = pieces.count(), table = out.size(), room = rans::scratch_bytes(n_);
+        out.resize(table + 4 * count);
+        fit(words, room);
+        // The last chunk first, each in front of those before: so they stand in order and next to each other.
+        std::uint8_t *const end = words.data() + room, *at = end;
+        for (std::size_t c = count; c-- > 0;) {
+            std::uint32_t states[rans::kLanes];
+            const std::size_t length = pieces.length(c);
+            std::uint8_t* const symbols = u_ + pieces.start(c);
+            for (std::size_t i = layout_.coded(length); i < length; ++i) symbols[i] >>= 1;  // these are not coded, and have no tables
+            std::uint8_t* const first = rans::encode_chunk(coder, layout_, symbols, length, 0, {}, at, states);
+            const auto number = static_cast<std::uint32_t>((at - first) / 2);
+            std::memcpy(out.data() + table + 4 * c, &number, 4);
+            at = first - 4 * layout_.lanes;
+            std::memcpy(at, states, 4 * layout_.lanes);
+        }
+        out.insert(out.end(), at, end);
+        done_ = true;
+    }
+
+    // The symbols themselves; some are without their lowest bit already.
+    void store_raw(Bytes& out) {
+        Bytes symbols(n_);
+        for (std::size_t c = 0; c < layout_.chunks.count(); ++c) {
+            const std::size_t from = layout_.chunks.start(c), coded = layout_.coded(layout_.chunks.length(c));
+            for (std::size_t i = 0; i < layout_.chunks.length(c); ++i) symbols[from + i] = done_ && i >= coded ? u_[from + i] : u_[from + i] >> 1;
+        }
+        const auto bits = rans::raw_bits(alphabet_);
+        out.push_back(rans::kRaw);
+        std::uint64_t held = 0;
+        std::size_t have = 0;
+        for (const std::uint8_t s : symbols) {
+            held |= static_cast<std::uint64_t>(s) << have;
+            for (have += bits; have >= 8; have -= 8, held >>= 8) out.push_back(static_cast<std::uint8_t>(held));
+        }
+        if (have) out.push_back(static_cast<std::uint8_t>(held));
+    }
+
+    std::uint8_t* u_;
+    std::size_t n_;
+    int alphabet_, chunk_;
+    rans::Layout layout_;
+    bool done_ = false;
+};
+
+class SegmentEncoder {
+public:
+    SegmentEncoder(const Options& options)
+        : options_(options), work_(Workspace::of_thread()), which_(code_of(options.states)), run_(std::min(kLongestRun, options.chunk)) {
+        const float inverse = 1.0f / options.step;
+        scale_ = inverse * (options.dither ? static_cast<float>(1 << kUnit) : 32.0f);
+        limit_ = options.dither ? kFarDithered * static_cast<float>(1 << kUnit) : kFar * 32.0f;
+    }
+
+    double norm = 0, error = 0;
+    bool finite() const { return std::isfinite(norm); }
+
+    // Chooses the integers of a segment; `norm` and `error` are then known.
+    void choose(const float* x, std::size_t n, std::uint64_t start) {
+        x_ = x, n_ = n, start_ = start;
+        kind_ = zero;
+        error = 0;
+        window_ = kUsual;
+        top_ = 0;
+        prepare();
+        const std::size_t parts = (n + kSumChunk - 1) / kSumChunk;
+        std::vector<double> norms(parts), dots(parts), energies(parts);
+        bool far = false;
+        for (std::size_t at = 0; at < n; at += longest_) {
+            const std::size_t length = std::min(longest_, n - at);
+            const float top = convert(at, length, &norms[at / kSumChunk]);
+            far |= !(top < limit_);
+            if (far) continue;
+            label(at, length);
+            for (std::size_t i = 0; i < length; i += kSumChunk) {
+                const std::size_t k = (at + i) / kSumChunk;
+                Sums sums;
+                place(at + i, i, std::min(kSumChunk, length - i), sums);
+                dots[k] = sums.dot;
+                energies[k] = sums.energy;
+            }
+        }
+        norm = dither::fold(norms.data(), parts);
+        if (!finite() || norm == 0) return;
+        kind_ = far ? raw : coded;
+        if (far) return;
+        sent_ = options_.step;
+        if (options_.dither) return;
+        const double dot = dither::fold(dots.data(), parts), energy = dither::fold(energies.data(), parts);
+        if (energy == 0) {
+            kind_ = zero;
+            error = norm;
+            return;
+        }
+        sent_ = dither::usable_step(dot / energy);
+        error = norm - 2 * static_cast<double>(sent_) * dot + static_cast<double>(sent_) * sent_ * energy;
+    }
+
+    // The bytes of the segment that was chosen last.
+    void write(Bytes& out) {
+        if (kind_ == coded) {
+            code(out);
+            if (out.size() <= raw_bytes(n_)) return;
+            kind_ = raw;
+            error = 0;
+        }
+        out.assign(1, kind_);
+        if (kind_ != raw) return;
+        out.resize(raw_bytes(n_));
+        std::memcpy(out.data() + 1, x_, 4 * n_);
+    }
+
+private:
+    void prepare() {
+        const std::size_t run = std::size_t{1} << run_;
+        lanes_ = lanes_of(n_);
+        longest_ = n_ > run ? run : n_;
+        const std::size_t rows = (longest_ + lanes_ - 1) / lanes_;
+        if (work_.y.size() < longest_) work_.y.resize(longest_);
+        fit(work_.low, longest_ + kPitch);
+        fit(work_.rows, rows * kPitch);
+        fit(work_.labels, rows * kPitch);
+        fit(work_.symbols, n_);
+        if (!options_.dither) return;
+        if (work_.draws.size() < n_) work_.draws.resize(n_);
+        fit(work_.kept_labels, n_);
+        fit(work_.tables, n_);
+        random_u16(options_.dither->draws, start_, n_, work_.draws.data());
+    }
+
+    float convert(std::size_t at, std::size_t length, double* norms) {
+        float top = 0;
+        const std::int32_t sign = options_.dither ? sign_of(*options_.dither, start_ + at) : 1;
+        for (std::size_t i = 0; i < length; i += kSumChunk) {
+            const std::size_t m = std::min(kSumChunk, length - i);
+            const float* const x = x_ + at + i;
+            std::int32_t* const y = work_.y.data() + i;
+            std::uint8_t* const low = work_.low.data() + i;
+            const float here = options_.dither
+                                   ? ops().convert_dithered(x, m, scale_, sign, work_.draws.data() + at + i, y, low, norms + i / kSumChunk)
+                                   : ops().convert(x, m, scale_, y, low, norms + i / kSumChunk);
+            top = std::max(top, here);
+        }
+        return top;
+    }
+
+    // Labels of a run that was converted.
+    void label(std::size_t at, std::size_t length) {
+        const std::size_t rows = (length + lanes_ - 1) / lanes_, last = length - (rows - 1) * lanes_;
+        std::uint8_t* low = work_.low.data();
+        std::memset(low + length, 0, kPitch);
+        if (lanes_ < rans::kLanes) {
+            for (std::size_t t = 0; t < rows; ++t) {
+                std::memset(work_.rows.data() + t * kPitch, 0, kPitch);
+                std::memcpy(work_.rows.data() + t * kPitch, low + t * lanes_, std::min(lanes_, length - t * lanes_));
+            }
+            low = work_.rows.data();
+        }
+        std::uint8_t* const labels = work_.labels.data();
+        ops().label[which_](low, rows, lanes_, last, labels, work_.planes);
+        if (lanes_ < rans::kLanes)
+            for (std::size_t t = 0; t < rows; ++t) std::memmove(labels + t * lanes_, labels + t * kPitch, lanes_);
+        if (options_.dither) std::memcpy(work_.kept_labels.data() + at, labels, length);
+    }
+
+    // n coordinates from `at` on, whose y begin at `i` of those converted.
+    void place(std::size_t at, std::size_t i, std::size_t n, Sums& sums) {
+        if (options_.dither) {
+            ops().place_dithered(work_.y.data() + i, work_.kept_labels.data() + at, work_.draws.data() + at, n, window_, class_bits(n_),
+                                 work_.symbols.data() + at, work_.tables.data() + at, top_);
+        } else {
+            ops().place(x_ + at, work_.y.data() + i, work_.labels.data() + i, n, window_, work_.symbols.data() + at, sums);
+            top_ = std::max(top_, sums.top);
+        }
+    }
+
+    // All symbols again, in another window.
+    void place_again(int window) {
+        window_ = window;
+        for (std::size_t at = 0; at < n_; at += longest_) {
+            const std::size_t length = std::min(longest_, n_ - at);
+            std::vector<double> unused(length / kSumChunk + 1);
+            convert(at, length, unused.data());
+            if (!options_.dither)
+                for (std::size_t i = 0; i < length; ++i) work_.labels[i] = work_.symbols[at + i] & 3;
+            for (std::size_t i = 0; i < length; i += kSumChunk) {
+                Sums sums;
+                place(at + i, i, std::min(kSumChunk, length - i), sums);
+            }
+        }
+    }
+
+    // Symbols wait doubled, with their table in the lowest bit, unless they are dithered.
+    int doubling() const { return options_.dither ? 1 : 2; }
+    bool at_end(std::uint8_t s) const { return s < 2 * doubling() || s >= (2 * window_ - 2) * doubling(); }
+    std::size_t ends() const {
+        std::size_t count = 0;
+        for (std::size_t i = 0; i < n_; ++i) count += at_end(work_.symbols[i]);
+        return count;
+    }
+
+    // Half the number of symbols: all indices if few are large, else the tails are escaped.
+    void choose_window() {
+        const std::uint32_t size = (options_.dither ? top_ : top_ >> 1) + 1;
+        const int most = static_cast<int>(std::min<std::uint32_t>(std::max((size + 1) & ~1u, 2u), 1u << 30));
+        escaped_ = false;
+        for (const int limit : {kUsual, 2 * kUsual}) {
+            if (limit > window_) place_again(limit);
+            if (most <= limit) return narrow(most);
+            if (ends() <= n_ / 512) {
+                escaped_ = true;
+                return;
+            }
+        }
+        place_again(std::min(most, kWidest));
+        escaped_ = most > kWidest;
+    }
+
+    void narrow(int window) {
+        const int by = (window_ - window) * doubling();
+        if (by)
+            for (std::size_t i = 0; i < n_; ++i) work_.symbols[i] = static_cast<std::uint8_t>(work_.symbols[i] - by);
+        window_ = window;
+    }
+
+    // By how many pairs the indices at either end of the window lie beyond it, as planar gamma codes of one more.
+    Bytes escapes() {
+        if (!escaped_) return {};
+        std::vector<std::int64_t> values;
+        for (std::size_t at = 0; at < n_; at += longest_) {
+            const std::size_t length = std::min(longest_, n_ - at);
+            std::vector<double> unused(length / kSumChunk + 1);
+            convert(at, length, unused.data());
+            for (std::size_t i = 0; i < length; ++i) {
+                const std::uint8_t s = work_.symbols[at + i];
+                if (!at_end(s)) continue;
+                std::int32_t a, kept;
+                if (options_.dither) {
+                    const std::int32_t u = work_.draws[at + i] & 0x7fff, v = integer_of(work_.y[i], work_.kept_labels[at + i]), t = rest_of(v & 1, u);
+                    const std::int32_t m = (v * (1 << kUnit) - u - t) >> (kUnit + 1);
+                    a = t >= 0 ? m : -m;
+                    kept = s - window_;
+                } else {
+                    a = integer_of(work_.y[i], s & 3) >> 1;
+                    kept = (s >> 1) - window_;
+                }
+                values.push_back(1 + std::abs(a - kept) / 2);
+            }
+        }
+        Bytes out(static_cast<std::size_t>(planar::gamma_bytes(values.data(), values.size())));
+        planar::gamma_encode(values.data(), values.size(), out.data());
+        return out;
+    }
+
+    void code(Bytes& out) {
+        choose_window();
+        const Bytes tail = escapes();
+        out.assign({coded, static_cast<std::uint8_t>(window_), static_cast<std::uint8_t>(run_)});
+        if (options_.dither) out.push_back(static_cast<std::uint8_t>(class_bits(n_)));
+        std::size_t left = tail.size();
+        for (; left >= 128; left >>= 7) out.push_back(static_cast<std::uint8_t>(left | 128));
+        out.push_back(static_cast<std::uint8_t>(left));
+        const auto* scale = reinterpret_cast<const std::uint8_t*>(&sent_);
+        out.insert(out.end(), scale, scale + 4);
+        if (options_.dither) {
+            const int tables = 1 << class_bits(n_);
+            const std::size_t begin = out.size();
+            out.resize(begin + rans::max_message(n_, 2 * window_));
+            out.resize(begin + rans::encode_message(work_.symbols.data(), n_, 2 * window_, {tables > 1 ? work_.tables.data() : nullptr, false}, tables,
+                                                    true, options_.chunk, out.data() + begin));
+        } else {
+            Coder(work_.symbols.data(), n_, window_, options_.chunk).write(out, work_.words);
+        }
+        out.insert(out.end(), tail.begin(), tail.end());
+    }
+
+    Options options_;
+    Workspace& work_;
+    int which_, run_, window_ = kUsual;
+    float scale_ = 0, limit_ = 0, sent_ = 0;
+    const float* x_ = nullptr;
+    std::size_t n_ = 0, lanes_ = 0, longest_ = 0;
+    std::uint64_t start_ = 0;
+    std::uint32_t top_ = 0;
+    bool escaped_ = false;
+    Kind kind_ = zero;
+};
+
+}  // namespace
+
+std::size_t max_bytes(std::size_t n) {
+    const Segments segments(n);
+    return 1 + segments.table_bytes() + segments.count() + 4 * n;
+}
+
+Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* out) {
+    const Segments segments(n);
+    const std::size_t count = segments.count();
+    std::vector<double> norms(count), errors(count);
+    std::vector<Bytes> parts(count);
+    std::atomic<bool> finite{true};
+    parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
+        SegmentEncoder encoder(o);
+        for (std::size_t s = first; s < last && finite.load(std::memory_order_relaxed); ++s) {
+            encoder.choose(x + segments.start(s), segments.length(s), segments.start(s));
+            if (!encoder.finite()) {
+                finite = false;
+                return;
+            }
+            encoder.write(parts[s]);
+            norms[s] = encoder.norm;
+            errors[s] = encoder.error;
+        }
+    });
+    if (!finite) {
+        out[0] = not_finite;
+        return {1, std::numeric_limits<double>::infinity(), 0};
+    }
+    const double norm = dither::fold(norms.data(), count), error = dither::fold(errors.data(), count);
+    if (std::all_of(parts.begin(), parts.end(), [](const Bytes& part) { return part.size() == 1; })) {
+        out[0] = all_zero;
+        return {1, norm, error};
+    }
+    out[0] = normal;
+    std::size_t end = 1 + segments.table_bytes();
+    for (std::size_t s = 0; s < count; ++s) {
+        const auto size = static_cast<std::uint32_t>(parts[s].size());
+        if (count > 1) std::memcpy(out + 1 + 4 * s, &size, 4);
+        std::memcpy(out + end, parts[s].data(), size);
+        end += size;
+    }
+    return {end, norm, error};
+}
+
+Outcome measure(const float* x, std::size_t n, float step, int states) {
+    const Segments segments(n);
+    const std::size_t count = segments.count();
+    std::vector<double> norms(count), errors(count);
+    parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
+        SegmentEncoder encoder({step, states, rans::kLongestChunk, nullptr});
+        for (std::size_t s = first; s < last; ++s) {
+            encoder.choose(x + segments.start(s), segments.length(s), segments.start(s));
+            norms[s] = encoder.norm;
+            errors[s] = encoder.finite() ? encoder.error : 0;
+        }
+    });
+    return {0, dither::fold(norms.data(), count), dither::fold(errors.data(), count)};
+}
+
+}  // namespace tersegrad::trellis
