@@ -224,7 +224,7 @@ public:
             draws_.resize(n);
             facts_.resize(n + 64);
             random_u16(dither_->draws, start, n, draws_.data());
-            for (std::size_t i = 0; i < n; ++i) facts_[i] = both_facts(draws_[i], p.bits);
+            ops().learn(draws_.data(), n, p.bits, facts_.data());
         }
         if (!BlockDecoder(p, n, code_, dither_ ? facts_.data() : nullptr, bytes_.data()).run()) return false;
         restore(p, start, n, out);

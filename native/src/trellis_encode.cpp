@@ -31,9 +31,8 @@ std::size_t lanes_of(std::size_t n) { return rans::Layout(n, 2, rans::kLongestCh
 
 // Memory that a thread keeps: fresh pages would cost more than small messages.
 struct Workspace {
-    std::vector<std::int32_t> y;
     std::vector<std::uint16_t> draws;
-    Bytes low, rows, labels, kept_labels, planes, symbols, tables, words;
+    Bytes low, rows, labels, kept_labels, planes, symbols, tables, words, message;
     static Workspace& of_thread() {
         thread_local Workspace kept;
         return kept;
@@ -160,13 +159,7 @@ public:
             far |= !(top < limit_);
             if (far) continue;
             label(at, length);
-            for (std::size_t i = 0; i < length; i += kSumChunk) {
-                const std::size_t k = (at + i) / kSumChunk;
-                Sums sums;
-                place(at + i, i, std::min(kSumChunk, length - i), sums);
-                dots[k] = sums.dot;
-                energies[k] = sums.energy;
-            }
+            place(at, length, top < kSmall, &dots[at / kSumChunk], &energies[at / kSumChunk]);
         }
         norm = dither::fold(norms.data(), parts);
         if (!finite() || norm == 0) return;
@@ -184,18 +177,22 @@ public:
         error = norm - 2 * static_cast<double>(sent_) * dot + static_cast<double>(sent_) * sent_ * energy;
     }
 
-    // The bytes of the segment that was chosen last.
-    void write(Bytes& out) {
+    // Writes the segment that was chosen last, at most raw_bytes; returns its length.
+    std::size_t write(std::uint8_t* out) {
         if (kind_ == coded) {
-            code(out);
-            if (out.size() <= raw_bytes(n_)) return;
+            Bytes& message = work_.message;
+            code(message);
+            if (message.size() <= raw_bytes(n_)) {
+                std::memcpy(out, message.data(), message.size());
+                return message.size();
+            }
             kind_ = raw;
             error = 0;
         }
-        out.assign(1, kind_);
-        if (kind_ != raw) return;
-        out.resize(raw_bytes(n_));
-        std::memcpy(out.data() + 1, x_, 4 * n_);
+        out[0] = kind_;
+        if (kind_ != raw) return 1;
+        std::memcpy(out + 1, x_, 4 * n_);
+        return raw_bytes(n_);
     }
 
 private:
@@ -204,7 +201,6 @@ private:
         lanes_ = lanes_of(n_);
         longest_ = n_ > run ? run : n_;
         const std::size_t rows = (longest_ + lanes_ - 1) / lanes_;
-        if (work_.y.size() < longest_) work_.y.resize(longest_);
         fit(work_.low, longest_ + kPitch);
         fit(work_.rows, rows * kPitch);
         fit(work_.labels, rows * kPitch);
@@ -216,18 +212,18 @@ private:
         random_u16(options_.dither->draws, start_, n_, work_.draws.data());
     }
 
+    Grid grid(std::size_t at) const {
+        if (!options_.dither) return {scale_, 1, nullptr};
+        return {scale_, sign_of(*options_.dither, start_ + at), work_.draws.data() + at};
+    }
+    static Grid later(Grid g, std::size_t i) { return {g.scale, g.sign, g.draws ? g.draws + i : nullptr}; }
+
     float convert(std::size_t at, std::size_t length, double* norms) {
         float top = 0;
-        const std::int32_t sign = options_.dither ? sign_of(*options_.dither, start_ + at) : 1;
+        const Grid g = grid(at);
         for (std::size_t i = 0; i < length; i += kSumChunk) {
             const std::size_t m = std::min(kSumChunk, length - i);
-            const float* const x = x_ + at + i;
-            std::int32_t* const y = work_.y.data() + i;
-            std::uint8_t* const low = work_.low.data() + i;
-            const float here = options_.dither
-                                   ? ops().convert_dithered(x, m, scale_, sign, work_.draws.data() + at + i, y, low, norms + i / kSumChunk)
-                                   : ops().convert(x, m, scale_, y, low, norms + i / kSumChunk);
-            top = std::max(top, here);
+            top = std::max(top, ops().convert(x_ + at + i, m, later(g, i), work_.low.data() + i, norms + i / kSumChunk));
         }
         return top;
     }
@@ -251,30 +247,34 @@ private:
         if (options_.dither) std::memcpy(work_.kept_labels.data() + at, labels, length);
     }
 
-    // n coordinates from `at` on, whose y begin at `i` of those converted.
-    void place(std::size_t at, std::size_t i, std::size_t n, Sums& sums) {
-        if (options_.dither) {
-            ops().place_dithered(work_.y.data() + i, work_.kept_labels.data() + at, work_.draws.data() + at, n, window_, class_bits(n_),
-                                 work_.symbols.data() + at, work_.tables.data() + at, top_);
-        } else {
-            ops().place(x_ + at, work_.y.data() + i, work_.labels.data() + i, n, window_, work_.symbols.data() + at, sums);
+    // The symbols of a run that has labels; sums of every chunk.
+    void place(std::size_t at, std::size_t length, bool small, double* dots, double* energies) {
+        const Grid g = grid(at);
+        for (std::size_t i = 0; i < length; i += kSumChunk) {
+            const std::size_t m = std::min(kSumChunk, length - i);
+            std::uint8_t* const symbols = work_.symbols.data() + at + i;
+            if (options_.dither) {
+                ops().place_dithered(x_ + at + i, work_.kept_labels.data() + at + i, m, later(g, i), window_, class_bits(n_), symbols,
+                                     work_.tables.data() + at + i, top_);
+                continue;
+            }
+            Sums sums;
+            ops().place(x_ + at + i, work_.labels.data() + i, m, g, small, window_, symbols, sums);
             top_ = std::max(top_, sums.top);
+            dots[i / kSumChunk] = sums.dot;
+            energies[i / kSumChunk] = sums.energy;
         }
     }
 
     // All symbols again, in another window.
     void place_again(int window) {
         window_ = window;
+        std::vector<double> unused(longest_ / kSumChunk + 1);
         for (std::size_t at = 0; at < n_; at += longest_) {
             const std::size_t length = std::min(longest_, n_ - at);
-            std::vector<double> unused(length / kSumChunk + 1);
-            convert(at, length, unused.data());
             if (!options_.dither)
                 for (std::size_t i = 0; i < length; ++i) work_.labels[i] = work_.symbols[at + i] & 3;
-            for (std::size_t i = 0; i < length; i += kSumChunk) {
-                Sums sums;
-                place(at + i, i, std::min(kSumChunk, length - i), sums);
-            }
+            place(at, length, false, unused.data(), unused.data());
         }
     }
 
@@ -305,9 +305,7 @@ private:
     }
 
     void narrow(int window) {
-        const int by = (window_ - window) * doubling();
-        if (by)
-            for (std::size_t i = 0; i < n_; ++i) work_.symbols[i] = static_cast<std::uint8_t>(work_.symbols[i] - by);
+        if (window != window_) ops().shift(work_.symbols.data(), n_, static_cast<std::uint8_t>((window_ - window) * doubling()));
         window_ = window;
     }
 
@@ -316,20 +314,19 @@ private:
         if (!escaped_) return {};
         std::vector<std::int64_t> values;
         for (std::size_t at = 0; at < n_; at += longest_) {
-            const std::size_t length = std::min(longest_, n_ - at);
-            std::vector<double> unused(length / kSumChunk + 1);
-            convert(at, length, unused.data());
-            for (std::size_t i = 0; i < length; ++i) {
-                const std::uint8_t s = work_.symbols[at + i];
+            const Grid g = grid(at);
+            for (std::size_t i = at; i < std::min(at + longest_, n_); ++i) {
+                const std::uint8_t s = work_.symbols[i];
                 if (!at_end(s)) continue;
-                std::int32_t a, kept;
+                const std::int32_t y = rounded(x_[i] * scale_);
+                std::int32_t a = 0, kept = 0;
                 if (options_.dither) {
-                    const std::int32_t u = work_.draws[at + i] & 0x7fff, v = integer_of(work_.y[i], work_.kept_labels[at + i]), t = rest_of(v & 1, u);
-                    const std::int32_t m = (v * (1 << kUnit) - u - t) >> (kUnit + 1);
+                    const std::int32_t u = work_.draws[i] & 0x7fff, v = integer_of(with_dither(y, g.sign, work_.draws[i]), work_.kept_labels[i]);
+                    const std::int32_t t = rest_of(v & 1, u), m = (v * (1 << kUnit) - u - t) >> (kUnit + 1);
                     a = t >= 0 ? m : -m;
                     kept = s - window_;
                 } else {
-                    a = integer_of(work_.y[i], s & 3) >> 1;
+                    a = integer_of(y, s & 3) >> 1;
                     kept = (s >> 1) - window_;
                 }
                 values.push_back(1 + std::abs(a - kept) / 2);
@@ -381,21 +378,23 @@ std::size_t max_bytes(std::size_t n) {
     return 1 + segments.table_bytes() + segments.count() + 4 * n;
 }
 
+// Every thread writes a run of segments where the longest possible ones before it would end; then the gaps are closed.
 Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* out) {
     const Segments segments(n);
-    const std::size_t count = segments.count();
+    const std::size_t count = segments.count(), table = 1 + segments.table_bytes();
     std::vector<double> norms(count), errors(count);
-    std::vector<Bytes> parts(count);
+    std::vector<std::size_t> sizes(count), runs(count + 1);  // runs[s]: where a run that starts with segment s was written
     std::atomic<bool> finite{true};
     parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
         SegmentEncoder encoder(o);
+        std::size_t at = runs[first] = table + first * raw_bytes(kSegment);
         for (std::size_t s = first; s < last && finite.load(std::memory_order_relaxed); ++s) {
             encoder.choose(x + segments.start(s), segments.length(s), segments.start(s));
             if (!encoder.finite()) {
                 finite = false;
                 return;
             }
-            encoder.write(parts[s]);
+            at += sizes[s] = encoder.write(out + at);
             norms[s] = encoder.norm;
             errors[s] = encoder.error;
         }
@@ -405,17 +404,22 @@ Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* ou
         return {1, std::numeric_limits<double>::infinity(), 0};
     }
     const double norm = dither::fold(norms.data(), count), error = dither::fold(errors.data(), count);
-    if (std::all_of(parts.begin(), parts.end(), [](const Bytes& part) { return part.size() == 1; })) {
+    if (std::all_of(sizes.begin(), sizes.end(), [](std::size_t size) { return size == 1; })) {
         out[0] = all_zero;
         return {1, norm, error};
     }
     out[0] = normal;
-    std::size_t end = 1 + segments.table_bytes();
-    for (std::size_t s = 0; s < count; ++s) {
-        const auto size = static_cast<std::uint32_t>(parts[s].size());
-        if (count > 1) std::memcpy(out + 1 + 4 * s, &size, 4);
-        std::memcpy(out + end, parts[s].data(), size);
-        end += size;
+    std::size_t end = table;
+    for (std::size_t s = 0; s < count;) {
+        const std::size_t from = runs[s];
+        std::size_t length = 0;
+        do {
+            const auto size = static_cast<std::uint32_t>(sizes[s]);
+            if (count > 1) std::memcpy(out + 1 + 4 * s, &size, 4);
+            length += sizes[s++];
+        } while (s < count && !runs[s]);
+        if (from != end) std::memmove(out + end, out + from, length);
+        end += length;
     }
     return {end, norm, error};
 }

@@ -80,52 +80,46 @@ struct Branches {  // predecessors and labels, in the order that decides ties
 template <Code C>
 struct Half {
     static constexpr int S = C.states, kWords = (S + 15) / 16;
-    H cost[S];
 
-    LOCAL_INLINE void start(Half& h) {
+    LOCAL_INLINE void start(H* cost) {
         int bits = 0;
         while (1 << bits < S) ++bits;
-        for (int s = 0; s < S; ++s) h.cost[s] = all16(s ? 4096 * bits + 1 : 0);
+        for (int s = 0; s < S; ++s) cost[s] = all16(s ? 4096 * bits + 1 : 0);
     }
 
     // One step. Bit s of `first` tells that state s was entered from its first predecessor.
-    template <bool Masked, std::size_t... K>
-    LOCAL_INLINE void step(Half& h, H y, H active, H* first, std::index_sequence<K...>) {
+    template <std::size_t... K>
+    LOCAL_INLINE void step(const H* cost, H* next, H y, H* first, std::index_sequence<K...>) {
         constexpr Branches<C> b;
         // Distances to the nearest multiples of four, plus 0 to 3, in 1/32.
-        typedef std::int16_t I __attribute__((vector_size(width)));
-        const I f0 = reinterpret_cast<I>((y ^ 64) - 64), f1 = reinterpret_cast<I>(((y + 32) & 127) - 64);
+        typedef std::int16_t Signed __attribute__((vector_size(width)));
+        const Signed f0 = reinterpret_cast<Signed>((y ^ 64) - 64), f1 = reinterpret_cast<Signed>(((y + 32) & 127) - 64);
         const H p = reinterpret_cast<H>(f0 < 0 ? -f0 : f0), q = reinterpret_cast<H>(f1 < 0 ? -f1 : f1);
         const H r = 64 - p, t = 64 - q;
         const H metric[4] = {p * p, q * q, r * r, t * t};
-        H next[S];
         for (int w = 0; w < kWords; ++w) first[w] = H{};
         (
-            [&] {
+            [&]() __attribute__((always_inline)) {
                 constexpr int s = static_cast<int>(K);
-                const H a = h.cost[b.from[s][0]] + metric[b.label[s][0]];
-                const H c = h.cost[b.from[s][1]] + metric[b.label[s][1]];
-                next[s] = least(a, c);
-                first[s / 16] |= reinterpret_cast<H>(next[s] == a) & static_cast<std::uint16_t>(1 << s % 16);
+                const H one = cost[b.from[s][0]] + metric[b.label[s][0]];
+                const H other = cost[b.from[s][1]] + metric[b.label[s][1]];
+                next[s] = least(one, other);
+                first[s / 16] |= reinterpret_cast<H>(next[s] == one) & static_cast<std::uint16_t>(1 << s % 16);
             }(),
             ...);
-        for (int s = 0; s < S; ++s) {
-            if constexpr (Masked) h.cost[s] = active != 0 ? next[s] : h.cost[s];
-            else h.cost[s] = next[s];
-        }
     }
 
     // Costs stay below 2^16: states differ by at most 4096 log2(S) + 1, and a step adds at most 4096, to the least of them at most 1024.
-    LOCAL_INLINE void settle(Half& h) {
-        H low = h.cost[0];
-        for (int s = 1; s < S; ++s) low = least(low, h.cost[s]);
-        for (int s = 0; s < S; ++s) h.cost[s] -= low;
+    LOCAL_INLINE void settle(H* cost) {
+        H low = cost[0];
+        for (int s = 1; s < S; ++s) low = least(low, cost[s]);
+        for (int s = 0; s < S; ++s) cost[s] -= low;
     }
 
-    LOCAL_INLINE H cheapest(const Half& h) {
-        H best = h.cost[0], state = H{};
+    LOCAL_INLINE H cheapest(const H* cost) {
+        H best = cost[0], state = H{};
         for (int s = 1; s < S; ++s) {
-            const H now = least(best, h.cost[s]);
+            const H now = least(best, cost[s]);
             state = now != best ? all16(s) : state;
             best = now;
         }
@@ -135,20 +129,44 @@ struct Half {
 
 template <Code C>
 struct Group {
-    static constexpr int S = C.states, kPlanes = (S + 7) / 8;
-    using Halves = Half<C>;
+    static constexpr int S = C.states, kPlanes = (S + 7) / 8, kWords = Half<C>::kWords;
+    static constexpr std::size_t kept = static_cast<std::size_t>(kPlanes) * width;
 
-    template <bool Masked>
-    LOCAL_INLINE void advance(Halves* h, const std::uint8_t* row, B active, std::uint8_t* planes) {
-        const B bytes = load<B>(row);
-        H even[Halves::kWords], odd[Halves::kWords];
-        const H v = reinterpret_cast<H>(bytes), on = reinterpret_cast<H>(active);
-        Halves::template step<Masked>(h[0], v & 255, on & 255, even, std::make_index_sequence<S>{});
-        Halves::template step<Masked>(h[1], v >> 8, on >> 8, odd, std::make_index_sequence<S>{});
-        for (int w = 0; w < Halves::kWords; ++w) {
-            store(planes + 2 * w * width, (even[w] & 255) | odd[w] << 8);
-            if constexpr (kPlanes > 1) store(planes + (2 * w + 1) * width, even[w] >> 8 | (odd[w] & 0xff00));
+    // The even lanes leave their decisions as words, the odd ones add theirs and make planes of bytes.
+    template <bool Odd>
+    LOCAL_INLINE void advance(const H* cost, H* next, const std::uint8_t* row, std::uint8_t* planes) {
+        const H v = reinterpret_cast<H>(load<B>(row));
+        H first[kWords];
+        Half<C>::step(cost, next, Odd ? v >> 8 : v & 255, first, std::make_index_sequence<S>{});
+        if constexpr (!Odd) {
+            for (int w = 0; w < kWords; ++w) store(planes + w * width, first[w]);
+        } else {
+            H even[kWords];
+            for (int w = 0; w < kWords; ++w) even[w] = load<H>(planes + w * width);
+            for (int w = 0; w < kWords; ++w) {
+                store(planes + 2 * w * width, (even[w] & 255) | first[w] << 8);
+                if constexpr (kPlanes > 1) store(planes + (2 * w + 1) * width, even[w] >> 8 | (first[w] & 0xff00));
+            }
         }
+    }
+
+    // The last states of every other lane, once all decisions are stored.
+    template <bool Odd>
+    static H pass(const std::uint8_t* low, std::size_t rows, B active, std::uint8_t* planes) {
+        H a[S], b[S];
+        Half<C>::start(a);
+        std::size_t t = 0;
+        for (; t + 2 < rows; t += 2) {
+            advance<Odd>(a, b, low + t * kPitch, planes + t * kept);
+            advance<Odd>(b, a, low + (t + 1) * kPitch, planes + (t + 1) * kept);
+            if (t % 16 == 14) Half<C>::settle(a);
+        }
+        for (; t < rows; ++t) {
+            advance<Odd>(a, b, low + t * kPitch, planes + t * kept);
+            const H on = reinterpret_cast<H>(active), here = t + 1 < rows ? all16(1) : Odd ? on >> 8 : on & 255;
+            for (int s = 0; s < S; ++s) a[s] = here != 0 ? b[s] : a[s];
+        }
+        return Half<C>::cheapest(a);
     }
 
     LOCAL_INLINE B choose(const std::uint8_t* planes, B state) {
@@ -162,19 +180,8 @@ struct Group {
     }
 
     static void label(const std::uint8_t* low, std::size_t rows, B active, std::uint8_t* labels, std::uint8_t* planes) {
-        constexpr std::size_t kept = static_cast<std::size_t>(kPlanes) * width;
-        Halves h[2];
-        Halves::start(h[0]);
-        Halves::start(h[1]);
-        for (std::size_t t = 0; t + 1 < rows; ++t) {
-            advance<false>(h, low + t * kPitch, active, planes + t * kept);
-            if (t % 16 == 15) {
-                Halves::settle(h[0]);
-                Halves::settle(h[1]);
-            }
-        }
-        advance<true>(h, low + (rows - 1) * kPitch, active, planes + (rows - 1) * kept);
-        B state = reinterpret_cast<B>(Halves::cheapest(h[0]) | Halves::cheapest(h[1]) << 8);
+        const H even = pass<false>(low, rows, active, planes), odd = pass<true>(low, rows, active, planes);
+        B state = reinterpret_cast<B>(even | odd << 8);
         for (std::size_t t = rows; t-- > 0;) {
             // z0 of the step is the highest bit of the state that it led to; the first predecessor lacks g1 in its upper bits.
             const B second = choose(planes + t * kept, state) & all(C.g1);
@@ -211,103 +218,265 @@ LOCAL_INLINE double folded(double* lanes) {
     return lanes[0];
 }
 
+typedef float F __attribute__((vector_size(width)));
+typedef std::int32_t I __attribute__((vector_size(width)));
+typedef double D __attribute__((vector_size(width)));
+typedef float HalfF __attribute__((vector_size(width / 2)));
+typedef std::int32_t HalfI __attribute__((vector_size(width / 2)));
+constexpr int lanes64 = width / 8, kBlock = 32, kGroups = kBlock / lanes32;
+
+// The compiler would convert bytes one by one.
+LOCAL_INLINE I bytes_at(const std::uint8_t* p) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<I>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+    return reinterpret_cast<I>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+    I v;
+    for (int k = 0; k < lanes32; ++k) v[k] = p[k];
+    return v;
+#endif
+}
+LOCAL_INLINE I draws_at(const std::uint16_t* p) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<I>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))) & 0x7fff;
+#elif defined(__AVX2__)
+    return reinterpret_cast<I>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))) & 0x7fff;
+#else
+    I v;
+    for (int k = 0; k < lanes32; ++k) v[k] = p[k] & 0x7fff;
+    return v;
+#endif
+}
+// kBlock numbers of 0..255 as bytes.
+LOCAL_INLINE void store_bytes(std::uint8_t* p, const I* v) {
+#if defined(__AVX512F__)
+    for (int g = 0; g < kGroups; ++g) _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16 * g), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(v[g])));
+#elif defined(__AVX2__)
+    const auto at = [&](int g) { return reinterpret_cast<__m256i>(v[g]); };
+    const __m256i packed = _mm256_packus_epi16(_mm256_packus_epi32(at(0), at(1)), _mm256_packus_epi32(at(2), at(3)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+#else
+    for (int k = 0; k < kBlock; ++k) p[k] = static_cast<std::uint8_t>(v[k / lanes32][k % lanes32]);
+#endif
+}
+
+// To nearest, ties to even; anything where 32 bits do not hold it.
+LOCAL_INLINE I rounded_all(F v) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<I>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(v)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<I>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(v)));
+#else
+    I r;
+    for (int k = 0; k < lanes32; ++k) r[k] = std::fabs(v[k]) < 0x1p30f ? rounded(v[k]) : 0;
+    return r;
+#endif
+}
+
 template <bool Dithered>
-float convert_any(const float* x, std::size_t n, float scale, std::int32_t sign, const std::uint16_t* draws, std::int32_t* y, std::uint8_t* low,
-                  double* norm) {
-    double squares[32] = {};
-    float tops[32] = {};
-    const auto one = [&](std::size_t i, std::size_t k) __attribute__((always_inline)) {
-        const float v = x[i] * scale, size = std::fabs(v);
-        tops[k] = size > tops[k] ? size : tops[k];
-        squares[k] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-        // Beyond 2^30 the message does not need y.
-        const float held = size < 0x1p30f ? v : 0.0f;
-        std::int32_t r = static_cast<std::int32_t>(std::nearbyintf(held));
-        if constexpr (Dithered) r = (sign * r + (draws[i] & 0x7fff) + 128) >> (kUnit - 5);
-        y[i] = r;
-        low[i] = static_cast<std::uint8_t>(r & 127);
-    };
+LOCAL_INLINE I grid_of(F v, const Grid& grid, std::size_t i) {
+    I y = rounded_all(v);
+    if constexpr (Dithered) {
+        y = (y * grid.sign + draws_at(grid.draws + i) + 128) >> (kUnit - 5);
+    }
+    return y;
+}
+
+template <bool Dithered>
+float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, double* norm) {
+    double squares[kBlock] = {};
+    F top = F{};
+    float last = 0;
+    D sums[kBlock / lanes64] = {};
     std::size_t i = 0;
-    for (; i + 32 <= n; i += 32)
-        for (std::size_t k = 0; k < 32; ++k) one(i + k, k);
-    for (std::size_t k = 0; i + k < n; ++k) one(i + k, k);
-    float top = 0;
-    for (const float v : tops) top = std::max(top, v);
+    for (; i + kBlock <= n; i += kBlock) {
+        I y[kGroups];
+#pragma GCC unroll 8
+        for (int g = 0; g < kGroups; ++g) {
+            const std::size_t at = i + static_cast<std::size_t>(g * lanes32);
+            const F v = load<F>(x + at) * grid.scale, size = reinterpret_cast<F>(reinterpret_cast<U>(v) & 0x7fffffffu);
+            top = size > top ? size : top;
+            y[g] = grid_of<Dithered>(v, grid, at) & 127;
+        }
+        store_bytes(low + i, y);
+#pragma GCC unroll 16
+        for (int g = 0; g < kBlock / lanes64; ++g) {
+            const D v = __builtin_convertvector(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)), D);
+            sums[g] += v * v;
+        }
+    }
+    std::memcpy(squares, sums, sizeof squares);
+    for (std::size_t k = 0; i + k < n; ++k) {
+        const float v = x[i + k] * grid.scale, size = std::fabs(v);
+        last = size > last ? size : last;
+        squares[k] += static_cast<double>(x[i + k]) * static_cast<double>(x[i + k]);
+        std::int32_t y = size < 0x1p30f ? rounded(v) : 0;
+        if constexpr (Dithered) y = with_dither(y, grid.sign, grid.draws[i + k]);
+        low[i + k] = static_cast<std::uint8_t>(y & 127);
+    }
+    for (int k = 0; k < lanes32; ++k) last = std::max(last, static_cast<float>(top[k]));
     *norm = folded(squares);
-    return top;
+    return last;
 }
 
-float convert_plain(const float* x, std::size_t n, float scale, std::int32_t* y, std::uint8_t* low, double* norm) {
-    return convert_any<false>(x, n, scale, 1, nullptr, y, low, norm);
-}
-float convert_dithered(const float* x, std::size_t n, float scale, std::int32_t sign, const std::uint16_t* draws, std::int32_t* y,
-                       std::uint8_t* low, double* norm) {
-    return convert_any<true>(x, n, scale, sign, draws, y, low, norm);
+float convert(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, double* norm) {
+    return grid.draws ? convert_any<true>(x, n, grid, low, norm) : convert_any<false>(x, n, grid, low, norm);
 }
 
+// Integers that are small have squares whose sum 32 bits hold, and which any order of adding up gives exactly.
 template <bool Small>
-void place_any(const float* x, const std::int32_t* y, const std::uint8_t* labels, std::size_t n, int window, std::uint8_t* out, Sums& sums) {
-    double dots[32] = {}, energies[32] = {};
-    std::int32_t squares[32] = {}, tops[32] = {};
-    const auto one = [&](std::size_t i, std::size_t k) __attribute__((always_inline)) {
-        const std::int32_t v = integer_of(y[i], labels[i]), size = v ^ v >> 31;
-        dots[k] += static_cast<double>(x[i]) * static_cast<double>(v);
-        if constexpr (Small) squares[k] += v * v;
-        else energies[k] += static_cast<double>(v) * static_cast<double>(v);
-        tops[k] = size > tops[k] ? size : tops[k];
-        // The lowest two bits stay.
-        const std::int32_t rest = v & 3, low = rest - 2 * window, high = rest + 2 * window - 4;
-        const std::int32_t up = v < low ? low : v, kept = up > high ? high : up;
-        out[i] = static_cast<std::uint8_t>(kept + 2 * window);
-    };
+void place_any(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, int window, std::uint8_t* out, Sums& sums) {
+    double dots[kBlock] = {}, energies[kBlock] = {};
+    D dot[kBlock / lanes64] = {}, energy[kBlock / lanes64] = {};
+    I squares = I{}, top = I{};
+    const std::int32_t twice = 2 * window;
     std::size_t i = 0;
-    for (; i + 32 <= n; i += 32)
-        for (std::size_t k = 0; k < 32; ++k) one(i + k, k);
-    for (std::size_t k = 0; i + k < n; ++k) one(i + k, k);
+    for (; i + kBlock <= n; i += kBlock) {
+        alignas(64) std::int32_t chosen[kBlock];
+        I symbols[kGroups];
+#pragma GCC unroll 8
+        for (int g = 0; g < kGroups; ++g) {
+            const std::size_t at = i + static_cast<std::size_t>(g * lanes32);
+            const I y = rounded_all(load<F>(x + at) * grid.scale), label = bytes_at(labels + at);
+            const I v = (((y - (label << 5) + 64) >> 7) << 2) + label;
+            store(chosen + g * lanes32, v);
+            const I size = v ^ v >> 31;
+            top = size > top ? size : top;
+            if constexpr (Small) squares += v * v;
+            // The lowest two bits stay.
+            const I lowest = label - twice, highest = label + (twice - 4);
+            const I up = v < lowest ? lowest : v, kept = up > highest ? highest : up;
+            symbols[g] = kept + twice;
+        }
+        store_bytes(out + i, symbols);
+#pragma GCC unroll 16
+        for (int g = 0; g < kBlock / lanes64; ++g) {
+            const D v = __builtin_convertvector(load<HalfI>(chosen + g * lanes64), D);
+            dot[g] += __builtin_convertvector(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)), D) * v;
+            if constexpr (!Small) energy[g] += v * v;
+        }
+    }
+    std::memcpy(dots, dot, sizeof dots);
+    std::memcpy(energies, energy, sizeof energies);
     std::int64_t whole = 0;
-    for (int k = 0; k < 32; ++k) {
+    std::int32_t most = 0;
+    for (int k = 0; k < lanes32; ++k) {
         whole += squares[k];
-        sums.top = std::max(sums.top, static_cast<std::uint32_t>(tops[k]));
+        most = std::max(most, static_cast<std::int32_t>(top[k]));
+    }
+    for (std::size_t k = 0; i + k < n; ++k) {
+        const std::int32_t label = labels[i + k], v = integer_of(rounded(x[i + k] * grid.scale), label);
+        most = std::max(most, v ^ v >> 31);
+        dots[k] += static_cast<double>(x[i + k]) * static_cast<double>(v);
+        energies[k] += static_cast<double>(v) * static_cast<double>(v);
+        out[i + k] = static_cast<std::uint8_t>(std::min(std::max(v, label - twice), label + twice - 4) + twice);
     }
     sums.dot = folded(dots);
-    sums.energy = Small ? static_cast<double>(whole) : folded(energies);
+    sums.energy = folded(energies) + static_cast<double>(whole);
+    sums.top = std::max(sums.top, static_cast<std::uint32_t>(most));
 }
 
-void place(const float* x, const std::int32_t* y, const std::uint8_t* labels, std::size_t n, int window, std::uint8_t* out, Sums& sums) {
-    std::int32_t top = 0;
-    for (std::size_t i = 0; i < n; ++i) top |= y[i] ^ y[i] >> 31;
-    // Integers up to 1026: 32 bits hold the sum of 128 squares, and any order gives the same sum.
-    if (top < 1 << 15) place_any<true>(x, y, labels, n, window, out, sums);
-    else place_any<false>(x, y, labels, n, window, out, sums);
+void place(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, bool small, int window, std::uint8_t* out, Sums& sums) {
+    if (small) place_any<true>(x, labels, n, grid, window, out, sums);
+    else place_any<false>(x, labels, n, grid, window, out, sums);
 }
 
-void place_dithered(const std::int32_t* y, const std::uint8_t* labels, const std::uint16_t* draws, std::size_t n, int window, int bits,
-                    std::uint8_t* symbols, std::uint8_t* tables, std::uint32_t& top) {
+void place_dithered(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, int window, int bits, std::uint8_t* symbols,
+                    std::uint8_t* tables, std::uint32_t& top) {
     std::int32_t most = static_cast<std::int32_t>(top);
-    for (std::size_t i = 0; i < n; ++i) {
-        const std::int32_t u = draws[i] & 0x7fff, v = integer_of(y[i], labels[i]), t = rest_of(v & 1, u);
-        const std::int32_t m = (v * (1 << kUnit) - u - t) >> (kUnit + 1), a = t >= 0 ? m : -m, size = a ^ a >> 31;
-        most = size > most ? size : most;
-        const std::int32_t odd = a & 1, low = odd - window, high = odd + window - 2;
-        const std::int32_t up = a < low ? low : a, kept = up > high ? high : up;
-        symbols[i] = static_cast<std::uint8_t>(kept + window);
-        const std::int32_t far = (t < 0 ? -t : t) << bits >> kUnit, last = (1 << bits) - 1;
-        tables[i] = static_cast<std::uint8_t>(far < last ? far : last);
+    const std::int32_t last = (1 << bits) - 1;
+    const auto one = [&](auto y, auto label, auto u, auto lowest_bit, auto& kept, auto& table, auto& size) __attribute__((always_inline)) {
+        const auto v = (((y - (label << 5) + 64) >> 7) << 2) + label;
+        const auto t = ((((v & 1) << kUnit) - u + (1 << kUnit)) & ((2 << kUnit) - 1)) - (1 << kUnit);
+        const auto m = ((v << kUnit) - u - t) >> (kUnit + 1);
+        const auto minus = t >> 31;  // -1 where t is negative
+        const auto a = (m ^ minus) - minus;
+        size = a ^ a >> 31;
+        const auto odd = a & 1, lowest = odd - window, highest = odd + (window - 2);
+        const auto up = a < lowest ? lowest : a;
+        kept = (up > highest ? highest : up) + window;
+        const auto far = ((t ^ minus) - minus) << bits >> kUnit, end = lowest_bit + last;
+        table = far < end ? far : end;
+    };
+    std::size_t i = 0;
+    I tops = I{};
+    for (; i + kBlock <= n; i += kBlock) {
+        I kept[kGroups], table[kGroups];
+        for (int g = 0; g < kGroups; ++g) {
+            const std::size_t at = i + static_cast<std::size_t>(g * lanes32);
+            I size;
+            one(grid_of<true>(load<F>(x + at) * grid.scale, grid, at), bytes_at(labels + at), draws_at(grid.draws + at), I{}, kept[g], table[g], size);
+            tops = size > tops ? size : tops;
+        }
+        store_bytes(symbols + i, kept);
+        store_bytes(tables + i, table);
+    }
+    for (int k = 0; k < lanes32; ++k) most = std::max(most, static_cast<std::int32_t>(tops[k]));
+    for (; i < n; ++i) {
+        std::int32_t kept, table, size;
+        const std::int32_t y = with_dither(rounded(x[i] * grid.scale), grid.sign, grid.draws[i]);
+        one(y, static_cast<std::int32_t>(labels[i]), static_cast<std::int32_t>(grid.draws[i] & 0x7fff), 0, kept, table, size);
+        most = std::max(most, size);
+        symbols[i] = static_cast<std::uint8_t>(kept);
+        tables[i] = static_cast<std::uint8_t>(table);
     }
     top = static_cast<std::uint32_t>(most);
 }
 
+void learn(const std::uint16_t* draws, std::size_t n, int bits, std::uint8_t* facts) {
+    const std::int32_t last = (1 << bits) - 1;
+    std::size_t i = 0;
+    for (; i + kBlock <= n; i += kBlock) {
+        I both[kGroups];
+        for (int g = 0; g < kGroups; ++g) {
+            const I u = draws_at(draws + i + static_cast<std::size_t>(g * lanes32));
+            both[g] = I{};
+            for (int z0 = 0; z0 < 2; ++z0) {
+                const I t = (((z0 << kUnit) - u + (1 << kUnit)) & ((2 << kUnit) - 1)) - (1 << kUnit), minus = t >> 31;
+                const I far = ((t ^ minus) - minus) << bits >> kUnit, end = I{} + last;
+                both[g] |= ((far < end ? far : end) | ((t + u) >> (kUnit + 1) & 1) << 3) << 4 * z0;
+            }
+        }
+        store_bytes(facts + i, both);
+    }
+    for (; i < n; ++i) facts[i] = both_facts(draws[i], bits);
+}
+
+void shift(std::uint8_t* bytes, std::size_t n, std::uint8_t by) {
+    for (std::size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::uint8_t>(bytes[i] - by);
+}
+
 LOCAL_INLINE float limited(float v) { return v > FLT_MAX ? FLT_MAX : v < -FLT_MAX ? -FLT_MAX : v; }
 
+LOCAL_INLINE F floats_of(I v) { return __builtin_convertvector(v, F); }
+LOCAL_INLINE F limited_all(F v) {
+    const F most = F{} + FLT_MAX, least = -most;
+    v = v > most ? most : v;
+    return v < least ? least : v;
+}
+
 void restore_plain(const std::uint8_t* in, std::size_t n, int window, float scale, float* out) {
-    for (std::size_t i = 0; i < n; ++i) {
+    std::size_t i = 0;
+    for (; i + lanes32 <= n; i += lanes32) {
+        const I v = bytes_at(in + i);
+        store(out + i, limited_all(floats_of(((v & 127) << 1) + (v >> 7) - 2 * window) * scale));
+    }
+    for (; i < n; ++i) {
         const std::int32_t v = in[i];
         out[i] = limited(static_cast<float>(2 * ((v & 127) - window) + (v >> 7)) * scale);
     }
 }
 
 void restore_dithered(const std::uint8_t* in, std::size_t n, int window, float scale, std::int32_t sign, const std::uint16_t* draws, float* out) {
-    for (std::size_t i = 0; i < n; ++i) {
+    std::size_t i = 0;
+    for (; i + lanes32 <= n; i += lanes32) {
+        const I v = bytes_at(in + i), a = (v & 127) - window, u = draws_at(draws + i);
+        const I t = ((((v >> 7) << kUnit) - u + (1 << kUnit)) & ((2 << kUnit) - 1)) - (1 << kUnit), minus = t >> 31;
+        const I value = (((a ^ minus) - minus) << (kUnit + 1)) + t;
+        store(out + i, limited_all(floats_of(value * sign) * 0x1p-13f * scale));
+    }
+    for (; i < n; ++i) {
         const std::int32_t v = in[i], a = (v & 127) - window, t = rest_of(v >> 7, draws[i] & 0x7fff);
         const std::int32_t value = sign * ((t >= 0 ? a : -a) * (2 << kUnit) + t);
         out[i] = limited(static_cast<float>(value) * 0x1p-13f * scale);
@@ -365,8 +534,6 @@ LOCAL_INLINE U refill(U y, const std::uint8_t*& words) {
 #endif
 }
 
-typedef std::uint8_t Few __attribute__((vector_size(lanes32)));
-
 template <bool Dithered>
 void walk_any(Walk& w) {
     constexpr int groups = rans::kLanes / lanes32;
@@ -378,13 +545,14 @@ void walk_any(Walk& w) {
     for (; step < w.steps && words <= w.limit; ++step) {
         const std::size_t first = step * rans::kLanes;
         U e[groups], flip[groups];
+        I found[groups];
 #pragma GCC unroll 16
         for (int g = 0; g < groups; ++g) {
             const U z0 = s[g] & 1;
             U table = z0;
             flip[g] = U{};
             if constexpr (Dithered) {
-                const U facts = __builtin_convertvector(load<Few>(w.facts + first + static_cast<std::size_t>(g * lanes32)), U) >> (z0 * 4);
+                const U facts = reinterpret_cast<U>(bytes_at(w.facts + first + static_cast<std::size_t>(g * lanes32))) >> (z0 * 4);
                 table = facts & 7;
                 flip[g] = facts >> 3 & 1;
             }
@@ -396,8 +564,10 @@ void walk_any(Walk& w) {
             const U y = ((e[g] >> 8 & (rans::kTotal - 1)) + 1) * (x[g] >> rans::kPrecision) + (e[g] >> 20);
             x[g] = refill(y, words);
             s[g] = s[g] >> 1 ^ ((symbol & 1) ^ flip[g]) * g1 ^ z0 * g0;
-            store(w.out + first + static_cast<std::size_t>(g * lanes32), __builtin_convertvector(symbol | z0 << 7, Few));
+            found[g] = reinterpret_cast<I>(symbol | z0 << 7);
         }
+        for (int half = 0; half < rans::kLanes / kBlock; ++half)
+            store_bytes(w.out + first + static_cast<std::size_t>(half * kBlock), found + half * kGroups);
     }
     for (int g = 0; g < groups; ++g) store(w.x + g * lanes32, x[g]), store(w.s + g * lanes32, s[g]);
     w.words = words;
@@ -409,8 +579,8 @@ void walk(Walk& w) {
     else walk_any<false>(w);
 }
 
-constexpr Implementation loops = {convert_plain, convert_dithered, {label_rows<0>, label_rows<1>, label_rows<2>, label_rows<3>}, place,
-                                  place_dithered, restore_plain, restore_dithered, walk};
+constexpr Implementation loops = {convert,        {label_rows<0>, label_rows<1>, label_rows<2>, label_rows<3>}, place, place_dithered, learn, shift,
+                                  restore_plain, restore_dithered,                                             walk};
 
 }  // namespace
 }  // namespace tersegrad::trellis
