@@ -15,7 +15,7 @@ one decides the next state, so that each coordinate costs as much as on a grid o
 
 Wire: ``spec/wire.md``, "trellis". Indices are entropy-coded given the state (rANS); large ones are escaped. On Gaussian vectors of 2^20
 coordinates messages take 0.083 bit per coordinate (8 states) and 0.065 (32 states) more than the rate-distortion function asks for, where
-scalar quantisers take 0.25. At rates below half a bit, and below some 10 000 coordinates, Sparse Dithering is shorter.
+scalar quantisers take 0.26. On heavy-tailed vectors at less than a bit, and below some 1000 coordinates, Sparse Dithering is shorter.
 
 Marcellin, Fischer: Trellis coded quantization of memoryless and Gauss-Markov sources (IEEE Trans. Commun. 38, 1990); Fischer, Wang:
 Entropy-constrained trellis-coded quantization (IEEE Trans. Inf. Theory 38, 1992); codes of Ungerboeck (1982). We add the worst-case bound,
