@@ -1375,6 +1375,153 @@ def modelled_levels(data: bytes, draws: list[int], omega: float) -> list[int]:
     return levels
 
 
+class Trellis(NamedTuple):
+    """5.20, 5.21: what a segment's symbols are decoded with. For each coordinate and z0: the context and what z1 is beside the symbol."""
+
+    g0: int
+    g1: int
+    facts: Callable[[int, int], tuple[int, int]]
+
+    def walk(self, symbols: Callable[[int, int], int], n: int, lanes: int, run: int) -> tuple[list[int], list[int]]:
+        """All symbols and their z0; ``symbols(i, context)`` gives one of them."""
+        found, odd = [], []
+        states = [0] * lanes
+        for i in range(n):
+            if i % (1 << run) == 0:
+                states = [0] * lanes
+            s = states[i % lanes]
+            z0 = s % 2
+            context, flip = self.facts(i, z0)
+            symbol = symbols(i, context)
+            found.append(symbol)
+            odd.append(z0)
+            states[i % lanes] = s >> 1 ^ (self.g1 if (symbol ^ flip) % 2 else 0) ^ (self.g0 if z0 else 0)
+        return found, odd
+
+
+GENERATORS = {4: (2, 1), 8: (5, 2), 16: (9, 2), 32: (18, 4)}
+
+
+def trellis_block(data: bytes, n: int, alphabet: int, C: int, run: int, trellis: Trellis) -> tuple[list[int], list[int]]:
+    """The symbols of a whole rANS block whose contexts depend on states, and z0 of each."""
+    lanes = 64 if n >= 1 << 14 else 1 << max(0, n.bit_length() - 10)
+    source, width = Bytes(data), (alphabet - 1).bit_length()
+    form = source.byte()
+    if form == 1:
+        plain, used = rans(data, n, alphabet)
+        require(used == len(data), "bytes follow the symbols")
+        return trellis.walk(lambda i, context: plain[i], n, lanes, run)
+    require(14 <= form <= 18 and form >= run, "a block is coded or raw, and runs are no longer than chunks")
+    bits = Bits(source.rest)
+    tables = [rans_table(bits, alphabet) for _ in range(C)]
+    source.take(bits.finish())
+    if all(len(table) == 1 for table in tables):
+        source.finish()
+        return trellis.walk(lambda i, context: next(iter(tables[context])), n, lanes, run)
+    slots = [[(s, f, slot) for s, f in table.items() for slot in range(f)] for table in tables]
+    lengths = cut(n, 1 << form)
+    counts = struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths)))
+    chunks: list[tuple[int, int, list[int], Iterator[int]]] = []
+    for m, count in zip(lengths, counts):
+        rows = 16 // width if m >= lanes * (16 // width + 1) else 0
+        require(count <= m - lanes * rows, "a chunk has more words than symbols")
+        states = list(struct.unpack(f"<{lanes}I", source.take(4 * lanes)))
+        require(min(states) >= 65536, "a state is too small")
+        chunks.append((m - lanes * rows, rows, states, iter(struct.unpack(f"<{count}H", source.take(2 * count)))))
+    source.finish()
+
+    def symbol(i: int, context: int) -> int:
+        c = min(i >> form, len(chunks) - 1)
+        coded, rows, states, words = chunks[c]
+        at = i - (c << form)
+        x = states[i % lanes]
+        if at >= coded:
+            if at == coded:
+                require(next(words, None) is None, "a chunk has too many words")
+                require(all((x - 65536) >> rows * width == 0 for x in states), "a lane does not return to a first state")
+            return x - 65536 >> (at - coded) // lanes * width & (1 << width) - 1
+        s, f, offset = slots[context][x % 4096]
+        x = f * (x >> 12) + offset
+        if x < 65536:
+            word = next(words, None)
+            if word is None:
+                raise reject("a chunk has too few words")
+            x = x << 16 | word
+        states[i % lanes] = x
+        return s
+
+    found, odd = trellis.walk(symbol, n, lanes, run)
+    for _, rows, states, words in chunks:
+        require(next(words, None) is None, "a chunk has too many words")
+        require(rows > 0 or all(x == 65536 for x in states), "a lane does not return to a first state")
+    require(max(found) < alphabet, "a symbol lies outside the alphabet")
+    return found, odd
+
+
+def decode_trellis(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.20, 5.21"""
+    d, source = spec.d, Bytes(message)
+    mode = source.byte()
+    require(mode <= NON_FINITE, f"there is no mode {mode}")
+    if mode:
+        source.finish()
+        return fill(mode, d)
+    lengths = cut(d, 1 << 18)
+    sizes = [source.left] * len(lengths)
+    if len(lengths) > 1:
+        sizes = list(struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths))))
+    values: list[float] = []
+    for n, size in zip(lengths, sizes):
+        values += trellis_segment(form, source.take(size), n, len(values), context)
+    source.finish()
+    return values
+
+
+def trellis_segment(form: Form, data: bytes, n: int, start: int, context: Context) -> list[float]:
+    source, dithered = Bytes(data), form.name == "dithered_trellis"
+    kind = source.byte()
+    if kind == 0:
+        source.finish()
+        return [0.0] * n
+    if kind == 1:
+        return floats(exactly(source.rest, 4 * n).data)
+    require(kind == 2, f"there is no segment of kind {kind}")
+    window, run = source.byte(), source.byte()
+    b = source.byte() if dithered else 1
+    tail = source.varint(most_bytes=5)
+    (scale,) = floats(source.take(4))
+    require(window % 2 == 0 and 2 <= window <= 64 and run in (14, 15) and b <= 3, "a malformed segment")
+    require(2.0**-126 <= scale <= F and tail <= source.left, "a malformed segment")
+    draws = [draw(context, 6, start + i) % 2**15 for i in range(n)] if dithered else []
+
+    def rest(i: int, z0: int) -> int:
+        return (8192 * z0 - draws[i] + 8192) % 16384 - 8192
+
+    def facts(i: int, z0: int) -> tuple[int, int]:
+        if not dithered:
+            return z0, 0
+        t = rest(i, z0)
+        return min(abs(t) << b >> 13, (1 << b) - 1), t + draws[i] >> 14 & 1
+
+    trellis = Trellis(*GENERATORS[form["states"]], facts)
+    symbols, odd = trellis_block(source.take(source.left - tail), n, 2 * window, 1 << b, run, trellis)
+    levels = [symbol - window for symbol in symbols]
+    if tail:
+        escapes, ends = Bytes(source.rest), [i for i, s in enumerate(symbols) if s < 2 or s >= 2 * window - 2]
+        for i, v in zip(ends, planar_gamma(escapes, len(ends))):
+            require(v <= (2**15 if dithered else 2**25), "an index is too large")
+            levels[i] += 2 * (v - 1) if levels[i] >= 0 else -2 * (v - 1)
+        escapes.finish()
+    if not dithered:
+        return scaled([2 * a + z0 for a, z0 in zip(levels, odd)], scale)
+    values = []
+    for i, (a, z0) in enumerate(zip(levels, odd)):
+        t = rest(i, z0)
+        sign = -1 if draw(context, 7, start + (i >> run << run) >> 14) % 2 else 1
+        values.append(limited(f32(f32(sign * ((a if t >= 0 else -a) * 16384 + t)) * 2.0**-13 * scale)))
+    return values
+
+
 @functools.cache
 def normal_quantiles() -> list[int]:
     """5.19: z(v)"""
@@ -1742,7 +1889,7 @@ def nature(form: Form, spec: Spec) -> float | str:
         if form["unbiased"]:
             return 1 / (kept(form, d) / d) - 1
         return EXACT if kept(form, d) == d and form["values"] == "float32" else OTHER
-    if name in ("random_sparse_dithering", "subtractive_dithering"):
+    if name in ("random_sparse_dithering", "subtractive_dithering", "dithered_trellis"):
         return float(form["omega"])
     if name == "spherical" and form["unbiased"]:
         spread = math.sinh(math.log(2) / (2 * notches(form))) ** 2 if form["block"] else 0.0
@@ -1817,6 +1964,11 @@ def longest(form: Form, spec: Spec) -> int:
             return int(max(4, math.floor(form["bits"] * d / 8)))
         segments = len(cut(d, 1 << 18))
         return 4 + 4 * d + segments + (4 * segments if segments > 1 else 0)
+    if name in ("trellis", "dithered_trellis"):
+        if form.parameters.get("bits") is not None:
+            return int(max(1, math.floor(form["bits"] * d / 8)))
+        segments = len(cut(d, 1 << 18))
+        return 1 + 4 * d + segments + (4 * segments if segments > 1 else 0)
     if name == "subtractive_dithering":
         return 5 + 4 * len(subtractive_lengths(form, d)) + 4 * d
     if name == "spherical":
@@ -1979,6 +2131,24 @@ COMPRESSORS: dict[str, Compressor] = {
         decode_spherical,
         {"alpha": (real, MISSING), "block": (maybe_whole, None), "unbiased": (flag, False)},
         valid_spherical,
+    ),
+    "trellis": Compressor(
+        20,
+        decode_trellis,
+        {
+            "nu": (maybe_real, None),
+            "alpha": (maybe_real, None),
+            "bits": (maybe_real, None),
+            "states": (whole, 8),
+            "chunk": CHUNK,
+        },
+        lambda form: valid_dithering(form) and form["states"] in GENERATORS,
+    ),
+    "dithered_trellis": Compressor(
+        21,
+        decode_trellis,
+        {"omega": (real, MISSING), "states": (whole, 8), "chunk": CHUNK},
+        lambda form: 1e-12 <= form["omega"] <= 1e6 and form["states"] in GENERATORS,
     ),
     "vgc": Compressor(
         24,

@@ -307,8 +307,33 @@ def accepted() -> Iterator[Accept]:
     yield Accept("rans.one-chunk", encoded("sparse_dithering(nu=0.5, chunk=18)", long, context(907)))
     yield Accept("rans.chunks-and-contexts", encoded("subtractive_dithering(omega=1, chunk=14)", long, context(908)))
     yield Accept("rans.chunks-of-bits", encoded("qsgd(levels=1, bucket=8192, coder=rans, chunk=15)", long, context(909)))
+    yield from trellises()
     yield from index_sets()
     yield from by_hand()
+
+
+def trellises() -> Iterator[Accept]:
+    """Runs, chunks, segments and escapes of trellis codes."""
+    long = numbers(45_001, 19)
+    far = torch.cat([numbers(700, 20), outlier(700), numbers(700, 21) * 2.0**-6])
+    empty = torch.cat([torch.zeros(1 << 18), sparse(400_000 - (1 << 18), 13, 900)])
+    plan = {
+        "runs": ("trellis(nu=0.3, chunk=14)", long),
+        "long-runs": ("trellis(nu=0.3, chunk=18, states=16)", long),
+        "escapes": ("trellis(nu=0.5)", far),
+        "wide": ("trellis(nu=0.001)", far),
+        "first-segment-zero": ("trellis(nu=0.9, states=4)", empty),
+    }
+    dithered = {
+        "runs": ("dithered_trellis(omega=0.3, chunk=14)", long),
+        "long-runs": ("dithered_trellis(omega=0.3, chunk=18, states=16)", long),
+        "escapes": ("dithered_trellis(omega=0.5)", far),
+        "wide": ("dithered_trellis(omega=0.001)", far),
+        "feedback": ("error_feedback(dithered_trellis(omega=2))", numbers(65, 22)),
+    }
+    for group, cases in (("trellis", plan), ("dithered_trellis", dithered)):
+        for name, (text, x) in cases.items():
+            yield Accept(f"{group}.{name}", encoded(text, x, context_of(f"{group}.{name}")))
 
 
 def threshold_message(count: int, d: int, index_set: bytes) -> bytes:
@@ -648,6 +673,7 @@ def particular() -> Iterator[Reject]:
     yield make("spherical.rice-parameter", blocks, norms + b"\x39" + SPHERE_WORDS[1:], 3, "a Rice parameter of 57")
     fine = (0x3F800000 | 57 << 31 | 1 << 37).to_bytes(12, "little")
     yield make("spherical-vector.rice-parameter", "spherical(alpha=0.5)", fine, 3, "a Rice parameter of 57")
+    yield from bad_trellis(make)
 
 
 Make = Callable[[str, str, bytes, int, str], Reject]
@@ -791,6 +817,40 @@ def bad_dithering(make: Make) -> Iterator[Reject]:
     yield make("sparse_dithering.table", SD, segments(table), 400_000, "segments that do not add up to the message")
     yield make("sparse_dithering.table-cut", SD, segments(b"\1\0\0\0"), 400_000, "a table of segments that is cut")
     yield make("random_sparse_dithering.kind-3", "random_sparse_dithering(omega=1)", segments(b"\3"), 3, "no segment of kind 3")
+
+
+def bad_trellis(make: Make) -> Iterator[Reject]:
+    """Trellis codes."""
+    one, block = struct.pack("<f", 1.0), raw_levels((1, 2, 3))
+    ends = struct.pack("<BBBBB", 0, 2, 2, 15, 1) + one + block
+    plain = {
+        "mode-3": (b"\3", "there is no mode 3"),
+        "zero-longer": (b"\1\0", "a byte follows a zero message"),
+        "kind-3": (b"\0\3", "no segment of kind 3"),
+        "kind-0-longer": (b"\0\0\0", "a byte follows a segment of zeros"),
+        "values-cut": (b"\0\1" + 2 * one, "a coordinate is missing"),
+        "header-cut": (b"\0\2\2", "the header is cut"),
+        "odd-window": (struct.pack("<BBBBB", 0, 2, 3, 15, 0) + one + block, "an odd window"),
+        "window-66": (struct.pack("<BBBBB", 0, 2, 66, 15, 0) + one + block, "a window of 66"),
+        "run-13": (struct.pack("<BBBBB", 0, 2, 2, 13, 0) + one + block, "a run of 2^13"),
+        "scale": (struct.pack("<BBBBBf", 0, 2, 2, 15, 0, -1.0) + block, "a negative scale"),
+        "scale-nan": (struct.pack("<BBBBBf", 0, 2, 2, 15, 0, math.nan) + block, "a scale that is NaN"),
+        "symbols-longer": (struct.pack("<BBBBB", 0, 2, 2, 15, 0) + one + block + b"\0", "a byte follows the symbols"),
+        "escapes-missing": (ends + b"\1", "two escapes are missing"),
+        "escapes-beyond": (struct.pack("<BBBBB", 0, 2, 2, 15, 9) + one + block, "escapes beyond the message"),
+        "chunk-below-run": (struct.pack("<BBBBB", 0, 2, 2, 15, 0) + one + b"\x0e" + bytes(30), "runs longer than chunks"),
+        "padded-length": (struct.pack("<BBBBBB", 0, 2, 2, 15, 128, 0) + one + block, "a length with a byte too many"),
+    }
+    for name, (message, reason) in plain.items():
+        yield make(f"trellis.{name}", "trellis(nu=0.1)", message, 3, reason)
+    classes = struct.pack("<BBBBBB", 0, 2, 2, 15, 4, 0) + one + block
+    yield make("dithered_trellis.class-bits-4", "dithered_trellis(omega=1)", classes, 3, "four class bits")
+    large = struct.pack("<BBBBBB", 0, 2, 2, 15, 0, 5) + one + block + bits("0" * 16 + "111") + bytes(2)
+    yield make("dithered_trellis.index-too-large", "dithered_trellis(omega=1)", large, 3, "an index beyond the reach")
+    yield make(
+        "trellis.table", "trellis(nu=0.1)", b"\0" + struct.pack("<2I", 1, 2) + b"\0\0", 400_000, "segments that do not add up"
+    )
+    yield make("trellis.table-cut", "trellis(nu=0.1)", b"\0\1\0\0", 400_000, "a table of segments that is cut")
 
 
 def bad_shared(make: Make) -> Iterator[Reject]:

@@ -16,6 +16,7 @@ from tersegrad.compressors.subtractive_dithering import SubtractiveDithering
 from tersegrad.compressors.ternary import Ternary
 from tersegrad.compressors.threshold import Threshold
 from tersegrad.compressors.top_k import TopK
+from tersegrad.compressors.trellis import DitheredTrellis, Trellis
 from tersegrad.compressors.variance import VGC, Hybrid
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "FP16",
     "QSGD",
     "VGC",
+    "DitheredTrellis",
     "Hybrid",
     "Identity",
     "Int4",
@@ -39,4 +41,5 @@ __all__ = [
     "Ternary",
     "Threshold",
     "TopK",
+    "Trellis",
 ]

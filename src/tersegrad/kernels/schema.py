@@ -20,6 +20,7 @@ from torch import Tensor
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.schema_codes import BitKernels, PlanarKernels, RansKernels
 from tersegrad.kernels.schema_shares import ShareKernels
+from tersegrad.kernels.schema_trellis import TrellisKernels
 
 RoundingRule = Literal["l2", "max", "nearest"]
 
@@ -368,6 +369,7 @@ class Kernels(
     SelectKernels,
     SharedKernels,
     ShareKernels,
+    TrellisKernels,
     VarianceKernels,
     Protocol,
 ):

@@ -36,6 +36,7 @@ from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
 from tersegrad.kernels.native.select import *
 from tersegrad.kernels.native.shared import *
+from tersegrad.kernels.native.trellis import *
 from tersegrad.kernels.native.variance import *
 
 # What is implemented here; everything else is the reference's.
