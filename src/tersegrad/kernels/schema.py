@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.schema_codes import BitKernels, PlanarKernels, RansKernels
+from tersegrad.kernels.schema_codes import BitKernels, ChunkKernels, CosineKernels, PlanarKernels, RansKernels
 
 RoundingRule = Literal["l2", "max", "nearest"]
 
@@ -350,6 +350,8 @@ class VarianceKernels(Protocol):
 class Kernels(
     BitKernels,
     CastKernels,
+    ChunkKernels,
+    CosineKernels,
     DitherKernels,
     HadamardKernels,
     PlanarKernels,

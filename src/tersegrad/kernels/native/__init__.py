@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 from tersegrad.kernels.native.bits import *
 from tersegrad.kernels.native.casts import *
+from tersegrad.kernels.native.chunks import *
+from tersegrad.kernels.native.cosine import *
 from tersegrad.kernels.native.dither import *
 from tersegrad.kernels.native.hadamard import *
 from tersegrad.kernels.native.levels import *
