@@ -2,7 +2,8 @@
 
 One compression, so its error is the compressor's own: the mean errs by at most (1/p) sum ||C(x_i) - x_i||^2. Every rank sends p - 1
 copies of its message: cheapest for small groups and for very short (sparse) messages. Sizes travel first (8 bytes), then the
-messages; compressors that declare ``fixed_size`` need one round only.
+messages; compressors that declare ``fixed_size`` need one round only. Because every rank has every message, it can also combine them in
+other ways than by the mean (``exchange/combine.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec, Stats, has_fixed_size
+from tersegrad.exchange.combine import PLAIN, Rule, combine
 from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, integers, read_integers
 
 
@@ -65,6 +67,9 @@ class AllGatherExchange:
     """Mean over ranks by gathering one compressed message from each."""
 
     compressor: Compressor[Any]
+    rule: Rule = PLAIN
+    # Step and rank of those that the gate left out.
+    left_out: set[tuple[int, int]] = dataclasses.field(default_factory=set, compare=False, repr=False)
 
     def init(self, spec: Spec, device: torch.device | str, rank: int, size: int) -> Any:
         return self.compressor.init(spec, device)
@@ -78,6 +83,8 @@ class AllGatherExchange:
         _, messages = yield from gather_messages(
             message, [self.compressor.max_nbytes(spec)] * size, has_fixed_size(self.compressor), rank, size
         )
+        if not self.rule.plain:
+            return combine(self.rule, self.compressor, messages, spec, ctx, x.device, self.left_out), state
         return add_up(self.compressor, messages, spec, ctx, x.device).mul_(1.0 / size), state
 
     def parts(self, state: Any, spec: Spec, rank: int, size: int) -> list[Part]:

@@ -49,8 +49,9 @@ class Outer:
         """A group's pseudo-gradient: how far the worker went from the anchor, backwards."""
         return self._anchors[number].detach() - self._own(number)
 
-    def move(self, means: Mapping[int, Tensor]) -> None:
+    def move(self, means: Mapping[int, Tensor], rate: float) -> None:
         """Step the anchors of some groups along the means."""
+        self._optimizer.param_groups[0]["lr"] = rate
         for number, mean in means.items():
             self._anchors[number].grad = mean
         if means:
