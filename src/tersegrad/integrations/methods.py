@@ -35,8 +35,9 @@ class Method(Configuration):
         require(known, f"{self.name}: schedule is one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
 
     def rate(self, step: int) -> float:
-        """The outer rate of an update that is taken in after ``step`` inner steps."""
-        return self.lr * (self.schedule.factor(step // self.every) if self.schedule is not None else 1.0)
+        """The outer rate of an update that is taken in after ``step`` inner steps; the first round is number 0."""
+        round_ = max(0, step - self.overlap - 1) // self.every
+        return self.lr * (self.schedule.factor(round_) if self.schedule is not None else 1.0)
 
     @property
     def kept(self) -> float:
@@ -121,7 +122,7 @@ def method(text: str | Method) -> Method:
 
     >>> method("diloco(every=20)").momentum
     0.9
-    >>> method("sparse_loco(schedule=stages([900], [0.4]))").rate(30 * 900)
+    >>> method("sparse_loco(schedule=stages([900], [0.4]))").rate(30 * 901)
     0.4
     """
     if isinstance(text, Method):
