@@ -227,10 +227,20 @@ VARIANCE_PIECES = (
 )
 
 
+# Formats that cut tensors into tiles.
+TILED = (
+    "chunk_top_k(chunk=16, k=3)",
+    "chunk_top_k(chunk=16, k=2, values=bins)",
+    "chunk_top_k(chunk=64, k=5, values=sign, vector=5)",
+    "dct(chunk_top_k(chunk=16, k=3, vector=4), block=4)",
+    "error_feedback(dct(qsgd), residual=int8, decay=0.9)",
+)
+
+
 def registered() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
     """Examples and corners of registered classes that the lists above do not name: what was added after them."""
     listed = {text.partition("(")[0] for text, _ in (*PLAN, *VARIANCE)}
-    new = [name for name in (*recipes.COMPRESSORS, *recipes.WRAPPERS) if name not in listed]
+    new = [name for name in (*recipes.COMPRESSORS, *recipes.WRAPPERS, *recipes.RECIPES) if name not in listed]
     texts = [text for name in new for text in (*recipes.examples(name), *recipes.corners(name))]
     return tuple((text, (*EVERY, ("normal", 700))) for text in texts)
 
@@ -285,6 +295,11 @@ def accepted() -> Iterator[Accept]:
         for kind, d in inputs:
             name = f"{label(text)}.{kind}{d}"
             yield Accept(name, encoded(text, KINDS[kind](d), context_of(name)))
+    for text in TILED:
+        name, x = f"{label(text)}.tiles", numbers(sum(p.numel for p in PIECES), 20)
+        yield Accept(name, encoded(text, x, context_of(name), PIECES), PIECES)
+    several = numbers(50_000, 21)  # streams of 2048 places and more
+    yield Accept("chunk_top_k.three-streams", encoded("chunk_top_k(chunk=256, k=30, values=bins)", several, context(910)))
     big = 400_000
     yield Accept(
         "qsgd.two-chunks", encoded("qsgd(bits=2, bucket=400000, norm=max, coder=rans)", sparse(big, 10, 900), context(900))

@@ -219,6 +219,20 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "permuted_scatter": [[floats(k), KEYS, 5, zeros(n)]],
         "permuted_scatter_add": [[floats(k), KEYS, 5, 0.5, zeros(n)]],
     }
+    regions = Array(np.array([0, 10, 30, 5, 10, 4], np.int64))
+    places = Array(np.tile(np.array([1, 7, 20, 44], np.int32), 6))
+    sets = zeros(32, np.uint8)
+    coded = module.chunk_encode(places.values, regions.values, n, sets.values)
+    basis = [Array(np.eye(size).reshape(-1)) for size in (5, 10)]
+    found |= {
+        "chunk_choose": [[floats(n), regions, zeros(24, np.int32), zeros(24)]],
+        "chunk_bins": [[floats(24), Array(np.array([4, 20], np.int64)), 4, zeros(24, np.uint8), zeros(8), zeros(8, np.int64)]],
+        "chunk_encode": [[places, regions, n, zeros(32, np.uint8)]],
+        "chunk_decode": [[Array(sets.values[:coded].copy()), regions, n, zeros(24, np.int32)]],
+        "chunk_scatter": [[places, floats(24), regions, zeros(n)]],
+        "chunk_scatter_add": [[places, floats(24), regions, 0.5, zeros(n)]],
+        "cosine_transform": [[floats(n), zeros(n), 10, 30, 5, 10, *basis, True]],
+    }
     codes = Array(np.arange(1, k, dtype=np.int64))
     bits = module.elias_bits(codes.values, 0)
     found["elias_bits"] = [[codes, 0]]

@@ -204,6 +204,30 @@ class Accumulator(Protocol):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor: ...
 
 
+@runtime_checkable
+class Transformed(Protocol):
+    """Optional protocol of compressors that send coefficients: decoding in two steps, so that messages can be combined between them.
+
+    ``restore(decode_sent(message, spec, ctx), spec)`` is ``decode(message, spec, ctx)``, and ``restore`` is linear.
+    """
+
+    def decode_sent(self, message: Message, spec: Spec, ctx: Context) -> Tensor: ...
+    def restore(self, sent: Tensor, spec: Spec) -> Tensor: ...
+
+
+def decode_sent(compressor: object, message: Message, spec: Spec, ctx: Context) -> Tensor:
+    """What a message holds before it is transformed back: coefficients, or the decoded vector where nothing is transformed."""
+    if isinstance(compressor, Transformed):
+        return compressor.decode_sent(message, spec, ctx)
+    decoded: Tensor = compressor.decode(message, spec, ctx)  # type: ignore[attr-defined]
+    return decoded
+
+
+def restore(compressor: object, sent: Tensor, spec: Spec) -> Tensor:
+    """The vector that coefficients stand for."""
+    return compressor.restore(sent, spec) if isinstance(compressor, Transformed) else sent
+
+
 def needs_second_moment(configuration: object) -> bool:
     """Whether a compressor, or any part that it is made of, decides by :class:`Stats` (says ``needs_second_moment = True``)."""
     if getattr(configuration, "needs_second_moment", False):

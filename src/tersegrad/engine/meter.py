@@ -24,8 +24,10 @@ from tersegrad.core.protocol import (
     Spec,
     Stats,
     codes_on_host,
+    decode_sent,
     flat_float32,
     has_fixed_size,
+    restore,
 )
 from tersegrad.core.state import carried
 from tersegrad.exchange import ProcessGroup
@@ -94,7 +96,7 @@ class Watched:
         wanted = flat_float32(x).double()
         residual = carried(state, spec)
         if residual is not None:
-            wanted = wanted + residual
+            wanted = wanted + residual.to(wanted.device)
         squares = (self.inner.decode(message, spec, ctx).double() - wanted).square().sum(), wanted.square().sum()
         error, power = host.floats(*squares)
         if math.isfinite(error) and math.isfinite(power):
@@ -106,6 +108,18 @@ class Watched:
         decoded = self.inner.decode(message, spec, ctx, out)
         self.meter.decode += time.perf_counter() - begin
         return decoded
+
+    def decode_sent(self, message: Message, spec: Spec, ctx: Context) -> Tensor:
+        begin = time.perf_counter()
+        sent = decode_sent(self.inner, message, spec, ctx)
+        self.meter.decode += time.perf_counter() - begin
+        return sent
+
+    def restore(self, sent: Tensor, spec: Spec) -> Tensor:
+        begin = time.perf_counter()
+        restored = restore(self.inner, sent, spec)
+        self.meter.decode += time.perf_counter() - begin
+        return restored
 
     @property
     def fixed_size(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from tersegrad.core import buffers
@@ -83,6 +84,9 @@ def report(engine: Engine) -> Report:
         "buffers/bytes": buffers.waiting(),
         "groups": len(engine.lanes),
     }
+    left_out = Counter(rank for lane in engine.lanes for _, rank in getattr(lane.exchange, "left_out", ()))
+    if left_out:
+        out["workers/left_out"] = ", ".join(f"rank {rank}: {count}" for rank, count in sorted(left_out.items()))
     if own and coordinates:
         out["bits_per_coordinate"] = sum(own) / coordinates
     if t.power:

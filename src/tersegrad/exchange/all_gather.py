@@ -2,7 +2,8 @@
 
 One compression, so its error is the compressor's own: the mean errs by at most (1/p) sum ||C(x_i) - x_i||^2. Every rank sends p - 1
 copies of its message: cheapest for small groups and for very short (sparse) messages. Sizes travel first (8 bytes), then the
-messages; compressors that declare ``fixed_size`` need one round only.
+messages; compressors that declare ``fixed_size`` need one round only. Because every rank has every message, it can also combine them in
+other ways than by the mean (``exchange/combine.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tersegrad.core.protocol import (
     has_fixed_size,
     lengths,
 )
+from tersegrad.exchange.combine import PLAIN, Rule, combine
 from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, announced, in_parts, read_integers
 
 
@@ -84,6 +86,9 @@ class AllGatherExchange:
     """Mean over ranks by gathering one compressed message from each."""
 
     compressor: Compressor[Any]
+    rule: Rule = PLAIN
+    # Step and rank of those that the gate left out.
+    left_out: set[tuple[int, int]] = dataclasses.field(default_factory=set, compare=False, repr=False)
 
     def init(self, spec: Spec, device: torch.device | str, rank: int, size: int) -> Any:
         return self.compressor.init(spec, device)
@@ -97,6 +102,8 @@ class AllGatherExchange:
         limits, fixed = [self.compressor.max_nbytes(spec)] * size, has_fixed_size(self.compressor)
         on_host = codes_on_host(self.compressor, x.device)
         _, messages = yield from gather_messages(message, limits, fixed, rank, size, on_host)
+        if not self.rule.plain:
+            return combine(self.rule, self.compressor, messages, spec, ctx, x.device, self.left_out), state
         return add_up(self.compressor, messages, spec, ctx, x.device).mul_(1.0 / size), state
 
     def parts(self, state: Any, spec: Spec, rank: int, size: int) -> list[Part]:

@@ -19,6 +19,7 @@ from tersegrad.core.protocol import Compressor, needs_second_moment
 from tersegrad.core.text import Configuration, require
 from tersegrad.exchange.all_gather import AllGatherExchange
 from tersegrad.exchange.all_reduce import DTYPES, AllReduceExchange, Precision
+from tersegrad.exchange.combine import Rule
 from tersegrad.exchange.hierarchical import HierarchicalExchange
 from tersegrad.exchange.power_sgd import PowerSGDExchange
 from tersegrad.exchange.reduce_scatter import ReduceScatterExchange
@@ -56,12 +57,21 @@ class Scheme(Configuration):
 
 @dataclasses.dataclass(frozen=True)
 class AllGatherScheme(Scheme):
-    """Every rank sends its message to all."""
+    """Every rank sends its message to all; each combines them, by default to their mean (``exchange/combine.py``)."""
 
     name: ClassVar[str] = "all_gather"
 
+    mean: Literal["workers", "senders"] = "workers"
+    clip: Literal["median"] | None = None
+    gate: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.mean in ("workers", "senders"), f"all_gather: mean is over workers or senders, got {self.mean!r}")
+        require(self.clip in (None, "median"), f"all_gather: clip is none or median, got {self.clip!r}")
+        require(self.gate is None or self.gate >= 1, f"all_gather: gate is none or at least 1 median, got {self.gate}")
+
     def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
-        return AllGatherExchange(first)
+        return AllGatherExchange(first, Rule(self.mean, self.clip, self.gate))
 
 
 @dataclasses.dataclass(frozen=True)

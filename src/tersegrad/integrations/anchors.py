@@ -58,8 +58,9 @@ class Outer:
             torch.sub(here, own.to(torch.float32) if own.dtype == torch.float64 else own, out=out)
         return difference
 
-    def move(self, means: Mapping[int, Tensor]) -> None:
+    def move(self, means: Mapping[int, Tensor], rate: float) -> None:
         """Step the anchors of some groups along the means."""
+        self._optimizer.param_groups[0]["lr"] = rate
         for number, mean in means.items():
             self._anchors[number].grad = mean
         if means:

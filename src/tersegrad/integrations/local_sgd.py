@@ -5,7 +5,7 @@ pseudo-gradient theta - theta_i goes through a compressed exchange; an outer opt
 Local SGD (Stich 2019; McMahan et al. 2017) takes the mean itself; DiLoCo (Douillard et al. 2023) uses AdamW inside and SGD with Nesterov
 momentum outside. With ``fragments`` the parameters take turns, so that the peak of traffic falls by as much, and with ``overlap``
 the exchange of a fragment travels while the next inner steps are computed; what arrives is mixed with what the worker learned
-meanwhile (Streaming DiLoCo, Douillard et al. 2025).
+meanwhile (Streaming DiLoCo, Douillard et al. 2025). ``integrations/outer.py`` has published methods whole.
 
 The mean has the same bits on every rank, so the anchors have too. Residuals of error feedback are kept in the units of parameters.
 A round whose mean is not finite is dropped everywhere: residuals stay, and the workers go back to the anchor.
@@ -32,9 +32,9 @@ from tersegrad.engine.engine import Route
 from tersegrad.engine.report import Report
 from tersegrad.exchange import Scheme
 from tersegrad.integrations.anchors import Outer, divide
-from tersegrad.integrations.methods import DiLoCo, LocalSGD, Method, method
+from tersegrad.integrations.methods import DiLoCo, LocalSGD, Method, SparseLoCo, StreamingDiLoCo, method
 
-__all__ = ["DiLoCo", "Handle", "LocalSGD", "Method", "attach", "method"]
+__all__ = ["DiLoCo", "Handle", "LocalSGD", "Method", "SparseLoCo", "StreamingDiLoCo", "attach", "method"]
 
 
 @dataclasses.dataclass
@@ -139,7 +139,7 @@ class Handle(engine.Handle):
         """Step the anchors along the means, and move the worker's parameters towards them."""
         self._land(flight)
         self._flights.remove(flight)
-        self._outer.move(flight.means)
+        self._outer.move(flight.means, self.method.rate(self.steps))
         for number in self._fragments[flight.fragment]:
             # After a dropped round the worker's own parameters are not to be trusted.
             self._outer.pull(number, kept if flight.means else 0.0)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.schema_codes import BitKernels, PlanarKernels, RansKernels
+from tersegrad.kernels.schema_codes import BitKernels, ChunkKernels, CosineKernels, PlanarKernels, RansKernels
 from tersegrad.kernels.schema_shares import ShareKernels
 from tersegrad.kernels.schema_trellis import TrellisKernels
 
@@ -361,6 +361,8 @@ class VarianceKernels(Protocol):
 class Kernels(
     BitKernels,
     CastKernels,
+    ChunkKernels,
+    CosineKernels,
     DitherKernels,
     HadamardKernels,
     PlanarKernels,

@@ -45,10 +45,12 @@ from tersegrad.core.protocol import (
     Spec,
     Stats,
     codes_on_host,
+    decode_sent,
     flat,
     flat_float32,
     has_fixed_size,
     lengths,
+    restore,
     wire_omega,
 )
 from tersegrad.core.state import Parts
@@ -140,10 +142,7 @@ class ByTensor(Configuration):
             whole = out[runs[0][0] : runs[0][1]] if len(runs) == 1 else None
             decoded = part.decode(payload, sub, child, whole)
             if whole is None:
-                start = 0
-                for a, b in runs:
-                    out[a:b] = decoded[start : start + b - a]
-                    start += b - a
+                _spread(decoded, out, runs)
         return out
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
@@ -169,6 +168,19 @@ class ByTensor(Configuration):
         for values, runs in decoded:
             for part_of, (a, b) in zip(values.split([b - a for a, b in runs]), runs):
                 out[a:b] += part_of
+        return out
+
+    def decode_sent(self, message: Message, spec: Spec, ctx: Context) -> Tensor:
+        """What the groups sent, before it is transformed back (see :class:`~tersegrad.core.protocol.Transformed`)."""
+        sent = buffers.empty(spec.numel, torch.float32, message.data.device)
+        for part, sub, payload, child, runs in self._read(message, spec, ctx):
+            _spread(decode_sent(part, payload, sub, child), sent, runs)
+        return sent
+
+    def restore(self, sent: Tensor, spec: Spec) -> Tensor:
+        out = buffers.empty(spec.numel, torch.float32, sent.device)
+        for share in _layout(self, spec):
+            _spread(restore(share.compressor, _gather(sent, share.runs), share.spec), out, share.runs)
         return out
 
     def _read(
@@ -262,3 +274,9 @@ def worst(promises: Sequence[Guarantee]) -> Guarantee:
 def _gather(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
     """The sub-buffer of these runs: a view where it is one run."""
     return x[runs[0][0] : runs[0][1]] if len(runs) == 1 else buffers.cat([x[a:b] for a, b in runs])
+
+
+def _spread(part: Tensor, out: Tensor, runs: Sequence[tuple[int, int]]) -> None:
+    """The reverse: a sub-buffer into its runs."""
+    for values, (a, b) in zip(part.split([b - a for a, b in runs]), runs):
+        out[a:b] = values

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from tersegrad.kernels.native import (
     bits,
     casts,
+    chunks,
+    cosine,
     dither,
     hadamard,
     levels,
@@ -22,10 +24,13 @@ from tersegrad.kernels.native import (
     rounding,
     select,
     shared,
+    trellis,
     variance,
 )
 from tersegrad.kernels.native.bits import *
 from tersegrad.kernels.native.casts import *
+from tersegrad.kernels.native.chunks import *
+from tersegrad.kernels.native.cosine import *
 from tersegrad.kernels.native.dither import *
 from tersegrad.kernels.native.hadamard import *
 from tersegrad.kernels.native.levels import *
@@ -42,7 +47,23 @@ from tersegrad.kernels.native.variance import *
 # What is implemented here; everything else is the reference's.
 OPERATIONS = tuple(
     name
-    for topic in (bits, casts, dither, hadamard, levels, modelled, planar, rans, rounding, select, shared, variance)
+    for topic in (
+        bits,
+        casts,
+        chunks,
+        cosine,
+        dither,
+        hadamard,
+        levels,
+        modelled,
+        planar,
+        rans,
+        rounding,
+        select,
+        shared,
+        trellis,
+        variance,
+    )  # fmt: skip
     for name in topic.__all__
 )
 ISAS = ("portable", "avx2", "avx512")

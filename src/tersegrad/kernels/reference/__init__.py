@@ -2,6 +2,8 @@
 
 from tersegrad.kernels.reference.bits import *
 from tersegrad.kernels.reference.casts import *
+from tersegrad.kernels.reference.chunks import *
+from tersegrad.kernels.reference.cosine import *
 from tersegrad.kernels.reference.dither import *
 from tersegrad.kernels.reference.hadamard import *
 from tersegrad.kernels.reference.index import *
