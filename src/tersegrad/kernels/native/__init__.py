@@ -45,27 +45,10 @@ from tersegrad.kernels.native.trellis import *
 from tersegrad.kernels.native.variance import *
 
 # What is implemented here; everything else is the reference's.
-OPERATIONS = tuple(
-    name
-    for topic in (
-        bits,
-        casts,
-        chunks,
-        cosine,
-        dither,
-        hadamard,
-        levels,
-        modelled,
-        planar,
-        rans,
-        rounding,
-        select,
-        shared,
-        trellis,
-        variance,
-    )  # fmt: skip
-    for name in topic.__all__
-)
+_TOPICS = (
+    bits, casts, chunks, cosine, dither, hadamard, levels, modelled, planar, rans, rounding, select, shared, trellis, variance,
+)  # fmt: skip
+OPERATIONS = tuple(name for topic in _TOPICS for name in topic.__all__)
 ISAS = ("portable", "avx2", "avx512")
 
 
