@@ -66,7 +66,7 @@ def sampled_step(x: Tensor, alpha: float, kappa: float, error: Callable[[Tensor,
     """
     coarse, fine = strided(x, COARSE), strided(x, FINE)
     # Below the target by what the sample may mislead.
-    aim = alpha * (1 - (SLACK / 2 if fine is not x else SLACK / 6 if coarse is not x else 0)) or alpha
+    aim = alpha * (1 - (SLACK / 4 if fine is not x else SLACK / 6 if coarse is not x else 0)) or alpha
 
     def value(part: Tensor) -> Callable[[float], float]:
         return lambda at: log2_error(*error(part, toward_zero(2.0**at)), aim)
@@ -79,7 +79,7 @@ def sampled_step(x: Tensor, alpha: float, kappa: float, error: Callable[[Tensor,
         # Refine on a larger sample, starting from the slope measured on the small one. From a near miss that slope leads to a
         # place that need not be looked at.
         slope = min(max(4 * (look(at + 0.125) - look(at - 0.125)), 0.25), 4.0)
-        near = Bracket(start=at, slope=slope, tight=math.log2(1 - SLACK * (0.8 if fine is x else 0.5)))
+        near = Bracket(start=at, slope=slope, tight=math.log2(1 - SLACK * (0.8 if fine is x else 0.25)))
         look, here = value(fine), math.inf
         while near.looks < 4 and not near.good and abs(here) >= NEAR:
             here = look(at)
