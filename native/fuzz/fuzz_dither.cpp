@@ -59,8 +59,8 @@ int main(int argc, char** argv) {
             std::unique_ptr<std::uint8_t[]> exact(new std::uint8_t[message.size()]);  // exact size: reads beyond it are seen
             std::memcpy(exact.get(), message.data(), message.size());
             std::vector<float> back(n, 0.0f), sum(n, 0.0f);
-            const bool good = dither::decode(exact.get(), message.size(), n, back.data());
-            bool wrong = good != dither::decode_add(exact.get(), message.size(), n, 1.0f, sum.data());
+            const bool good = dither::decode(exact.get(), message.size(), n, {}, back.data());
+            bool wrong = good != dither::decode_add(exact.get(), message.size(), n, {}, 1.0f, sum.data());
             if (level == 0) verdict = good, first = back;
             wrong |= good != verdict;
             if (good)

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tersegrad/classes.hpp"
 #include "tersegrad/philox.hpp"
 #include "tersegrad/rans.hpp"
 
@@ -29,6 +30,7 @@ struct Options {
     const float* carry = nullptr;   // added to x before anything else
     float* left = nullptr;          // wanted with `carry`: the sum minus what is decoded; not x, not carry. Undefined if not finite
     int chunk = 16;                 // log2 of the length of rANS chunks
+    classes::Rows rows = {};        // where rows and columns are; without pieces there are no classes
 };
 
 struct Outcome {
@@ -40,9 +42,9 @@ struct Outcome {
 // Whole messages. `out` holds max_bytes(n).
 std::size_t max_bytes(std::size_t n);
 Outcome encode(const float* x, std::size_t n, const Options&, std::uint8_t* out);
-// out = decoded, or out += weight * decoded. False: malformed bytes.
-bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, float* out);
-bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float weight, float* out);
+// out = decoded, or out += weight * decoded. False: malformed bytes. Without pieces the vector is one row.
+bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const classes::Rows&, float* out);
+bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const classes::Rows&, float weight, float* out);
 
 // What rounding to multiples of a step tells.
 struct Moments {

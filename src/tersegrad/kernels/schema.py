@@ -81,6 +81,7 @@ class DitherKernels(Protocol):
         out: Tensor,
         left: Tensor | None = None,
         carry: Tensor | None = None,
+        layout: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Write a message for x into ``out``: length in bytes (int64), ||x||^2 (not finite where x is not), squared error (float64).
 
@@ -90,11 +91,15 @@ class DitherKernels(Protocol):
         The error is exact only with ``step`` and without ``ctx``.
         ``carry`` is added to x before anything else, and ``left`` (a place of its own, needed with ``carry``) becomes the sum minus
         what the message decodes to; it is undefined where the sum is not finite.
+        ``layout`` (``Spec.layout``) tells where rows and columns are and allows scale classes; without it there are none.
         """
         ...
 
-    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor:
-        """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message."""
+    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:
+        """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message.
+
+        Without a ``layout`` the vector is one row.
+        """
         ...
 
     def dither_sample(self, x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
