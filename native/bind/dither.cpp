@@ -51,7 +51,7 @@ std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, 
     expect(coder >= 0 && coder <= 2, "no such coder");
     expect(static_cast<dither::Coder>(coder) != dither::Coder::paper || x.size() < kMostLevels,
            "the published code is for vectors of less than 2^30 coordinates");
-    expect(rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
+    expect(chunk == dither::kAutoChunk || rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
     const Stream stream = bind::stream_of(std::get<1>(draws), std::get<2>(draws), std::get<3>(draws), std::get<4>(draws), 0, x.size());
     const dither::Options options{nu, step, static_cast<dither::Coder>(coder), std::get<0>(draws) ? &stream : nullptr,
                                   carry.size() ? carry.data() : nullptr, left.size() ? left.data() : nullptr, chunk,

@@ -381,6 +381,7 @@ bool choose(const std::uint8_t* levels, std::size_t n, int center, int window, c
     const double alone = share * entropy(together.data(), 1, alphabet);
     const int tables = std::popcount(mask);
     const double apart = share * entropy(chosen.counts.data(), static_cast<std::size_t>(tables), alphabet);
+    chosen.bits = apart;
     if (sampled) {
         std::uint8_t tops[kClasses] = {};
         find_tops(levels, center, regions, scales, tops);

@@ -143,12 +143,13 @@ private:
         if (several) {
             std::memcpy(head + size, chosen_.bytes.data(), chosen_.bytes.size());
             size += chosen_.bytes.size();
+            const int chunk = options_.chunk != kAutoChunk ? options_.chunk : 2 * chosen_.bits < static_cast<double>(n_) ? rans::kLongestChunk : kUsualChunk;
             message = rans::encode_in_pieces(k, n_, first, alphabet, {contexts_.data.get(), false}, chosen_.mask, chosen_.counts.data(),
-                                             options_.chunk, head + size, words_.data.get(), words_.size, next);
+                                             chunk, head + size, words_.data.get(), words_.size, next);
         } else {
             rans::histogram_dense(k, n_, first, alphabet, counts);
-            message = rans::encode_in_pieces(k, n_, first, alphabet, {}, 1, counts + first, options_.chunk, head + size, words_.data.get(),
-                                             words_.size, next);
+            message = rans::encode_in_pieces(k, n_, first, alphabet, {}, 1, counts + first, options_.chunk == kAutoChunk ? kUsualChunk : options_.chunk,
+                                             head + size, words_.data.get(), words_.size, next);
         }
         const auto later = static_cast<const char*>(next.end) - static_cast<const char*>(next.begin);
         fetched_ = std::min<std::size_t>(128 * (n_ / rans::kLanes), static_cast<std::size_t>(later));

@@ -28,6 +28,7 @@ struct Chosen {
     std::vector<std::uint8_t> bytes;    // what the decoder reads
     unsigned mask = 0;                  // which classes have a table
     std::vector<std::uint64_t> counts;  // of their 2 * window + 1 symbols
+    double bits = 0;                    // that the levels are about to take
 };
 // Levels of at most +-window, stored with `center` added. False: one table serves as well. Else contexts[i] is the class of level i.
 bool choose(const std::uint8_t* levels, std::size_t n, int center, int window, const std::vector<Region>&, std::uint8_t* contexts, Chosen&);

@@ -20,6 +20,10 @@ inline constexpr int kBias = 15;  // levels wait as bytes, this much added: thos
 inline constexpr std::size_t kSegment = std::size_t{1} << 18, kLongestSegment = kSegment + kSegment / 2;
 inline constexpr std::size_t kMostScales = kLongestSegment / kScaleBlock;
 
+// Chunks of 2^16 coordinates, but of 2^18 in segments with classes that take less than half a bit per coordinate: the states of all
+// lanes would cost as much as the levels.
+inline constexpr int kAutoChunk = 0, kUsualChunk = 16;
+
 enum class Coder : int { automatic = 0, rans = 1, paper = 2 };
 
 struct Options {
@@ -29,7 +33,7 @@ struct Options {
     const Stream* draws = nullptr;  // stochastic rounding, and steps are sent; else least-squares scales are
     const float* carry = nullptr;   // added to x before anything else
     float* left = nullptr;          // wanted with `carry`: the sum minus what is decoded; not x, not carry. Undefined if not finite
-    int chunk = 16;                 // log2 of the length of rANS chunks
+    int chunk = kAutoChunk;         // log2 of the length of rANS chunks
     classes::Rows rows = {};        // where rows and columns are; without pieces there are no classes
 };
 

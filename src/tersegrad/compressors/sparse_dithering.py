@@ -101,7 +101,7 @@ def encode_at(
         nu if step is None else 0.0,
         step or 0.0,
         CODERS.index(coder),
-        rans.chunk_bits(chunk),
+        0 if chunk == "auto" else rans.chunk_bits(chunk),
         ctx,
         buffer,
         left,

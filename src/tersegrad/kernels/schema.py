@@ -87,7 +87,7 @@ class DitherKernels(Protocol):
 
         With ``nu`` > 0 every block takes the step 2 sqrt(nu/n) ||x||, else all take ``step``. Levels are rounded to nearest and
         least-squares scales are sent; with ``ctx`` they are rounded stochastically and steps are sent. ``coder``: 0 the shortest,
-        1 rANS, 2 the published code. ``chunk``: the log2 of the length of rANS chunks, 14 to 18.
+        1 rANS, 2 the published code. ``chunk``: the log2 of the length of rANS chunks, 14 to 18, or 0: as suits the levels.
         The error is exact only with ``step`` and without ``ctx``.
         ``carry`` is added to x before anything else, and ``left`` (a place of its own, needed with ``carry``) becomes the sum minus
         what the message decodes to; it is undefined where the sum is not finite.

@@ -204,8 +204,8 @@ def _entropy(counts: Tensor) -> float:
     return _added(c * math.log2(total / c) for c, total in rows)
 
 
-def choose(symbols: Tensor, window: int, regions: list[Region]) -> tuple[bytes, Tensor, Tensor] | None:
-    """Classes that are worth telling: their bytes, the table of every symbol, and the counts for the tables."""
+def choose(symbols: Tensor, window: int, regions: list[Region]) -> tuple[bytes, Tensor, Tensor, float] | None:
+    """Classes that are worth telling: their bytes, the table of every symbol, the counts for the tables, and the bits to come."""
     n, alphabet = symbols.numel(), 2 * window + 1
     size = (symbols.long() - window).abs()
     if n < SHORTEST or not regions:
@@ -245,7 +245,7 @@ def choose(symbols: Tensor, window: int, regions: list[Region]) -> tuple[bytes, 
     data = struct.pack("<H", mask) + scales.tobytes()
     if together + 8 * (len(data) + len(rans_write_tables(counts))) >= WORTH_SENDING * alone:
         return None
-    return data, (used.cumsum(0) - 1)[classes].to(torch.uint8), counts
+    return data, (used.cumsum(0) - 1)[classes].to(torch.uint8), counts, together
 
 
 # Reading

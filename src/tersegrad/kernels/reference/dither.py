@@ -34,6 +34,8 @@ AUTO, RANS, PAPER = 0, 1, 2  # coders
 NON_FINITE, ALL_ZERO, SEGMENTS = 0x7FC00000, 0, 0x80000000  # first words; others are scales
 ZERO, RAW, CODED, CLASSED = 0, 1, 2, 3  # kinds of segments
 SCALE_BLOCK = 1 << 16
+# log2 of the length of rANS chunks, unless it is given; long ones where classes leave less than half a bit per coordinate.
+USUAL_CHUNK, LONG_CHUNK = 16, 18
 SHORT, TINY_MESSAGE = 1 << 10, 300  # up to SHORT coordinates sequential codes are tried, and below that many bytes nothing else
 UNARY_LIMIT = 16  # mean level from which a unary code cannot be the shortest
 TOO_LARGE = 1 << 26  # levels from here on are not coded
@@ -189,8 +191,9 @@ def _segment(
         counts = dense_histogram(symbols, 2 * window + 1)
     else:
         kind = CLASSED
-        classes, contexts, counts = chosen
-    length = encode_counted(symbols, 2 * window + 1, contexts, counts.shape[0], counts, chunk, body)
+        classes, contexts, counts, bits = chosen
+        chunk = chunk or (LONG_CHUNK if 2 * bits < x.numel() else USUAL_CHUNK)
+    length = encode_counted(symbols, 2 * window + 1, contexts, counts.shape[0], counts, chunk or USUAL_CHUNK, body)
     head = bytes([kind, window]) + _varint(len(tail)) + struct.pack(f"<{len(scales)}f", *scales) + classes
     data = head + body[:length].cpu().numpy().tobytes() + tail
     return (data, norm, error) if len(data) <= len(raw) else (raw, norm, 0.0)
