@@ -46,7 +46,8 @@ class Block(nn.Module):
         parts = self.mix(self.first(x)).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, time, width))
-        return x + self.down(functional.gelu(self.up(self.second(x))))
+        more: Tensor = self.down(functional.gelu(self.up(self.second(x))))
+        return x + more
 
 
 class Transformer(nn.Module):
@@ -61,7 +62,8 @@ class Transformer(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.norm(self.blocks(self.symbols(x) + self.places.weight[: x.shape[1]])))
+        scores: Tensor = self.out(self.norm(self.blocks(self.symbols(x) + self.places.weight[: x.shape[1]])))
+        return scores
 
 
 class Recurrent(nn.Module):
@@ -76,7 +78,8 @@ class Recurrent(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.cells(self.symbols(x))[0])
+        scores: Tensor = self.out(self.cells(self.symbols(x))[0])
+        return scores
 
 
 class Residual(nn.Module):
@@ -163,12 +166,10 @@ def gradients(
     for name in names:
         torch.manual_seed(seed)
         g = torch.Generator().manual_seed(seed)
+        model: nn.Module
         if name in ("transformer", "lstm"):
-            model, draw = (
-                (Transformer(), sequences(symbols, 8, 48, g))
-                if name == "transformer"
-                else (Recurrent(), sequences(symbols, 8, 32, g))
-            )
+            model = Transformer() if name == "transformer" else Recurrent()
+            draw = sequences(symbols, 8, 48 if name == "transformer" else 32, g)
             optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         else:
             build = {"resnet": lambda: resnet(channels, images.classes), "cnn": lambda: plain_cnn(channels, images.classes)}

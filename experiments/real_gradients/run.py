@@ -99,23 +99,23 @@ def main() -> None:
     parser.add_argument("--text", help="a file, plain or .xz")
     parser.add_argument("--quick", action="store_true", help="one error, few steps")
     parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--name", default="real_gradients", help="of the files in results")
     options = parser.parse_args()
     steps, alphas = ((2, 20), (0.1,)) if options.quick else ((10, 80, 240), (0.25, 0.1, 0.03))
+    folder = Path("out") if options.quick else RESULTS
+    folder.mkdir(exist_ok=True)
+    about = {"images": Path(options.images).name, "text": Path(options.text).name if options.text else "docs"}
+    about |= {"torch": torch.__version__, "machine": platform.machine()}
     rows: list[dict[str, object]] = []
     for gradient in gradients(tuple(options.networks.split(",")), options.text, options.images, steps):
         for alpha in alphas:
             rows.append({"network": gradient.network, "step": gradient.step, "alpha": alpha} | measure(gradient, alpha))
             print(table(rows[-1:]).splitlines()[-1], flush=True)
-    folder = Path("out") if options.quick else RESULTS
-    folder.mkdir(exist_ok=True)
-    about = {
-        "images": Path(options.images).name,
-        "text": Path(options.text).name if options.text else "docs",
-        "torch": torch.__version__,
-    }
-    about["machine"] = platform.machine()
-    (folder / "real_gradients.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    (folder / "real_gradients.md").write_text(table(rows), encoding="utf-8")
+        # As far as it got: training takes minutes.
+        (folder / f"{options.name}.json").write_text(
+            json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
+        (folder / f"{options.name}.md").write_text(table(rows), encoding="utf-8")
     worst = max(float(str(r["with classes"])) / float(str(r["without classes"])) for r in rows)
     print(f"largest share of the bits without classes: {worst:.3f}" if math.isfinite(worst) else "nothing was measured")
 

@@ -21,7 +21,7 @@ TEXTS = (
     "sparse_dithering(bits=1.0)",
     "random_sparse_dithering(omega=0.5)",
     "error_feedback(sparse_dithering(alpha=0.1))",
-    "by_tensor(sparse_dithering(alpha=0.1), small=bf16, below=100)",
+    "by_tensor(sparse_dithering(alpha=0.1))",
 )
 
 
