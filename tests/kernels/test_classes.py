@@ -104,6 +104,18 @@ def test_even_data_have_no_classes(n: int) -> None:
     assert data == encode(x, nu, spec.layout, reference)
 
 
+def test_segments_with_little_to_code_have_one_chunk() -> None:
+    x, spec = uneven(((600, 256),), spread=3.0)
+    messages = []
+    for backend, chunk in ((native, 0), (reference, 0), (native, 16)):
+        out = torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+        nbytes, _, _ = backend.dither_encode(x, 0.3, 0.0, RANS, chunk, None, out, None, None, spec.layout)
+        messages.append(bytes(out[: int(nbytes)].tolist()))
+    assert messages[0] == messages[1]
+    assert messages[0][4] == CLASSED
+    assert len(messages[0]) < len(messages[2]) - 150
+
+
 def test_silent_rows_cost_next_to_nothing() -> None:
     x, spec = torch.zeros(1000, 256), Spec.of(torch.empty(1000, 256))
     x[::10] = gaussian(25_600).view(100, 256)
