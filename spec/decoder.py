@@ -1112,6 +1112,59 @@ def chunk_sets(data: bytes, chunks: list[tuple[int, int]]) -> list[list[int]]:
     return [list(range(n)) if k == n else next(coded) for n, k in chunks]
 
 
+# 4.11 scale classes
+
+
+class Region(NamedTuple):
+    """Coordinates of one tensor that follow one another."""
+
+    size: int
+    columns: int
+    group: int
+    phase: int
+
+    def octaves(self, mode: int) -> tuple[int, int]:
+        """How many rows or blocks, and how many columns, have one."""
+        rows = ceil_div(self.size, 64) if mode == 3 else ceil_div(self.phase + self.size, self.columns) if mode else 0
+        return rows, self.columns // self.group if mode == 2 else 0
+
+
+def regions(spec: Spec, start: int, stop: int) -> list[Region]:
+    """4.11, of coordinates start .. stop of a buffer"""
+    found, at = [], 0
+    for piece in spec.pieces:
+        length = piece.stop - piece.start
+        begin, end = max(start, at), min(stop, at + length)
+        if begin < end:
+            columns = math.prod(piece.shape[1:]) if len(piece.shape) > 1 else math.prod(piece.shape)
+            found.append(Region(end - begin, columns, math.prod(piece.shape[2:]), (piece.start + begin - at) % columns))
+        at += length
+    return found
+
+
+def scale_classes(data: bytes, where: list[Region]) -> tuple[list[int], int, int]:
+    """4.11: the context of every coordinate, the number of tables, and the bytes read"""
+    source = Bytes(data)
+    (mask,) = struct.unpack("<H", source.take(2))
+    fields = [(byte >> 5, byte % 32) for byte in source.take(len(where))]
+    for (mode, base), region in zip(fields, where):
+        require(mode <= 3 and (base > 0 or mode == 0), "there is no such mode or base")
+        require(mode != 2 or region.size >= region.columns, "columns of less than a row")
+    numbers = [region.octaves(mode) for (mode, _), region in zip(fields, where)]
+    kinds = [kind for rows, columns in numbers for kind in [0] * rows + [1] * columns]
+    octaves, used = rans(source.rest, len(kinds), 16, kinds, 2)
+    classes, at = [], 0
+    for (mode, base), region, (rows, columns) in zip(fields, where, numbers):
+        for i in range(region.size):
+            place = region.phase + i
+            r = octaves[at + (i // 64 if mode == 3 else place // region.columns)] if rows else 8
+            s = octaves[at + rows + place % region.columns // region.group] if columns else 8
+            classes.append(min(max(base + r + s - 24, 1), 15) if base and r and s else 0)
+        at += rows + columns
+    require(all(mask >> c & 1 for c in classes), "a class has no table")
+    return [(mask & (1 << c) - 1).bit_count() for c in classes], mask.bit_count(), 2 + len(where) + used
+
+
 # ---- 5 compressors ----------------------------------------------------------------------------------------------------------
 
 Decoder = Callable[[Form, bytes, Spec, Context], list[float]]
@@ -1400,7 +1453,7 @@ def decode_dithered(form: Form, message: bytes, spec: Spec, context: Context) ->
         sizes = list(struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths))))
     values: list[float] = []
     for n, size in zip(lengths, sizes):
-        values += segment(source.take(size), n)
+        values += segment(source.take(size), n, regions(spec, len(values), len(values) + n))
     source.finish()
     return values
 
@@ -1409,7 +1462,7 @@ def scaled(levels: list[int], scale: float) -> list[float]:
     return [limited(f32(f32(k) * scale)) for k in levels]
 
 
-def segment(data: bytes, n: int) -> list[float]:
+def segment(data: bytes, n: int, where: list[Region]) -> list[float]:
     source = Bytes(data)
     kind = source.byte()
     if kind == 0:
@@ -1417,13 +1470,14 @@ def segment(data: bytes, n: int) -> list[float]:
         return [0.0] * n
     if kind == 1:
         return floats(exactly(source.rest, 4 * n).data)
-    require(kind == 2, f"there is no segment of kind {kind}")
+    require(kind in (2, 3), f"there is no segment of kind {kind}")
     window, tail = source.byte(), source.varint(most_bytes=5)
     scales = floats(source.take(4 * ceil_div(n, 65536)))
     require(all(map(math.isfinite, scales)) and 1 <= window <= 127 and tail <= source.left, "a malformed segment")
     body = source.take(source.left - tail)
-    symbols, used = rans(body, n, 2 * window + 1)
-    require(used == len(body), "bytes follow the symbols")
+    contexts, tables, start = scale_classes(body, where) if kind == 3 else (None, 1, 0)
+    symbols, used = rans(body[start:], n, 2 * window + 1, contexts, tables)
+    require(start + used == len(body), "bytes follow the symbols")
     levels = [symbol - window for symbol in symbols]
     with_escapes(levels, window, source.rest, 2**31)
     return [limited(f32(f32(k) * scales[i // 65536])) for i, k in enumerate(levels)]

@@ -323,6 +323,7 @@ def accepted() -> Iterator[Accept]:
     yield Accept("rans.chunks-and-contexts", encoded("subtractive_dithering(omega=1, chunk=14)", long, context(908)))
     yield Accept("rans.chunks-of-bits", encoded("qsgd(levels=1, bucket=8192, coder=rans, chunk=15)", long, context(909)))
     yield from trellises()
+    yield from scale_classes()
     yield from index_sets()
     yield from by_hand()
 
@@ -349,6 +350,31 @@ def trellises() -> Iterator[Accept]:
     for group, cases in (("trellis", plan), ("dithered_trellis", dithered)):
         for name, (text, x) in cases.items():
             yield Accept(f"{group}.{name}", encoded(text, x, context_of(f"{group}.{name}")))
+
+
+# A convolution, a vector, and a part of a matrix that begins and ends within rows.
+CLASS_PIECES = (Piece((24, 12, 3, 3), 0, 2592, "conv"), Piece((130,), 0, 130, "bias"), Piece((90, 70), 33, 6277, "part"))
+
+
+def uneven(d: int, pieces: tuple[Piece, ...]) -> torch.Tensor:
+    """Normal numbers times powers of two by row and by column; a fifth of the rows are zero."""
+    x, at = numbers(d, 20), 0
+    for piece in pieces:
+        columns, group = max(1, math.prod(piece.shape[1:])), math.prod(piece.shape[2:])
+        for i in range(piece.numel):
+            row, column = divmod(piece.start + i, columns)
+            x[at + i] *= 0.0 if row % 5 == 3 else 2.0 ** (row * 7 % 6 - column // group * 5 % 4)
+        at += piece.numel
+    return x
+
+
+def scale_classes() -> Iterator[Accept]:
+    d = sum(p.numel for p in CLASS_PIECES)
+    for text in ("sparse_dithering(nu=0.02)", "random_sparse_dithering(omega=0.05)", "sparse_dithering(nu=0.0005)"):
+        name = f"{label(text)}.classes"
+        yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
+    blocks = numbers(6000, 21) * torch.where(torch.arange(6000) // 300 % 3 == 0, 16.0, 0.25)
+    yield Accept("sparse_dithering.block-classes", encoded("sparse_dithering(nu=0.001)", blocks, context_of("block-classes")))
 
 
 def threshold_message(count: int, d: int, index_set: bytes) -> bytes:

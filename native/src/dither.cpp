@@ -41,7 +41,7 @@ Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* ou
         if (o.carry) add(x, o.carry, n, o.left);
         else if (n) std::memcpy(o.left, x, 4 * n);
         const Outcome outcome = encode(o.left, n, plain, out);
-        decode_add(out, outcome.bytes, n, -1.0f, o.left);
+        decode_add(out, outcome.bytes, n, o.rows, -1.0f, o.left);
         return outcome;
     }
     Outcome best;
@@ -66,9 +66,12 @@ Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* ou
     return {4 + segments.bytes, segments.norm, segments.error};
 }
 
-bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, float* out) { return decode_any(data, size, {out, n, 1.0f, false}); }
-bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float weight, float* out, std::uint8_t* symbols) {
-    return decode_any(data, size, {out, n, weight, true}, symbols);
+bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const classes::Rows& rows, float* out) {
+    return decode_any(data, size, {out, n, 1.0f, false, rows});
+}
+bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const classes::Rows& rows, float weight, float* out,
+                std::uint8_t* symbols) {
+    return decode_any(data, size, {out, n, weight, true, rows}, symbols);
 }
 
 }  // namespace tersegrad::dither

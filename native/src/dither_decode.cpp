@@ -60,9 +60,11 @@ struct Checked {
 
 class SegmentDecoder {
 public:
-    explicit SegmentDecoder(std::size_t longest) : longest_(longest) {}
+    // For vectors of `whole` coordinates.
+    explicit SegmentDecoder(std::size_t whole) : whole_(whole), longest_(std::min(whole, kLongestSegment)) {}
 
-    bool decode(const std::uint8_t* data, std::size_t size, const Into& to, bool stream) {
+    // `start`: where in the vector the segment begins.
+    bool decode(const std::uint8_t* data, std::size_t size, const Into& to, std::size_t start, bool stream) {
         if (size < 1) return false;
         if (data[0] == zero) {
             if (size != 1) return false;
@@ -75,18 +77,24 @@ public:
             return true;
         }
         Parsed p;
-        if (data[0] != coded || !parse(data, size, to.n, p)) return false;
-        Fast fast;
-        if (open(p, to, 0, fast)) return fast.good && run(fast.tracks, stream) && close(p, to, fast);
+        if ((data[0] != coded && data[0] != classed) || !parse(data, size, to.n, p)) return false;
+        rans::Contexts contexts;
+        int tables = 1;
+        if (data[0] == classed) {
+            if (!read_classes(p, to, start, contexts, tables)) return false;
+        } else {
+            Fast fast;
+            if (open(p, to, 0, fast)) return fast.good && run(fast.tracks, stream) && close(p, to, fast);
+        }
         std::uint8_t* symbols = buffer(0);
-        if (rans::decode_message(p.body, p.body_size, to.n, 2 * p.window + 1, {}, 1, symbols) != p.body_size) return false;
+        if (rans::decode_message(p.body, p.body_size, to.n, 2 * p.window + 1, contexts, tables, symbols) != p.body_size) return false;
         scale(p, symbols, to);
         return unescape(p, to, symbols);
     }
 
     // Two at once where both are coded plainly, so that no chunk is alone: each hides the other's latency.
     bool decode_two(const std::uint8_t* first, std::size_t first_size, const Into& to_first, const std::uint8_t* second,
-                    std::size_t second_size, const Into& to_second, bool stream) {
+                    std::size_t second_size, const Into& to_second, std::size_t start, bool stream) {
         if (ops().decode && first_size && second_size && first[0] == coded && second[0] == coded) {
             Parsed a, b;
             if (!parse(first, first_size, to_first.n, a) || !parse(second, second_size, to_second.n, b)) return false;
@@ -98,19 +106,24 @@ public:
                 return run(both, stream) && close(a, to_first, x) && close(b, to_second, y);
             }
         }
-        return decode(first, first_size, to_first, stream) && decode(second, second_size, to_second, stream);
+        return decode(first, first_size, to_first, start, stream) && decode(second, second_size, to_second, start + to_first.n, stream);
     }
 
     // All of a segment but its floats: the symbols and escapes are read, and what no encoder writes is refused.
-    static bool check(const std::uint8_t* data, std::size_t size, std::size_t n, std::uint8_t* symbols, Checked& c) {
+    bool check(const std::uint8_t* data, std::size_t size, const Into& to, std::size_t start, std::uint8_t* symbols, Checked& c) {
+        const std::size_t n = to.n;
         if (size < 1) return false;
         c.data = data;
         c.symbols = symbols;
         if (data[0] == zero) return size == 1;
         if (data[0] == raw) return size == raw_bytes(n);
-        const Parsed& p = c.parsed;
-        if (data[0] != coded || !parse(data, size, n, c.parsed)) return false;
-        return rans::decode_message(p.body, p.body_size, n, 2 * p.window + 1, {}, 1, symbols) == p.body_size && read_escapes(p, symbols, n, c.escapes);
+        Parsed& p = c.parsed;
+        if ((data[0] != coded && data[0] != classed) || !parse(data, size, n, p)) return false;
+        rans::Contexts contexts;
+        int tables = 1;
+        if (data[0] == classed && !read_classes(p, to, start, contexts, tables)) return false;
+        return rans::decode_message(p.body, p.body_size, n, 2 * p.window + 1, contexts, tables, symbols) == p.body_size &&
+               read_escapes(p, symbols, n, c.escapes);
     }
 
     // Adds what was checked.
@@ -147,6 +160,20 @@ private:
         Bytes& bytes = which ? Workspace::of_thread().words : Workspace::of_thread().levels;
         bytes.fit(longest_ + 64);
         return bytes.data.get();
+    }
+
+    // Takes the classes off the front of the body.
+    bool read_classes(Parsed& p, const Into& to, std::size_t start, rans::Contexts& contexts, int& tables) {
+        Bytes& bytes = Workspace::of_thread().contexts;
+        bytes.fit(longest_ + 64);
+        const std::vector<classes::Region> regions =
+            to.rows.pieces ? classes::cut(to.rows, start, start + to.n) : std::vector<classes::Region>{{to.n, whole_, 1, start}};
+        const std::size_t used = classes::read(p.body, p.body_size, regions, bytes.data.get(), tables);
+        if (used == rans::kBad) return false;
+        p.body += used;
+        p.body_size -= used;
+        contexts = {bytes.data.get(), false};
+        return true;
     }
 
     // Whether the segment suits the fused decoder; then the parts are made.
@@ -227,7 +254,7 @@ private:
         return true;
     }
 
-    std::size_t longest_;
+    std::size_t whole_, longest_;
     std::uint8_t rest_[rans::kLanes * 17];  // a part of a step, and up to 16 rows that are not coded
     Escapes escapes_;
 };
@@ -259,8 +286,9 @@ bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to,
         if (!symbols) symbols = own.get();
         std::vector<Checked> checked(count);
         parallel_for(count, 2, 1, [&](std::size_t first, std::size_t last) {
+            SegmentDecoder decoder(to.n);
             for (std::size_t s = first; s < last && good; ++s)
-                if (!SegmentDecoder::check(data + offset[s], offset[s + 1] - offset[s], segments.length(s), symbols + segments.start(s), checked[s]))
+                if (!decoder.check(data + offset[s], offset[s + 1] - offset[s], at(s), segments.start(s), symbols + segments.start(s), checked[s]))
                     good = false;
         });
         if (!good) return false;
@@ -272,12 +300,12 @@ bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to,
     }
     const bool stream = to.n >= kStreamFrom;
     parallel_for(count, 2, 1, [&](std::size_t first, std::size_t last) {
-        SegmentDecoder decoder(std::min(to.n, kLongestSegment));
+        SegmentDecoder decoder(to.n);
         for (std::size_t s = first; s < last && good; s += 2) {
             const std::size_t length = offset[s + 1] - offset[s];
             const bool fine = s + 1 < last ? decoder.decode_two(data + offset[s], length, at(s), data + offset[s + 1],
-                                                                offset[s + 2] - offset[s + 1], at(s + 1), stream)
-                                           : decoder.decode(data + offset[s], length, at(s), stream);
+                                                                offset[s + 2] - offset[s + 1], at(s + 1), segments.start(s), stream)
+                                           : decoder.decode(data + offset[s], length, at(s), segments.start(s), stream);
             if (!fine) good = false;
         }
     });

@@ -89,6 +89,10 @@ def octets(n: int, top: int = 256, seed: int = 0) -> Array:
     return Array(np.random.default_rng(seed).integers(0, top, n).astype(np.uint8))
 
 
+def layout(n: int) -> Array:
+    return Array(np.array([n - 60, 10, 5, 7, 60, 60, 1, 0], dtype=np.int64))
+
+
 def rising(n: int, k: int, dtype: type) -> Array:
     return Array(np.sort(np.random.default_rng(1).choice(n, k, replace=False)).astype(dtype))
 
@@ -132,12 +136,29 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "dithering_decode": [[octets(4 * 5 + packed(n, 5)), zeros(n), 64, 7, 5, True, 0.5]],
         "dither_max_bytes": [[n]],
         "dither_encode": [
-            [floats(n), 0.25, 0.0, coder, 14, (True, *DRAWS), zeros(4 + 1 + 4 * n, np.uint8), zeros(0), zeros(0)]
+            [floats(n), 0.25, 0.0, coder, 14, (True, *DRAWS), zeros(4 + 1 + 4 * n, np.uint8), zeros(0), zeros(0), layout(n)]
             for coder in range(3)
         ]
-        + [[floats(n), 0.0, 0.5, 0, 16, (False, 0, 0, 0, 0), zeros(4 + 1 + 4 * n, np.uint8), zeros(n), floats(n, 1)]],
-        "dither_decode": [[octets(50), zeros(n)], [Array(np.array([0, 0, 0, 128, 0], np.uint8)), zeros(n)]],
-        "dither_decode_add": [[octets(50), zeros(n), 0.5, zeros(n, np.uint8)]],
+        + [
+            [
+                floats(n),
+                0.0,
+                0.5,
+                0,
+                16,
+                (False, 0, 0, 0, 0),
+                zeros(4 + 1 + 4 * n, np.uint8),
+                zeros(n),
+                floats(n, 1),
+                zeros(0, np.int64),
+            ]
+        ],
+        "dither_decode": [
+            [octets(50), zeros(n), layout(n)],
+            [Array(np.array([0, 0, 0, 128, 3, 1, 0, 0, 0, 0, 0, 9, 9], np.uint8)), zeros(n), layout(n)],
+            [Array(np.array([0, 0, 0, 128, 0], np.uint8)), zeros(n), zeros(0, np.int64)],
+        ],
+        "dither_decode_add": [[octets(50), zeros(n), 0.5, zeros(n, np.uint8), layout(n)]],
         "dither_sample": [[floats(n), 0.5, 2, zeros(0)], [floats(n), 0.5, 1, floats(n, 1)]],
         "trellis_max_bytes": [[n]],
         "trellis_encode": [

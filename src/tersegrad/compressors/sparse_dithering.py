@@ -15,7 +15,8 @@ over memory suffices; ``scale="global"`` uses one step for all, as published.
 
 Wire: ``spec/wire.md``, "Sparse Dithering". Coders: ``paper`` is the published code (31-bit scale, count of zeros, their enumerated
 positions, signs, unary levels), ``rans`` entropy-codes segments of 2^18 coordinates, ``auto`` takes the shortest of these and an
-adaptive arithmetic code for short vectors.
+adaptive arithmetic code for short vectors. Segments code their levels by scale classes of rows, columns or blocks where that is
+shorter (``docs/classes.md``), so that whoever decodes needs the spec's shapes.
 
 Albasyoni, Safaryan, Condat, Richtarik: Optimal Gradient Compression (arXiv 2010.03246). We differ in the least-squares scale, the
 segments, the target searches and the entropy coders, and round ties to even.
@@ -93,6 +94,7 @@ def encode_at(
     ctx: Context | None = None,
     left: Tensor | None = None,
     carry: Tensor | None = None,
+    layout: Tensor | None = None,
 ) -> Coded:
     """Code x (plus ``carry``) at one step, or with ``step=None`` at one step per block; ``ctx`` asks for stochastic rounding.
 
@@ -101,19 +103,35 @@ def encode_at(
     run = kernels.get(x.device)
     buffer = buffers.empty(run.dither_max_bytes(x.numel()), torch.uint8, x.device) if out is None else out
     nbytes, norm, error = run.dither_encode(
-        x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), rans.chunk_bits(chunk), ctx, buffer, left, carry
+        x,
+        nu if step is None else 0.0,
+        step or 0.0,
+        CODERS.index(coder),
+        0 if chunk == "auto" else rans.chunk_bits(chunk),
+        ctx,
+        buffer,
+        left,
+        carry,
+        layout,
     )
     return Coded(buffer, int(nbytes), float(norm), float(error))
 
 
 def write_at(
-    x: Tensor, nu: float, coder: Coder, scale: Scale, chunk: rans.Chunk, out: Tensor, ctx: Context | None
+    x: Tensor,
+    nu: float,
+    coder: Coder,
+    scale: Scale,
+    chunk: rans.Chunk,
+    out: Tensor,
+    ctx: Context | None,
+    layout: Tensor | None = None,
 ) -> int | Tensor:
     """Code x at the steps that ``nu`` gives; the length of the message. A device with kernels is not waited for."""
     if x.is_cpu or scale == "global":
-        return encode_at(x, global_step(x, nu, scale), nu, coder, chunk, out, ctx).nbytes
-    number = CODERS.index(coder)
-    return kernels.get(x.device).dither_encode(x, nu, 0.0, number, rans.chunk_bits(chunk), ctx, out)[0]
+        return encode_at(x, global_step(x, nu, scale), nu, coder, chunk, out, ctx, layout=layout).nbytes
+    number, bits = CODERS.index(coder), 0 if chunk == "auto" else rans.chunk_bits(chunk)
+    return kernels.get(x.device).dither_encode(x, nu, 0.0, number, bits, ctx, out, layout=layout)[0]
 
 
 def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
@@ -179,6 +197,7 @@ def encode_to_error(
     out: Tensor | None,
     left: Tensor | None = None,
     carry: Tensor | None = None,
+    layout: Tensor | None = None,
 ) -> Coded:
     """Code x (plus ``carry``) at nearly the largest step whose error is at most alpha; every message is verified.
 
@@ -188,10 +207,10 @@ def encode_to_error(
     _, norm = sampler(x, carry)(HUGE, max(1, d // COARSE))
     norm = norm or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
-        return encode_at(x, TINY, 0.0, coder, chunk, out, left=left, carry=carry)
+        return encode_at(x, TINY, 0.0, coder, chunk, out, left=left, carry=carry, layout=layout)
 
     def encoded(at: float) -> Coded:
-        return encode_at(x, toward_zero(2.0**at), 0.0, coder, chunk, out, left=left, carry=carry)
+        return encode_at(x, toward_zero(2.0**at), 0.0, coder, chunk, out, left=left, carry=carry, layout=layout)
 
     # The sample may mislead: verify on everything, and correct a few times where the vector is long enough to pay for it.
     bracket = sampled_step(x, carry, alpha, norm)
@@ -205,10 +224,14 @@ def encode_to_error(
             return coded
         corrections = max(corrections - (bracket.at is not None), 0)
     # The last message is not the best one, or there is none.
-    return encode_at(x, None, alpha, coder, chunk, out, left=left, carry=carry) if bracket.at is None else encoded(bracket.at)
+    if bracket.at is not None:
+        return encoded(bracket.at)
+    return encode_at(x, None, alpha, coder, chunk, out, left=left, carry=carry, layout=layout)
 
 
-def encode_to_size(x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out: Tensor | None) -> Coded:
+def encode_to_size(
+    x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out: Tensor | None, layout: Tensor | None = None
+) -> Coded:
     """Code x at nearly the smallest step whose message fits the budget."""
     d, norm = x.numel(), float(kernels.get(x.device).sum_squares(x))
     zeros = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), len(ZERO), norm, norm)
@@ -221,7 +244,7 @@ def encode_to_size(x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out:
         start = min(rate, 24.0) - 2 - math.log2(norm / d) / 2
         bracket = Bracket(start=start, slope=1.0, tight=-0.0025 * rate, low=-127.0, high=126.0, reach=2.0)
         while budget > len(ZERO) and (at := bracket.next()) is not None and bracket.looks < 60:
-            coded = encode_at(x, toward_zero(2.0**-at), 0.0, coder, chunk, None)
+            coded = encode_at(x, toward_zero(2.0**-at), 0.0, coder, chunk, None, layout=layout)
             bracket.tell(at, 8 * (coded.nbytes - budget) / d)
             if at == bracket.at:
                 best = coded
@@ -242,7 +265,7 @@ class _Dithering(Stateless):
         return not kernels.faster(device, "dither_encode", "dither_decode", "dither_sample")
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        kernels.get(out.device).dither_decode(data, out, weight)
+        kernels.get(out.device).dither_decode(data, out, weight, spec.layout)
 
     def mode(self, data: bytes) -> str:
         return WORDS.get(int.from_bytes(data[:4], "little"), "short") if len(data) >= 4 else "missing"
@@ -290,11 +313,11 @@ class SparseDithering(_Dithering):
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
         if self.nu is not None:
-            return write_at(x, self.nu, self.coder, self.scale, self.chunk, data, None)
+            return write_at(x, self.nu, self.coder, self.scale, self.chunk, data, None, spec.layout)
         if self.alpha is not None:
-            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data)
+            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, layout=spec.layout)
         else:
-            coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data)
+            coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data, spec.layout)
         return coded.nbytes
 
     def encode_split(
@@ -311,16 +334,17 @@ class SparseDithering(_Dithering):
     ) -> tuple[Message, None, bool]:
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         if self.nu is not None and self.scale == "chunk":
-            coded = encode_at(x, None, self.nu, self.coder, self.chunk, data, left=left, carry=residual)
+            coded = encode_at(x, None, self.nu, self.coder, self.chunk, data, left=left, carry=residual, layout=spec.layout)
         elif self.alpha is not None:
-            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, left, residual)
+            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, left, residual, spec.layout)
         else:
             y = torch.add(x, residual, out=left)
             if self.nu is not None:
-                coded = encode_at(y, global_step(y, self.nu, self.scale), self.nu, self.coder, self.chunk, data)
+                step = global_step(y, self.nu, self.scale)
+                coded = encode_at(y, step, self.nu, self.coder, self.chunk, data, layout=spec.layout)
             else:
-                coded = encode_to_size(y, data.numel(), self.coder, self.chunk, data)
-            kernels.get(y.device).dither_decode(coded.data, left, -1.0)
+                coded = encode_to_size(y, data.numel(), self.coder, self.chunk, data, spec.layout)
+            kernels.get(y.device).dither_decode(coded.data, left, -1.0, spec.layout)
         message = Message(data if out is None else out, coded.nbytes)
         return message, None, math.isfinite(coded.norm)
 
@@ -351,4 +375,4 @@ class RandomSparseDithering(_Dithering):
         return float(self.omega)
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
-        return write_at(x, self.omega, self.coder, self.scale, self.chunk, data, ctx)
+        return write_at(x, self.omega, self.coder, self.scale, self.chunk, data, ctx, spec.layout)

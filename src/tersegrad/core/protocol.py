@@ -70,6 +70,24 @@ class Spec:
     def numel(self) -> int:
         return sum(p.numel for p in self.pieces)
 
+    @functools.cached_property
+    def layout(self) -> Tensor:
+        """Where rows and columns are: four int64 numbers for every piece with coordinates, one after another.
+
+        How many coordinates it has; how long a row is; how many neighbours in a row belong to one column (the positions of a
+        convolution's kernel); and where in a row the piece starts. Rows are the first dimension of a tensor; without a second
+        one the tensor is one row.
+
+        >>> Spec((Piece((4, 3, 5), 20, 60), Piece((7,), 0, 7))).layout.view(-1, 4).tolist()
+        [[40, 15, 5, 5], [7, 7, 1, 0]]
+        """
+        rows: list[int] = []
+        for p in self.pieces:
+            if p.numel:
+                columns = math.prod(p.shape[1:]) if len(p.shape) > 1 else math.prod(p.shape)
+                rows += [p.numel, columns, math.prod(p.shape[2:]), p.start % columns]
+        return torch.tensor(rows, dtype=torch.int64)
+
 
 @dataclasses.dataclass(frozen=True)
 class Context:

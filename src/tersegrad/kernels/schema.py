@@ -88,20 +88,25 @@ class DitherKernels(Protocol):
         out: Tensor,
         left: Tensor | None = None,
         carry: Tensor | None = None,
+        layout: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Write a message for x into ``out``: length in bytes (int64), ||x||^2 (not finite where x is not), squared error (float64).
 
         With ``nu`` > 0 every block takes the step 2 sqrt(nu/n) ||x||, else all take ``step``. Levels are rounded to nearest and
         least-squares scales are sent; with ``ctx`` they are rounded stochastically and steps are sent. ``coder``: 0 the shortest,
-        1 rANS, 2 the published code. ``chunk``: the log2 of the length of rANS chunks, 14 to 18.
+        1 rANS, 2 the published code. ``chunk``: the log2 of the length of rANS chunks, 14 to 18, or 0: as suits the levels.
         The error is exact only with ``step`` and without ``ctx``.
         ``carry`` is added to x before anything else, and ``left`` (a place of its own, needed with ``carry``) becomes the sum minus
         what the message decodes to; it is undefined where the sum is not finite.
+        ``layout`` (``Spec.layout``) tells where rows and columns are and allows scale classes; without it there are none.
         """
         ...
 
-    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor:
-        """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message."""
+    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:
+        """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message.
+
+        Without a ``layout`` the vector is one row.
+        """
         ...
 
     def dither_sample(self, x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
