@@ -110,7 +110,9 @@ def test_schedules_and_published_methods_by_name() -> None:
         0.0,
     ]
     assert method("diloco(schedule=cosine(rounds=10, least=0.1))").rate(550) == pytest.approx(0.07)
-    assert str(method("sparse_loco(schedule=stages([900], [0.4]))")) == "sparse_loco(schedule=stages(after=[900], factors=[0.4]))"
+    assert (
+        str(method("sparse_loco(schedule=stages([900], [0.4]))")) == "sparse_loco(schedule=stages(after=[900], factors=[0.4]))"
+    )
     for bad in (
         "sparse_loco(schedule=stages([2, 1], [0.5, 0.1]))",
         "sparse_loco(schedule=linear(rounds=0))",
