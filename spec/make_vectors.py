@@ -240,7 +240,7 @@ TILED = (
 def registered() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
     """Examples and corners of registered classes that the lists above do not name: what was added after them."""
     listed = {text.partition("(")[0] for text, _ in (*PLAN, *VARIANCE)}
-    new = [name for name in (*recipes.COMPRESSORS, *recipes.WRAPPERS, *recipes.RECIPES) if name not in listed]
+    new = [name for name in (*recipes.COMPRESSORS, *recipes.WRAPPERS) if name not in listed]
     texts = [text for name in new for text in (*recipes.examples(name), *recipes.corners(name))]
     return tuple((text, (*EVERY, ("normal", 700))) for text in texts)
 
@@ -298,6 +298,10 @@ def accepted() -> Iterator[Accept]:
     for text in TILED:
         name, x = f"{label(text)}.tiles", numbers(sum(p.numel for p in PIECES), 20)
         yield Accept(name, encoded(text, x, context_of(name), PIECES), PIECES)
+    for text in ("sparse_loco", "demo", "distro(k=2)", "streaming_diloco"):
+        c, ctx = tersegrad.parse(text), context_of(text)
+        message, _ = c.encode(numbers(65, 22), Spec.flat(65), c.init(Spec.flat(65), "cpu"), ctx)
+        yield Accept(f"{label(text)}.named", framed(text, message.tobytes(), 65, ctx))
     several = numbers(50_000, 21)  # streams of 2048 places and more
     yield Accept("chunk_top_k.three-streams", encoded("chunk_top_k(chunk=256, k=30, values=bins)", several, context(910)))
     big = 400_000

@@ -126,7 +126,8 @@ def lane(state: Any, rank: int, size: int) -> Lane:
 
 
 def trained(size: int, first: int, last: int, found: list[Any]) -> tuple[list[Any], list[Tensor]]:
-    exchange, means = scheme("all_gather").make(INT8), []
+    exchange = scheme("all_gather").make(INT8)
+    means: list[Tensor] = []
     for step in range(first, last):
         xs = [gaussian(100 * step + rank) for rank in range(size)]
         outcome = virtual.run(exchange, xs, found, SPEC, Context(step=step))

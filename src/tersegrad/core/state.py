@@ -313,8 +313,8 @@ def concat(states: Sequence[Any], specs: Sequence[Spec]) -> Any:
         if _is_state(value):
             changes[name] = concat([getattr(s, name) for s in states], specs)
         elif _aligned(value):
-            parts = [getattr(s, name) for s in states]
-            changes[name] = Packed.joined(parts) if isinstance(value, Packed) else torch.cat(parts)
+            vectors = [getattr(s, name) for s in states]
+            changes[name] = Packed.joined(vectors) if isinstance(value, Packed) else torch.cat(vectors)
     return dataclasses.replace(first, **changes)
 
 

@@ -66,7 +66,7 @@ class ErrorFeedbackState:
 
     carries: ClassVar[str] = "residual"
 
-    residual: Tensor | Packed  # (numel,) float32 or bfloat16, or packed to eight bits
+    residual: Any  # (numel,): a float32 or bfloat16 tensor, or a packed vector
     inner: Any
 
 

@@ -39,7 +39,7 @@ class Area(NamedTuple):
         return self.height * self.width
 
     @property
-    def count(self) -> int:
+    def chunks(self) -> int:
         return self.rows * self.cols // self.size
 
     def tiles(self, x: Tensor) -> Tensor:
@@ -56,13 +56,13 @@ def chunk_choose(x: Tensor, regions: Tensor, places: Tensor, values: Tensor) -> 
     """Whether all of ``x`` is finite, 0-d; only then the outputs are defined."""
     at = 0
     for area in areas(regions):
-        tiles = area.tiles(x).reshape(area.count, area.size)
+        tiles = area.tiles(x).reshape(area.chunks, area.size)
         keys = tiles.view(torch.int32) & 0x7FFFFFFF
         if bool((keys >= 0x7F800000).any()):
             return torch.tensor(False, device=x.device)
         order = torch.sort(keys, dim=1, descending=True, stable=True).indices[:, : area.keep]
         chosen = order.sort(dim=1).values
-        end = at + area.count * area.keep
+        end = at + area.chunks * area.keep
         places[at:end] = chosen.reshape(-1).to(places.dtype)
         values[at:end] = tiles.gather(1, chosen).reshape(-1)
         at = end
@@ -72,14 +72,14 @@ def chunk_choose(x: Tensor, regions: Tensor, places: Tensor, values: Tensor) -> 
 def chunk_scatter(places: Tensor, values: Tensor, regions: Tensor, out: Tensor, weight: float | None = None) -> None:
     at = 0
     for area in areas(regions):
-        end = at + area.count * area.keep
-        where = places[at:end].reshape(area.count, area.keep).long()
-        shares = values[at:end].reshape(area.count, area.keep)
+        end = at + area.chunks * area.keep
+        where = places[at:end].reshape(area.chunks, area.keep).long()
+        shares = values[at:end].reshape(area.chunks, area.keep)
         tiles = area.tiles(out)
         if weight is None:
-            dense = torch.zeros(area.count, area.size, dtype=out.dtype, device=out.device).scatter_(1, where, shares)
+            dense = torch.zeros(area.chunks, area.size, dtype=out.dtype, device=out.device).scatter_(1, where, shares)
         else:
-            dense = tiles.reshape(area.count, area.size)
+            dense = tiles.reshape(area.chunks, area.size)
             shares = shares * torch.tensor(weight, dtype=torch.float32, device=out.device)
             dense = dense.scatter(1, where, dense.gather(1, where) + shares)
         tiles.copy_(dense.reshape(tiles.shape))
@@ -142,15 +142,15 @@ def streams(regions: Tensor) -> list[list[tuple[Area, int, int]]]:
     held, first = STREAM, 0
     for area in areas(regions):
         chunk = 0
-        while area.keep < area.size and chunk < area.count:
+        while area.keep < area.size and chunk < area.chunks:
             if held >= STREAM:
                 found.append([])
                 held = 0
-            here = min(area.count - chunk, -(-(STREAM - held) // area.keep))
+            here = min(area.chunks - chunk, -(-(STREAM - held) // area.keep))
             found[-1].append((area, here, first + chunk * area.keep))
             chunk += here
             held += here * area.keep
-        first += area.count * area.keep
+        first += area.chunks * area.keep
     return found
 
 
@@ -311,8 +311,8 @@ def chunk_decode(data: Tensor, regions: Tensor, numel: int, places: Tensor) -> N
     at = 0
     for area in areas(regions):
         if area.keep == area.size:
-            listed[at : at + area.count * area.size] = [*range(area.size)] * area.count
-        at += area.count * area.keep
+            listed[at : at + area.chunks * area.size] = [*range(area.size)] * area.chunks
+        at += area.chunks * area.keep
     head = 2 * max(0, len(found) - 1)
     if len(raw) < head:
         raise CorruptMessage("the lengths of the streams are missing")
