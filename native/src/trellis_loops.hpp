@@ -77,7 +77,9 @@ template <bool Dithered>
 LOCAL_INLINE I grid_of(F v, const Grid& grid, std::size_t i) {
     I y = rounded_all(v);
     if constexpr (Dithered) {
-        y = (y * grid.sign + draws_at(grid.draws + i) + 128) >> (kUnit - 5);
+        // Unsigned: numbers that are too large to be coded come here too.
+        const U sum = reinterpret_cast<U>(y) * static_cast<std::uint32_t>(grid.sign) + reinterpret_cast<U>(draws_at(grid.draws + i)) + 128;
+        y = reinterpret_cast<I>(sum) >> (kUnit - 5);
     }
     return y;
 }
