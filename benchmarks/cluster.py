@@ -6,6 +6,7 @@ Hosts are processes in network namespaces of this machine (:mod:`benchmarks.netw
 - ``steps``: whole training steps, likewise;
 - ``train``: time to 97.5 % test accuracy on MNIST (``--data``: the folder with its four files);
 - ``bytes``: how what a host sends grows with the number of hosts;
+- ``predict``: the planner's step times against the clock's;
 - ``overhead``: what a handle adds to coding and collectives, on a link without a limit.
 
 Methods are texts, ``compressor + exchange + optimiser`` (:mod:`benchmarks.methods`). They are timed in turn, and medians are shown.
@@ -31,12 +32,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from benchmarks import planned
 from benchmarks.host import Sample, Task
 from benchmarks.methods import Method
 from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
 from tersegrad import bench
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.planner import costs
+from tersegrad.engine.auto import WARM
 from tersegrad.report.figures import require_matplotlib
 from tersegrad.report.tables import Column, Table, number
 
@@ -48,7 +50,6 @@ TRAINING = [
     "float32", "bf16", "power_sgd(rank=1)", "power_sgd(rank=2)", "power_sgd(rank=4)",
     *(f"error_feedback(sparse_dithering(alpha={alpha})) + {LAYERS}" for alpha in (0.5, 0.7, 0.8, 0.9)),
 ]  # fmt: skip
-PREDICTED = ["float32", "bf16", "qsgd(bits=4)", OURS, "error_feedback(top_k(fraction=0.01)) + all_gather"]
 SGD = "sgd(lr=0.5)"  # without momentum, which would multiply what error feedback sends late
 RATES = ["10mbit", "100mbit", "1gbit", "unlimited"]
 
@@ -323,6 +324,7 @@ def steps(
         task = Task(None, width, batch)
         cells: list[Cell] = []
         compute: list[dict[str, Any]] = []
+        choices: list[dict[str, Any]] = []
         with Cluster(max(counts), counts, console) as cluster:
             for size in counts:
                 cluster.network.limit(None)
@@ -338,11 +340,18 @@ def steps(
                             cluster.hosts.run("begin_training", text, task, 0, size=size)
                             cluster.hosts.run("train", 3, 3, None, size=size)
                             cluster.network.limit(limit)
+                            if Method.parse(text).compressor == "auto":  # it decides on the link that it will have
+                                cluster.hosts.run("train", 3 + WARM + 1, WARM + 1, None, size=size)
                             found = cluster.hosts.run("step_times", count, size=size)
                             gathered[text] += [max(t) for t in zip(*(f["samples"] for f in found))]
                             reports[text] = found[0]["report"]
                     for text in texts:
                         report, made = reports[text], Method.parse(text)
+                        if report and "auto/choice" in report:
+                            choices.append(
+                                {"hosts": size, "rate": limit, "choice": report["auto/choice"], "why": report["auto/why"]}
+                            )
+                            console.print(f"  auto: {report['auto/choice']} ({report['auto/why']})", style="dim", markup=False)
                         sent = report["bytes/sent"] / report["steps"] if report else _dense_bytes(made, width, size)
                         encode, decode, wire = (
                             report[f"seconds/{p}"] / report["steps"] if report else 0.0 for p in ("encode", "decode", "wire")
@@ -354,7 +363,8 @@ def steps(
         shares = ", ".join(f"{c['seconds'] * 1e3:.0f} ms with {c['hosts']} hosts" for c in compute)
         title = f"One training step, 784-{width}-{width}-10, {batch} samples a host"
         table = cell_table(cells, title, f"Seconds, medians in one run, methods in turn. Computing alone takes {shares}.")
-        stem = save("steps", out, {"task": task, "cells": cells, "compute": compute}, [table], console)
+        document = {"task": task, "cells": cells, "compute": compute, "choices": choices}
+        stem = save("steps", out, document, [table], console)
         figure(cells, stem, title)
 
     guarded(body)
@@ -549,75 +559,65 @@ def bytes_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
 def predict(
     method: MethodsOption = None,
     rate: RatesOption = None,
-    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
-    megabytes: Annotated[float, typer.Option(help="float32 in a vector, in 10^6 bytes.")] = 25.0,
+    hosts: HostsOption = None,
+    count: Annotated[int, typer.Option(help="Steps in a turn.")] = 4,
+    turns: Annotated[int, typer.Option(help="Turns of every method.")] = 3,
+    width: Annotated[int, typer.Option(help="Of the two hidden layers.")] = 1024,
+    batch: Annotated[int, typer.Option(help="Samples of each host.")] = 64,
     out: OutOption = RESULTS,
 ) -> None:
-    """The cost model against measured all-reduces.
+    """The planner against the clock: predicted and measured training steps, and whether it names the fastest method.
 
-    The model is given the link (its rate; its latency, and the share of the rate that direct exchanges reach, from short bare
-    collectives), the size of a message, and the time of coding: that of an exchange on a link without a limit, less its bare collectives.
+    The planner is given what it would find in a job: the link by measure_link, coding by measure_coding on a gradient, all hosts
+    busy, and the time of forward and backward and the size of a message by a few steps on a link without a limit.
     """
 
     def body(console: Console) -> None:
-        texts = method or PREDICTED
-        numel, factor = round(megabytes * 1e6 / 4), 2 * (hosts - 1) / hosts
-        rows: list[dict[str, Any]] = []
-        with Cluster(hosts, [hosts], console) as cluster:
-
-            def bare(nbytes: int) -> float:
-                return float(statistics.median(max(t) for t in zip(*cluster.hosts.run("wires", nbytes, 9))))
-
-            cluster.network.limit(None)
-            cluster.hosts.run("exchange_rounds", texts, numel, 2)
-            free = cluster.hosts.run("exchange_rounds", texts, numel, 9)
-            work = {}
-            for text in texts:
-                cell = merge(text, hosts, None, [f[text] for f in free])
-                work[text] = 0.0 if Method.parse(text).dense else max(cell.seconds - bare(cell.sent), 0.0)
-            for limit in [parse_rate(r) for r in rate or ["100mbit", "1gbit"]]:
-                if limit is None:
-                    raise ValueError("a prediction needs a limited rate")
-                cluster.limit(limit, hosts)
-                some = round(limit / 8 * 0.05)
-                small, large = bare(12), bare(some)
-                share = min(1.0, 8 * some * costs.ETHERNET / limit / max(large - small, 1e-9))
-                link = costs.Link(limit, small / 4, costs.ETHERNET, share)
-                found = cluster.hosts.run("exchange_rounds", texts, numel, max(3, min(9, int(limit / 1e8))))
+        texts, counts = method or planned.METHODS, sorted(set(hosts or [2, 4]))
+        rates = [parse_rate(r) for r in rate or RATES]
+        task = Task(None, width, batch)
+        cells: list[planned.Cell] = []
+        links: list[dict[str, Any]] = []
+        with Cluster(max(counts), counts, console) as cluster:
+            for size, limit in itertools.product(counts, rates):
+                cluster.limit(limit, size)
+                told: dict[str, list[float]] = {text: [] for text in texts}
+                taken: dict[str, list[float]] = {text: [] for text in texts}
+                # What the planner learns and what it foretells take turns, so that a slow moment of the machine meets both.
+                for _ in range(turns):
+                    cluster.network.limit(None)
+                    known = planned.learn(cluster.hosts, texts, task, size)
+                    cluster.network.limit(limit)
+                    link = cluster.hosts.run("link", size=size)[0]
+                    links.append({"hosts": size, "rate": limit, **dataclasses.asdict(link)})
+                    for text in texts:
+                        cluster.network.limit(None)
+                        cluster.hosts.run("begin_training", text, task, 0, size=size)
+                        trial = cluster.hosts.run("train", 4, 4, None, size=size)[0]["report"]
+                        cluster.network.limit(limit)
+                        found = cluster.hosts.run("step_times", count, size=size)
+                        taken[text] += [max(t) for t in zip(*(f["samples"] for f in found))]
+                        bits = None if trial is None else trial["bits_per_coordinate"]
+                        told[text].append(planned.foresee(text, known, link, size, bits).seconds)
                 for text in texts:
-                    made, cell = Method.parse(text), merge(text, hosts, limit, [f[text] for f in found])
-                    sent = 8 * cell.sent / numel
-                    if made.dense:
-                        told = costs.predict("all_reduce", numel, hosts, link, 32.0 if made.compressor == "float32" else 16.0)
-                    elif made.exchange.name == "two_shot":
-                        coding = costs.Coding(work[text] / (1 + 1 / hosts))
-                        told = costs.predict("two_shot", numel, hosts, link, sent / factor, coding)
-                    else:
-                        told = costs.predict("all_gather", numel, hosts, link, sent / (hosts - 1), costs.Coding(work[text]))
-                    row = {"rate": limit, "method": made.label, "predicted": told.seconds, "measured": cell.seconds}
-                    rows.append({**row, "wire": told.wire, "coding": told.coding, "latency": link.latency, "direct": share})
-        table = predict_table(rows, f"Predicted and measured seconds of one all-reduce, {hosts} hosts, {megabytes:g} MB")
-        save("predict", out, {"numel": numel, "hosts": hosts, "rows": rows}, [table], console)
+                    middle = statistics.median(told[text]), statistics.median(taken[text])
+                    c = planned.Cell(text, size, limit, *middle, tuple(told[text]), tuple(taken[text]))
+                    cells.append(c)
+                    console.print(
+                        f"  {c.label}: {c.predicted:.4f} s predicted, {c.measured:.4f} s measured ({100 * c.off:+.0f} %)",
+                        style="dim", highlight=False, markup=False,
+                    )  # fmt: skip
+        title = f"Predicted and measured training steps, 784-{width}-{width}-10, {batch} samples of each host"
+        summary = planned.summary(cells)
+        save(
+            "predict",
+            out,
+            {"task": task, "cells": cells, "links": links, "summary": summary},
+            [planned.table(cells, links, title)],
+            console,
+        )
 
     guarded(body)
-
-
-def predict_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """The model's seconds beside those of the clock."""
-    columns = [Column("rate", number=False), Column("method", number=False), Column("wire"), Column("coding")]
-    columns += [Column("predicted"), Column("measured"), Column("off by")]
-    lines = tuple(
-        (
-            rate_text(r["rate"]),
-            r["method"],
-            *(f"{r[key]:.3f}" for key in ("wire", "coding", "predicted", "measured")),
-            f"{100 * (r['predicted'] / r['measured'] - 1):+.0f} %",
-        )
-        for r in rows
-    )
-    links = {r["rate"]: f"{rate_text(r['rate'])}: {1e3 * r['latency']:.1f} ms and {r['direct']:.2f}" for r in rows}
-    note = f"Latency of a collective, and share of the rate that direct exchanges reach: {'; '.join(links.values())}."
-    return Table(tuple(columns), lines, title, note)
 
 
 @app.command()

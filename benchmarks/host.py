@@ -28,14 +28,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+import tersegrad
 from benchmarks.methods import Call, Method, all_reduce
-from tersegrad.core.protocol import Compressor, Context, Message, Piece, Spec
+from tersegrad.core.protocol import Compressor, Context, Message, Piece, Spec, Stats, needs_second_moment
 from tersegrad.core.state import slice_spec
 from tersegrad.engine import GROUP_BYTES
 from tersegrad.engine.meter import Meter, TimedGroup, Watched, watch
 from tersegrad.exchange import AllGather, AllToAll, Pipeline, start
 from tersegrad.exchange.two_shot import borders
 from tersegrad.kernels import native
+from tersegrad.moments import Collector
+from tersegrad.planner import Link, Measured, measure_coding, measure_link
+from tersegrad.planner.coding import measure_cast
 from tersegrad.wrappers import ErrorFeedback
 
 PORT = 29400
@@ -445,6 +449,84 @@ def compute_times(size: int, task: Task, count: int) -> list[float]:
     return samples
 
 
+def collectives(size: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each collective in which a host sends about ``nbytes``."""
+    group = TimedGroup(World.groups[size])
+    shares = tuple(0 if r == World.rank else nbytes // (size - 1) for r in range(size))
+    reduced = torch.zeros(nbytes * size // (8 * (size - 1)), dtype=torch.float32)
+    bodies: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(reduced, group=World.groups[size]),
+        "all_to_all": lambda: group.launch(AllToAll(torch.zeros(sum(shares), dtype=torch.uint8), shares, shares))[0].wait(),
+        "all_gather": lambda: group.launch(AllGather(torch.zeros(nbytes // (size - 1), dtype=torch.uint8)))[0].wait(),
+    }
+    found: dict[str, list[float]] = {name: [] for name in bodies}
+    for _ in range(rounds):
+        for name, body in bodies.items():
+            World.barrier(size)
+            begin = time.perf_counter()
+            body()
+            found[name].append(time.perf_counter() - begin)
+    return found
+
+
+def link(size: int) -> Link:
+    """What the planner measures of the link."""
+    return measure_link(World.groups[size])
+
+
+def phases(size: int, task: Task, count: int, moments: bool) -> list[tuple[float, float, float]]:
+    """Seconds of forward, backward and optimiser of steps without any exchange, all hosts busy."""
+    training = Training("float32", size, task)
+    collector = Collector(training.model.module) if moments else None
+    samples = []
+    with training.model.no_sync():
+        for _ in range(count + 2):
+            World.barrier(size)
+            chosen = next(training.batches)
+            times = [time.perf_counter()]
+            training.optimiser.zero_grad(set_to_none=False)
+            loss = torch.nn.functional.cross_entropy(training.model(training.images[chosen]), training.labels[chosen])
+            times.append(time.perf_counter())
+            loss.backward()
+            if collector is not None:
+                collector.take()
+            times.append(time.perf_counter())
+            training.optimiser.step()
+            times.append(time.perf_counter())
+            samples.append(tuple(b - a for a, b in itertools.pairwise(times)))
+    if collector is not None:
+        collector.remove()
+    return samples[2:]  # type: ignore[return-value]
+
+
+def codings(size: int, texts: list[str], task: Task) -> dict[str, Measured]:
+    """What the planner measures of coding: on a gradient of the task, all hosts at the same method."""
+    training = Training("float32", size, task)
+    collector = Collector(training.model.module)
+    parameters = list(training.model.module.parameters())
+    history: list[tuple[Tensor, Stats]] = []
+    with training.model.no_sync():
+        for _ in range(6):
+            training.step()
+            moments = collector.take()
+            x = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
+            history.append((x, Stats(torch.cat([moments[p].reshape(-1) for p in parameters]))))
+    collector.remove()
+    (x, stats), pieces = history.pop(), [Piece(tuple(p.shape), 0, p.numel(), f"p{k}") for k, p in enumerate(parameters)]
+    found = {}
+    for text in texts:
+        method = Method.parse(text)
+        World.barrier(size)
+        if method.dense:
+            dtype = torch.float32 if method.compressor == "float32" else torch.bfloat16
+            found[text] = measure_cast(dtype, x.numel(), quantile=0.5)
+        else:
+            compressor = tersegrad.parse(method.compressor)
+            given = stats if needs_second_moment(compressor) else None
+            found[text] = measure_coding(compressor, x, given, Spec(tuple(pieces)), history=history, quantile=0.5)
+    return found
+
+
 def handle_times(size: int, text: str, numel: int, rounds: int) -> dict[str, Any]:
     """Seconds that a handle takes for a step's exchange, in DDP on a model with ``numel`` parameters that computes next to nothing."""
     model = DistributedDataParallel(Cheap(numel), process_group=World.groups[size], gradient_as_bucket_view=True)
@@ -486,6 +568,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
         raw, audit, exchange_rounds, forget, coding, wires, begin_training, train, step_times, compute_times, handle_times,
+        collectives, link, phases, codings,
     )
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ The parts are told apart by their names, so any may be left out::
     error_feedback(sparse_dithering(alpha=0.1))          two_shot by default
     error_feedback(top_k(fraction=0.01)) + all_gather + sgd(lr=0.05, momentum=0.9)
     error_feedback(qsgd) + two_shot(group_bytes=4000000, warmup_steps=10)
+    auto                                                 compressor and exchange as the handle chooses them
 
 Options of ``ddp.attach`` may stand in the exchange's brackets.
 """
@@ -105,7 +106,7 @@ class Method:
         if exchange.name == "all_reduce" and compressor not in DENSE:
             raise ValueError(f"all_reduce adds numbers on the way: it takes float32 or bf16, not {compressor!r}")
         made = Method(compressor, exchange, optimiser)
-        if compressor != "float32":
+        if compressor not in ("float32", "auto"):
             tersegrad.parse(compressor)
         if not made.dense and made.scheme.compresses and compressor != "float32":
             raise ValueError(f"{made.scheme} compresses by itself: leave {compressor!r} away")
@@ -153,6 +154,8 @@ class Method:
             if self.compressor == "bf16":
                 model.register_comm_hook(model.process_group, bf16_hook)
             return None
+        if self.compressor == "auto":
+            return ddp.attach(model, "auto", seed=seed, **self.options)
         compressor = None if self.scheme.compresses else "identity" if self.compressor == "float32" else self.compressor
         return ddp.attach(model, compressor, self.scheme, seed=seed, **self.options)
 

@@ -444,13 +444,31 @@ def bound(name: str, order: list[str], positional: list[Any], named: dict[str, A
     return given
 
 
-ABBREVIATIONS = {"strom": "tau", "ef_sign": None, "mem_sgd": "fraction"}
+ABBREVIATIONS: dict[str, dict[str, Any]] = {
+    "strom": {"tau": MISSING},
+    "ef_sign": {},
+    "mem_sgd": {"fraction": MISSING},
+    "sparse_loco": {"chunk": 4096, "k": 64, "bins": 4, "decay": 0.95, "vector": 64},
+    "demo": {"k": 32, "block": 64, "decay": 0.999},
+    "distro": {"k": 4, "block": 64, "decay": 0.995},
+    "streaming_diloco": {"block": 256},
+}
 
 
 def abbreviation(name: str, positional: list[Any], named: dict[str, Any]) -> Form:
-    key = ABBREVIATIONS[name]
-    given = bound(name, [key] if key else [], positional, named)
-    require(key is None or key in given, f"{name} needs {key}")
+    defaults = ABBREVIATIONS[name]
+    given = {**defaults, **bound(name, list(defaults), positional, named)}
+    require(MISSING not in given.values(), f"{name} needs {', '.join(defaults)}")
+    if name == "streaming_diloco":
+        return configuration("e3m0", [given["block"]], {})
+    if name == "sparse_loco":
+        sizes = {key: given[key] for key in ("chunk", "k", "bins", "vector")}
+        inner = configuration("chunk_top_k", [], {**sizes, "values": "bins"})
+        return configuration("error_feedback", [inner], {"force": True, "decay": given["decay"]})
+    if name in ("demo", "distro"):
+        kind, block = "sign" if name == "distro" else "float32", whole(given["block"])
+        inner = configuration("chunk_top_k", [], {"chunk": block**2, "k": given["k"], "values": kind, "vector": block})
+        return configuration("error_feedback", [configuration("dct", [inner, block], {})], {"decay": given["decay"]})
     if name == "ef_sign":
         return configuration("error_feedback", [configuration("sign", [], {})], {})
     if name == "mem_sgd":
@@ -940,6 +958,213 @@ def normal_tail(z: float) -> int:
     return tails()[j] if j >= 0 else 2**48 - tails()[-j]
 
 
+# 4.10 tiles and chunk sets
+
+
+class Tiles(NamedTuple):
+    """A part of the buffer: rows x columns from `start` on, cut into tiles of height x width; `piece` counts those with coordinates."""
+
+    start: int
+    rows: int
+    columns: int
+    height: int
+    width: int
+    piece: int
+
+    @property
+    def chunks(self) -> list[list[int]]:
+        """The coordinates of every chunk, by place."""
+        return [
+            [self.start + (top + i) * self.columns + left + j for i in range(self.height) for j in range(self.width)]
+            for top in range(0, self.rows, self.height)
+            for left in range(0, self.columns, self.width)
+        ]
+
+
+def largest_divisor(n: int, most: int) -> int:
+    return max(k for k in range(1, min(n, most) + 1) if n % k == 0)
+
+
+def tiles(spec: Spec, side: int, run: int, vector: int | None) -> list[Tiles]:
+    found: list[Tiles] = []
+    start = number = 0
+    for piece in spec.pieces:
+        n = piece.stop - piece.start
+        whole = n == math.prod(piece.shape)
+        if n and whole and len(piece.shape) > 1:
+            shape = list(piece.shape)
+            columns = shape.pop()
+            while len(shape) > 1 and columns < side:
+                columns *= shape.pop()
+            rows = math.prod(shape)
+            found.append(Tiles(start, rows, columns, largest_divisor(rows, side), largest_divisor(columns, side), number))
+        elif n and whole and vector is not None:
+            width = largest_divisor(n, vector)
+            found.append(Tiles(start, n // width, width, 1, width, number))
+        elif n:
+            full = n - n % run
+            if full:
+                found.append(Tiles(start, n // run, run, 1, run, number))
+            if n > full:
+                found.append(Tiles(start + full, 1, n - full, 1, n - full, number))
+        start += n
+        number += n > 0
+    return found
+
+
+@functools.cache
+def halving(s: int, c: int) -> tuple[int, list[int]]:
+    """The least number in the left half, and where the slots of each number start; the last entry is 65536."""
+    left, right = (s + 1) // 2, s // 2
+    u, v = max(0, c - right), min(c, left)
+    m = min(max((c + 1) * (left + 1) // (s + 2), u), v)
+    w = {m: 1.0}
+    for a in range(m + 1, v + 1):
+        w[a] = w[a - 1] * ((left - a + 1) * (c - a + 1)) / (a * (right - c + a))
+    for a in range(m - 1, u - 1, -1):
+        w[a] = w[a + 1] * ((a + 1) * (right - c + a + 1)) / ((left - a) * (c - a))
+    total = 0.0
+    for a in range(u, v + 1):
+        total += w[a]
+    q = (65536 - (v - u + 1)) / total
+    f = [1 + math.floor(w[a] * q) for a in range(u, v + 1)]
+    f[m - u] += 65536 - sum(f)
+    return u, [sum(f[:j]) for j in range(len(f) + 1)]
+
+
+def chunk_stream(words: list[int], chunks: list[tuple[int, int]]) -> list[list[int]]:
+    """The sets of the chunks (n, k) of one stream."""
+    require(len(words) > 0, "a stream has no words")
+    waiting, X = list(reversed(words)), 0
+
+    def refill(X: int) -> int:
+        return X << 32 | waiting.pop() if X < 2**31 and waiting else X
+
+    X = refill(refill(X))
+    sets: list[list[int]] = []
+    last: list[list[tuple[list[int], int, int, int]]] = [
+        [],
+        [],
+    ]  # for nodes with one and with two: set, where in it, base, size
+    for n, k in chunks:
+        found = [-1] * k
+        sets.append(found)
+        halves = [(0, n, k, 0)]
+        open_nodes: list[tuple[int, int, int, int]] = []
+        while True:
+            to_split = []
+            for base, s, c, at in halves:
+                if c == 1 or (c == 2 and s <= 4096):
+                    last[c - 1].append((found, at, base, s))
+                elif c == s:
+                    found[at : at + c] = range(base, base + s)
+                elif c > 0:
+                    to_split.append((base, s, c, at))
+            open_nodes += reversed(to_split)
+            if not open_nodes:
+                break
+            base, s, c, at = open_nodes.pop()
+            least, starts = halving(s, c)
+            slot = X % 65536
+            j = max(j for j in range(len(starts) - 1) if starts[j] <= slot)
+            X = refill((starts[j + 1] - starts[j]) * (X >> 16) + slot - starts[j])
+            a, left = least + j, (s + 1) // 2
+            halves = [(base, left, a, at), (base + left, s // 2, c - a, at + a)]
+    for found, at, base, s in last[0]:
+        found[at] = base + X % s
+        X = refill(X // s)
+    for found, at, base, s in last[1]:
+        rank = X % (s * (s - 1) // 2)
+        X = refill(X // (s * (s - 1) // 2))
+        high = max(j for j in range(1, s) if j * (j - 1) // 2 <= rank)
+        found[at : at + 2] = [base + rank - high * (high - 1) // 2, base + high]
+    require(X == 1 and not waiting, "a stream does not end where it should")
+    return sets
+
+
+def cut_into_streams(chunks: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    streams: list[list[tuple[int, int]]] = []
+    held = 2048
+    for n, k in chunks:
+        if k < n:
+            if held >= 2048:
+                streams.append([])
+                held = 0
+            streams[-1].append((n, k))
+            held += k
+    return streams
+
+
+def chunk_sets(data: bytes, chunks: list[tuple[int, int]]) -> list[list[int]]:
+    """The places of every chunk (n, k); takes all of the data."""
+    source, streams = Bytes(data), cut_into_streams(chunks)
+    lengths = [int.from_bytes(source.take(2), "little") for _ in streams[1:]]
+    if streams:
+        rest = source.left - 4 * sum(lengths)
+        require(rest >= 0 and rest % 4 == 0, "the streams do not fill the message")
+        lengths.append(rest // 4)
+    sets: list[list[int]] = []
+    for stream, length in zip(streams, lengths):
+        data = source.take(4 * length)
+        sets += chunk_stream([int.from_bytes(data[j : j + 4], "little") for j in range(0, len(data), 4)], stream)
+    source.finish()
+    coded = iter(sets)
+    return [list(range(n)) if k == n else next(coded) for n, k in chunks]
+
+
+# 4.11 scale classes
+
+
+class Region(NamedTuple):
+    """Coordinates of one tensor that follow one another."""
+
+    size: int
+    columns: int
+    group: int
+    phase: int
+
+    def octaves(self, mode: int) -> tuple[int, int]:
+        """How many rows or blocks, and how many columns, have one."""
+        rows = ceil_div(self.size, 64) if mode == 3 else ceil_div(self.phase + self.size, self.columns) if mode else 0
+        return rows, self.columns // self.group if mode == 2 else 0
+
+
+def regions(spec: Spec, start: int, stop: int) -> list[Region]:
+    """4.11, of coordinates start .. stop of a buffer"""
+    found, at = [], 0
+    for piece in spec.pieces:
+        length = piece.stop - piece.start
+        begin, end = max(start, at), min(stop, at + length)
+        if begin < end:
+            columns = math.prod(piece.shape[1:]) if len(piece.shape) > 1 else math.prod(piece.shape)
+            found.append(Region(end - begin, columns, math.prod(piece.shape[2:]), (piece.start + begin - at) % columns))
+        at += length
+    return found
+
+
+def scale_classes(data: bytes, where: list[Region]) -> tuple[list[int], int, int]:
+    """4.11: the context of every coordinate, the number of tables, and the bytes read"""
+    source = Bytes(data)
+    (mask,) = struct.unpack("<H", source.take(2))
+    fields = [(byte >> 5, byte % 32) for byte in source.take(len(where))]
+    for (mode, base), region in zip(fields, where):
+        require(mode <= 3 and (base > 0 or mode == 0), "there is no such mode or base")
+        require(mode != 2 or region.size >= region.columns, "columns of less than a row")
+    numbers = [region.octaves(mode) for (mode, _), region in zip(fields, where)]
+    kinds = [kind for rows, columns in numbers for kind in [0] * rows + [1] * columns]
+    octaves, used = rans(source.rest, len(kinds), 16, kinds, 2)
+    classes, at = [], 0
+    for (mode, base), region, (rows, columns) in zip(fields, where, numbers):
+        for i in range(region.size):
+            place = region.phase + i
+            r = octaves[at + (i // 64 if mode == 3 else place // region.columns)] if rows else 8
+            s = octaves[at + rows + place % region.columns // region.group] if columns else 8
+            classes.append(min(max(base + r + s - 24, 1), 15) if base and r and s else 0)
+        at += rows + columns
+    require(all(mask >> c & 1 for c in classes), "a class has no table")
+    return [(mask & (1 << c) - 1).bit_count() for c in classes], mask.bit_count(), 2 + len(where) + used
+
+
 # ---- 5 compressors ----------------------------------------------------------------------------------------------------------
 
 Decoder = Callable[[Form, bytes, Spec, Context], list[float]]
@@ -1228,7 +1453,7 @@ def decode_dithered(form: Form, message: bytes, spec: Spec, context: Context) ->
         sizes = list(struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths))))
     values: list[float] = []
     for n, size in zip(lengths, sizes):
-        values += segment(source.take(size), n)
+        values += segment(source.take(size), n, regions(spec, len(values), len(values) + n))
     source.finish()
     return values
 
@@ -1237,7 +1462,7 @@ def scaled(levels: list[int], scale: float) -> list[float]:
     return [limited(f32(f32(k) * scale)) for k in levels]
 
 
-def segment(data: bytes, n: int) -> list[float]:
+def segment(data: bytes, n: int, where: list[Region]) -> list[float]:
     source = Bytes(data)
     kind = source.byte()
     if kind == 0:
@@ -1245,13 +1470,14 @@ def segment(data: bytes, n: int) -> list[float]:
         return [0.0] * n
     if kind == 1:
         return floats(exactly(source.rest, 4 * n).data)
-    require(kind == 2, f"there is no segment of kind {kind}")
+    require(kind in (2, 3), f"there is no segment of kind {kind}")
     window, tail = source.byte(), source.varint(most_bytes=5)
     scales = floats(source.take(4 * ceil_div(n, 65536)))
     require(all(map(math.isfinite, scales)) and 1 <= window <= 127 and tail <= source.left, "a malformed segment")
     body = source.take(source.left - tail)
-    symbols, used = rans(body, n, 2 * window + 1)
-    require(used == len(body), "bytes follow the symbols")
+    contexts, tables, start = scale_classes(body, where) if kind == 3 else (None, 1, 0)
+    symbols, used = rans(body[start:], n, 2 * window + 1, contexts, tables)
+    require(start + used == len(body), "bytes follow the symbols")
     levels = [symbol - window for symbol in symbols]
     with_escapes(levels, window, source.rest, 2**31)
     return [limited(f32(f32(k) * scales[i // 65536])) for i, k in enumerate(levels)]
@@ -1373,6 +1599,153 @@ def modelled_levels(data: bytes, draws: list[int], omega: float) -> list[int]:
         levels.append((h << r) + sum(yes(32768) << j for j in range(r)))
         require(abs(levels[-1]) <= 2**30 and bits.at <= 8 * len(data) + 64, "a level is too large, or the levels end early")
     return levels
+
+
+class Trellis(NamedTuple):
+    """5.20, 5.21: what a segment's symbols are decoded with. For each coordinate and z0: the context and what z1 is beside the symbol."""
+
+    g0: int
+    g1: int
+    facts: Callable[[int, int], tuple[int, int]]
+
+    def walk(self, symbols: Callable[[int, int], int], n: int, lanes: int, run: int) -> tuple[list[int], list[int]]:
+        """All symbols and their z0; ``symbols(i, context)`` gives one of them."""
+        found, odd = [], []
+        states = [0] * lanes
+        for i in range(n):
+            if i % (1 << run) == 0:
+                states = [0] * lanes
+            s = states[i % lanes]
+            z0 = s % 2
+            context, flip = self.facts(i, z0)
+            symbol = symbols(i, context)
+            found.append(symbol)
+            odd.append(z0)
+            states[i % lanes] = s >> 1 ^ (self.g1 if (symbol ^ flip) % 2 else 0) ^ (self.g0 if z0 else 0)
+        return found, odd
+
+
+GENERATORS = {4: (2, 1), 8: (5, 2), 16: (9, 2), 32: (18, 4)}
+
+
+def trellis_block(data: bytes, n: int, alphabet: int, C: int, run: int, trellis: Trellis) -> tuple[list[int], list[int]]:
+    """The symbols of a whole rANS block whose contexts depend on states, and z0 of each."""
+    lanes = 64 if n >= 1 << 14 else 1 << max(0, n.bit_length() - 10)
+    source, width = Bytes(data), (alphabet - 1).bit_length()
+    form = source.byte()
+    if form == 1:
+        plain, used = rans(data, n, alphabet)
+        require(used == len(data), "bytes follow the symbols")
+        return trellis.walk(lambda i, context: plain[i], n, lanes, run)
+    require(14 <= form <= 18 and form >= run, "a block is coded or raw, and runs are no longer than chunks")
+    bits = Bits(source.rest)
+    tables = [rans_table(bits, alphabet) for _ in range(C)]
+    source.take(bits.finish())
+    if all(len(table) == 1 for table in tables):
+        source.finish()
+        return trellis.walk(lambda i, context: next(iter(tables[context])), n, lanes, run)
+    slots = [[(s, f, slot) for s, f in table.items() for slot in range(f)] for table in tables]
+    lengths = cut(n, 1 << form)
+    counts = struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths)))
+    chunks: list[tuple[int, int, list[int], Iterator[int]]] = []
+    for m, count in zip(lengths, counts):
+        rows = 16 // width if m >= lanes * (16 // width + 1) else 0
+        require(count <= m - lanes * rows, "a chunk has more words than symbols")
+        states = list(struct.unpack(f"<{lanes}I", source.take(4 * lanes)))
+        require(min(states) >= 65536, "a state is too small")
+        chunks.append((m - lanes * rows, rows, states, iter(struct.unpack(f"<{count}H", source.take(2 * count)))))
+    source.finish()
+
+    def symbol(i: int, context: int) -> int:
+        c = min(i >> form, len(chunks) - 1)
+        coded, rows, states, words = chunks[c]
+        at = i - (c << form)
+        x = states[i % lanes]
+        if at >= coded:
+            if at == coded:
+                require(next(words, None) is None, "a chunk has too many words")
+                require(all((x - 65536) >> rows * width == 0 for x in states), "a lane does not return to a first state")
+            return x - 65536 >> (at - coded) // lanes * width & (1 << width) - 1
+        s, f, offset = slots[context][x % 4096]
+        x = f * (x >> 12) + offset
+        if x < 65536:
+            word = next(words, None)
+            if word is None:
+                raise reject("a chunk has too few words")
+            x = x << 16 | word
+        states[i % lanes] = x
+        return s
+
+    found, odd = trellis.walk(symbol, n, lanes, run)
+    for _, rows, states, words in chunks:
+        require(next(words, None) is None, "a chunk has too many words")
+        require(rows > 0 or all(x == 65536 for x in states), "a lane does not return to a first state")
+    require(max(found) < alphabet, "a symbol lies outside the alphabet")
+    return found, odd
+
+
+def decode_trellis(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.20, 5.21"""
+    d, source = spec.d, Bytes(message)
+    mode = source.byte()
+    require(mode <= NON_FINITE, f"there is no mode {mode}")
+    if mode:
+        source.finish()
+        return fill(mode, d)
+    lengths = cut(d, 1 << 18)
+    sizes = [source.left] * len(lengths)
+    if len(lengths) > 1:
+        sizes = list(struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths))))
+    values: list[float] = []
+    for n, size in zip(lengths, sizes):
+        values += trellis_segment(form, source.take(size), n, len(values), context)
+    source.finish()
+    return values
+
+
+def trellis_segment(form: Form, data: bytes, n: int, start: int, context: Context) -> list[float]:
+    source, dithered = Bytes(data), form.name == "dithered_trellis"
+    kind = source.byte()
+    if kind == 0:
+        source.finish()
+        return [0.0] * n
+    if kind == 1:
+        return floats(exactly(source.rest, 4 * n).data)
+    require(kind == 2, f"there is no segment of kind {kind}")
+    window, run = source.byte(), source.byte()
+    b = source.byte() if dithered else 1
+    tail = source.varint(most_bytes=5)
+    (scale,) = floats(source.take(4))
+    require(window % 2 == 0 and 2 <= window <= 64 and run in (14, 15) and b <= 3, "a malformed segment")
+    require(2.0**-126 <= scale <= F and tail <= source.left, "a malformed segment")
+    draws = [draw(context, 6, start + i) % 2**15 for i in range(n)] if dithered else []
+
+    def rest(i: int, z0: int) -> int:
+        return (8192 * z0 - draws[i] + 8192) % 16384 - 8192
+
+    def facts(i: int, z0: int) -> tuple[int, int]:
+        if not dithered:
+            return z0, 0
+        t = rest(i, z0)
+        return min(abs(t) << b >> 13, (1 << b) - 1), t + draws[i] >> 14 & 1
+
+    trellis = Trellis(*GENERATORS[form["states"]], facts)
+    symbols, odd = trellis_block(source.take(source.left - tail), n, 2 * window, 1 << b, run, trellis)
+    levels = [symbol - window for symbol in symbols]
+    if tail:
+        escapes, ends = Bytes(source.rest), [i for i, s in enumerate(symbols) if s < 2 or s >= 2 * window - 2]
+        for i, v in zip(ends, planar_gamma(escapes, len(ends))):
+            require(v <= (2**15 if dithered else 2**25), "an index is too large")
+            levels[i] += 2 * (v - 1) if levels[i] >= 0 else -2 * (v - 1)
+        escapes.finish()
+    if not dithered:
+        return scaled([2 * a + z0 for a, z0 in zip(levels, odd)], scale)
+    values = []
+    for i, (a, z0) in enumerate(zip(levels, odd)):
+        t = rest(i, z0)
+        sign = -1 if draw(context, 7, start + (i >> run << run) >> 14) % 2 else 1
+        values.append(limited(f32(f32(sign * ((a if t >= 0 else -a) * 16384 + t)) * 2.0**-13 * scale)))
+    return values
 
 
 @functools.cache
@@ -1522,6 +1895,73 @@ def spherical_blocks(form: Form, message: bytes, d: int, context: Context) -> li
 
 
 # 5.24, 5.25: variance-based compression
+
+
+def chunks_of(form: Form, spec: Spec) -> tuple[list[tuple[list[int], int]], list[int]]:
+    """5.22: the coordinates of every chunk and how many of them are sent; how many values each piece sends."""
+    found, counts = [], dict[int, int]()
+    for part in tiles(spec, math.isqrt(form["chunk"]), form["chunk"], form["vector"]):
+        for chunk in part.chunks:
+            k = min(form["k"], len(chunk))
+            found.append((chunk, k))
+            counts[part.piece] = counts.get(part.piece, 0) + k
+    return found, list(counts.values())
+
+
+def tables_of_bins(counts: list[int]) -> int:
+    return len(counts) if len(counts) <= 256 and sum(counts) >= 512 * len(counts) else 1
+
+
+def chunk_values(form: Form, source: Bytes, counts: list[int]) -> list[float]:
+    K = sum(counts)
+    own = [piece for piece, count in enumerate(counts) for _ in range(count)]
+    if form["values"] in ("float32", "bf16"):
+        kind, size = value_kind(form)
+        high, used = rans(source.rest, K, 256)
+        source.take(used)
+        low = source.take((size - 1) * K)
+        data = b"".join(low[(size - 1) * j : (size - 1) * (j + 1)] + bytes([high[j]]) for j in range(K))
+        return floats(data, kind)
+    if form["values"] == "sign":
+        scales = floats(source.take(2 * len(counts)), "bfloat16")
+        minus = packed_codes(source.take(ceil_div(K, 8)), 1, K)
+        return [-scales[piece] if bit else scales[piece] for piece, bit in zip(own, minus)]
+    bins = form["bins"]
+    present = packed_codes(source.take(ceil_div(len(counts) * bins, 8)), 1, len(counts) * bins)
+    numbers = iter(floats(source.take(4 * sum(present))))
+    stands = [next(numbers) if bit else 0.0 for bit in present]
+    tables = tables_of_bins(counts)
+    chosen, used = rans(source.rest, K, bins, own if tables > 1 else None, tables)
+    source.take(used)
+    return [stands[piece * bins + j] for piece, j in zip(own, chosen)]
+
+
+def decode_chunk_top_k(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.22"""
+    d, source = spec.d, Bytes(message)
+    mode = source.byte()
+    if mode in (ZERO, NON_FINITE):
+        source.finish()
+        return fill(mode, d)
+    require(mode == 0 and d > 0, f"chunk_top_k has no mode {mode} for {d} coordinates")
+    chunks, counts = chunks_of(form, spec)
+    values = chunk_values(form, source, counts)
+    sets = chunk_sets(source.rest, [(len(chunk), k) for chunk, k in chunks])
+    where = [chunk[place] for (chunk, _), places in zip(chunks, sets) for place in places]
+    return scattered(d, where, values)
+
+
+def decode_e3m0(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.23"""
+    d, source = spec.d, exactly(message, longest(form, spec))
+    scales = floats(source.take(4 * ceil_div(d, form["block"])))
+    if not all(math.isfinite(scale) for scale in scales):
+        return [NAN] * d
+    values = []
+    for i, code in enumerate(packed_codes(source.rest, 4, d, check=False)):
+        value = limited(f32((2.0 ** (code % 8 - 7) if code % 8 else 0.0) * scales[i // form["block"]]))
+        values.append(-value if code > 7 else value)
+    return values
 
 
 def owners(where: list[int], spec: Spec) -> list[int]:
@@ -1678,6 +2118,40 @@ def decode_rotated(form: Form, message: bytes, spec: Spec, context: Context) -> 
     return [limited(f32(v * 2.0**32)) if message[-1] else v for v in values[:d]]
 
 
+@functools.cache
+def cosines(n: int) -> list[list[float]]:
+    def entry(j: int, i: int) -> float:
+        return f32(math.sqrt((2 if j else 1) / n) * math.cos(math.pi * ((2 * i + 1) * j % (4 * n)) / (2 * n)))
+
+    return [[entry(j, i) for i in range(n)] for j in range(n)]
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    total = 0.0
+    for x, y in zip(a, b):
+        total += x * y
+    return f32(total)
+
+
+def decode_dct(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.68"""
+    require(len(message) > 0 and message[-1] <= 1, "the last byte of a message of dct is 0 or 1")
+    y = decode(form["inner"], message[:-1], spec._replace(dtype="float32"), context)
+    if message[-1]:
+        y = [limited(f32(v * 2.0**32)) for v in y]
+    values = [0.0] * spec.d
+    for part in tiles(spec, form["block"], form["block"], form["block"]):
+        h, w = part.height, part.width
+        down, along = cosines(h), cosines(w)
+        for chunk in part.chunks:
+            Y = [[y[chunk[j * w + c]] for c in range(w)] for j in range(h)]
+            T = [[dot([down[j][i] for j in range(h)], [Y[j][c] for j in range(h)]) for c in range(w)] for i in range(h)]
+            for i in range(h):
+                for c in range(w):
+                    values[chunk[i * w + c]] = limited(dot(T[i], [along[j][c] for j in range(w)]))
+    return values
+
+
 def groups(form: Form, spec: Spec) -> list[tuple[int, Form, Spec, list[int]]]:
     """5.66: number, configuration, spec and coordinates of each group that has coordinates."""
     parts: dict[int, tuple[list[Piece], list[int]]] = {}
@@ -1738,11 +2212,14 @@ def nature(form: Form, spec: Spec) -> float | str:
     if name == "top_k":
         sure = kept(form, d) if form["exact"] else ceil_div(kept(form, d), 2)
         return EXACT if sure == d and form["values"] == "float32" else OTHER
+    if name == "chunk_top_k":
+        whole_chunks = all(k == len(chunk) for chunk, k in chunks_of(form, spec)[0])
+        return EXACT if whole_chunks and form["values"] == "float32" else OTHER
     if name == "random_k":
         if form["unbiased"]:
             return 1 / (kept(form, d) / d) - 1
         return EXACT if kept(form, d) == d and form["values"] == "float32" else OTHER
-    if name in ("random_sparse_dithering", "subtractive_dithering"):
+    if name in ("random_sparse_dithering", "subtractive_dithering", "dithered_trellis"):
         return float(form["omega"])
     if name == "spherical" and form["unbiased"]:
         spread = math.sinh(math.log(2) / (2 * notches(form))) ** 2 if form["block"] else 0.0
@@ -1756,6 +2233,12 @@ def nature(form: Form, spec: Spec) -> float | str:
             return OTHER
         u = (math.log2(form["block"]) + 2) * 2.0**-24
         return (math.sqrt(omega) * (1 + u) ** 2 + 2 * u + u**2) ** 2
+    if name == "dct":
+        omega = nature(form["inner"], spec._replace(dtype="float32"))
+        if isinstance(omega, str):
+            return OTHER
+        u = 2 * (math.sqrt(form["block"]) + 2) * 2.0**-24
+        return float((math.sqrt(omega) * (1 + u) ** 2 + 2 * u + u**2) ** 2)
     if name == "by_tensor":
         natures = [nature(inner, part) for _, inner, part, _ in groups(form, spec)]
         omegas = [n for n in natures if not isinstance(n, str)]
@@ -1817,10 +2300,31 @@ def longest(form: Form, spec: Spec) -> int:
             return int(max(4, math.floor(form["bits"] * d / 8)))
         segments = len(cut(d, 1 << 18))
         return 4 + 4 * d + segments + (4 * segments if segments > 1 else 0)
+    if name in ("trellis", "dithered_trellis"):
+        if form.parameters.get("bits") is not None:
+            return int(max(1, math.floor(form["bits"] * d / 8)))
+        segments = len(cut(d, 1 << 18))
+        return 1 + 4 * d + segments + (4 * segments if segments > 1 else 0)
     if name == "subtractive_dithering":
         return 5 + 4 * len(subtractive_lengths(form, d)) + 4 * d
     if name == "spherical":
         return max(32, 4 + 4 * d) if form["block"] is None else max(1 + 4 * d, 32 + 18 * ceil_div(d, form["block"]))
+    if name == "chunk_top_k":
+        chunks, counts = chunks_of(form, spec)
+        K, T, bins = sum(counts), len(counts), form["bins"]
+        values = {
+            "float32": 1 + 4 * K,
+            "bf16": 1 + 2 * K,
+            "sign": 2 * T + ceil_div(K, 8),
+            "bins": ceil_div(T * bins, 8) + 4 * T * bins + 1 + ceil_div(K * (bins - 1).bit_length(), 8),
+        }[form["values"]]
+        streams = cut_into_streams([(len(chunk), k) for chunk, k in chunks])
+        words = [ceil_div(sum(k * (n - 1).bit_length() for n, k in stream), 32) + 3 for stream in streams]
+        return 1 + values + 4 * sum(words) + 2 * max(0, len(streams) - 1) if d else 1
+    if name == "e3m0":
+        return 4 * ceil_div(d, form["block"]) + ceil_div(d, 2)
+    if name == "dct":
+        return longest(form["inner"], spec._replace(dtype="float32")) + 1
     if name in ("vgc", "hybrid"):
         pieces = len(spec.pieces)
         if form["wire"] == "paper":
@@ -1878,6 +2382,11 @@ def valid_dithering(form: Form) -> bool:
     nu, alpha, bits = form["nu"], form["alpha"], form["bits"]
     one = [nu, alpha, bits].count(None) == 2
     return one and (nu is None or 0 < nu <= 1) and (alpha is None or 0 < alpha < 1) and (bits is None or 0 < bits < math.inf)
+
+
+def valid_chunks(form: Form) -> bool:
+    sizes = form["chunk"] in [4**e for e in range(1, 9)] and 1 <= form["k"] <= 256 and form["bins"] in (2, 4, 8, 16)
+    return sizes and (form["vector"] is None or 1 <= form["vector"] <= 65536)
 
 
 def vgc_values(value: Any) -> str | Form:
@@ -1980,6 +2489,39 @@ COMPRESSORS: dict[str, Compressor] = {
         {"alpha": (real, MISSING), "block": (maybe_whole, None), "unbiased": (flag, False)},
         valid_spherical,
     ),
+    "trellis": Compressor(
+        20,
+        decode_trellis,
+        {
+            "nu": (maybe_real, None),
+            "alpha": (maybe_real, None),
+            "bits": (maybe_real, None),
+            "states": (whole, 8),
+            "chunk": CHUNK,
+        },
+        lambda form: valid_dithering(form) and form["states"] in GENERATORS,
+    ),
+    "dithered_trellis": Compressor(
+        21,
+        decode_trellis,
+        {"omega": (real, MISSING), "states": (whole, 8), "chunk": CHUNK},
+        lambda form: 1e-12 <= form["omega"] <= 1e6 and form["states"] in GENERATORS,
+    ),
+    "chunk_top_k": Compressor(
+        22,
+        decode_chunk_top_k,
+        {
+            "chunk": (whole, 4096),
+            "k": (whole, 64),
+            "values": (choice("float32", "bf16", "sign", "bins"), "float32"),
+            "bins": (whole, 4),
+            "vector": (maybe_whole, None),
+        },
+        valid_chunks,
+    ),
+    "e3m0": Compressor(
+        23, decode_e3m0, {"block": (whole, 256)}, lambda form: 8 <= form["block"] <= 4096 and form["block"] % 8 == 0
+    ),
     "vgc": Compressor(
         24,
         decode_vgc,
@@ -2001,7 +2543,14 @@ COMPRESSORS: dict[str, Compressor] = {
     "error_feedback": Compressor(
         64,
         decode_error_feedback,
-        {"inner": INNER, "residual": (choice("float32", "bfloat16"), "float32"), "force": (flag, False)},
+        {
+            "inner": INNER,
+            "residual": (choice("float32", "bfloat16", "int8"), "float32"),
+            "force": (flag, False),
+            "decay": (real, 1.0),
+            "place": (choice("device", "cpu"), "device"),
+        },
+        lambda form: 0 <= form["decay"] <= 1,
     ),
     "rotated": Compressor(65, decode_rotated, {"inner": INNER, "block": (whole, 4096)}, lambda form: block_of(form, 1, 65536)),
     "by_tensor": Compressor(
@@ -2010,6 +2559,7 @@ COMPRESSORS: dict[str, Compressor] = {
         {"default": INNER, "small": (maybe_form, None), "below": (whole, 1024), "rules": (rules, [])},
         lambda form: form["below"] >= 0,
     ),
+    "dct": Compressor(68, decode_dct, {"inner": INNER, "block": (whole, 64)}, lambda form: 1 <= form["block"] <= 256),
     "metered": Compressor(67, decode_metered, {"inner": INNER, "error": (flag, True)}),
 }
 

@@ -227,6 +227,16 @@ VARIANCE_PIECES = (
 )
 
 
+# Formats that cut tensors into tiles.
+TILED = (
+    "chunk_top_k(chunk=16, k=3)",
+    "chunk_top_k(chunk=16, k=2, values=bins)",
+    "chunk_top_k(chunk=64, k=5, values=sign, vector=5)",
+    "dct(chunk_top_k(chunk=16, k=3, vector=4), block=4)",
+    "error_feedback(dct(qsgd), residual=int8, decay=0.9)",
+)
+
+
 def registered() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
     """Examples and corners of registered classes that the lists above do not name: what was added after them."""
     listed = {text.partition("(")[0] for text, _ in (*PLAN, *VARIANCE)}
@@ -285,6 +295,15 @@ def accepted() -> Iterator[Accept]:
         for kind, d in inputs:
             name = f"{label(text)}.{kind}{d}"
             yield Accept(name, encoded(text, KINDS[kind](d), context_of(name)))
+    for text in TILED:
+        name, x = f"{label(text)}.tiles", numbers(sum(p.numel for p in PIECES), 20)
+        yield Accept(name, encoded(text, x, context_of(name), PIECES), PIECES)
+    for text in ("sparse_loco", "demo", "distro(k=2)", "streaming_diloco"):
+        c, ctx = tersegrad.parse(text), context_of(text)
+        message, _ = c.encode(numbers(65, 22), Spec.flat(65), c.init(Spec.flat(65), "cpu"), ctx)
+        yield Accept(f"{label(text)}.named", framed(text, message.tobytes(), 65, ctx))
+    several = numbers(50_000, 21)  # streams of 2048 places and more
+    yield Accept("chunk_top_k.three-streams", encoded("chunk_top_k(chunk=256, k=30, values=bins)", several, context(910)))
     big = 400_000
     yield Accept(
         "qsgd.two-chunks", encoded("qsgd(bits=2, bucket=400000, norm=max, coder=rans)", sparse(big, 10, 900), context(900))
@@ -307,8 +326,59 @@ def accepted() -> Iterator[Accept]:
     yield Accept("rans.one-chunk", encoded("sparse_dithering(nu=0.5, chunk=18)", long, context(907)))
     yield Accept("rans.chunks-and-contexts", encoded("subtractive_dithering(omega=1, chunk=14)", long, context(908)))
     yield Accept("rans.chunks-of-bits", encoded("qsgd(levels=1, bucket=8192, coder=rans, chunk=15)", long, context(909)))
+    yield from trellises()
+    yield from scale_classes()
     yield from index_sets()
     yield from by_hand()
+
+
+def trellises() -> Iterator[Accept]:
+    """Runs, chunks, segments and escapes of trellis codes."""
+    long = numbers(45_001, 19)
+    far = torch.cat([numbers(700, 20), outlier(700), numbers(700, 21) * 2.0**-6])
+    empty = torch.cat([torch.zeros(1 << 18), sparse(400_000 - (1 << 18), 13, 900)])
+    plan = {
+        "runs": ("trellis(nu=0.3, chunk=14)", long),
+        "long-runs": ("trellis(nu=0.3, chunk=18, states=16)", long),
+        "escapes": ("trellis(nu=0.5)", far),
+        "wide": ("trellis(nu=0.001)", far),
+        "first-segment-zero": ("trellis(nu=0.9, states=4)", empty),
+    }
+    dithered = {
+        "runs": ("dithered_trellis(omega=0.3, chunk=14)", long),
+        "long-runs": ("dithered_trellis(omega=0.3, chunk=18, states=16)", long),
+        "escapes": ("dithered_trellis(omega=0.5)", far),
+        "wide": ("dithered_trellis(omega=0.001)", far),
+        "feedback": ("error_feedback(dithered_trellis(omega=2))", numbers(65, 22)),
+    }
+    for group, cases in (("trellis", plan), ("dithered_trellis", dithered)):
+        for name, (text, x) in cases.items():
+            yield Accept(f"{group}.{name}", encoded(text, x, context_of(f"{group}.{name}")))
+
+
+# A convolution, a vector, and a part of a matrix that begins and ends within rows.
+CLASS_PIECES = (Piece((24, 12, 3, 3), 0, 2592, "conv"), Piece((130,), 0, 130, "bias"), Piece((90, 70), 33, 6277, "part"))
+
+
+def uneven(d: int, pieces: tuple[Piece, ...]) -> torch.Tensor:
+    """Normal numbers times powers of two by row and by column; a fifth of the rows are zero."""
+    x, at = numbers(d, 20), 0
+    for piece in pieces:
+        columns, group = max(1, math.prod(piece.shape[1:])), math.prod(piece.shape[2:])
+        for i in range(piece.numel):
+            row, column = divmod(piece.start + i, columns)
+            x[at + i] *= 0.0 if row % 5 == 3 else 2.0 ** (row * 7 % 6 - column // group * 5 % 4)
+        at += piece.numel
+    return x
+
+
+def scale_classes() -> Iterator[Accept]:
+    d = sum(p.numel for p in CLASS_PIECES)
+    for text in ("sparse_dithering(nu=0.02)", "random_sparse_dithering(omega=0.05)", "sparse_dithering(nu=0.0005)"):
+        name = f"{label(text)}.classes"
+        yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
+    blocks = numbers(6000, 21) * torch.where(torch.arange(6000) // 300 % 3 == 0, 16.0, 0.25)
+    yield Accept("sparse_dithering.block-classes", encoded("sparse_dithering(nu=0.001)", blocks, context_of("block-classes")))
 
 
 def threshold_message(count: int, d: int, index_set: bytes) -> bytes:
@@ -648,6 +718,7 @@ def particular() -> Iterator[Reject]:
     yield make("spherical.rice-parameter", blocks, norms + b"\x39" + SPHERE_WORDS[1:], 3, "a Rice parameter of 57")
     fine = (0x3F800000 | 57 << 31 | 1 << 37).to_bytes(12, "little")
     yield make("spherical-vector.rice-parameter", "spherical(alpha=0.5)", fine, 3, "a Rice parameter of 57")
+    yield from bad_trellis(make)
 
 
 Make = Callable[[str, str, bytes, int, str], Reject]
@@ -791,6 +862,40 @@ def bad_dithering(make: Make) -> Iterator[Reject]:
     yield make("sparse_dithering.table", SD, segments(table), 400_000, "segments that do not add up to the message")
     yield make("sparse_dithering.table-cut", SD, segments(b"\1\0\0\0"), 400_000, "a table of segments that is cut")
     yield make("random_sparse_dithering.kind-3", "random_sparse_dithering(omega=1)", segments(b"\3"), 3, "no segment of kind 3")
+
+
+def bad_trellis(make: Make) -> Iterator[Reject]:
+    """Trellis codes."""
+    one, block = struct.pack("<f", 1.0), raw_levels((1, 2, 3))
+    ends = struct.pack("<BBBBB", 0, 2, 2, 15, 1) + one + block
+    plain = {
+        "mode-3": (b"\3", "there is no mode 3"),
+        "zero-longer": (b"\1\0", "a byte follows a zero message"),
+        "kind-3": (b"\0\3", "no segment of kind 3"),
+        "kind-0-longer": (b"\0\0\0", "a byte follows a segment of zeros"),
+        "values-cut": (b"\0\1" + 2 * one, "a coordinate is missing"),
+        "header-cut": (b"\0\2\2", "the header is cut"),
+        "odd-window": (struct.pack("<BBBBB", 0, 2, 3, 15, 0) + one + block, "an odd window"),
+        "window-66": (struct.pack("<BBBBB", 0, 2, 66, 15, 0) + one + block, "a window of 66"),
+        "run-13": (struct.pack("<BBBBB", 0, 2, 2, 13, 0) + one + block, "a run of 2^13"),
+        "scale": (struct.pack("<BBBBBf", 0, 2, 2, 15, 0, -1.0) + block, "a negative scale"),
+        "scale-nan": (struct.pack("<BBBBBf", 0, 2, 2, 15, 0, math.nan) + block, "a scale that is NaN"),
+        "symbols-longer": (struct.pack("<BBBBB", 0, 2, 2, 15, 0) + one + block + b"\0", "a byte follows the symbols"),
+        "escapes-missing": (ends + b"\1", "two escapes are missing"),
+        "escapes-beyond": (struct.pack("<BBBBB", 0, 2, 2, 15, 9) + one + block, "escapes beyond the message"),
+        "chunk-below-run": (struct.pack("<BBBBB", 0, 2, 2, 15, 0) + one + b"\x0e" + bytes(30), "runs longer than chunks"),
+        "padded-length": (struct.pack("<BBBBBB", 0, 2, 2, 15, 128, 0) + one + block, "a length with a byte too many"),
+    }
+    for name, (message, reason) in plain.items():
+        yield make(f"trellis.{name}", "trellis(nu=0.1)", message, 3, reason)
+    classes = struct.pack("<BBBBBB", 0, 2, 2, 15, 4, 0) + one + block
+    yield make("dithered_trellis.class-bits-4", "dithered_trellis(omega=1)", classes, 3, "four class bits")
+    large = struct.pack("<BBBBBB", 0, 2, 2, 15, 0, 5) + one + block + bits("0" * 16 + "111") + bytes(2)
+    yield make("dithered_trellis.index-too-large", "dithered_trellis(omega=1)", large, 3, "an index beyond the reach")
+    yield make(
+        "trellis.table", "trellis(nu=0.1)", b"\0" + struct.pack("<2I", 1, 2) + b"\0\0", 400_000, "segments that do not add up"
+    )
+    yield make("trellis.table-cut", "trellis(nu=0.1)", b"\0\1\0\0", 400_000, "a table of segments that is cut")
 
 
 def bad_shared(make: Make) -> Iterator[Reject]:

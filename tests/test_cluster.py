@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import cluster, host, network
+from benchmarks import cluster, host, network, planned
 from benchmarks.host import Sample
 from benchmarks.methods import Call, Method
 
 from tersegrad.core.protocol import Spec
+from tersegrad.planner import Coding, Link, Measured
 
 OURS = "error_feedback(sparse_dithering(alpha=0.1))"
 
@@ -29,6 +30,7 @@ OURS = "error_feedback(sparse_dithering(alpha=0.1))"
         ("bf16 + all_gather", "bf16 + all_gather", "bf16, all_gather"),
         ("power_sgd(rank=4)", "float32 + power_sgd(rank=4)", "power_sgd(rank=4)"),
         (OURS, f"{OURS} + two_shot", "EF sparse_dithering(alpha=0.1)"),
+        ("auto", "auto + two_shot", "auto"),
         (
             f"sgd(lr=0.1, momentum=0.9) + {OURS} + two_shot(warmup_steps=3)",
             f"{OURS} + two_shot(warmup_steps=3) + sgd(lr=0.1, momentum=0.9)",
@@ -123,10 +125,36 @@ def test_bytes_are_told_in_messages_of_their_own_kind_of_vector() -> None:
 
 
 def test_predictions_say_how_far_they_are_off() -> None:
-    row = {"rate": 1e8, "method": "float32", "predicted": 1.1, "measured": 1.0, "wire": 1.1, "coding": 0.0}
-    table = cluster.predict_table([{**row, "latency": 0.002, "direct": 0.6}], "")
+    cells = [
+        planned.Cell("bf16", 2, 1e8, 1.1, 1.0), planned.Cell("qsgd(bits=4)", 2, 1e8, 0.5, 0.4),
+        planned.Cell("bf16", 2, None, 0.1, 0.1), planned.Cell("qsgd(bits=4)", 2, None, 0.2, 0.05),
+    ]  # fmt: skip
+    told = planned.summary(cells)
+    assert told["median"] == pytest.approx(0.175)
+    assert told["worst"] == pytest.approx(3.0)
+    assert told["dense without a limit"]
+    assert told["winners"]["2 hosts, unlimited"]["times the fastest"] == pytest.approx(2.0)
+    table = planned.table(cells, [{"hosts": 2, "rate": 1e8, "bits_per_second": 9e7, "latency": 1e-3, "direct": 0.7}], "")
     assert table.rows[0][-1] == "+10 %"
-    assert "100 Mbit/s: 2.0 ms and 0.60" in table.note
+    assert "in 1 of 2 cells; not with 2 hosts, unlimited: bf16" in table.note
+
+
+def test_a_planner_knows_what_a_job_would_tell_it() -> None:
+    class Answers:
+        def run(self, job: str, *arguments: object, size: int) -> list[object]:
+            more = 0.01 if job == "phases" and arguments[-1] else 0.0
+            coding = Measured(Coding(1e-9, 1e-9), 9.0, 0.1)
+            answers: dict[str, list[object]] = {
+                "phases": [[(0.02, 0.04 + more, 0.01)] * 3] * size,
+                "codings": [{"bf16": coding, "qsgd(bits=4)": coding}] * size,
+            }
+            return answers.get(job, [None] * size)
+
+    known = planned.learn(Answers(), ["bf16", "qsgd(bits=4)"], host.Task(width=64), 2)  # type: ignore[arg-type]
+    assert (known.workload.forward, known.workload.backward) == pytest.approx((0.03, 0.04))
+    assert known.moments == pytest.approx(0.01)
+    slow, fast = (planned.foresee("qsgd(bits=4)", known, Link(rate), 2, 4.5).seconds for rate in (1e6, 1e9))
+    assert slow > 3 * fast > 0.2
 
 
 def test_vectors_are_cut_at_layers() -> None:

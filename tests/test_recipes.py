@@ -94,7 +94,7 @@ def test_forms(text: str, want: Any) -> None:
         ("rotated(sign, inner=sign)", "inner is given twice", 14),
         ("rotated(sign, block=4, block=4)", "block is given twice", 23),
         ("rotated(inner=sign, 4)", "positional arguments come before named ones", 20),
-        ("error_feedback(sign, residual=bfloat)", "'float32', 'bfloat16', got 'bfloat', did you mean 'bfloat16'?", 21),
+        ("error_feedback(sign, residual=bfloat)", "'float32', 'bfloat16', 'int8', got 'bfloat', did you mean 'bfloat16'?", 21),
         ("error_feedback(sign, force=1)", "force must be true or false, got 1", 21),
         ("error_feedback(sign", "expected ',', the text ends here", 19),
         ("error_feedback(sign))", "the text form should end here", 20),
@@ -163,7 +163,7 @@ def test_names_are_unique_and_all_listed() -> None:
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES.values(), ids=recipes.RECIPES)
 def test_recipes_are_compositions(recipe: Callable[..., Any]) -> None:
-    arguments = {k: 0.25 for k in recipe.__annotations__ if k != "return"}
+    arguments = {k: 0.25 for k, kind in recipe.__annotations__.items() if kind == "float"}
     text = f"{recipe.__name__}({', '.join(f'{k}={v}' for k, v in arguments.items())})"
     c = tersegrad.parse(text)
     assert c == recipe(**arguments)

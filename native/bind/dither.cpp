@@ -23,8 +23,23 @@ std::size_t max_bytes(std::size_t n) {
     return dither::max_bytes(n);
 }
 
+// The layout of a vector of n coordinates, or nothing.
+classes::Rows rows_of(const Array<const std::int64_t>& layout, std::size_t n) {
+    expect(layout.size() % 4 == 0, "a layout has four numbers for each piece");
+    std::size_t total = 0;
+    for (std::size_t k = 0; k < layout.size(); k += 4) {
+        const std::int64_t numel = layout.data()[k], columns = layout.data()[k + 1], group = layout.data()[k + 2], phase = layout.data()[k + 3];
+        const bool good = numel >= 0 && columns >= 1 && group >= 1 && columns % group == 0 && 0 <= phase && phase < columns &&
+                          columns <= std::int64_t{1} << 62 && static_cast<std::size_t>(numel) <= n - total;
+        expect(good, "the layout does not belong to this vector");
+        total += static_cast<std::size_t>(numel);
+    }
+    expect(layout.size() == 0 || total == n, "the layout does not belong to this vector");
+    return {layout.data(), layout.size() / 4};
+}
+
 std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, int chunk, Draws draws, Array<std::uint8_t> out,
-                                               Array<float> left, Array<const float> carry) {
+                                               Array<float> left, Array<const float> carry, Array<const std::int64_t> layout) {
     expect(carry.size() == 0 || (carry.size() == x.size() && left.size() == x.size()),
            "what is carried and what is left have as many coordinates as x");
     expect(left.size() == 0 || left.size() == x.size(), "what is left has as many coordinates as x");
@@ -36,25 +51,31 @@ std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, 
     expect(coder >= 0 && coder <= 2, "no such coder");
     expect(static_cast<dither::Coder>(coder) != dither::Coder::paper || x.size() < kMostLevels,
            "the published code is for vectors of less than 2^30 coordinates");
-    expect(rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
+    expect(chunk == dither::kAutoChunk || rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
     const Stream stream = bind::stream_of(std::get<1>(draws), std::get<2>(draws), std::get<3>(draws), std::get<4>(draws), 0, x.size());
     const dither::Options options{nu, step, static_cast<dither::Coder>(coder), std::get<0>(draws) ? &stream : nullptr,
-                                  carry.size() ? carry.data() : nullptr, left.size() ? left.data() : nullptr, chunk};
+                                  carry.size() ? carry.data() : nullptr, left.size() ? left.data() : nullptr, chunk,
+                                  rows_of(layout, x.size())};
     const Work work;
     const auto outcome = dither::encode(x.data(), x.size(), options, out.data());
     return {outcome.bytes, outcome.norm, outcome.error};
 }
 
-bool decode(Array<const std::uint8_t> data, Array<float> out) {
+bool decode(Array<const std::uint8_t> data, Array<float> out, Array<const std::int64_t> layout) {
     apart(out, data);
+    const classes::Rows rows = rows_of(layout, out.size());
     const Work work;
-    return dither::decode(data.data(), data.size(), out.size(), out.data());
+    return dither::decode(data.data(), data.size(), out.size(), rows, out.data());
 }
 
-bool decode_add(Array<const std::uint8_t> data, Array<float> out, float weight) {
-    apart(out, data);
+// `symbols`: as many bytes as there are coordinates, to work in, or none.
+bool decode_add(Array<const std::uint8_t> data, Array<float> out, float weight, Array<std::uint8_t> symbols, Array<const std::int64_t> layout) {
+    apart(out, data, symbols);
+    apart(symbols, data);
+    expect(symbols.size() == 0 || symbols.size() == out.size(), "give one byte per coordinate to work in, or none");
+    const classes::Rows rows = rows_of(layout, out.size());
     const Work work;
-    return dither::decode_add(data.data(), data.size(), out.size(), weight, out.data());
+    return dither::decode_add(data.data(), data.size(), out.size(), rows, weight, out.data(), symbols.size() ? symbols.data() : nullptr);
 }
 
 std::tuple<double, double> sample(Array<const float> x, float step, std::size_t stride, Array<const float> carry) {

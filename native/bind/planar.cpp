@@ -18,9 +18,11 @@ unsigned parameter(int k) {
     return static_cast<unsigned>(k);
 }
 
+constexpr const char* kNoRoom = "out is too small for the codes";
+
 std::int64_t checked(std::int64_t bytes, std::size_t room, const char* below) {
     expect(bytes >= 0, below);
-    expect(static_cast<std::size_t>(bytes) <= room, "out is too small for the codes");
+    expect(static_cast<std::size_t>(bytes) <= room, kNoRoom);
     return bytes;
 }
 
@@ -50,8 +52,9 @@ const bind::Registrar registrar([](nb::module_& m) {
         const unsigned parameter_k = parameter(k);
         apart(out, values);
         const Work work;
-        const auto bytes = checked(planar::rice_bytes(values.data(), values.size(), parameter_k), out.size(), "Rice codes are for values of at least 0");
-        planar::rice_encode(values.data(), values.size(), parameter_k, out.data());
+        const auto bytes = planar::rice_encode(values.data(), values.size(), parameter_k, out.data(), out.size());
+        expect(bytes != planar::outside, "Rice codes are for values of at least 0");
+        expect(bytes >= 0, kNoRoom);
         return bytes;
     });
     m.def("rice_decode", [](Bytes data, int k, Array<std::int64_t> out) {

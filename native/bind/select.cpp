@@ -114,12 +114,12 @@ void index_functions(nb::module_& m) {
         const Work work;
         select::gap_classes(indices.data(), indices.size(), classes.data());
     });
-    m.def("gap_histogram", [](Indices indices, std::uint64_t n) {
+    m.def("gap_histogram", [](Indices indices, std::uint64_t n, Array<std::int64_t> counts) {
         expect_indexable<I>(n);
-        std::vector<std::uint64_t> histogram(128);
+        expect(counts.size() == 128, "there are 128 classes of gaps");
+        apart(counts, indices);
         const Work work;
-        select::gap_histogram(indices.data(), indices.size(), n, histogram.data());
-        return histogram;
+        select::gap_histogram(indices.data(), indices.size(), n, reinterpret_cast<std::uint64_t*>(counts.data()));
     });
     m.def("gap_rests_encode", [](Indices indices, Array<std::uint8_t> out) {
         apart(out, indices);

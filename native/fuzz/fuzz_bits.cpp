@@ -40,7 +40,7 @@ struct Code {
     }
     bool encode(const std::vector<std::int64_t>& v, std::vector<std::uint8_t>& out) const {
         if (serial()) return elias_encode(v.data(), v.size(), elias(), out.data(), out.size());
-        if (which < 60) planar::rice_encode(v.data(), v.size(), k(), out.data());
+        if (which < 60) planar::rice_encode(v.data(), v.size(), k(), out.data(), out.size());
         else planar::gamma_encode(v.data(), v.size(), out.data());
         return true;
     }

@@ -26,11 +26,21 @@ int main(int argc, char** argv) {
         std::vector<float> x(n);
         const bool heavy = below(2);
         for (auto& v : x) v = normal(rng) * (heavy && below(100) == 0 ? static_cast<float>(below(100000)) : 1.0f);
+        // A part of a matrix, whose rows and columns have scales of their own, and a vector.
+        const std::size_t part = below(n + 1), group = 1 + below(4), columns = group * (1 + below(60)), phase = below(columns);
+        const std::int64_t layout[8] = {static_cast<std::int64_t>(part), static_cast<std::int64_t>(columns), static_cast<std::int64_t>(group),
+                                        static_cast<std::int64_t>(phase), static_cast<std::int64_t>(n - part), static_cast<std::int64_t>(n - part + 1), 1, 0};
+        const classes::Rows rows{layout, below(4) ? std::size_t{2} : 0};
+        if (rows.pieces)
+            for (std::size_t i = 0; i < part; ++i) {
+                const std::size_t row = (phase + i) / columns, column = (phase + i) % columns / group;
+                x[i] *= row % 5 == 3 ? 0.0f : std::ldexp(1.0f, static_cast<int>(row * 7 % 9) - static_cast<int>(column * 5 % 6));
+            }
         const double nus[] = {1.0, 0.1, 0.01, 1e-4};
         set_isa(best_isa());
         set_threads(1 + static_cast<int>(below(3)));
         std::vector<std::uint8_t> message(dither::max_bytes(n));
-        const dither::Options options{nus[below(4)], 0, static_cast<dither::Coder>(below(3)), nullptr, nullptr, nullptr, 14 + static_cast<int>(below(5))};
+        const dither::Options options{nus[below(4)], 0, static_cast<dither::Coder>(below(3)), nullptr, nullptr, nullptr, 14 + static_cast<int>(below(5)), rows};
         message.resize(dither::encode(x.data(), n, options, message.data()).bytes);
         switch (below(6)) {
             case 0: message.resize(below(message.size() + 1)); break;
@@ -38,8 +48,8 @@ int main(int argc, char** argv) {
                 for (std::size_t k = 0; k < 1 + below(8); ++k) message[below(message.size())] = byte();
                 break;
             case 2: message[below(message.size())] ^= static_cast<std::uint8_t>(1 << below(8)); break;
-            case 3:  // the head: first word, table of segments, kind, window, lengths, scales
-                for (std::size_t k = 0; k < 3; ++k) message[below(std::min<std::size_t>(message.size(), 40))] = byte();
+            case 3:  // the head: first word, table of segments, kind, window, lengths, scales, classes
+                for (std::size_t k = 0; k < 3; ++k) message[below(std::min<std::size_t>(message.size(), 60))] = byte();
                 break;
             case 4:
                 for (std::size_t k = below(50); k > 0; --k) message.push_back(byte());
@@ -59,8 +69,8 @@ int main(int argc, char** argv) {
             std::unique_ptr<std::uint8_t[]> exact(new std::uint8_t[message.size()]);  // exact size: reads beyond it are seen
             std::memcpy(exact.get(), message.data(), message.size());
             std::vector<float> back(n, 0.0f), sum(n, 0.0f);
-            const bool good = dither::decode(exact.get(), message.size(), n, back.data());
-            bool wrong = good != dither::decode_add(exact.get(), message.size(), n, 1.0f, sum.data());
+            const bool good = dither::decode(exact.get(), message.size(), n, rows, back.data());
+            bool wrong = good != dither::decode_add(exact.get(), message.size(), n, rows, 1.0f, sum.data());
             if (level == 0) verdict = good, first = back;
             wrong |= good != verdict;
             if (good)

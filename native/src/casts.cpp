@@ -273,9 +273,19 @@ void ternary_encode(const float* x, size_t n, size_t bucket, const Stream& strea
         });
 }
 
+// Whether bytes hold n trits as an encoder writes them. What is added cannot be taken back, so this is asked before.
+static bool canonical_trits(const u8* body, size_t n) {
+    const size_t bytes = over(n, 5);
+    unsigned bad = 0;
+    for (size_t i = 0; i < bytes; ++i) bad |= body[i] > 242;
+    static constexpr u8 powers[5] = {0, 3, 9, 27, 81};
+    return !bad && (n % 5 == 0 || body[bytes - 1] < powers[n % 5]);
+}
+
 bool ternary_decode(const u8* data, size_t n, size_t bucket, Sink sink) {
     const Table& t = table();
     const u8* const body = data + 4 * over(n, bucket);
+    if (sink.add && !canonical_trits(body, n)) return false;
     std::atomic<bool> good{true};
     decode_buckets(
         data, n, bucket, Output(sink, n),

@@ -14,11 +14,11 @@ constexpr std::uint32_t kNotFinite = 0x7fc00000u, kSegments = 0x80000000u;  // f
 constexpr std::size_t kShort = std::size_t{1} << 10;  // up to here the sequential codes are tried too,
 constexpr std::size_t kTiny = 300;                    // and rANS, with its tables, is not below that many bytes
 
-bool decode_any(const std::uint8_t* data, std::size_t size, const Into& to) {
+bool decode_any(const std::uint8_t* data, std::size_t size, const Into& to, std::uint8_t* symbols = nullptr) {
     if (size < 4) return false;
     std::uint32_t word;
     std::memcpy(&word, data, 4);
-    if (word == kSegments) return decode_segments(data + 4, size - 4, to);
+    if (word == kSegments) return decode_segments(data + 4, size - 4, to, symbols);
     if (word != kNotFinite && word != kAllZero) return decode_short(data, size, to);
     if (size != 4) return false;
     if (word == kNotFinite) std::fill(to.out, to.out + to.n, std::numeric_limits<float>::quiet_NaN());
@@ -41,7 +41,7 @@ Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* ou
         if (o.carry) add(x, o.carry, n, o.left);
         else if (n) std::memcpy(o.left, x, 4 * n);
         const Outcome outcome = encode(o.left, n, plain, out);
-        decode_add(out, outcome.bytes, n, -1.0f, o.left);
+        decode_add(out, outcome.bytes, n, o.rows, -1.0f, o.left);
         return outcome;
     }
     Outcome best;
@@ -66,9 +66,12 @@ Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* ou
     return {4 + segments.bytes, segments.norm, segments.error};
 }
 
-bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, float* out) { return decode_any(data, size, {out, n, 1.0f, false}); }
-bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float weight, float* out) {
-    return decode_any(data, size, {out, n, weight, true});
+bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const classes::Rows& rows, float* out) {
+    return decode_any(data, size, {out, n, 1.0f, false, rows});
+}
+bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const classes::Rows& rows, float weight, float* out,
+                std::uint8_t* symbols) {
+    return decode_any(data, size, {out, n, weight, true, rows}, symbols);
 }
 
 }  // namespace tersegrad::dither

@@ -45,58 +45,104 @@ bool parse(const std::uint8_t* data, std::size_t size, std::size_t n, Parsed& p)
     return true;
 }
 
+// The levels beyond the window: where they are, and their sizes above it.
+struct Escapes {
+    std::vector<std::uint32_t> places;
+    std::vector<std::int64_t> sizes;
+};
+
+// A segment whose bytes are good.
+struct Checked {
+    const std::uint8_t *data = nullptr, *symbols = nullptr;
+    Parsed parsed;
+    Escapes escapes;
+};
+
 class SegmentDecoder {
 public:
-    explicit SegmentDecoder(std::size_t longest) : longest_(longest) {}
+    // For vectors of `whole` coordinates.
+    explicit SegmentDecoder(std::size_t whole) : whole_(whole), longest_(std::min(whole, kLongestSegment)) {}
 
-    bool decode(const std::uint8_t* data, std::size_t size, const Into& to, bool stream) {
+    // `start`: where in the vector the segment begins.
+    bool decode(const std::uint8_t* data, std::size_t size, const Into& to, std::size_t start, bool stream) {
         if (size < 1) return false;
         if (data[0] == zero) {
             if (size != 1) return false;
-            if (!to.add) std::memset(to.out, 0, 4 * to.n);
+            std::memset(to.out, 0, 4 * to.n);
             return true;
         }
         if (data[0] == raw) {
             if (size != raw_bytes(to.n)) return false;
-            if (!to.add) std::memcpy(to.out, data + 1, 4 * to.n);
-            else
-                for (std::size_t i = 0; i < to.n; ++i) {
-                    float v;
-                    std::memcpy(&v, data + 1 + 4 * i, 4);
-                    to.out[i] += to.weight * v;
-                }
+            std::memcpy(to.out, data + 1, 4 * to.n);
             return true;
         }
         Parsed p;
-        if (data[0] != coded || !parse(data, size, to.n, p)) return false;
-        Fast fast;
-        if (open(p, to, 0, fast)) return fast.good && run(fast.tracks, to, stream) && close(p, to, fast);
-        std::uint8_t* symbols = buffer(0);
-        if (rans::decode_message(p.body, p.body_size, to.n, 2 * p.window + 1, {}, 1, symbols) != p.body_size) return false;
-        find_escapes(p, to, symbols);
-        for (std::size_t b = 0; b < scale_count(to.n); ++b) {
-            const std::size_t at = b * kScaleBlock;
-            ops().scale(symbols + at, std::min(kScaleBlock, to.n - at), p.window, p.scales[b], to.add, to.weight, to.out + at);
+        if ((data[0] != coded && data[0] != classed) || !parse(data, size, to.n, p)) return false;
+        rans::Contexts contexts;
+        int tables = 1;
+        if (data[0] == classed) {
+            if (!read_classes(p, to, start, contexts, tables)) return false;
+        } else {
+            Fast fast;
+            if (open(p, to, 0, fast)) return fast.good && run(fast.tracks, stream) && close(p, to, fast);
         }
+        std::uint8_t* symbols = buffer(0);
+        if (rans::decode_message(p.body, p.body_size, to.n, 2 * p.window + 1, contexts, tables, symbols) != p.body_size) return false;
+        scale(p, symbols, to);
         return unescape(p, to, symbols);
     }
 
     // Two at once where both are coded plainly, so that no chunk is alone: each hides the other's latency.
     bool decode_two(const std::uint8_t* first, std::size_t first_size, const Into& to_first, const std::uint8_t* second,
-                    std::size_t second_size, const Into& to_second, bool stream) {
+                    std::size_t second_size, const Into& to_second, std::size_t start, bool stream) {
         if (ops().decode && first_size && second_size && first[0] == coded && second[0] == coded) {
             Parsed a, b;
             if (!parse(first, first_size, to_first.n, a) || !parse(second, second_size, to_second.n, b)) return false;
             Fast x, y;
-            const bool apart = to_first.add && a.tail_size + b.tail_size && std::max(a.window, b.window) > 15;
-            if (!apart && open(a, to_first, 0, x) && open(b, to_second, 1, y)) {
+            if (open(a, to_first, 0, x) && open(b, to_second, 1, y)) {
                 if (!x.good || !y.good) return false;
                 std::vector<detail::Track> both = x.tracks;
                 both.insert(both.end(), y.tracks.begin(), y.tracks.end());
-                return run(both, to_first, stream) && close(a, to_first, x) && close(b, to_second, y);
+                return run(both, stream) && close(a, to_first, x) && close(b, to_second, y);
             }
         }
-        return decode(first, first_size, to_first, stream) && decode(second, second_size, to_second, stream);
+        return decode(first, first_size, to_first, start, stream) && decode(second, second_size, to_second, start + to_first.n, stream);
+    }
+
+    // All of a segment but its floats: the symbols and escapes are read, and what no encoder writes is refused.
+    bool check(const std::uint8_t* data, std::size_t size, const Into& to, std::size_t start, std::uint8_t* symbols, Checked& c) {
+        const std::size_t n = to.n;
+        if (size < 1) return false;
+        c.data = data;
+        c.symbols = symbols;
+        if (data[0] == zero) return size == 1;
+        if (data[0] == raw) return size == raw_bytes(n);
+        Parsed& p = c.parsed;
+        if ((data[0] != coded && data[0] != classed) || !parse(data, size, n, p)) return false;
+        rans::Contexts contexts;
+        int tables = 1;
+        if (data[0] == classed && !read_classes(p, to, start, contexts, tables)) return false;
+        return rans::decode_message(p.body, p.body_size, n, 2 * p.window + 1, contexts, tables, symbols) == p.body_size &&
+               read_escapes(p, symbols, n, c.escapes);
+    }
+
+    // Adds what was checked.
+    static void add(const Checked& c, const Into& to) {
+        if (c.data[0] == zero) return;
+        if (c.data[0] == raw) {
+            for (std::size_t i = 0; i < to.n; ++i) {
+                float v;
+                std::memcpy(&v, c.data + 1 + 4 * i, 4);
+                to.put(i, v);
+            }
+            return;
+        }
+        // Adding rounds, so at escapes it starts from what lay there before.
+        std::vector<float> kept;
+        for (const std::size_t i : c.escapes.places) kept.push_back(to.out[i]);
+        scale(c.parsed, c.symbols, to);
+        for (std::size_t j = 0; j < kept.size(); ++j) to.out[c.escapes.places[j]] = kept[j];
+        put_escapes(c.parsed, c.symbols, c.escapes, to);
     }
 
 private:
@@ -116,11 +162,24 @@ private:
         return bytes.data.get();
     }
 
+    // Takes the classes off the front of the body.
+    bool read_classes(Parsed& p, const Into& to, std::size_t start, rans::Contexts& contexts, int& tables) {
+        Bytes& bytes = Workspace::of_thread().contexts;
+        bytes.fit(longest_ + 64);
+        const std::vector<classes::Region> regions =
+            to.rows.pieces ? classes::cut(to.rows, start, start + to.n) : std::vector<classes::Region>{{to.n, whole_, 1, start}};
+        const std::size_t used = classes::read(p.body, p.body_size, regions, bytes.data.get(), tables);
+        if (used == rans::kBad) return false;
+        p.body += used;
+        p.body_size -= used;
+        contexts = {bytes.data.get(), false};
+        return true;
+    }
+
     // Whether the segment suits the fused decoder; then the parts are made.
     bool open(const Parsed& p, const Into& to, int which, Fast& f) {
         const int alphabet = 2 * p.window + 1;
         if (!ops().decode || alphabet > 63 || p.body_size < 1 || p.body[0] == rans::kRaw) return false;
-        if (to.add && p.tail_size && alphabet > 32) return false;
         f.message = rans::open_message(p.body, p.body_size, to.n, alphabet, {}, 1, buffer(which));
         if (!f.message || f.message->size != p.body_size) return f.good = false, true;
         const rans::Layout& layout = f.message->layout;
@@ -139,10 +198,17 @@ private:
     }
 
     // All whole steps of some chunks, two at a time.
-    static bool run(std::vector<detail::Track>& tracks, const Into& to, bool stream) {
+    static bool run(std::vector<detail::Track>& tracks, bool stream) {
         for (std::size_t t = 0; t < tracks.size(); t += 2)
-            if (!ops().decode(tracks[t], t + 1 < tracks.size() ? &tracks[t + 1] : nullptr, to.add, to.weight, stream)) return false;
+            if (!ops().decode(tracks[t], t + 1 < tracks.size() ? &tracks[t + 1] : nullptr, false, 1.0f, stream)) return false;
         return true;
+    }
+
+    static void scale(const Parsed& p, const std::uint8_t* symbols, const Into& to) {
+        for (std::size_t b = 0; b < scale_count(to.n); ++b) {
+            const std::size_t at = b * kScaleBlock;
+            ops().scale(symbols + at, std::min(kScaleBlock, to.n - at), p.window, p.scales[b], to.add, to.weight, to.out + at);
+        }
     }
 
     // What follows the last whole step of every chunk, the final check, the escapes.
@@ -156,52 +222,46 @@ private:
             if (f.symbols) std::memcpy(f.symbols + done, rest_, end - done);
             for (std::size_t i = done; i < end; ++i) {
                 const int k = static_cast<int>(rest_[i - done]) - p.window;
-                if (to.add && p.tail_size && (k == p.window || k == -p.window)) continue;  // as in the whole steps
                 to.put(i, detail::limited(static_cast<float>(k) * p.scales[i / kScaleBlock]));
             }
         }
-        find_escapes(p, to, f.symbols);
         return unescape(p, to, f.symbols);
     }
 
-    // Where the escapes belong, at the symbols of either end of the window, and what lies there before anything was added.
-    void find_escapes(const Parsed& p, const Into& to, const std::uint8_t* symbols) {
-        places_.clear();
-        kept_.clear();
-        if (!p.tail_size) return;
-        at_ends(symbols, to.n, p.window, [&](std::size_t i) {
-            places_.push_back(static_cast<std::uint32_t>(i));
-            if (to.add) kept_.push_back(to.out[i]);
-            return true;
-        });
+    // The escapes belong to the symbols at either end of the window.
+    static bool read_escapes(const Parsed& p, const std::uint8_t* symbols, std::size_t n, Escapes& e) {
+        e.places.clear();
+        e.sizes.clear();
+        if (!p.tail_size) return true;
+        at_ends(symbols, n, p.window, [&](std::size_t i) { return e.places.push_back(static_cast<std::uint32_t>(i)), true; });
+        e.sizes.resize(e.places.size());
+        const auto read = planar::gamma_decode(p.tail, p.tail_size, e.places.size(), e.sizes.data());
+        return read == static_cast<std::int64_t>(p.tail_size) &&
+               std::all_of(e.sizes.begin(), e.sizes.end(), [](std::int64_t size) { return size <= 0x80000000; });
     }
 
-    // Puts the escaped levels in their places. Adding rounds, so it starts from what lay there before.
-    bool unescape(const Parsed& p, const Into& to, const std::uint8_t* symbols) {
-        if (!p.tail_size) return true;
-        escapes_.resize(places_.size());
-        const auto read = planar::gamma_decode(p.tail, p.tail_size, places_.size(), escapes_.data());
-        if (read != static_cast<std::int64_t>(p.tail_size)) return false;
-        for (std::size_t j = 0; j < places_.size(); ++j) {
-            const std::size_t i = places_[j];
-            const std::int64_t size = p.window + escapes_[j] - 1;
-            if (escapes_[j] > 0x80000000) return false;
-            if (to.add) to.out[i] = kept_[j];
+    static void put_escapes(const Parsed& p, const std::uint8_t* symbols, const Escapes& e, const Into& to) {
+        for (std::size_t j = 0; j < e.places.size(); ++j) {
+            const std::size_t i = e.places[j];
+            const std::int64_t size = p.window + e.sizes[j] - 1;
             to.put(i, detail::limited(static_cast<float>(symbols[i] ? size : -size) * p.scales[i / kScaleBlock]));
         }
+    }
+
+    bool unescape(const Parsed& p, const Into& to, const std::uint8_t* symbols) {
+        if (!read_escapes(p, symbols, to.n, escapes_)) return false;
+        put_escapes(p, symbols, escapes_, to);
         return true;
     }
 
-    std::size_t longest_;
+    std::size_t whole_, longest_;
     std::uint8_t rest_[rans::kLanes * 17];  // a part of a step, and up to 16 rows that are not coded
-    std::vector<std::uint32_t> places_;
-    std::vector<std::int64_t> escapes_;
-    std::vector<float> kept_;
+    Escapes escapes_;
 };
 
 }  // namespace
 
-bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to) {
+bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to, std::uint8_t* symbols) {
     const Segments segments(to.n);
     const std::size_t count = segments.count();
     if (size < segments.table_bytes()) return false;
@@ -218,16 +278,34 @@ bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to)
         offset[s + 1] = offset[s] + length;
     }
     if (offset[count] != size) return false;
-    const bool stream = !to.add && to.n >= kStreamFrom;
+    const auto at = [&](std::size_t s) { return to.part(segments.start(s), segments.length(s)); };
     std::atomic<bool> good{true};
+    if (to.add) {
+        // A message that is refused must add nothing, so all of it is read before anything is added.
+        std::unique_ptr<std::uint8_t[]> own(symbols ? nullptr : new std::uint8_t[to.n + 64]);
+        if (!symbols) symbols = own.get();
+        std::vector<Checked> checked(count);
+        parallel_for(count, 2, 1, [&](std::size_t first, std::size_t last) {
+            SegmentDecoder decoder(to.n);
+            for (std::size_t s = first; s < last && good; ++s)
+                if (!decoder.check(data + offset[s], offset[s + 1] - offset[s], at(s), segments.start(s), symbols + segments.start(s), checked[s]))
+                    good = false;
+        });
+        if (!good) return false;
+        parallel_for(count, 2, 1, [&](std::size_t first, std::size_t last) {
+            // The last symbols are still in the caches.
+            for (std::size_t s = last; s-- > first;) SegmentDecoder::add(checked[s], at(s));
+        });
+        return true;
+    }
+    const bool stream = to.n >= kStreamFrom;
     parallel_for(count, 2, 1, [&](std::size_t first, std::size_t last) {
-        SegmentDecoder decoder(std::min(to.n, kLongestSegment));
-        const auto at = [&](std::size_t s) { return to.part(segments.start(s), segments.length(s)); };
+        SegmentDecoder decoder(to.n);
         for (std::size_t s = first; s < last && good; s += 2) {
             const std::size_t length = offset[s + 1] - offset[s];
             const bool fine = s + 1 < last ? decoder.decode_two(data + offset[s], length, at(s), data + offset[s + 1],
-                                                                offset[s + 2] - offset[s + 1], at(s + 1), stream)
-                                           : decoder.decode(data + offset[s], length, at(s), stream);
+                                                                offset[s + 2] - offset[s + 1], at(s + 1), segments.start(s), stream)
+                                           : decoder.decode(data + offset[s], length, at(s), segments.start(s), stream);
             if (!fine) good = false;
         }
     });

@@ -31,8 +31,8 @@ struct Piece {
     std::size_t size = 0;
 };
 
-// A segment on its way into the message. Coded: kind, window, length of the escapes, scales and the tables of the symbols; the words
-// of the symbols; the escapes.
+// A segment on its way into the message. Coded: kind, window, length of the escapes, scales, classes if any, and the tables of the symbols;
+// the words of the symbols; the escapes.
 struct Segment {
     Kind kind = raw;
     Piece head, body, tail;
@@ -51,10 +51,10 @@ class SegmentEncoder {
 public:
     SegmentEncoder(const Options& options, std::size_t longest)
         : options_(options), levels_(Workspace::of_thread().levels), words_(Workspace::of_thread().words), head_(Workspace::of_thread().head),
-          sum_(Workspace::of_thread().sum) {
+          sum_(Workspace::of_thread().sum), contexts_(Workspace::of_thread().contexts) {
         levels_.fit(longest + 64);
         words_.fit(rans::scratch_bytes(longest));
-        head_.fit(16 + 4 * kMostScales + rans::most_head(longest));
+        if (options.rows.pieces) contexts_.fit(longest + 64);
         if (options.carry) sum_.fit(4 * std::min(longest, kScaleBlock));
     }
 
@@ -106,7 +106,7 @@ public:
     std::size_t bytes() const { return segment_.kind == zero ? 1 : segment_.kind == raw ? raw_bytes(n_) : segment_.bytes(); }
     void write(std::uint8_t* out) const {
         out[0] = segment_.kind;
-        if (segment_.kind == coded) {
+        if (segment_.kind == coded || segment_.kind == classed) {
             segment_.write(out);
         } else if (segment_.kind == raw && !carry_) {
             std::memcpy(out + 1, x_, 4 * n_);
@@ -128,20 +128,32 @@ private:
         if (top > kBias) ops().shift(k, n_, window);
         escapes_.clear();
         if (top > static_cast<std::uint32_t>(window)) escape(blocks, start, window);
+        const int alphabet = 2 * window + 1;
+        const std::vector<classes::Region> regions = classes::cut(options_.rows, start, start + n_);
+        const bool several = classes::choose(k, n_, first + window, window, regions, contexts_.data.get(), chosen_);
+        head_.fit(16 + 4 * kMostScales + (several ? chosen_.bytes.size() : 0) + rans::most_head(n_, several ? classes::kClasses : 1));
         std::uint8_t* const head = head_.data.get();
         std::size_t size = 0;
-        head[size++] = coded;
+        head[size++] = several ? classed : coded;
         head[size++] = static_cast<std::uint8_t>(window);
         size += write_varint(head + size, escapes_.size());
         for (std::size_t b = 0; b < scale_count(n_); ++b, size += 4) std::memcpy(head + size, &blocks[b].scale, 4);
         std::uint64_t counts[256];
-        const int alphabet = 2 * window + 1;
-        rans::histogram_dense(k, n_, first, alphabet, counts);
-        const rans::TwoPieces message = rans::encode_in_pieces(k, n_, first, alphabet, counts + first, options_.chunk, head + size,
-                                                               words_.data.get(), words_.size, next);
+        rans::TwoPieces message;
+        if (several) {
+            std::memcpy(head + size, chosen_.bytes.data(), chosen_.bytes.size());
+            size += chosen_.bytes.size();
+            const int chunk = options_.chunk != kAutoChunk ? options_.chunk : 2 * chosen_.bits < static_cast<double>(n_) ? rans::kLongestChunk : kUsualChunk;
+            message = rans::encode_in_pieces(k, n_, first, alphabet, {contexts_.data.get(), false}, chosen_.mask, chosen_.counts.data(),
+                                             chunk, head + size, words_.data.get(), words_.size, next);
+        } else {
+            rans::histogram_dense(k, n_, first, alphabet, counts);
+            message = rans::encode_in_pieces(k, n_, first, alphabet, {}, 1, counts + first, options_.chunk == kAutoChunk ? kUsualChunk : options_.chunk,
+                                             head + size, words_.data.get(), words_.size, next);
+        }
         const auto later = static_cast<const char*>(next.end) - static_cast<const char*>(next.begin);
         fetched_ = std::min<std::size_t>(128 * (n_ / rans::kLanes), static_cast<std::size_t>(later));
-        const Segment made{coded, {head, size + message.head}, {message.body, message.size}, {escapes_.data(), escapes_.size()}};
+        const Segment made{several ? classed : coded, {head, size + message.head}, {message.body, message.size}, {escapes_.data(), escapes_.size()}};
         if (made.bytes() <= raw_bytes(n_)) segment_ = made;
     }
 
@@ -169,7 +181,8 @@ private:
     }
 
     Options options_;
-    Bytes &levels_, &words_, &head_, &sum_;
+    Bytes &levels_, &words_, &head_, &sum_, &contexts_;
+    classes::Chosen chosen_;
     std::size_t n_ = 0, fetched_ = 0;
     const float *x_ = nullptr, *carry_ = nullptr;
     std::vector<std::uint8_t> escapes_;

@@ -5,10 +5,11 @@
 #include <vector>
 
 #include "dither_round.hpp"
+#include "tersegrad/classes.hpp"
 
 namespace tersegrad::dither {
 
-enum Kind : std::uint8_t { zero = 0, raw = 1, coded = 2 };
+enum Kind : std::uint8_t { zero = 0, raw = 1, coded = 2, classed = 3 };
 
 struct Segments : rans::Pieces {
     explicit Segments(std::size_t n_) : rans::Pieces{n_, kSegment} {}
@@ -41,7 +42,7 @@ struct Bytes {
     std::unique_ptr<std::uint8_t[]> data;
 };
 struct Workspace {
-    Bytes levels, words, head, sum;
+    Bytes levels, words, head, sum, contexts;
     static Workspace& of_thread() {
         thread_local Workspace kept;
         return kept;
@@ -54,7 +55,8 @@ struct Into {
     std::size_t n;
     float weight;
     bool add;
-    Into part(std::size_t begin, std::size_t length) const { return {out + begin, length, weight, add}; }
+    classes::Rows rows = {};  // of the whole vector
+    Into part(std::size_t begin, std::size_t length) const { return {out + begin, length, weight, add, rows}; }
     void put(std::size_t i, float v) const {
         if (add) out[i] += weight * v;
         else out[i] = v;
@@ -63,7 +65,8 @@ struct Into {
 
 // All segments of a vector; `norm` is not finite where x is not.
 Outcome encode_segments(const float* x, std::size_t n, const Options& o, std::uint8_t* out);
-bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to);
+// `symbols`: n bytes to work in when adding; made here if there are none.
+bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to, std::uint8_t* symbols);
 
 // A short vector: one scale and a sequential code. No bytes: not worth it, or not possible.
 Outcome encode_short(const float* x, std::size_t n, double norm, const Options& o, std::uint8_t* out);

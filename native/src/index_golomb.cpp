@@ -1,5 +1,6 @@
 // Index sets as planar Golomb codes of their gaps.
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "index_bits.hpp"
@@ -21,11 +22,11 @@ Sums measure(const Golomb& code, const std::int32_t* indices, std::size_t begin,
 Sums measure(const Golomb& code, const std::int64_t* indices, std::size_t begin, std::size_t end) {
     return planar::table().measure64(code, indices, begin, end);
 }
-void write(const Golomb& code, const std::int32_t* indices, std::size_t begin, std::size_t end, const planar::Planes& planes) {
-    planar::table().write32(code, indices, begin, end, planes);
+Sums write(const Golomb& code, const std::int32_t* indices, std::size_t begin, std::size_t end, const planar::Planes& planes) {
+    return planar::table().write32(code, indices, begin, end, planes);
 }
-void write(const Golomb& code, const std::int64_t* indices, std::size_t begin, std::size_t end, const planar::Planes& planes) {
-    planar::table().write64(code, indices, begin, end, planes);
+Sums write(const Golomb& code, const std::int64_t* indices, std::size_t begin, std::size_t end, const planar::Planes& planes) {
+    return planar::table().write64(code, indices, begin, end, planes);
 }
 std::int64_t read(const Golomb& code, const std::uint8_t* data, std::size_t size, std::size_t count, std::uint64_t n, std::int32_t* indices) {
     return planar::table().read32(code, data, size, count, n, indices);
@@ -74,12 +75,32 @@ struct Strip {
     }
 };
 
+// One part needs no measuring beforehand: its planes are written apart, and then laid one after another.
+template <class I>
+std::size_t encode_alone(const Golomb& code, const I* indices, std::size_t count, std::uint8_t* out, std::size_t capacity) {
+    const std::uint64_t gaps = count ? static_cast<std::uint64_t>(indices[count - 1]) + 1 - count : 0;
+    // Rounding down every quotient takes less than one from each: the first plane is at most `count` bits shorter than this.
+    const std::uint64_t most = count + gaps / code.m;
+    if (most / 8 > std::uint64_t{capacity} + count / 8 + 1) no_room();
+    const Strip unary(0, most), rests(0, std::uint64_t{count} * code.width), last(0, count);
+    const Sums sums = write(code, indices, 0, count, {unary.data.get(), rests.data.get(), last.data.get(), 0, 0, 0});
+    const std::size_t sizes[3] = {bytes_of(sums.unary), bytes_of(rests.end), bytes_of(sums.last)};
+    if (sizes[0] + sizes[1] + sizes[2] > capacity) no_room();
+    std::uint8_t* at = out;
+    for (const auto& [strip, size] : {std::pair(&unary, sizes[0]), std::pair(&rests, sizes[1]), std::pair(&last, sizes[2])}) {
+        if (size) std::memcpy(at, strip->data.get(), size);
+        at += size;
+    }
+    return static_cast<std::size_t>(at - out);
+}
+
 }  // namespace
 
 template <class I>
 std::size_t golomb_encode(const I* indices, std::size_t count, std::uint64_t m, std::uint8_t* out, std::size_t capacity) {
     expect_increasing(indices, count);
     const Golomb code(m);
+    if (parts_of(count) == 1) return encode_alone(code, indices, count, out, capacity);
     const Cut c = cut(code, indices, count);
     const std::size_t total = c.bytes(count, code);
     if (total > capacity) no_room();

@@ -41,39 +41,19 @@ std::int64_t gamma_decode(const std::uint8_t* data, std::size_t size, std::size_
     return table().gamma_decode(data, size, count, out);
 }
 
-namespace {
-
-struct RiceSize {
-    u64 zeros = 0, escapes = 0, low = 0;  // bits: zeros of the unary plane, escaped values, low bits of theirs
-    bool good = true;
-};
-
-RiceSize rice_size(const i64* values, std::size_t count, unsigned k) {
-    RiceSize s;
-    for (std::size_t i = 0; i < count; ++i) {
-        if (values[i] < 0) return {0, 0, 0, false};
-        const u64 q = quotient(values[i], k);
-        s.zeros += std::min<u64>(q, rice_limit);
-        if (q >= rice_limit) ++s.escapes, s.low += log2_floor(static_cast<i64>(q - (rice_limit - 1)));
-    }
-    return s;
-}
-
-}  // namespace
-
 std::int64_t rice_bits(const std::int64_t* values, std::size_t count, unsigned k) {
-    const RiceSize s = rice_size(values, count, k);
-    return s.good ? static_cast<i64>(s.zeros + count * (k + 1) + s.escapes + 2 * s.low) : -1;
+    RiceSums s;
+    return table().rice_measure(values, count, k, s) ? static_cast<i64>(s.zeros + count * (k + 1) + s.escapes + 2 * s.low) : -1;
 }
 
 std::int64_t rice_bytes(const std::int64_t* values, std::size_t count, unsigned k) {
-    const RiceSize s = rice_size(values, count, k);
-    if (!s.good) return -1;
+    RiceSums s;
+    if (!table().rice_measure(values, count, k, s)) return -1;
     return static_cast<i64>(bytes_of(s.zeros + count) + bytes_of(u64{count} * k) + bytes_of(s.escapes + s.low) + bytes_of(s.low));
 }
 
-void rice_encode(const std::int64_t* values, std::size_t count, unsigned k, std::uint8_t* out) {
-    table().rice_encode(values, count, k, out);
+std::int64_t rice_encode(const std::int64_t* values, std::size_t count, unsigned k, std::uint8_t* out, std::size_t capacity) {
+    return table().rice_encode(values, count, k, out, capacity);
 }
 
 std::int64_t rice_decode(const std::uint8_t* data, std::size_t size, std::size_t count, unsigned k, std::int64_t* out) {

@@ -251,6 +251,8 @@ EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int co
             }
         }
         split(table);
+        silent.push_back(std::find(frequencies + c * alphabet, frequencies + (c + 1) * alphabet, kTotal) != frequencies + (c + 1) * alphabet);
+        if (alphabet <= 32) packed.insert(packed.end(), table.packed, table.packed + 32);
     }
     split(flat);
 }
@@ -268,6 +270,8 @@ DecodeModel::DecodeModel(const std::uint16_t* frequencies, int alphabet_, int co
             start[s + 1] = static_cast<std::uint16_t>(start[s] + frequencies[c * alphabet + s]);
             full |= frequencies[c * alphabet + s] == kTotal;
         }
+        const std::uint16_t *const row = frequencies + c * alphabet, *const sure = std::find(row, row + alphabet, kTotal);
+        only.push_back(sure == row + alphabet ? std::int16_t{-1} : static_cast<std::int16_t>(sure - row));
     }
     if (slots_needed) {
         slots.resize(static_cast<std::size_t>(contexts) * kTotal);

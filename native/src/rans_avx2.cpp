@@ -146,6 +146,50 @@ std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols
     return p;
 }
 
+// Whether all lanes of a step have one context.
+inline bool uniform(const std::uint8_t* ctx) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(ctx)), b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(ctx + 32));
+    const __m256i first = _mm256_broadcastb_epi8(_mm256_castsi256_si128(a));
+    return _mm256_movemask_epi8(_mm256_and_si256(_mm256_cmpeq_epi8(a, first), _mm256_cmpeq_epi8(b, first))) == -1;
+}
+
+// Many contexts, up to 32 symbols. Steps of one context take its table into registers, or nothing at all where it leaves no choice.
+std::uint8_t* encode_mixed(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, const std::uint8_t* ctx, std::uint8_t* p,
+                           std::uint32_t* states) {
+    const std::uint32_t* const packed = model.packed.data();
+    Lookup<2> lookup;
+    lookup.load(model.tables[0]);
+    int loaded = 0;
+    __m256i x[8];
+    for (int g = 0; g < 8; ++g) x[g] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(states + 8 * g));
+    for (std::size_t t = steps; t-- > 0;) {
+        const std::uint8_t *const here = ctx + t * kLanes, *const s = symbols + t * kLanes;
+        if (uniform(here)) {
+            if (model.silent[here[0]]) continue;
+            if (loaded != here[0]) lookup.load(model.tables[loaded = here[0]]);
+#pragma GCC unroll 2
+            for (int half = 1; half >= 0; --half) {
+                __m256i entry[4];
+                lookup.find(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + 32 * half)), entry);
+#pragma GCC unroll 4
+                for (int g = 3; g >= 0; --g) x[4 * half + g] = encode_8(x[4 * half + g], entry[g], p);
+            }
+            continue;
+        }
+        alignas(32) std::uint32_t at[kLanes];
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g)
+            _mm256_store_si256(reinterpret_cast<__m256i*>(at + 8 * g), _mm256_or_si256(_mm256_slli_epi32(bytes_at(here + 8 * g), 5), bytes_at(s + 8 * g)));
+        __m256i entry[8];
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g) entry[g] = load_eight(packed, at + 8 * g);
+#pragma GCC unroll 8
+        for (int g = 7; g >= 0; --g) x[g] = encode_8(x[g], entry[g], p);
+    }
+    for (int g = 0; g < 8; ++g) _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + 8 * g), x[g]);
+    return p;
+}
+
 template <Choice C>
 std::uint8_t* encode_by_size(int entries, const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, const std::uint8_t* ctx,
                              std::uint8_t* p, std::uint32_t* states) {
@@ -162,6 +206,7 @@ std::uint8_t* encode_steps_avx2(const EncodeModel& model, const std::uint8_t* sy
         if (!ctx.data || model.contexts == 1) return encode_by_size<Choice::one>(model.alphabet, model, symbols, steps, ctx.data, p, states);
         if (ctx.per_step) return encode_by_size<Choice::step>(model.alphabet, model, symbols, steps, ctx.data, p, states);
         if (model.shift >= 0) return encode_by_size<Choice::symbol>(model.contexts << model.shift, model, symbols, steps, ctx.data, p, states);
+        if (model.alphabet <= 32) return encode_mixed(model, symbols, steps, ctx.data, p, states);
     }
     return encode_large(model, symbols, steps, ctx, p, states);
 }
@@ -174,6 +219,10 @@ void decode_steps_avx2(const DecodeModel& model, Cursor& c) {
     const bool own = c.contexts.data && !c.contexts.per_step;
     for (; c.step < c.steps && words <= c.limit; ++c.step) {
         const std::size_t first = c.step * kLanes;
+        if (own && uniform(c.contexts.data + first) && model.only[c.contexts.data[first]] >= 0) {  // no choice, no words
+            std::memset(c.symbols + first, model.only[c.contexts.data[first]], kLanes);
+            continue;
+        }
         const std::size_t table = c.contexts.data && c.contexts.per_step ? c.contexts.data[c.step] : 0;
         const std::uint32_t* slots = model.slots.data() + (table << kPrecision);
         __m256i e[8];

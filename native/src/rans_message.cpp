@@ -66,14 +66,22 @@ bool informative(const std::uint16_t* frequencies, std::size_t cells) {
 
 enum class Form { coded, tables, raw };  // tables: nothing follows them, because they leave no choice
 
-// How a message starts: its tables, and the form that they allow. Symbols are stored with `first` added.
+// How a message starts: its tables, and the form that they allow.
 struct Start {
-    Start(const std::uint64_t* counts, std::size_t n, int first, int alphabet, int contexts)
-        : tables(write_tables(counts, alphabet, contexts)),
-          frequencies(static_cast<std::size_t>(first) + static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts)) {
+    Start(const std::uint64_t* counts, std::size_t n, int alphabet, int contexts)
+        : tables(write_tables(counts, alphabet, contexts)), frequencies(static_cast<std::size_t>(alphabet) * static_cast<std::size_t>(contexts)) {
         if (1 + tables.size() >= max_message(n, alphabet)) return;
-        read_tables(tables.data(), tables.size(), alphabet, contexts, frequencies.data() + first);
+        read_tables(tables.data(), tables.size(), alphabet, contexts, frequencies.data());
         form = informative(frequencies.data(), frequencies.size()) ? Form::coded : Form::tables;
+    }
+    // The frequencies of symbols that are stored with `first` added, by contexts of which only those of `mask` have a table.
+    std::vector<std::uint16_t> moved(int first, int alphabet, unsigned mask) const {
+        const auto shift = static_cast<std::size_t>(first), used = static_cast<std::size_t>(alphabet), contexts = static_cast<std::size_t>(std::bit_width(mask));
+        std::vector<std::uint16_t> all((shift + used) * contexts);
+        const std::uint16_t* from = frequencies.data();
+        for (std::size_t c = 0; c < contexts; ++c)
+            if (mask >> c & 1) std::copy_n(from, used, all.data() + c * (shift + used) + shift), from += used;
+        return all;
     }
     std::size_t write(std::uint8_t* out, int chunk) const {
         out[0] = static_cast<std::uint8_t>(chunk);
@@ -153,7 +161,7 @@ std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alpha
     if (!histogram(symbols, n, alphabet, ctx, contexts, sample && worth_sampling(n, alphabet, contexts), counts.data())) return kBad;
     const std::size_t most = max_message(n, alphabet);
     if (most == 0) return 0;
-    const Start start(counts.data(), n, 0, alphabet, contexts);
+    const Start start(counts.data(), n, alphabet, contexts);
     if (start.form != Form::raw) {
         const std::size_t head = start.write(out, chunk);
         if (start.form == Form::tables) return head;
@@ -170,18 +178,18 @@ namespace {
 std::size_t most_chunks(std::size_t n) { return Pieces{n, std::size_t{1} << kShortestChunk}.count(); }
 }  // namespace
 
-std::size_t most_head(std::size_t n) { return 1 + 1024 + 4 * most_chunks(n); }
+std::size_t most_head(std::size_t n, int contexts) { return 1 + 1024 * static_cast<std::size_t>(contexts) + 4 * most_chunks(n); }
 std::size_t scratch_bytes(std::size_t n) { return 2 * n + kSlack + 4 * kLanes * most_chunks(n); }
 
-TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, const std::uint64_t* counts, int chunk,
-                           std::uint8_t* head, std::uint8_t* scratch, std::size_t room, Ahead ahead) {
+TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, Contexts ctx, unsigned mask, const std::uint64_t* counts,
+                           int chunk, std::uint8_t* head, std::uint8_t* scratch, std::size_t room, Ahead ahead) {
     const std::size_t most = max_message(n, alphabet);
     if (most == 0) return {};
-    const Start start(counts, n, first, alphabet, 1);
+    const Start start(counts, n, alphabet, std::popcount(mask));
     if (start.form != Form::raw) {
         std::size_t size = start.write(head, chunk);
         if (start.form == Form::tables) return {size, nullptr, 0};
-        const EncodeModel model(start.frequencies.data(), first + alphabet, 1);
+        const EncodeModel model(start.moved(first, alphabet, mask).data(), first + alphabet, static_cast<int>(std::bit_width(mask)));
         const Layout layout(n, alphabet, chunk);
         const std::size_t chunks = layout.chunks.count();
         // The last chunk first, each in front of those before: so they stand in order and next to each other.
@@ -189,7 +197,8 @@ TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first
         for (std::size_t c = chunks; c-- > 0;) {
             std::uint32_t states[kLanes];
             const std::size_t length = layout.chunks.length(c);
-            std::uint8_t* const words = encode_chunk(model, layout, symbols + layout.chunks.start(c), length, first, {}, at, states, ahead);
+            const std::size_t begin = layout.chunks.start(c);
+            std::uint8_t* const words = encode_chunk(model, layout, symbols + begin, length, first, ctx.at(begin), at, states, ahead);
             store32(head + size + 4 * c, static_cast<std::uint32_t>((at - words) / 2));
             at = words - 4 * layout.lanes;
             for (std::size_t k = 0; k < layout.lanes; ++k) store32(at + 4 * k, states[k]);

@@ -67,7 +67,7 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
                 std::vector<std::uint8_t> direct(dither::max_bytes(n));
                 direct.resize(dither::encode(whole.data(), n, options, direct.data()).bytes);
                 CHECK(again == direct);
-                CHECK(dither::decode_add(direct.data(), direct.size(), n, -1.0f, whole.data()));
+                CHECK(dither::decode_add(direct.data(), direct.size(), n, {}, -1.0f, whole.data()));
                 CHECK(std::memcmp(whole.data(), summed.data(), 4 * n) == 0);
             }
             dither::Options keeping = options;
@@ -80,13 +80,13 @@ static int round_trip(const std::vector<float>& values, const dither::Options& o
             CHECK(message == first);
             const auto bytes = exactly(message);
             std::vector<float> out(n, -1.0f), sum(n, 1.0f);
-            CHECK(dither::decode(bytes.get(), message.size(), n, out.data()));
-            CHECK(dither::decode_add(bytes.get(), message.size(), n, 0.5f, sum.data()));
+            CHECK(dither::decode(bytes.get(), message.size(), n, {}, out.data()));
+            CHECK(dither::decode_add(bytes.get(), message.size(), n, {}, 0.5f, sum.data()));
             if (start) decoded = out, added = sum;
             CHECK(n == 0 || std::memcmp(out.data(), decoded.data(), 4 * n) == 0);
             CHECK(n == 0 || std::memcmp(sum.data(), added.data(), 4 * n) == 0);
             std::vector<float> wanted(values);
-            CHECK(dither::decode_add(bytes.get(), message.size(), n, -1.0f, wanted.data()));
+            CHECK(dither::decode_add(bytes.get(), message.size(), n, {}, -1.0f, wanted.data()));
             const bool finite = std::isfinite(outcome.norm);
             CHECK(n == 0 || !finite || std::memcmp(apart.data(), wanted.data(), 4 * n) == 0);
         }

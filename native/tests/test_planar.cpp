@@ -79,7 +79,8 @@ static int codes(std::mt19937_64& random) {
     const auto size = static_cast<std::size_t>(planar::rice_bytes(values.data(), values.size(), k));
     CHECK(size == rice.bytes.size());
     std::unique_ptr<std::uint8_t[]> code(new std::uint8_t[size]);
-    planar::rice_encode(values.data(), values.size(), k, code.get());
+    CHECK(planar::rice_encode(values.data(), values.size(), k, code.get(), size) == static_cast<std::int64_t>(size));
+    CHECK(size == 0 || planar::rice_encode(values.data(), values.size(), k, code.get(), size - 1) == planar::ended);
     CHECK(size == 0 || std::memcmp(code.get(), rice.bytes.data(), size) == 0);
     CHECK(planar::rice_decode(code.get(), size, back.size(), k, back.data()) == static_cast<std::int64_t>(size) && back == values);
     const int best = planar::rice_best(values.data(), values.size());

@@ -29,6 +29,7 @@ from tersegrad import compressors, wrappers
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import Configuration, require
+from tersegrad.wrappers.named import demo, distro, ef_sign, mem_sgd, sparse_loco, streaming_diloco, strom
 
 MAX_LENGTH = 4096
 MAX_DEPTH = 16
@@ -44,25 +45,19 @@ COMPRESSORS: Mapping[str, type[Configuration]] = types.MappingProxyType(_configu
 WRAPPERS: Mapping[str, type[Configuration]] = types.MappingProxyType(_configurations(wrappers))
 
 
-def strom(tau: float) -> Compressor[Any]:
-    """Send +-tau, keep the rest (Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015)."""
-    return wrappers.ErrorFeedback(compressors.Threshold(tau=tau, values="sign"), force=True)
-
-
-def ef_sign() -> Compressor[Any]:
-    """EF-SignSGD (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019): scaled signs with error feedback."""
-    return wrappers.ErrorFeedback(compressors.Sign())
-
-
-def mem_sgd(fraction: float) -> Compressor[Any]:
-    """Mem-SGD (Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018): top-k with error feedback."""
-    return wrappers.ErrorFeedback(compressors.TopK(fraction=fraction))
-
-
 RECIPES: Mapping[str, Callable[..., Compressor[Any]]] = types.MappingProxyType(
-    {f.__name__: f for f in (ef_sign, mem_sgd, strom)}
+    {f.__name__: f for f in (ef_sign, mem_sgd, strom, sparse_loco, demo, distro, streaming_diloco)}
 )
-_RECIPE_EXAMPLES = {"ef_sign": "ef_sign", "mem_sgd": "mem_sgd(fraction=0.01)", "strom": "strom(tau=2.5)"}
+_RECIPE_EXAMPLES = {
+    "ef_sign": "ef_sign",
+    "mem_sgd": "mem_sgd(fraction=0.01)",
+    "strom": "strom(tau=2.5)",
+    # Examples are measured on vectors, which the published form sends whole.
+    "sparse_loco": "sparse_loco(vector=4096)",
+    "demo": "demo",
+    "distro": "distro",
+    "streaming_diloco": "streaming_diloco",
+}
 
 
 def examples(name: str) -> tuple[str, ...]:

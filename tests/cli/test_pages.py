@@ -1,7 +1,7 @@
 """The commands in the documentation run, and print what the page shows.
 
 A block of ``console`` is a command after ``$`` and what it prints. A line of dots stands for lines that were left out. What
-depends on the machine (``demo``, ``bench speed`` and ``doctor``) is run in a small form, and only its headings are compared.
+depends on the machine (``demo``, ``bench speed``, ``doctor`` and ``plan``) is run in a small form, and only its headings are compared.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.test_plan import known
 from typer.testing import CliRunner
 
 import tersegrad
+from tersegrad.bench import planning
 from tersegrad.cli import app
 from tersegrad.core import frame
 from tersegrad.core.protocol import Context, Spec
@@ -35,13 +37,14 @@ def squeezed(text: str) -> list[str]:
 def test_page_shows_what_is_printed(command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)  # a page shows what a file would hold
+    monkeypatch.setattr(planning, "coding_of", known)
     compressor, spec, context = tersegrad.parse("qsgd(bits=4)"), Spec.flat(100_000), Context(seed=7, step=1200, sender=3)
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     message, _ = compressor.encode(x, spec, compressor.init(spec, "cpu"), context)
     Path("gradient.tgrd").write_bytes(
         frame.pack(message, wire_id=compressor.wire_id, text=str(compressor), spec=spec, context=context)
     )
-    timed = command.startswith(("demo", "bench speed", "doctor"))
+    timed = command.startswith(("demo", "bench speed", "doctor", "plan"))
     words = (
         shlex.split(command) + {"demo": ["--quick"], "benc": ["--size", "16Ki", "--rounds", "3"]}.get(command[:4], []) * timed
     )
@@ -66,4 +69,13 @@ def test_page_shows_what_is_printed(command: str, shown: str, tmp_path: Path, mo
 
 
 def test_every_command_is_on_the_page() -> None:
-    assert {command.split()[0] for command, _ in BLOCKS} == {"demo", "train", "bench", "bounds", "inspect", "list", "doctor"}
+    assert {command.split()[0] for command, _ in BLOCKS} == {
+        "demo",
+        "train",
+        "plan",
+        "bench",
+        "bounds",
+        "inspect",
+        "list",
+        "doctor",
+    }

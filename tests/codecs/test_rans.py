@@ -68,7 +68,7 @@ def everywhere(
 
 
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 4, 15, 16, 17, 32, 33, 64, 65, 128, 255, 256])
-@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 1000, 6001])
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 1001])
 def test_same_bytes_everywhere(alphabet: int, count: int) -> None:
     for symbols in (gaussian(count, alphabet), uniform(count, alphabet), gaussian(count, alphabet, 0.01)):
         everywhere(symbols, alphabet)
@@ -94,7 +94,7 @@ def test_chunk_lengths(chunk: int) -> None:
 @pytest.mark.parametrize("count", [400, 511, 512, 1023, 1024, 2047, 2048, 8191, 8192, 16_383, 16_384, 16_385])
 def test_few_lanes(count: int) -> None:
     """Small blocks have fewer lanes, and come within a table, a header and four bytes per lane of the entropy."""
-    for alphabet in (2, 5, 17, 200):
+    for alphabet in (2, 17, 200):
         symbols = gaussian(count, alphabet)
         data = everywhere(symbols, alphabet)
         lanes = 64 if count >= 1 << 14 else 1 << max(0, count.bit_length() - 10)

@@ -11,8 +11,18 @@ from torch import Tensor
 
 import tersegrad
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.core.protocol import Context, Guarantee, Spec
-from tersegrad.exchange import AllGatherExchange, Exchange, ProcessGroup, TwoShotExchange, scheme, start, virtual
+from tersegrad.core.protocol import Context, Guarantee, Message, Spec
+from tersegrad.exchange import (
+    AllGather,
+    AllGatherExchange,
+    AllToAll,
+    Exchange,
+    ProcessGroup,
+    TwoShotExchange,
+    scheme,
+    start,
+    virtual,
+)
 from tersegrad.exchange.all_gather import gather_messages
 from tests.exchange.pool import Pool
 from tests.laws.zoo import adversarial
@@ -188,16 +198,32 @@ def test_two_shot_promises() -> None:
     ("sparse_dithering(nu=0.1)", "two_shot", 4),
 ])  # fmt: skip
 def test_messages_of_fixed_size_need_no_round_for_their_lengths(text: str, kind: str, rounds: int) -> None:
-    exchange, spec = make(kind, text), Spec.flat(1000)
-    steps = exchange.steps(vector(1000, 0, 0), exchange.init(spec, "cpu", 0, 1), spec, Context(), 0, 1)
-    count, answer = 0, None
-    while True:
-        try:
-            request = next(steps) if answer is None else steps.send(answer)
-        except StopIteration:
-            break
-        count, answer = count + 1, request.data
-    assert count == rounds
+    inner, spec, requests = make(kind, text), Spec.flat(1000), []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def steps(self, *args: Any) -> Any:
+            steps, answer = inner.steps(*args), None
+            while True:
+                try:
+                    request = next(steps) if answer is None else steps.send(answer)
+                except StopIteration as end:
+                    return end.value
+                requests.append(request)
+                answer = yield request
+
+    xs = [vector(1000, r, 0) for r in range(2)]
+    virtual.run(Counted(), xs, virtual.init(inner, spec, 2), spec, Context())
+    assert len(requests) == 2 * rounds
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "two_shot"])
+def test_one_rank_exchanges_nothing(kind: str) -> None:
+    exchange, spec = make(kind, "sparse_dithering(nu=0.1)"), Spec.flat(1000)
+    with pytest.raises(StopIteration):
+        next(exchange.steps(vector(1000, 0, 0), exchange.init(spec, "cpu", 0, 1), spec, Context(), 0, 1))
 
 
 def test_a_false_declaration_of_fixed_size_is_an_error() -> None:
@@ -255,3 +281,21 @@ def test_a_second_compressor_serves_the_means() -> None:
     for bad in ("two_shot(second=vgc(alpha=1.5))", "two_shot(second=all_gather)", "bf16"):
         with pytest.raises(BadConfiguration):
             scheme(bad)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_message_is_copied_once_per_byte_that_leaves_and_not_at_all_for_one_other_rank(size: int) -> None:
+    message = Message(torch.arange(50, dtype=torch.uint8), 40)
+    steps = gather_messages(message, [50] * size, False, 0, size)
+    assert isinstance(next(steps), AllGather)
+    sizes = torch.full((size,), 40, dtype=torch.int64).view(torch.uint8)
+    request = steps.send(sizes)
+    assert isinstance(request, AllToAll)
+    assert request.data.tolist() == list(range(40)) * (size - 1)
+    assert (request.data.data_ptr() == message.data.data_ptr()) == (size == 2)
+    arrived = torch.zeros(40 * (size - 1), dtype=torch.uint8)
+    with pytest.raises(StopIteration) as end:
+        steps.send(arrived)
+    received = end.value.value[1]
+    assert received[0].data.data_ptr() == message.data.data_ptr()
+    assert [m.data.data_ptr() - arrived.data_ptr() for m in received[1:]] == [40 * r for r in range(size - 1)]

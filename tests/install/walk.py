@@ -22,7 +22,10 @@ from typing import Any
 
 PACKAGES = ("tersegrad", "torch", "numpy", "typer", "click", "rich", "scikit-learn", "matplotlib", "plotly", "flwr")
 COMMANDS = (
-    *([*command, "--help"] for command in ([], ["demo"], ["train"], ["list"], ["bounds"], ["inspect"], ["doctor"], ["bench"])),
+    *(
+        [*command, "--help"]
+        for command in ([], ["demo"], ["train"], ["plan"], ["list"], ["bounds"], ["inspect"], ["doctor"], ["bench"])
+    ),
     ["bench", "rate", "--help"],
     ["bench", "speed", "--help"],
     ["--version"],
@@ -34,6 +37,7 @@ COMMANDS = (
     ["inspect", "gradient.tgrd"],
     ["bench", "rate", "bf16", "top_k(fraction=0.01)", "sparse_dithering(alpha=0.1)", "--size", "16Ki"],
     ["bench", "speed", "bf16", "--size", "16Ki", "--rounds", "3"],
+    ["plan", "--model", "resnet50", "--bandwidth", "1Gbit", "--workers", "4"],
     ["train", "--workers", "2", "--epochs", "1", "--model", "mlp(width=64)"],
     ["demo", "--quick", "--workers", "2"],
 )

@@ -11,11 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.engine.replicas import ReplicasDiffer
 from tersegrad.integrations import local_sgd
+from tersegrad.integrations.anchors import Outer, divide
 from tersegrad.integrations.local_sgd import DiLoCo, LocalSGD
+from tersegrad.integrations.methods import method
 from tests.exchange.pool import Pool, pool
 from tests.integrations.test_ddp import same
 
@@ -33,6 +37,38 @@ def workers() -> Iterator[Pool]:
 def net(seed: int = 3) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 5))
+
+
+class Written(TorchDispatchMode):
+    """Counts the elements that operations write, in new tensors or in given ones; views and empty memory are no writing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in pytree.tree_leaves(args) if isinstance(t, Tensor)}
+        for made in pytree.tree_leaves(result):
+            view = made.untyped_storage().data_ptr() in given and not func._schema.is_mutable
+            self.elements += 0 if view or "empty" in func.name() else made.numel()
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pseudo_gradient_is_written_once(dtype: torch.dtype) -> None:
+    parameters = dict(net().to(dtype).named_parameters())
+    groups, _ = divide(parameters, 1, 1 << 20)
+    outer = Outer(parameters, groups, method("diloco"))
+    with torch.no_grad():
+        for p in parameters.values():
+            p.add_(0.25)
+    with Written() as written:
+        [progress] = [outer.progress(group.number) for group in groups]
+    assert written.elements == progress.numel() == sum(p.numel() for p in parameters.values())
+    own = torch.cat([parameters[n].detach().reshape(-1).float() for n in groups[0].names])
+    anchors = torch.cat([outer.common()[n].reshape(-1) for n in groups[0].names])
+    assert torch.equal(progress, anchors - own)
 
 
 def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:

@@ -89,6 +89,10 @@ def octets(n: int, top: int = 256, seed: int = 0) -> Array:
     return Array(np.random.default_rng(seed).integers(0, top, n).astype(np.uint8))
 
 
+def layout(n: int) -> Array:
+    return Array(np.array([n - 60, 10, 5, 7, 60, 60, 1, 0], dtype=np.int64))
+
+
 def rising(n: int, k: int, dtype: type) -> Array:
     return Array(np.sort(np.random.default_rng(1).choice(n, k, replace=False)).astype(dtype))
 
@@ -132,13 +136,55 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "dithering_decode": [[octets(4 * 5 + packed(n, 5)), zeros(n), 64, 7, 5, True, 0.5]],
         "dither_max_bytes": [[n]],
         "dither_encode": [
-            [floats(n), 0.25, 0.0, coder, 14, (True, *DRAWS), zeros(4 + 1 + 4 * n, np.uint8), zeros(0), zeros(0)]
+            [floats(n), 0.25, 0.0, coder, 14, (True, *DRAWS), zeros(4 + 1 + 4 * n, np.uint8), zeros(0), zeros(0), layout(n)]
             for coder in range(3)
         ]
-        + [[floats(n), 0.0, 0.5, 0, 16, (False, 0, 0, 0, 0), zeros(4 + 1 + 4 * n, np.uint8), zeros(n), floats(n, 1)]],
-        "dither_decode": [[octets(50), zeros(n)], [Array(np.array([0, 0, 0, 128, 0], np.uint8)), zeros(n)]],
-        "dither_decode_add": [[octets(50), zeros(n), 0.5]],
+        + [
+            [
+                floats(n),
+                0.0,
+                0.5,
+                0,
+                16,
+                (False, 0, 0, 0, 0),
+                zeros(4 + 1 + 4 * n, np.uint8),
+                zeros(n),
+                floats(n, 1),
+                zeros(0, np.int64),
+            ]
+        ],
+        "dither_decode": [
+            [octets(50), zeros(n), layout(n)],
+            [Array(np.array([0, 0, 0, 128, 3, 1, 0, 0, 0, 0, 0, 9, 9], np.uint8)), zeros(n), layout(n)],
+            [Array(np.array([0, 0, 0, 128, 0], np.uint8)), zeros(n), zeros(0, np.int64)],
+        ],
+        "dither_decode_add": [[octets(50), zeros(n), 0.5, zeros(n, np.uint8), layout(n)]],
         "dither_sample": [[floats(n), 0.5, 2, zeros(0)], [floats(n), 0.5, 1, floats(n, 1)]],
+        "trellis_max_bytes": [[n]],
+        "trellis_encode": [
+            [floats(n), 0.5, states, 14, (states > 8, 1 << 60, 6, 7, 3, 9), zeros(2 + 4 * n, np.uint8)]
+            for states in (4, 8, 16, 32)
+        ],
+        "trellis_decode": [
+            [octets(50), 8, (False, 0, 0, 0, 0, 0), zeros(n), False, 1.0],
+            [
+                Array(np.array([0, 2, 2, 15, 0, 0, 0, 128, 63, 1] + 75 * [27], np.uint8)),
+                8,
+                (False, 0, 0, 0, 0, 0),
+                zeros(n),
+                True,
+                0.5,
+            ],
+            [
+                Array(np.array([0, 2, 2, 15, 3, 0, 0, 0, 128, 63, 1] + 75 * [27], np.uint8)),
+                32,
+                (True, 1, 6, 7, 3, 9),
+                zeros(n),
+                False,
+                1.0,
+            ],
+        ],
+        "trellis_error": [[floats(n), 0.5, 8]],
         "rotate": [[floats(n), zeros(256 + 64), 256, 1, 2, 3, 4]],
         "unrotate": [[floats(256 + 64), zeros(n), 256, 1, 2, 3, 4]],
         "levels_encode": [[Array(np.arange(-20, 20, dtype=np.int32)), form] for form in (False, True)],
@@ -194,6 +240,20 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "permuted_scatter": [[floats(k), KEYS, 5, zeros(n)]],
         "permuted_scatter_add": [[floats(k), KEYS, 5, 0.5, zeros(n)]],
     }
+    regions = Array(np.array([0, 10, 30, 5, 10, 4], np.int64))
+    places = Array(np.tile(np.array([1, 7, 20, 44], np.int32), 6))
+    sets = zeros(32, np.uint8)
+    coded = module.chunk_encode(places.values, regions.values, n, sets.values)
+    basis = [Array(np.eye(size).reshape(-1)) for size in (5, 10)]
+    found |= {
+        "chunk_choose": [[floats(n), regions, zeros(24, np.int32), zeros(24)]],
+        "chunk_bins": [[floats(24), Array(np.array([4, 20], np.int64)), 4, zeros(24, np.uint8), zeros(8), zeros(8, np.int64)]],
+        "chunk_encode": [[places, regions, n, zeros(32, np.uint8)]],
+        "chunk_decode": [[Array(sets.values[:coded].copy()), regions, n, zeros(24, np.int32)]],
+        "chunk_scatter": [[places, floats(24), regions, zeros(n)]],
+        "chunk_scatter_add": [[places, floats(24), regions, 0.5, zeros(n)]],
+        "cosine_transform": [[floats(n), zeros(n), 10, 30, 5, 10, *basis, True]],
+    }
     codes = Array(np.arange(1, k, dtype=np.int64))
     bits = module.elias_bits(codes.values, 0)
     found["elias_bits"] = [[codes, 0]]
@@ -221,7 +281,7 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
             "bitmap_encode": [indices, n, zeros(38, np.uint8)],
             "bitmap_decode": [octets(38), n, places],
             "gap_classes": [indices, zeros(k, np.uint8)],
-            "gap_histogram": [indices, n],
+            "gap_histogram": [indices, n, zeros(128, np.int64)],
             "gap_rests_encode": [indices, zeros(200, np.uint8)],
             "gap_rests_decode": [octets(100), octets(k, 8), n, places],
             "permuted_indices": [KEYS, 5, n, places],

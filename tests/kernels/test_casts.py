@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tersegrad.compressors import Ternary
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context
+from tersegrad.core.protocol import Context, Message, Spec
 from tersegrad.kernels import native, reference
-from tersegrad.kernels.schema import Kernels
+from tersegrad.kernels.schema import CastKernels
 
 CTX = Context(seed=0xFEDCBA9876543210, step=7, buffer=3, sender=11)
 SIZES = (0, 1, 15, 16, 63, 64, 65, 321, 4097, 5441, 9000)
@@ -28,17 +29,17 @@ class Case:
     def __init__(
         self,
         nbytes: Callable[[int], int],
-        encode: Callable[[Kernels, Tensor, Tensor], None],
-        decode: Callable[[Kernels, Tensor, Tensor, float | None], None],
+        encode: Callable[[CastKernels, Tensor, Tensor], None],
+        decode: Callable[[CastKernels, Tensor, Tensor, float | None], object],
     ) -> None:
         self.nbytes, self.write, self.read = nbytes, encode, decode
 
-    def encode(self, backend: Kernels, x: Tensor) -> Tensor:
+    def encode(self, backend: CastKernels, x: Tensor) -> Tensor:
         out = torch.full((self.nbytes(x.numel()),), 0xAA, dtype=torch.uint8)
         self.write(backend, x, out)
         return out
 
-    def decode(self, backend: Kernels, data: Tensor, d: int, weight: float | None = None) -> Tensor:
+    def decode(self, backend: CastKernels, data: Tensor, d: int, weight: float | None = None) -> Tensor:
         out = torch.linspace(-1, 1, d)
         self.read(backend, data, out, weight)
         return out
@@ -220,11 +221,13 @@ def test_fp8_scale_puts_the_largest_between_232_and_464() -> None:
 
 
 @pytest.mark.parametrize("backend", [reference, native], ids=["reference", "native"])
-def test_trits_must_be_canonical(backend: Kernels) -> None:
+def test_trits_must_be_canonical(backend: CastKernels) -> None:
     case = CASES["ternary"]
     data = case.encode(backend, torch.randn(7))
     for at, value in ((4, 243), (5, 255), (5, 9)):
         bad = data.clone()
         bad[at] = value
+        assert not backend.ternary_decode(bad, torch.empty(7), 64)
         with pytest.raises(CorruptMessage):
-            case.decode(backend, bad, 7)
+            Ternary().decode(Message(bad, bad.numel()), Spec.flat(7), CTX)
+    assert backend.ternary_decode(data, torch.empty(7), 64)

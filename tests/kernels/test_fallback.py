@@ -51,6 +51,7 @@ def test_the_reason_and_the_remedy_are_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(native, "module", None)
     monkeypatch.setattr(native, "missing", "the compiled ones do not load (no such symbol)")
     monkeypatch.setattr(kernels, "_warned", False)
+    monkeypatch.setattr(kernels, "_chosen", {})
     with pytest.warns(RuntimeWarning, match=r"do not load \(no such symbol\).*compiler"):
         kernels.get(torch.device("cpu"))
     with pytest.raises(RuntimeError, match="no such symbol"), kernels.force("native"):

@@ -50,7 +50,7 @@ def test_vectors_longer_than_an_index_reaches(numel: int, dtype: type) -> None:
         lambda: module.gap_rests_decode(data, octets(5), numel, places),
         lambda: module.permuted_indices([1, 2, 3, 4, 5, 6], 0, numel, places),
         lambda: module.digits_encode(np.arange(5, dtype=dtype), numel, data),
-        lambda: module.gap_histogram(np.arange(5, dtype=dtype), numel),
+        lambda: module.gap_histogram(np.arange(5, dtype=dtype), numel, np.zeros(128, dtype=np.int64)),
     )
     for call in calls:
         with pytest.raises(ValueError, match=r"too long|permutation"):
@@ -63,7 +63,7 @@ def test_index_sets_must_increase() -> None:
         lambda: module.golomb_encode(UNSORTED, 3, octets(100)),
         lambda: module.gap_classes(UNSORTED, octets(5)),
         lambda: module.gap_rests_encode(UNSORTED, octets(100)),
-        lambda: module.gap_histogram(UNSORTED, 1000),
+        lambda: module.gap_histogram(UNSORTED, 1000, np.zeros(128, dtype=np.int64)),
         lambda: module.digits_encode(UNSORTED, 1000, octets(100)),
         lambda: module.bitmap_encode(UNSORTED, 1000, octets(125)),
         lambda: module.golomb_size(np.array([-1, 3], dtype=np.int64), 3),
@@ -163,7 +163,9 @@ def test_outputs_on_top_of_inputs() -> None:
         lambda: module.variance_select(x[:64], x[64:], x[:64], x[:64], 1.0, 1.0, 0.0, x[32:96], np.zeros(64, dtype=np.float32)),
         lambda: module.rotate(x[:64], x[32:96], 64, 1, 2, 3, 4),
         lambda: module.permuted_gather(x, [1, 2, 3, 4, 5, 6], 0, x[:64]),
-        lambda: module.dither_encode(x, 0.1, 0.0, 0, 16, (False, 0, 0, 0, 0), octets(2000), x, np.zeros(0, dtype=np.float32)),
+        lambda: module.dither_encode(
+            x, 0.1, 0.0, 0, 16, (False, 0, 0, 0, 0), octets(2000), x, np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
+        ),
     )
     for call in calls:
         with pytest.raises(ValueError, match="overlaps"):
@@ -177,20 +179,20 @@ def test_outputs_on_top_of_inputs() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0, 1e-45])
 def test_steps_that_are_none(value: float) -> None:
-    x, nothing = np.ones(64, dtype=np.float32), np.zeros(0, dtype=np.float32)
+    x, nothing, nowhere = np.ones(64, dtype=np.float32), np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
     with pytest.raises(ValueError, match="step"):
         module.dither_sample(x, value, 1, nothing)
     with pytest.raises(ValueError, match="step"):
-        module.dither_encode(x, 0.0, value, 0, 16, (False, 0, 0, 0, 0), octets(1000), nothing, nothing)
+        module.dither_encode(x, 0.0, value, 0, 16, (False, 0, 0, 0, 0), octets(1000), nothing, nothing, nowhere)
     with pytest.raises(ValueError, match="step"):
         module.subtractive_quantise(x, value, DRAWS, 0, np.zeros(64, dtype=np.int32))
 
 
 def test_nu_must_be_a_number() -> None:
-    x, nothing = np.ones(64, dtype=np.float32), np.zeros(0, dtype=np.float32)
+    x, nothing, nowhere = np.ones(64, dtype=np.float32), np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
     for nu in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="nu"):
-            module.dither_encode(x, nu, 0.0, 0, 16, (False, 0, 0, 0, 0), octets(1000), nothing, nothing)
+            module.dither_encode(x, nu, 0.0, 0, 16, (False, 0, 0, 0, 0), octets(1000), nothing, nothing, nowhere)
     with pytest.raises(ValueError, match="coordinates"):
         module.dither_max_bytes(1 << 63)
 
@@ -213,7 +215,7 @@ def test_variance_returns_all_that_it_found() -> None:
     zero = torch.zeros(n)
     for threads in (1, 3):
         with native.using(threads=threads):
-            next_r, next_v, indices, values, finite = native.variance_select(zero, zero, x, zero, 1.0, 0.9)
+            next_r, next_v, indices, values, _, finite = native.variance_select(zero, zero, x, zero, 1.0, 0.9, n)
             assert finite
             assert indices.dtype == torch.int32
             assert torch.equal(values, x[indices.long()])

@@ -43,7 +43,7 @@ def message() -> bytes:
     """Bytes and coordinates that several threads work on together, in phases and in parts."""
     out = torch.empty(native.dither_max_bytes(X.numel()), dtype=torch.uint8)
     nbytes = int(native.dither_encode(X, 0.1, 0.0, 0, 16, None, out)[0])
-    indices, values = native.select_top_k(X, 10_000)
+    indices, values, _ = native.select_top_k(X, 10_000)
     return out[:nbytes].numpy().tobytes() + indices.numpy().tobytes() + values.numpy().tobytes()
 
 
@@ -129,7 +129,7 @@ import hashlib, os, signal, threading
 def message():
     out = torch.empty(native.dither_max_bytes(x.numel()), dtype=torch.uint8)
     n = int(native.dither_encode(x, 0.1, 0.0, 0, 16, None, out)[0])
-    indices, values = native.select_top_k(x, 10_000)
+    indices, values, _ = native.select_top_k(x, 10_000)
     return hashlib.sha256(out[:n].numpy().tobytes() + indices.numpy().tobytes() + values.numpy().tobytes()).digest()
 
 module.set_threads(3)

@@ -25,12 +25,13 @@ def inputs(n: int, doubt: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return r.contiguous(), v.contiguous(), x.contiguous(), s.contiguous()
 
 
-def same(ours: tuple[Tensor, Tensor, Tensor, Tensor, bool], expected: tuple[Tensor, Tensor, Tensor, Tensor, bool]) -> None:
-    for a, b in zip(ours[:4], expected[:4]):
+def same(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    count = int(expected[4])
+    for a, b in zip((*ours[:2], ours[2][:count], ours[3][:count]), (*expected[:2], expected[2][:count], expected[3][:count])):
         assert a.dtype == b.dtype
         bits = torch.int32 if a.dtype == torch.float32 else a.dtype
         assert torch.equal(a.view(bits), b.view(bits))
-    assert ours[4] == expected[4]
+    assert ours[4:] == expected[4:]
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -38,13 +39,13 @@ def same(ours: tuple[Tensor, Tensor, Tensor, Tensor, bool], expected: tuple[Tens
 def test_native_is_reference(n: int, doubt: float) -> None:
     given = inputs(n, doubt)
     before = [t.clone() for t in given]
-    by_variance = reference.variance_select(*given, 1.3, 0.999)
-    by_both = reference.hybrid_select(*given, 1.3, TAU, 0.999)
+    by_variance = reference.variance_select(*given, 1.3, 0.999, 10**6)
+    by_both = reference.hybrid_select(*given, 1.3, TAU, 0.999, 10**6)
     for isa in native.supported_isas():
         for threads in (1, 3):
             with native.using(isa=isa, threads=threads):
-                same(native.variance_select(*given, 1.3, 0.999), by_variance)
-                same(native.hybrid_select(*given, 1.3, TAU, 0.999), by_both)
+                same(native.variance_select(*given, 1.3, 0.999, 10**6), by_variance)
+                same(native.hybrid_select(*given, 1.3, TAU, 0.999, 10**6), by_both)
     assert all(torch.equal(a, b) for a, b in zip(given, before))
 
 
@@ -54,9 +55,14 @@ def test_what_is_not_finite_is_seen(bad: float, which: int) -> None:
     given = inputs(3000, 3.0)
     given[which][2500] = bad
     for run in (native, reference):
-        assert not run.variance_select(*given, 1.3, 0.999)[4] or (bad < 0 and which in (1, 3))  # a negative moment is nobody's
-        assert not run.hybrid_select(*given, 1.3, 0.1, 0.999)[4] or (bad < 0 and which in (1, 3))
-    same(native.variance_select(*inputs(3000, 3.0), 1.3, 0.999), reference.variance_select(*inputs(3000, 3.0), 1.3, 0.999))
+        assert not run.variance_select(*given, 1.3, 0.999, 10**6)[5] or (
+            bad < 0 and which in (1, 3)
+        )  # a negative moment is nobody's
+        assert not run.hybrid_select(*given, 1.3, 0.1, 0.999, 10**6)[5] or (bad < 0 and which in (1, 3))
+    same(
+        native.variance_select(*inputs(3000, 3.0), 1.3, 0.999, 10**6),
+        reference.variance_select(*inputs(3000, 3.0), 1.3, 0.999, 10**6),
+    )
 
 
 def test_large_finite_values_stay_finite() -> None:
@@ -64,7 +70,8 @@ def test_large_finite_values_stay_finite() -> None:
     x = torch.full((20,), 3e38)
     zero = torch.zeros(20)
     for run in (native, reference):
-        _, _, indices, values, finite = run.variance_select(zero, zero, x, torch.ones(20), 1.0, 0.9)
+        _, _, indices, values, count, finite = run.variance_select(zero, zero, x, torch.ones(20), 1.0, 0.9, 20)
+        assert count == 20
         assert finite
         assert indices.tolist() == list(range(20))
         assert torch.equal(values, x)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import tersegrad
+from tersegrad import kernels
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec
 from tests.laws.cases import every_case
@@ -85,6 +86,36 @@ def test_decode_add_of_a_refused_message_changes_nothing(text: str) -> None:
                 c.decode_add(Message.frombytes(bytes(damaged)), spec, ctx, out, 0.5)
             except CorruptMessage:
                 assert torch.equal(out, before)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize(
+    "text", ["sparse_dithering(nu=0.1)", "random_sparse_dithering(omega=1)", "subtractive_dithering(omega=1)"]
+)
+def test_decode_add_changes_nothing_where_only_the_last_segment_is_bad(text: str, backend: kernels.Backend) -> None:
+    c, d, ctx, rng = tersegrad.parse(text), 400_000, Context(seed=3), random.Random(5)
+    assert isinstance(c, Accumulator)
+    # Heavy tails, so that there are escapes behind the last segment's symbols.
+    x = gaussian(d) / gaussian(d, 1).abs().clamp(min=1e-3)
+    spec, before = Spec.flat(d), gaussian(d, 2)
+    data = first(c, x, spec, ctx).tobytes()
+    refused = 0
+    with kernels.force(backend):
+        for trial in range(12 if backend == "native" else 2):
+            damaged = bytearray(data)
+            if trial % 3 == 0:
+                del damaged[-1 - trial :]
+            else:
+                # Escapes are the last bytes; symbols of the last segment lie some way before the end.
+                at = len(data) - 1 - rng.randrange(40 if trial % 3 == 1 else len(data) // 5)
+                damaged[at] ^= 1 << rng.randrange(8)
+            out = before.clone()
+            try:
+                c.decode_add(Message.frombytes(bytes(damaged)), spec, ctx, out, 0.5)
+            except CorruptMessage:
+                refused += 1
+                assert torch.equal(out, before)
+    assert refused
 
 
 @every_case

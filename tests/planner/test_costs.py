@@ -12,8 +12,9 @@ from tersegrad import theory
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Spec
 from tersegrad.exchange import scheme, virtual
-from tersegrad.planner import costs
-from tersegrad.planner.costs import Coding, Link
+from tersegrad.planner import costs, predict
+from tersegrad.planner.costs import Link
+from tersegrad.planner.trips import Coding
 
 GIGABIT = Link(1e9)
 VGG = 7_580_000
@@ -80,23 +81,24 @@ def test_predicted_bytes_are_those_that_exchanges_send(exchange: str, text: str,
     vectors = [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)]
     outcome = virtual.run(made, vectors, virtual.init(made, spec, workers), spec, Context())
     bits = 8 * compressor.max_nbytes(spec) / numel
-    predicted = costs.predict(exchange, numel, workers, GIGABIT, bits, fixed_size=True)  # type: ignore[arg-type]
+    predicted = predict(exchange, numel, workers, GIGABIT, bits, fixed_size=True)  # type: ignore[arg-type]
     assert outcome.sent[0] == pytest.approx(predicted.sent, rel=0.01)
     assert predicted.wire == pytest.approx(GIGABIT.seconds(outcome.sent[0]), rel=0.01)
 
 
 def test_predict_adds_up() -> None:
-    link, coding = Link(100e6, 1e-3, costs.ETHERNET), Coding(0.01, 0.02)
-    gathered = costs.predict("all_gather", 10**6, 4, link, 0.1, coding)
+    link, coding = Link(100e6, 1e-3, costs.ETHERNET), Coding(1e-8, 2e-8)
+    gathered = predict("all_gather", 10**6, 4, link, 0.1, coding)
     assert gathered.coding == pytest.approx(0.01 + 4 * 0.02)
     assert gathered.seconds == gathered.wire + gathered.coding
-    assert gathered.wire == pytest.approx(3 * 1e5 / 100e6 * costs.ETHERNET + 2e-3)
-    two = costs.predict("two_shot", 10**6, 4, link, 0.1, coding, fixed_size=True)
+    # Lengths go around the ring, messages directly.
+    assert gathered.wire == pytest.approx(3 * (1e5 + 8 * 8) / 100e6 * costs.ETHERNET + 4e-3)
+    two = predict("two_shot", 10**6, 4, link, 0.1, coding, fixed_size=True)
     assert two.coding == pytest.approx(1.25 * 0.01 + 2 * 0.02)
-    assert two.wire == pytest.approx(1.5 * 1e5 / 100e6 * costs.ETHERNET + 2e-3)
-    assert costs.predict("all_reduce", 10**6, 1, link).wire == 0
+    assert two.wire == pytest.approx(1.5 * 1e5 / 100e6 * costs.ETHERNET + 4e-3)
+    assert predict("all_reduce", 10**6, 1, link).wire == 0
     faster = dataclasses.replace(link, bits_per_second=1e9)
-    assert costs.predict("all_reduce", 10**6, 4, faster).seconds < costs.predict("all_reduce", 10**6, 4, link).seconds
+    assert predict("all_reduce", 10**6, 4, faster).seconds < predict("all_reduce", 10**6, 4, link).seconds
 
 
 def test_bad_input() -> None:
@@ -104,7 +106,7 @@ def test_bad_input() -> None:
         with pytest.raises(BadConfiguration):
             Link(**bad)
     with pytest.raises(BadConfiguration, match="all_reduce"):
-        costs.predict("ring", 10, 2, GIGABIT)  # type: ignore[arg-type]
+        predict("ring", 10, 2, GIGABIT)  # type: ignore[arg-type]
     with pytest.raises(BadConfiguration, match="worker"):
         costs.ring_all_reduce(0, 10, GIGABIT)
     with pytest.raises(BadConfiguration, match="block"):

@@ -146,7 +146,7 @@ def test_refuses_what_does_not_fit(workers: Pool, tmp_path: Path) -> None:
     assert again[0] == again[1]
     other = workers.run(job_refused, Job(checkpoint=tmp_path, resume=True, **SMALL | {"epochs": 1, "batch": 20}))
     assert "batch = 40" in other[0]
-    assert "1600 images" in workers.run(job_refused, Job(batch=800))[0].replace("2 workers x 800", "1600")
+    assert "1600 examples" in workers.run(job_refused, Job(batch=800))[0].replace("2 workers x 800", "1600")
 
 
 @pytest.mark.parametrize(

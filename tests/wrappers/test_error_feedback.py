@@ -187,7 +187,7 @@ def test_bfloat16_input_and_residual() -> None:
         (lambda: ErrorFeedback(ByTensor(Largest(), rules=(("a", ErrorFeedback(Largest())),))), "residual of its own"),
         (lambda: ErrorFeedback(Metered(ErrorFeedback(Largest()))), "residual of its own"),
         (lambda: ErrorFeedback("top_k"), "wraps a compressor"),  # type: ignore[arg-type]
-        (lambda: ErrorFeedback(Largest(), residual="float64"), "float32 or bfloat16"),  # type: ignore[arg-type]
+        (lambda: ErrorFeedback(Largest(), residual="float64"), "bfloat16 or int8"),  # type: ignore[arg-type]
         (lambda: ErrorFeedback(ByTensor(Lottery(p=0.25), small=Promiseless())).init(Spec.flat(5), "cpu"), "no guarantee"),
     ],
 )

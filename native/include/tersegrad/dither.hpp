@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tersegrad/classes.hpp"
 #include "tersegrad/philox.hpp"
 #include "tersegrad/rans.hpp"
 
@@ -19,6 +20,10 @@ inline constexpr int kBias = 15;  // levels wait as bytes, this much added: thos
 inline constexpr std::size_t kSegment = std::size_t{1} << 18, kLongestSegment = kSegment + kSegment / 2;
 inline constexpr std::size_t kMostScales = kLongestSegment / kScaleBlock;
 
+// Chunks of 2^16 coordinates, but of 2^18 in segments with classes that take less than half a bit per coordinate: the states of all
+// lanes would cost as much as the levels.
+inline constexpr int kAutoChunk = 0, kUsualChunk = 16;
+
 enum class Coder : int { automatic = 0, rans = 1, paper = 2 };
 
 struct Options {
@@ -28,7 +33,8 @@ struct Options {
     const Stream* draws = nullptr;  // stochastic rounding, and steps are sent; else least-squares scales are
     const float* carry = nullptr;   // added to x before anything else
     float* left = nullptr;          // wanted with `carry`: the sum minus what is decoded; not x, not carry. Undefined if not finite
-    int chunk = 16;                 // log2 of the length of rANS chunks
+    int chunk = kAutoChunk;         // log2 of the length of rANS chunks
+    classes::Rows rows = {};        // where rows and columns are; without pieces there are no classes
 };
 
 struct Outcome {
@@ -40,9 +46,11 @@ struct Outcome {
 // Whole messages. `out` holds max_bytes(n).
 std::size_t max_bytes(std::size_t n);
 Outcome encode(const float* x, std::size_t n, const Options&, std::uint8_t* out);
-// out = decoded, or out += weight * decoded. False: malformed bytes.
-bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, float* out);
-bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, float weight, float* out);
+// out = decoded, or out += weight * decoded. False: malformed bytes, of which nothing was added. Without pieces the vector is one row.
+// `symbols`: n bytes to work in, made anew if there are none.
+bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const classes::Rows&, float* out);
+bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const classes::Rows&, float weight, float* out,
+                std::uint8_t* symbols = nullptr);
 
 // What rounding to multiples of a step tells.
 struct Moments {

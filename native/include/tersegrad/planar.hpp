@@ -26,7 +26,8 @@ std::int64_t gamma_decode(const std::uint8_t* data, std::size_t size, std::size_
 std::int64_t rice_bits(const std::int64_t* values, std::size_t count, unsigned k);
 std::int64_t rice_bytes(const std::int64_t* values, std::size_t count, unsigned k);
 int rice_best(const std::int64_t* values, std::size_t count);  // the smallest k with the fewest bits; -1 if a value is negative
-void rice_encode(const std::int64_t* values, std::size_t count, unsigned k, std::uint8_t* out);
+// Bytes written, `outside` if a value is negative, `ended` if they are more than there is room for.
+std::int64_t rice_encode(const std::int64_t* values, std::size_t count, unsigned k, std::uint8_t* out, std::size_t capacity);
 std::int64_t rice_decode(const std::uint8_t* data, std::size_t size, std::size_t count, unsigned k, std::int64_t* out);
 
 // ---- Golomb codes of the gaps between increasing indices ----
@@ -45,18 +46,24 @@ struct Planes {
     unsigned unary_bit, rests_bit, last_bit;
 };
 
+struct RiceSums {
+    std::uint64_t zeros = 0, escapes = 0, low = 0;  // bits: zeros of the unary plane, escaped values, low bits of theirs
+};
+
 // What the instruction sets provide; the same source, compiled with and without bit-manipulation instructions.
 struct Table {
     // The gaps to indices[begin .. end), the first one to the index before it.
     Sums (*measure32)(const Golomb&, const std::int32_t*, std::size_t begin, std::size_t end);
     Sums (*measure64)(const Golomb&, const std::int64_t*, std::size_t begin, std::size_t end);
-    void (*write32)(const Golomb&, const std::int32_t*, std::size_t begin, std::size_t end, const Planes&);
-    void (*write64)(const Golomb&, const std::int64_t*, std::size_t begin, std::size_t end, const Planes&);
+    // The bits that were written to the first and to the last plane.
+    Sums (*write32)(const Golomb&, const std::int32_t*, std::size_t begin, std::size_t end, const Planes&);
+    Sums (*write64)(const Golomb&, const std::int64_t*, std::size_t begin, std::size_t end, const Planes&);
     std::int64_t (*read32)(const Golomb&, const std::uint8_t*, std::size_t, std::size_t count, std::uint64_t n, std::int32_t*);
     std::int64_t (*read64)(const Golomb&, const std::uint8_t*, std::size_t, std::size_t count, std::uint64_t n, std::int64_t*);
     void (*gamma_encode)(const std::int64_t*, std::size_t, std::uint8_t*);
     std::int64_t (*gamma_decode)(const std::uint8_t*, std::size_t, std::size_t, std::int64_t*);
-    void (*rice_encode)(const std::int64_t*, std::size_t, unsigned, std::uint8_t*);
+    bool (*rice_measure)(const std::int64_t*, std::size_t, unsigned, RiceSums&);
+    std::int64_t (*rice_encode)(const std::int64_t*, std::size_t, unsigned, std::uint8_t*, std::size_t capacity);
     std::int64_t (*rice_decode)(const std::uint8_t*, std::size_t, std::size_t, unsigned, std::int64_t*);
 };
 const Table& table();

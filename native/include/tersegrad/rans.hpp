@@ -86,6 +86,8 @@ struct EncodeModel {
     int shift;                        // where 2^shift >= alphabet and contexts << shift <= 64, else -1
     std::vector<EncodeTable> tables;  // one a context
     EncodeTable flat;                 // shift >= 0: all tables in one, at index context << shift | symbol
+    std::vector<std::uint32_t> packed; // alphabet <= 32: those entries of all tables, at index context << 5 | symbol
+    std::vector<std::uint8_t> silent;  // by context: 1 where the table leaves no choice, so that its symbols cost nothing
 };
 
 // Byte tables for the permutes of AVX-512.
@@ -101,6 +103,7 @@ struct DecodeModel {
     bool slots_needed;                 // by the instruction set that was in use at construction
     std::vector<std::uint16_t> starts; // contexts * 257
     std::vector<std::uint32_t> slots;  // contexts * 4096: symbol | (f-1) << 8 | (slot - start) << 20
+    std::vector<std::int16_t> only;    // by context: the symbol of a table that leaves no choice, else -1
     int shift;                         // as in EncodeModel
     int levels;                        // probes of the binary search that follows the coarse table
     bool full;                         // some table holds a symbol with f = 4096
@@ -136,17 +139,18 @@ bool decode_two_chunks(const DecodeModel&, const DecodeJob&, const DecodeJob&);
 std::size_t max_message(std::size_t n, int alphabet);
 // Returns the length (at most max_message), or kBad if a symbol lies outside the alphabet.
 std::size_t encode_message(const std::uint8_t* symbols, std::size_t n, int alphabet, Contexts, int contexts, bool sample, int chunk, std::uint8_t* out);
-// The same message in two pieces, without contexts, on one thread, and without a copy of its words: `head` bytes in `head`, which has room
-// for most_head, then `size` bytes at `body`, within scratch of scratch_bytes. Symbols are stored with `first` added.
+// The same message in two pieces, with given counts, on one thread, and without a copy of its words: `head` bytes in `head`, which has room
+// for most_head, then `size` bytes at `body`, within scratch of scratch_bytes. Symbols are stored with `first` added. `Counts` has rows for the
+// contexts in `mask` only, in ascending order.
 struct TwoPieces {
     std::size_t head = 0;
     const std::uint8_t* body = nullptr;
     std::size_t size = 0;
 };
-std::size_t most_head(std::size_t n);
+std::size_t most_head(std::size_t n, int contexts);
 std::size_t scratch_bytes(std::size_t n);
-TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, const std::uint64_t* counts, int chunk,
-                           std::uint8_t* head, std::uint8_t* scratch, std::size_t room, Ahead ahead = {});
+TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, Contexts, unsigned mask, const std::uint64_t* counts,
+                           int chunk, std::uint8_t* head, std::uint8_t* scratch, std::size_t room, Ahead ahead = {});
 // A coded message taken apart; `jobs`, which refer to `layout`, are empty where the tables leave no choice. nullptr: malformed.
 
 struct Opened {

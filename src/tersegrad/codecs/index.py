@@ -39,6 +39,8 @@ RICE_MAX = 40
 CLASSES = 112  # gaps below 2^56
 TABLES = 100  # about the bytes of rANS tables and states
 
+Histogram = list[tuple[int, int]]  # classes of gaps that occur, in ascending order, and how often
+
 
 def dtype(numel: int) -> torch.dtype:
     """The dtype of indices into ``numel`` coordinates."""
@@ -201,8 +203,8 @@ def _smallest(indices: Tensor, numel: int) -> Form:
     forms: list[Form] = [Digits(indices, numel)] if k <= SHORT else []
     if k == 0:
         return forms[0]
-    histogram = dict(enumerate(kernels.get(indices.device).gap_histogram(indices, numel).tolist()))
-    histogram = {c: n for c, n in histogram.items() if n}
+    counts: list[int] = kernels.get(indices.device).gap_histogram(indices, numel).tolist()
+    histogram = [(c, n) for c, n in enumerate(counts) if n]
     forms.append(Bitmap(indices, numel))
     # A divisor of one makes a bitmap of the Golomb code.
     if divisor(k, numel) > 1:
@@ -215,13 +217,13 @@ def _smallest(indices: Tensor, numel: int) -> Form:
     return min([best, *_entropy_coded(indices, numel, histogram, best.size())], key=lambda form: form.size())
 
 
-def _entropy_coded(indices: Tensor, numel: int, histogram: dict[int, int], size: int) -> Iterator[Form]:
+def _entropy_coded(indices: Tensor, numel: int, histogram: Histogram, size: int) -> Iterator[Form]:
     """The entropy-coded forms, where their estimates promise to save at least 1 % of ``size`` bytes."""
     ops, k = kernels.get(indices.device), indices.numel()
     if k > SHORT:
-        open_bits = sum(n * max(0, (c + 1) // 2 - 1) for c, n in histogram.items())
-        if TABLES + (_entropy(histogram.values()) + open_bits) / 8 < 0.99 * size:
-            yield EntropyGaps(indices, max(histogram) + 1, open_bits)
+        open_bits = sum([n * ((c + 1) // 2 - 1) for c, n in histogram if c])
+        if TABLES + (_entropy([n for _, n in histogram]) + open_bits) / 8 < 0.99 * size:
+            yield EntropyGaps(indices, histogram[-1][0] + 1, open_bits)
     if 32 * k > numel > 4096:
         bitmap = ops.bitmap_encode(indices, numel)
         counts = ops.rans_histogram(bitmap, 256, None, 1, True)[0].tolist()
@@ -232,18 +234,33 @@ def _entropy_coded(indices: Tensor, numel: int, histogram: dict[int, int], size:
 def _entropy(counts: Collection[int]) -> float:
     """Bits that an ideal code spends on all symbols together."""
     total = sum(counts)
-    return sum(n * math.log2(total / n) for n in counts if n)
+    return sum([n * math.log2(total / n) for n in counts if n])
 
 
-def _rice_estimate(histogram: dict[int, int]) -> tuple[int, float]:
+# The middle of every class of gaps.
+MIDDLES = [(2.5 + (c + 1) % 2) * 2.0 ** ((c + 1) // 2 - 1) - 1 if c else 0.0 for c in range(128)]
+
+
+def _rice_estimate(histogram: Histogram) -> tuple[int, float]:
     """A good Rice parameter and its bytes, from the counts of the gaps' classes, each gap taken as the middle of its class."""
-    total = sum(histogram.values())
-    reached = itertools.accumulate(histogram.values())
-    median = next(c for c, below in zip(histogram, reached) if 2 * below >= total)
-    middles = [(n, (2.5 + (c + 1) % 2) * 2.0 ** ((c + 1) // 2 - 1) - 1 if c else 0.0) for c, n in histogram.items()]
-    near = range(max(0, median // 2 - 2), min(RICE_MAX, median // 2 + 3))
-    costs = [total * (1 + s) + sum(n * max(0.0, g / 2**s - 0.5) for n, g in middles) for s in near]
-    return near[costs.index(min(costs))], min(costs) / 8
+    total = sum([n for _, n in histogram])
+    reached = itertools.accumulate(n for _, n in histogram)
+    median = next(c for (c, _), below in zip(histogram, reached) if 2 * below >= total)
+    middles = [(n, MIDDLES[c]) for c, n in histogram]
+    near = range(min(max(0, median // 2 - 2), RICE_MAX - 1), min(RICE_MAX, median // 2 + 3))
+
+    def cost(s: int) -> float:
+        unit = float(1 << s)
+        return total * (1 + s) + sum([n * (g / unit - 0.5) for n, g in middles if g > unit / 2])
+
+    # Convex in the parameter: the first of the smallest is where neither neighbour is better.
+    at = near[len(near) // 2]
+    least, lower, upper = cost(at), at, at
+    while lower > near[0] and (below := cost(lower - 1)) <= least:
+        lower, least = lower - 1, below
+    while lower == at and upper < near[-1] and (above := cost(upper + 1)) < least:
+        upper, least = upper + 1, above
+    return (upper if lower == at else lower), least / 8
 
 
 def decode(data: Tensor, count: int, numel: int) -> tuple[Tensor, int]:
@@ -290,7 +307,7 @@ def _decode_gaps(form: int, data: Tensor, k: int, numel: int) -> tuple[Tensor, i
             raise CorruptMessage(f"gaps have 1 to {CLASSES} classes, not {parameter}")
         classes, used = rans.decode(data[2:], k, parameter)
         indices, rest = ops.gap_rests_decode(data[2 + used :], classes, numel)
-        return indices, 2 + used + rest
+        return indices, 2 + used + int(rest)
     raise CorruptMessage(f"unknown form {form} of an index set")
 
 

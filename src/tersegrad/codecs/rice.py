@@ -19,7 +19,7 @@ MAX_K = 56
 
 def length_bits(values: Tensor, k: int) -> int:
     """Bits of all codes together, without padding."""
-    return kernels.get(values.device).rice_bits(integers(values), _parameter(k))
+    return int(kernels.get(values.device).rice_bits(integers(values), _parameter(k)))
 
 
 def best_k(values: Tensor) -> int:
@@ -28,7 +28,7 @@ def best_k(values: Tensor) -> int:
     >>> best_k(torch.tensor([9, 12, 3, 7, 10]))
     2
     """
-    return kernels.get(values.device).rice_best(integers(values))
+    return int(kernels.get(values.device).rice_best(integers(values)))
 
 
 def encode(values: Tensor, k: int) -> Tensor:

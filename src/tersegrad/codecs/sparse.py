@@ -20,6 +20,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import index, varint
 from tersegrad.codecs.values import Form, Place
+from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, RAW, ZERO
 from tersegrad.core.protocol import Context, Spec
@@ -31,6 +32,14 @@ class Sparse:
 
     indices: Tensor | None
     values: Tensor
+
+
+def found(indices: Tensor, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor, int]:
+    """What a selection found, in the host's memory (one read), and how many there are: more than that where it had no room."""
+    if not count.is_cpu:
+        indices, values, count = host.read_all(indices, values, count)
+    total = int(count)
+    return (indices[:total], values[:total], total) if total < indices.numel() else (indices, values, total)
 
 
 def max_nbytes(most: int, numel: int) -> int:
@@ -54,7 +63,7 @@ def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[
     most = 1 + varint.nbytes(place.count) + index.max_nbytes(place.count, numel) + form.max_nbytes(place.count, 1)
     if raw is not None and most > 1 + 4 * numel:
         out[0] = RAW
-        out[1 : 1 + 4 * numel] = raw().view(torch.uint8)
+        out[1 : 1 + 4 * numel] = host.read(raw()).view(torch.uint8)
         return 1 + 4 * numel, values
     written = form.write(values, place)
     if written.kept is not None:
@@ -62,9 +71,10 @@ def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[
         if not indices.numel():
             out[0] = ZERO
             return 1, written.decoded
-    head = torch.tensor([PACKED if written.packed else NORMAL, *varint.write(indices.numel())], dtype=torch.uint8)
-    at = head.numel()
-    out[:at] = head
+    head = (PACKED if written.packed else NORMAL, *varint.write(indices.numel()))
+    at = len(head)
+    # Messages are written in the host's memory.
+    out.numpy()[:at] = head
     at += index.encode(indices, numel, out[at:]).numel()
     end = at + written.data.numel()
     out[at:end] = written.data
@@ -96,11 +106,15 @@ def read(data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: 
 
 def scatter(found: Sparse | None, out: Tensor, weight: float | None) -> None:
     """The decoded vector into ``out``, or ``weight`` times it added there; None is one that is not finite."""
+    device = out.device
     if found is None:
         out.fill_(math.nan)
     elif found.indices is None:
-        _ = out.copy_(found.values) if weight is None else out.add_(found.values * weight)
+        values = host.send(found.values, device)
+        _ = out.copy_(values) if weight is None else out.add_(values * weight)
     elif weight is None:
-        kernels.get(out.device).sparse_scatter(found.indices.to(out.device), found.values.to(out.device), out)
+        kernels.get(out.device).sparse_scatter(host.send(found.indices, device), host.send(found.values, device), out)
     else:
-        kernels.get(out.device).sparse_scatter_add(found.indices.to(out.device), found.values.to(out.device), weight, out)
+        kernels.get(out.device).sparse_scatter_add(
+            host.send(found.indices, device), host.send(found.values, device), weight, out
+        )

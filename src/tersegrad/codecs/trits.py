@@ -44,14 +44,3 @@ def unpack(data: Tensor, count: int, out: Tensor | None = None, *, check: bool =
     trits = buffer(out, count, torch.uint8, data.device)
     kernels.get(data.device).unpack_trits(data[:size].contiguous(), trits, check)
     return trits
-
-
-def check(data: Tensor, count: int) -> None:
-    """Raise :class:`CorruptMessage` unless ``data`` is the canonical form of ``count`` trits."""
-    if data.numel() != nbytes(count):
-        raise CorruptMessage(f"{count} trits take {nbytes(count)} bytes, got {data.numel()}")
-    if count == 0:
-        return
-    rest = count % 5
-    if int(data.max()) > 242 or (rest and int(data[-1]) >= 3**rest):
-        raise CorruptMessage("a byte holds five trits, 0..242, and what follows the last trit is zero")

@@ -196,7 +196,8 @@ class QSGD(Stateless):
         steps, codes = self._sizes(spec.numel)
         if self.fixed_size:
             exactly(data, steps + codes)
-            self._dequantise(data[:steps], data[steps:], out, self._width, weight)
+            scales, packed = data.split_with_sizes((steps, codes))
+            self._dequantise(scales, packed, out, self._width, weight)
             return
         mode = int(data[0]) if data.numel() else -1
         if mode in (ZERO, NON_FINITE) and data.numel() == 1:

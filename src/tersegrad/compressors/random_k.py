@@ -19,7 +19,6 @@ all ranks share one, so that masked values can be summed as they are.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar, Literal
 
 import torch
@@ -29,7 +28,7 @@ from tersegrad import kernels
 from tersegrad.core import philox
 from tersegrad.core.numbers import HUGE, share
 from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
-from tersegrad.core.stateless import Stateless, exactly
+from tersegrad.core.stateless import Stateless, exactly, spoilt_unless
 from tersegrad.core.text import require
 
 ROUNDS = 6
@@ -77,28 +76,26 @@ class RandomK(Stateless):
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         ops = kernels.get(x.device)
         values = ops.permuted_gather(x, *permutation_key(ctx, x.numel()), self._count(x.numel()))
-        if not ops.all_finite(x):
-            values.fill_(math.nan)
+        values = spoilt_unless(ops.all_finite(x), values)
         if self.values == "bf16":
             # Not beyond the largest finite bfloat16, which would turn a number into Inf. NaN stays NaN.
             largest = torch.finfo(torch.bfloat16).max
             values = values.clamp(-largest, largest).to(torch.bfloat16)
-        data[:] = values.view(torch.uint8)
+        data.copy_(values.view(torch.uint8))
         return data.numel()
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         exactly(data, self.max_nbytes(spec))
         ops, key = kernels.get(out.device), permutation_key(ctx, spec.numel)
         values = data.clone().view(torch.float32 if self.values == "float32" else torch.bfloat16).float()
-        if not ops.all_finite(values):
-            out.fill_(math.nan)
-            return
+        finite = ops.all_finite(values)
         if self.unbiased and spec.numel:
             values = (values * (spec.numel / self._count(spec.numel))).clamp_(-HUGE, HUGE)
         if weight is None:
             ops.permuted_scatter(values, *key, out)
         else:
             ops.permuted_scatter_add(values, *key, weight, out)
+        spoilt_unless(finite, out)
 
     def max_nbytes(self, spec: Spec) -> int:
         return self._count(spec.numel) * (4 if self.values == "float32" else 2)

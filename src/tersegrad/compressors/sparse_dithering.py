@@ -15,7 +15,8 @@ over memory suffices; ``scale="global"`` uses one step for all, as published.
 
 Wire: ``spec/wire.md``, "Sparse Dithering". Coders: ``paper`` is the published code (31-bit scale, count of zeros, their enumerated
 positions, signs, unary levels), ``rans`` entropy-codes segments of 2^18 coordinates, ``auto`` takes the shortest of these and an
-adaptive arithmetic code for short vectors.
+adaptive arithmetic code for short vectors. Segments code their levels by scale classes of rows, columns or blocks where that is
+shorter (``docs/classes.md``), so that whoever decodes needs the spec's shapes.
 
 Albasyoni, Safaryan, Condat, Richtarik: Optimal Gradient Compression (arXiv 2010.03246). We differ in the least-squares scale, the
 segments, the target searches and the entropy coders, and round ties to even.
@@ -33,8 +34,8 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core import buffers, modes
-from tersegrad.core.numbers import HUGE, TINY, float32
+from tersegrad.core import buffers, host, modes
+from tersegrad.core.numbers import HUGE, TINY, float32, float32_bits, float32_of
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats
 from tersegrad.core.search import Bracket
 from tersegrad.core.stateless import Stateless
@@ -65,16 +66,22 @@ CORRECTIONS = 5
 class Coded:
     """A message, and what its encoder knows of the error."""
 
-    data: Tensor  # uint8
+    buffer: Tensor  # uint8, at least nbytes long
+    nbytes: int
     norm: float = 0.0  # ||x||^2
     error: float = 0.0  # ||x - decoded||^2
+
+    @property
+    def data(self) -> Tensor:
+        return self.buffer[: self.nbytes]
 
 
 def toward_zero(value: float) -> float:
     """The nearest normal float32 that is not larger."""
     value = min(max(value, TINY), HUGE)
     rounded = float32(value)
-    return float(torch.nextafter(torch.tensor(rounded), torch.tensor(0.0))) if rounded > value else rounded
+    # The one below a positive float32 has the next lower bits.
+    return float32_of(float32_bits(rounded) - 1) if rounded > value else rounded
 
 
 def encode_at(
@@ -87,6 +94,7 @@ def encode_at(
     ctx: Context | None = None,
     left: Tensor | None = None,
     carry: Tensor | None = None,
+    layout: Tensor | None = None,
 ) -> Coded:
     """Code x (plus ``carry``) at one step, or with ``step=None`` at one step per block; ``ctx`` asks for stochastic rounding.
 
@@ -95,9 +103,35 @@ def encode_at(
     run = kernels.get(x.device)
     buffer = buffers.empty(run.dither_max_bytes(x.numel()), torch.uint8, x.device) if out is None else out
     nbytes, norm, error = run.dither_encode(
-        x, nu if step is None else 0.0, step or 0.0, CODERS.index(coder), rans.chunk_bits(chunk), ctx, buffer, left, carry
+        x,
+        nu if step is None else 0.0,
+        step or 0.0,
+        CODERS.index(coder),
+        0 if chunk == "auto" else rans.chunk_bits(chunk),
+        ctx,
+        buffer,
+        left,
+        carry,
+        layout,
     )
-    return Coded(buffer[: int(nbytes)], float(norm), float(error))
+    return Coded(buffer, int(nbytes), float(norm), float(error))
+
+
+def write_at(
+    x: Tensor,
+    nu: float,
+    coder: Coder,
+    scale: Scale,
+    chunk: rans.Chunk,
+    out: Tensor,
+    ctx: Context | None,
+    layout: Tensor | None = None,
+) -> int | Tensor:
+    """Code x at the steps that ``nu`` gives; the length of the message. A device with kernels is not waited for."""
+    if x.is_cpu or scale == "global":
+        return encode_at(x, global_step(x, nu, scale), nu, coder, chunk, out, ctx, layout=layout).nbytes
+    number, bits = CODERS.index(coder), 0 if chunk == "auto" else rans.chunk_bits(chunk)
+    return kernels.get(x.device).dither_encode(x, nu, 0.0, number, bits, ctx, out, layout=layout)[0]
 
 
 def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
@@ -108,6 +142,18 @@ def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
     return toward_zero(2 * math.sqrt(nu / x.numel() * norm)) if 0 < norm < math.inf else TINY
 
 
+def sampler(x: Tensor, carry: Tensor | None) -> Callable[[float, int], tuple[float, float]]:
+    """A function of step and stride: squared error and squared norm of a sample. A look is a read, where x is on a device."""
+    run, found = kernels.get(x.device), torch.empty(2, dtype=torch.float64, device=x.device)
+
+    def look(step: float, stride: int) -> tuple[float, float]:
+        run.dither_sample(x, step, stride, found, carry)
+        error, norm = host.read(found).tolist()
+        return error, norm
+
+    return look
+
+
 def log2_error(wrong: float, norm: float, alpha: float) -> float:
     """log2 of the relative error over alpha; errors below 1e-300 count as that much."""
     return math.log2(max(wrong / norm if norm > 0 else 0.0, 1e-300)) - math.log2(alpha)
@@ -115,13 +161,13 @@ def log2_error(wrong: float, norm: float, alpha: float) -> float:
 
 def sampled_step(x: Tensor, carry: Tensor | None, alpha: float, norm: float) -> Bracket:
     """A bracket that starts at log2 of a step whose error on a sample of x (plus ``carry``) is just below alpha."""
-    run, d = kernels.get(x.device), x.numel()
+    look, d = sampler(x, carry), x.numel()
     coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
     # Below the target by what the sample may mislead.
     aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0)) or alpha
 
     def sampled(stride: int) -> Callable[[float], float]:
-        return lambda at: log2_error(*run.dither_sample(x, toward_zero(2.0**at), stride, carry), aim)
+        return lambda at: log2_error(*look(toward_zero(2.0**at), stride), aim)
 
     # Small steps err by a twelfth of their square, so the logarithm rises by 2 per octave.
     start = (math.log2(12 * norm / (d // coarse + 1)) + math.log2(aim)) / 2
@@ -151,19 +197,20 @@ def encode_to_error(
     out: Tensor | None,
     left: Tensor | None = None,
     carry: Tensor | None = None,
+    layout: Tensor | None = None,
 ) -> Coded:
     """Code x (plus ``carry``) at nearly the largest step whose error is at most alpha; every message is verified.
 
     ``left``, a buffer of its own, becomes what the message leaves out.
     """
     run, d = kernels.get(x.device), x.numel()
-    norm = run.dither_sample(x, HUGE, max(1, d // COARSE), carry)[1]
+    _, norm = sampler(x, carry)(HUGE, max(1, d // COARSE))
     norm = norm or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
-        return encode_at(x, TINY, 0.0, coder, chunk, out, left=left, carry=carry)
+        return encode_at(x, TINY, 0.0, coder, chunk, out, left=left, carry=carry, layout=layout)
 
     def encoded(at: float) -> Coded:
-        return encode_at(x, toward_zero(2.0**at), 0.0, coder, chunk, out, left=left, carry=carry)
+        return encode_at(x, toward_zero(2.0**at), 0.0, coder, chunk, out, left=left, carry=carry, layout=layout)
 
     # The sample may mislead: verify on everything, and correct a few times where the vector is long enough to pay for it.
     bracket = sampled_step(x, carry, alpha, norm)
@@ -177,13 +224,17 @@ def encode_to_error(
             return coded
         corrections = max(corrections - (bracket.at is not None), 0)
     # The last message is not the best one, or there is none.
-    return encode_at(x, None, alpha, coder, chunk, out, left=left, carry=carry) if bracket.at is None else encoded(bracket.at)
+    if bracket.at is not None:
+        return encoded(bracket.at)
+    return encode_at(x, None, alpha, coder, chunk, out, left=left, carry=carry, layout=layout)
 
 
-def encode_to_size(x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out: Tensor | None) -> Coded:
+def encode_to_size(
+    x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out: Tensor | None, layout: Tensor | None = None
+) -> Coded:
     """Code x at nearly the smallest step whose message fits the budget."""
     d, norm = x.numel(), float(kernels.get(x.device).sum_squares(x))
-    zeros = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), norm, norm)
+    zeros = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), len(ZERO), norm, norm)
     if not 0 < norm < math.inf:
         best = encode_at(x, HUGE, 0.0, "auto", chunk, None)
     else:
@@ -193,14 +244,14 @@ def encode_to_size(x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out:
         start = min(rate, 24.0) - 2 - math.log2(norm / d) / 2
         bracket = Bracket(start=start, slope=1.0, tight=-0.0025 * rate, low=-127.0, high=126.0, reach=2.0)
         while budget > len(ZERO) and (at := bracket.next()) is not None and bracket.looks < 60:
-            coded = encode_at(x, toward_zero(2.0**-at), 0.0, coder, chunk, None)
-            bracket.tell(at, 8 * (coded.data.numel() - budget) / d)
+            coded = encode_at(x, toward_zero(2.0**-at), 0.0, coder, chunk, None, layout=layout)
+            bracket.tell(at, 8 * (coded.nbytes - budget) / d)
             if at == bracket.at:
                 best = coded
                 # Exact for all purposes: a longer message tells nothing more.
                 if coded.error <= 1e-12 * norm:
                     break
-    return best if out is None else dataclasses.replace(best, data=out[: best.data.numel()].copy_(best.data))
+    return best if out is None else dataclasses.replace(best, buffer=out[: best.nbytes].copy_(best.data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,8 +261,11 @@ class _Dithering(Stateless):
     def max_nbytes(self, spec: Spec) -> int:
         return kernels.reference.dither_max_bytes(spec.numel)
 
+    def codes_on_host(self, device: torch.device) -> bool:
+        return not kernels.faster(device, "dither_encode", "dither_decode", "dither_sample")
+
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        kernels.get(out.device).dither_decode(data, out, weight)
+        kernels.get(out.device).dither_decode(data, out, weight, spec.layout)
 
     def mode(self, data: bytes) -> str:
         return WORDS.get(int.from_bytes(data[:4], "little"), "short") if len(data) >= 4 else "missing"
@@ -257,14 +311,14 @@ class SparseDithering(_Dithering):
     def max_nbytes(self, spec: Spec) -> int:
         return super().max_nbytes(spec) if self.bits is None else max(4, math.floor(self.bits * spec.numel / 8))
 
-    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
         if self.nu is not None:
-            coded = encode_at(x, global_step(x, self.nu, self.scale), self.nu, self.coder, self.chunk, data)
-        elif self.alpha is not None:
-            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data)
+            return write_at(x, self.nu, self.coder, self.scale, self.chunk, data, None, spec.layout)
+        if self.alpha is not None:
+            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, layout=spec.layout)
         else:
-            coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data)
-        return coded.data.numel()
+            coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data, spec.layout)
+        return coded.nbytes
 
     def encode_split(
         self,
@@ -280,17 +334,18 @@ class SparseDithering(_Dithering):
     ) -> tuple[Message, None, bool]:
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         if self.nu is not None and self.scale == "chunk":
-            coded = encode_at(x, None, self.nu, self.coder, self.chunk, data, left=left, carry=residual)
+            coded = encode_at(x, None, self.nu, self.coder, self.chunk, data, left=left, carry=residual, layout=spec.layout)
         elif self.alpha is not None:
-            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, left, residual)
+            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, left, residual, spec.layout)
         else:
             y = torch.add(x, residual, out=left)
             if self.nu is not None:
-                coded = encode_at(y, global_step(y, self.nu, self.scale), self.nu, self.coder, self.chunk, data)
+                step = global_step(y, self.nu, self.scale)
+                coded = encode_at(y, step, self.nu, self.coder, self.chunk, data, layout=spec.layout)
             else:
-                coded = encode_to_size(y, data.numel(), self.coder, self.chunk, data)
-            kernels.get(y.device).dither_decode(coded.data, left, -1.0)
-        message = Message(data if out is None else out, coded.data.numel())
+                coded = encode_to_size(y, data.numel(), self.coder, self.chunk, data, spec.layout)
+            kernels.get(y.device).dither_decode(coded.data, left, -1.0, spec.layout)
+        message = Message(data if out is None else out, coded.nbytes)
         return message, None, math.isfinite(coded.norm)
 
 
@@ -319,6 +374,5 @@ class RandomSparseDithering(_Dithering):
     def wire_omega(self, spec: Spec) -> float:
         return float(self.omega)
 
-    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        step = global_step(x, self.omega, self.scale)
-        return encode_at(x, step, self.omega, self.coder, self.chunk, data, ctx).data.numel()
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
+        return write_at(x, self.omega, self.coder, self.scale, self.chunk, data, ctx, spec.layout)

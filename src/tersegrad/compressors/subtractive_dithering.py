@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import elias, gaussian, levels, rans, varint
-from tersegrad.core import modes
+from tersegrad.core import buffers, modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.numbers import HUGE, TINY, float32
 from tersegrad.core.philox import Purpose
@@ -121,10 +121,10 @@ class SubtractiveDithering(Stateless):
             for (_, n), e in zip(segments, squares, strict=True)
         ]
         live = [(s, n, step) for (s, n), step in zip(segments, steps, strict=True) if step]
-        q = torch.empty(sum(n for _, n, _ in live), dtype=torch.int32, device=device)
+        q = buffers.empty(sum(n for _, n, _ in live), torch.int32, device)
         at = top = 0
         for s, n, step in live:
-            here = run.subtractive_quantise(x[s : s + n], step, ctx, s, q[at : at + n])
+            here = int(run.subtractive_quantise(x[s : s + n], step, ctx, s, q[at : at + n]))
             if here < 0:
                 return torch.cat([_word(RAW, device), x.view(torch.uint8)])
             at, top = at + n, max(top, here)
@@ -146,11 +146,11 @@ class SubtractiveDithering(Stateless):
     def _segmented(self, q: Tensor, top: int, ctx: Context, live: list[tuple[int, int, float]], steps: list[float]) -> Tensor:
         device, size = q.device, q.abs()
         window = _window(size, top)
-        symbols = (q.clamp(-window, window) + window).to(torch.uint8)
+        symbols = buffers.empty(q.numel(), torch.uint8, device).copy_(q.clamp(-window, window).add_(window))
         bins = _bins(ctx, live, device)
         counts = kernels.get(device).rans_histogram(symbols, 2 * window + 1, bins, 1 << BINS, True)
         bits = _classes(counts.cpu())
-        classes = bins >> BINS - bits if bits else None
+        classes = bins.bitwise_right_shift_(BINS - bits) if bits else None
         body = rans.encode(symbols, 2 * window + 1, classes, 1 << bits, chunk=self.chunk)
         tail = (
             elias.encode_planar((size - window + 1)[size >= window].long())
@@ -216,11 +216,12 @@ class SubtractiveDithering(Stateless):
         if tail > payload.numel() - at:
             raise CorruptMessage("the escapes are cut short")
         body = payload[at : payload.numel() - tail].contiguous()
-        classes = (_bins(ctx, live, payload.device) >> BINS - bits, 1 << bits) if bits else (None, 1)
-        symbols, used = rans.decode(body, count, 2 * window + 1, *classes)
+        classes = _bins(ctx, live, payload.device).bitwise_right_shift_(BINS - bits) if bits else None
+        room = buffers.empty(count, torch.uint8, payload.device)
+        symbols, used = rans.decode(body, count, 2 * window + 1, classes, 1 << bits, out=room)
         if used != body.numel():
             raise CorruptMessage("bytes after the symbols")
-        q = symbols.to(torch.int32) - window
+        q = buffers.empty(count, torch.int32, payload.device).copy_(symbols).sub_(window)
         if tail:
             ends = (q.abs() == window).nonzero()[:, 0]
             more, used = elias.decode_planar(payload[payload.numel() - tail :], ends.numel())
@@ -251,7 +252,7 @@ def _sizes(ctx: Context, d: int, device: torch.device) -> Tensor:
 
 def _bins(ctx: Context, live: list[tuple[int, int, float]], device: torch.device) -> Tensor:
     """The finest classes of |U|, of all coordinates that are coded."""
-    bins = torch.empty(sum(n for _, n, _ in live), dtype=torch.uint8, device=device)
+    bins = buffers.empty(sum(n for _, n, _ in live), torch.uint8, device)
     at = 0
     for s, n, _ in live:
         kernels.get(device).subtractive_bins(ctx, s, bins[at : at + n])

@@ -23,9 +23,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.codecs import trits
+from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context, Guarantee, Spec
-from tersegrad.core.stateless import FixedRate
+from tersegrad.core.stateless import FixedRate, spoilt_unless
 from tersegrad.core.text import require
 
 
@@ -56,9 +56,13 @@ class Ternary(FixedRate):
         kernels.get(x.device).ternary_encode(x, data, self._bucket(x.numel()), ctx)
 
     def unpack(self, data: Tensor, out: Tensor, weight: float | None) -> None:
-        if weight is not None:
-            trits.check(data[self._scales(out.numel()) :], out.numel())
-        kernels.get(data.device).ternary_decode(data, out, self._bucket(out.numel()), weight)
+        run, bucket = kernels.get(data.device), self._bucket(out.numel())
+        fine = run.ternary_decode(data, out, bucket, weight)
+        if not data.is_cpu:
+            # Raising would wait for the device: bad trits decode to NaN, as if the sender had had no number to send.
+            spoilt_unless(fine, out)
+        elif not fine:
+            raise CorruptMessage("a byte of trits is at most 242 and ends in zeros")
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(64, -(-numel // 64) * 64)

@@ -48,6 +48,7 @@ class Threshold(Stateless):
     name: ClassVar[str] = "threshold"
     wire_id: ClassVar[int] = 14
     examples: ClassVar[tuple[str, ...]] = ("threshold(tau=2.5)", "threshold(tau=2.5, values=sign)")
+    selects: ClassVar[bool] = True
     corners: ClassVar[tuple[str, ...]] = ("threshold(tau=0.5)", "threshold(tau=0.5, values=sign)")
 
     tau: float
@@ -62,13 +63,13 @@ class Threshold(Stateless):
         d, ops, key = x.numel(), kernels.get(x.device), float32_bits(abs(self.tau)) + 1
         # How many there are is not known before: room for a few per cent first, then for as many as were counted. NaN and Inf lie
         # above any tau, so they are among the values.
-        indices, values, count = ops.select_compact(x, key, d // 16 + 1024)
+        indices, values, count = sparse.found(*ops.select_compact(x, key, d // 16 + 1024))
         if count > indices.numel():
-            indices, values, count = ops.select_compact(x, key, count)
+            indices, values, count = sparse.found(*ops.select_compact(x, key, count))
 
         def whole() -> Tensor:
-            vector = torch.empty(d, dtype=torch.float32, device=x.device)
-            ops.sparse_scatter(indices, values, vector)
+            vector = torch.empty(d, dtype=torch.float32, device=indices.device)
+            kernels.get(indices.device).sparse_scatter(indices, values, vector)
             return vector
 
         raw = whole if self.values == "exact" else None

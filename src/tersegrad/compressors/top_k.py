@@ -49,6 +49,7 @@ class TopK(Stateless):
     name: ClassVar[str] = "top_k"
     wire_id: ClassVar[int] = 12
     examples: ClassVar[tuple[str, ...]] = ("top_k(fraction=0.01)", "top_k(fraction=0.01, exact=false)")
+    selects: ClassVar[bool] = True
     corners: ClassVar[tuple[str, ...]] = ("top_k(fraction=0.1, values=bf16)", "top_k(fraction=0.05, exact=false)")
 
     fraction: float | None = None
@@ -71,10 +72,10 @@ class TopK(Stateless):
         ops, k = kernels.get(x.device), self._count(x.numel())
         if not self.exact:
             most = self._most(x.numel())
-            indices, values, found = ops.select_compact(x, ops.select_sample_key(x, k), most)
+            indices, values, found = sparse.found(*ops.select_compact(x, ops.select_sample_key(x, k), most))
             if -(-k // 2) <= found <= most:
                 return indices, values
-        return ops.select_top_k(x, k)
+        return sparse.found(*ops.select_top_k(x, k))[:2]
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         sparse.scatter(sparse.read(data, spec, ctx, self._form, self._most(spec.numel), raw=True), out, weight)

@@ -39,16 +39,15 @@ from tersegrad.codecs import sparse
 from tersegrad.codecs.sparse import Sparse
 from tersegrad.codecs.values import BFloat16, Compressed, Exp4, Form, MeanSigns, Place, Signs
 from tersegrad.codecs.words import PowerWords, SignWords, Words
-from tersegrad.core import buffers, modes
+from tersegrad.core import buffers, host, modes
 from tersegrad.core.errors import MissingStatistics
 from tersegrad.core.modes import NON_FINITE
 from tersegrad.core.numbers import float32
 from tersegrad.core.protocol import Compressor, Context, Guarantee, Message, Spec, Stats, flat_float32
 from tersegrad.core.text import Configuration, require
 
-CPU = torch.device("cpu")
 Wire = Literal["compact", "paper"]
-Selected = tuple[Tensor, Tensor, Tensor, Tensor, bool]
+Selected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 FORMS: dict[str, Form] = {"exp4": Exp4(), "sign": MeanSigns(), "bf16": BFloat16()}
 
 
@@ -86,8 +85,8 @@ class _VarianceBased(Configuration):
         """Whether r keeps what rounding takes away."""
         return False
 
-    def _select(self, x: Tensor, s: Tensor, state: VarianceState) -> Selected:
-        """The next r and v, indices and values of what is sent, and whether all of it is finite."""
+    def _select(self, x: Tensor, s: Tensor, state: VarianceState, limit: int) -> Selected:
+        """The next r and v, room for ``limit`` indices and values of what is sent, how many there are, whether all is finite."""
         raise NotImplementedError
 
     def _check(self, alpha: float, zeta: float, wire: str) -> None:
@@ -123,17 +122,29 @@ class _VarianceBased(Configuration):
         require(x.numel() == state.r.numel(), f"the state is for {state.r.numel()} coordinates, got {x.numel()}")
         require(s.numel() == x.numel(), f"the second moment has {s.numel()} coordinates, the gradient {x.numel()}")
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
-        r, v, indices, values, finite = self._select(x, s, state)
+        r, v, *rest = self._select(x, s, state, x.numel() if x.is_cpu else x.numel() // 16 + 1024)
+        *chosen, finite = host.read_all(*rest)
+        indices, values, count = sparse.found(*chosen)
+        if count > indices.numel():
+            # More than there was room for: a second read.
+            r, v, *rest = self._select(x, s, state, count)
+            *chosen, finite = host.read_all(*rest)
+            indices, values, count = sparse.found(*chosen)
         if not finite:
             data[0] = NON_FINITE
             return Message(data if out is None else out, 1), state
-        here = data if data.device == CPU else buffers.empty(data.numel(), torch.uint8, CPU)
-        nbytes, decoded = self._write(values.cpu(), Place(indices.cpu(), spec, ctx), here)
+        here = data if data.is_cpu else host.empty(data.numel(), torch.uint8, data.device)
+        nbytes, decoded = self._write(values, Place(indices, spec, ctx), here)
+        copy = None
         if here is not data:
-            data[:nbytes] = here[:nbytes]
+            copy = here[:nbytes]
+            data[:nbytes].copy_(copy, non_blocking=True)
         if self._keeps:
-            r[indices.long()] = values - decoded.to(values.device)
-        return Message(data if out is None else out, nbytes), VarianceState(r, v)
+            r[host.send(indices, r.device).long()] = host.send(values - decoded, r.device)
+        return Message(data if out is None else out, nbytes, copy), VarianceState(r, v)
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return True
 
     def _write(self, values: Tensor, place: Place, data: Tensor) -> tuple[int, Tensor]:
         """The message's length, and what each of the values becomes."""
@@ -154,7 +165,7 @@ class _VarianceBased(Configuration):
         return out
 
     def _read(self, message: Message, spec: Spec, ctx: Context) -> Sparse | None:
-        data = message.payload.cpu()
+        data = message.on_host()
         if self._words is None:
             return sparse.read(data, spec, ctx, self._form, spec.numel)
         if data.numel() == 1 and int(data[0]) == NON_FINITE:
@@ -226,8 +237,8 @@ class VGC(_VarianceBased):
     def _words(self) -> Words | None:
         return PowerWords() if self.wire == "paper" else None
 
-    def _select(self, x: Tensor, s: Tensor, state: VarianceState) -> Selected:
-        return kernels.get(x.device).variance_select(state.r, state.v, x, s, self.alpha, self.zeta)
+    def _select(self, x: Tensor, s: Tensor, state: VarianceState, limit: int) -> Selected:
+        return kernels.get(x.device).variance_select(state.r, state.v, x, s, self.alpha, self.zeta, limit)
 
     @property
     def _keeps(self) -> bool:
@@ -267,5 +278,5 @@ class Hybrid(_VarianceBased):
     def _words(self) -> Words | None:
         return SignWords(float32(self.tau)) if self.wire == "paper" else None
 
-    def _select(self, x: Tensor, s: Tensor, state: VarianceState) -> Selected:
-        return kernels.get(x.device).hybrid_select(state.r, state.v, x, s, self.alpha, float32(self.tau), self.zeta)
+    def _select(self, x: Tensor, s: Tensor, state: VarianceState, limit: int) -> Selected:
+        return kernels.get(x.device).hybrid_select(state.r, state.v, x, s, self.alpha, float32(self.tau), self.zeta, limit)

@@ -129,7 +129,7 @@ def byte_buffer(out: Tensor | None, nbytes: int, device: torch.device) -> Tensor
             f"out must be a flat, contiguous uint8 tensor of at least {nbytes} bytes on {device}, "
             f"got {out.dtype} {tuple(out.shape)} on {out.device}"
         )
-    return out[:nbytes]
+    return out if out.numel() == nbytes else out[:nbytes]
 
 
 def float_buffer(out: Tensor | None, numel: int, device: torch.device) -> Tensor:

@@ -29,6 +29,15 @@ def float32_bits(value: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
+def float32_of(bits: int) -> float:
+    """The float32 with this bit pattern.
+
+    >>> float32_of(0x3F800000)
+    1.0
+    """
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
 @functools.lru_cache(maxsize=1024)
 def share(numel: int, fraction: float | None, k: int | None) -> int:
     """``k``, or ``fraction`` of ``numel`` rounded up; at least 1 and at most all.

@@ -23,6 +23,8 @@ class Purpose(enum.IntEnum):
     ROTATION = 3  # signs of the randomised Hadamard transform
     CODEBOOK = 4  # spherical codebooks
     SIGN = 5  # segment sign flips
+    TRELLIS = 6  # dither over the period of a trellis code
+    TRELLIS_SIGN = 7  # signs of its runs
     TEST = 254  # tests and benchmarks
     CHILD = 255  # Context.child
 

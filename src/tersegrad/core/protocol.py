@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from tersegrad.core import philox
+from tersegrad.core import host, philox
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 
 # The sender number of randomness that all ranks share.
@@ -69,6 +70,24 @@ class Spec:
     def numel(self) -> int:
         return sum(p.numel for p in self.pieces)
 
+    @functools.cached_property
+    def layout(self) -> Tensor:
+        """Where rows and columns are: four int64 numbers for every piece with coordinates, one after another.
+
+        How many coordinates it has; how long a row is; how many neighbours in a row belong to one column (the positions of a
+        convolution's kernel); and where in a row the piece starts. Rows are the first dimension of a tensor; without a second
+        one the tensor is one row.
+
+        >>> Spec((Piece((4, 3, 5), 20, 60), Piece((7,), 0, 7))).layout.view(-1, 4).tolist()
+        [[40, 15, 5, 5], [7, 7, 1, 0]]
+        """
+        rows: list[int] = []
+        for p in self.pieces:
+            if p.numel:
+                columns = math.prod(p.shape[1:]) if len(p.shape) > 1 else math.prod(p.shape)
+                rows += [p.numel, columns, math.prod(p.shape[2:]), p.start % columns]
+        return torch.tensor(rows, dtype=torch.int64)
+
 
 @dataclasses.dataclass(frozen=True)
 class Context:
@@ -100,19 +119,34 @@ class Message:
 
     data: Tensor  # uint8, 1-D, at least nbytes long
     nbytes: int | Tensor
+    # The bytes that are sent once more, in the host's memory, where they were written or read there.
+    host: Tensor | None = None
 
     @property
     def payload(self) -> Tensor:
-        """Exactly the bytes that are sent."""
-        return self.data[: int(self.nbytes)]
+        """Exactly the bytes that are sent. Where the length is a tensor of a device, the host waits for it."""
+        nbytes = int(self.nbytes)
+        # A slice costs more than small messages take to decode.
+        return self.data if nbytes == self.data.numel() else self.data[:nbytes]
+
+    def on_host(self) -> Tensor:
+        """Exactly the bytes that are sent, in the host's memory: at most one read."""
+        return host.read(self.payload) if self.host is None else self.host
 
     def tobytes(self) -> bytes:
-        return bytes(self.payload.cpu().numpy().tobytes())
+        return bytes(self.on_host().numpy().tobytes())
 
     @staticmethod
     def frombytes(data: bytes | bytearray | memoryview, device: torch.device | str = "cpu") -> Message:
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
         return Message(tensor.to(device), len(data))
+
+
+def lengths(messages: Sequence[Message]) -> list[int]:
+    """The lengths of messages; those that only a device knows in one read."""
+    there = [m.nbytes.reshape(1) for m in messages if isinstance(m.nbytes, Tensor)]
+    known = iter(host.read(torch.cat(there)).tolist() if there else [])
+    return [next(known) if isinstance(m.nbytes, Tensor) else m.nbytes for m in messages]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +222,30 @@ class Accumulator(Protocol):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor: ...
 
 
+@runtime_checkable
+class Transformed(Protocol):
+    """Optional protocol of compressors that send coefficients: decoding in two steps, so that messages can be combined between them.
+
+    ``restore(decode_sent(message, spec, ctx), spec)`` is ``decode(message, spec, ctx)``, and ``restore`` is linear.
+    """
+
+    def decode_sent(self, message: Message, spec: Spec, ctx: Context) -> Tensor: ...
+    def restore(self, sent: Tensor, spec: Spec) -> Tensor: ...
+
+
+def decode_sent(compressor: object, message: Message, spec: Spec, ctx: Context) -> Tensor:
+    """What a message holds before it is transformed back: coefficients, or the decoded vector where nothing is transformed."""
+    if isinstance(compressor, Transformed):
+        return compressor.decode_sent(message, spec, ctx)
+    decoded: Tensor = compressor.decode(message, spec, ctx)  # type: ignore[attr-defined]
+    return decoded
+
+
+def restore(compressor: object, sent: Tensor, spec: Spec) -> Tensor:
+    """The vector that coefficients stand for."""
+    return compressor.restore(sent, spec) if isinstance(compressor, Transformed) else sent
+
+
 def needs_second_moment(configuration: object) -> bool:
     """Whether a compressor, or any part that it is made of, decides by :class:`Stats` (says ``needs_second_moment = True``)."""
     if getattr(configuration, "needs_second_moment", False):
@@ -246,8 +304,20 @@ def has_fixed_size(compressor: object) -> bool:
     return bool(getattr(compressor, "fixed_size", False))
 
 
+def codes_on_host(compressor: object, device: torch.device) -> bool:
+    """Whether messages for tensors on ``device`` are written and read in the host's memory, which takes one read each.
+
+    So it is where a code is sequential, or has no kernel for the device. A compressor says it by a method of this name; one
+    without it stays on the device. On the CPU there is no difference.
+    """
+    said = getattr(compressor, "codes_on_host", None)
+    return False if said is None or device.type == "cpu" else bool(said(device))
+
+
 def flat(x: Tensor) -> Tensor:
-    """``x`` as a contiguous, flat tensor of its own dtype without history; a view where possible."""
+    """``x`` as a contiguous, flat tensor of its own dtype without history; itself or a view where possible."""
+    if x.dim() == 1 and x.stride(0) == 1 and not x.requires_grad:
+        return x
     y = x.detach().reshape(-1).contiguous()
     # torch calls one element contiguous whatever its stride is; a view as bytes asks for a stride of one.
     return y.as_strided(y.shape, (1,))

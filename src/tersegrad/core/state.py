@@ -3,7 +3,8 @@
 A state is None or a frozen dataclass. It holds no public facts: whoever cuts or joins states passes the specs of their buffers. What
 the fields of a state mean for a buffer of ``numel`` coordinates:
 
-- a one-dimensional tensor is aligned with the buffer: element i belongs to coordinate i;
+- a one-dimensional tensor is aligned with the buffer: element i belongs to coordinate i; so is a :class:`~tersegrad.core.packed.Packed`
+  vector, whose blocks are kept;
 - another dataclass is a state of the same buffer (a wrapper's inner state);
 - :class:`Parts` holds the states of sub-buffers, and says which of them each piece of the buffer lies in;
 - a class variable ``carries`` names the aligned tensor that is added to the next gradient (a residual), see :func:`carried`;
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.packed import Packed, pack
 from tersegrad.core.protocol import Piece, Spec
 
 
@@ -77,7 +79,17 @@ def _is_state(value: Any) -> bool:
 
 
 def _aligned(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 1
+    return isinstance(value, Packed) or (isinstance(value, Tensor) and value.dim() == 1)
+
+
+def _open(value: Any) -> Any:
+    """A field's value as it is worked with: what is packed, unpacked."""
+    return value.unpacked() if isinstance(value, Packed) else value
+
+
+def _close(value: Tensor, like: Any) -> Any:
+    """A tensor in the form of the field that it is for."""
+    return pack(value, like.lengths) if isinstance(like, Packed) else value
 
 
 def state_dict(state: Any, prefix: str = "") -> dict[str, Any]:
@@ -93,7 +105,7 @@ def state_dict(state: Any, prefix: str = "") -> dict[str, Any]:
         if _is_state(value):
             entries |= state_dict(value, f"{prefix}{name}.")
         elif value is not None:
-            entries[prefix + name] = value
+            entries[prefix + name] = _open(value)
     return entries
 
 
@@ -118,7 +130,10 @@ def load(template: Any, entries: Mapping[str, Any]) -> Any:
                 changes[name] = fill(value, f"{prefix}{name}.")
             elif value is not None:
                 saved = entries[prefix + name]
-                changes[name] = saved.to(value.device, value.dtype).clone() if isinstance(value, Tensor) else saved
+                if isinstance(value, Packed):
+                    changes[name] = pack(saved.to(value.device), value.lengths)
+                else:
+                    changes[name] = saved.to(value.device, value.dtype).clone() if isinstance(value, Tensor) else saved
         return dataclasses.replace(state, **changes)
 
     return fill(template, "")
@@ -149,7 +164,11 @@ def tensors(state: Any) -> list[Tensor]:
 
 def nbytes(state: Any) -> int:
     """Memory that a state holds."""
-    return sum(t.numel() * t.element_size() for t in state_dict(state).values() if isinstance(t, Tensor))
+    if isinstance(state, Parts):
+        return sum(nbytes(part) for _, part in state.states)
+    if isinstance(state, (Packed, Tensor)):
+        return state.nbytes
+    return sum(nbytes(value) for _, value in _fields(state)) if _is_state(state) else 0
 
 
 def _same_kind(states: Sequence[Any]) -> None:
@@ -173,7 +192,7 @@ def map_tensors(fn: Callable[..., Tensor], state: Any, *others: Any) -> Any:
         if _is_state(value):
             changes[name] = map_tensors(fn, *(getattr(one, name) for one in both))
         elif _aligned(value):
-            changes[name] = fn(*(getattr(one, name) for one in both))
+            changes[name] = _close(fn(*(_open(getattr(one, name)) for one in both)), value)
     return dataclasses.replace(state, **changes)
 
 
@@ -238,7 +257,7 @@ def slice(state: Any, spec: Spec, start: int, stop: int) -> Any:
         if _is_state(value):
             changes[name] = slice(value, spec, start, stop)
         elif _aligned(value):
-            changes[name] = value[start:stop].clone()
+            changes[name] = value.cut(start, stop) if isinstance(value, Packed) else value[start:stop].clone()
     return dataclasses.replace(state, **changes)
 
 
@@ -258,10 +277,18 @@ def split(state: Any, spec: Spec) -> list[Any]:
         if _is_state(value):
             columns[name] = split(value, spec)
         elif _aligned(value):
-            columns[name] = [part.clone() for part in value.split([p.numel for p in spec.pieces])]
+            columns[name] = _cuts(value, [p.numel for p in spec.pieces])
     return [
         dataclasses.replace(state, **{name: column[j] for name, column in columns.items()}) for j in range(len(spec.pieces))
     ]
+
+
+def _cuts(value: Any, sizes: list[int]) -> list[Any]:
+    """An aligned vector in pieces, as tensors of their own."""
+    if not isinstance(value, Packed):
+        return [part.clone() for part in value.split(sizes)]
+    ends = [sum(sizes[: j + 1]) for j in range(len(sizes))]
+    return [value.cut(end - size, end) for size, end in zip(sizes, ends)]
 
 
 def concat(states: Sequence[Any], specs: Sequence[Spec]) -> Any:
@@ -286,7 +313,8 @@ def concat(states: Sequence[Any], specs: Sequence[Spec]) -> Any:
         if _is_state(value):
             changes[name] = concat([getattr(s, name) for s in states], specs)
         elif _aligned(value):
-            changes[name] = torch.cat([getattr(s, name) for s in states])
+            vectors = [getattr(s, name) for s in states]
+            changes[name] = Packed.joined(vectors) if isinstance(value, Packed) else torch.cat(vectors)
     return dataclasses.replace(first, **changes)
 
 
@@ -309,7 +337,7 @@ def carried(state: Any, spec: Spec) -> Tensor | None:
         return whole
     name = getattr(state, "carries", None)
     if name is not None:
-        residual: Tensor = getattr(state, name)
+        residual: Tensor = _open(getattr(state, name))
         return residual
     nested = (carried(value, spec) for _, value in _fields(state) if _is_state(value))
     return next((amount for amount in nested if amount is not None), None)
@@ -331,8 +359,10 @@ def carry(state: Any, spec: Spec, amount: Tensor) -> tuple[Any, Tensor]:
         return dataclasses.replace(state, states=tuple(parts)), left
     name = getattr(state, "carries", None)
     if name is not None:
-        before: Tensor = getattr(state, name)
-        return dataclasses.replace(state, **{name: (before + amount).to(before.dtype)}), torch.zeros_like(amount)
+        held = getattr(state, name)
+        before: Tensor = _open(held)
+        after = (before + amount.to(before.device)).to(before.dtype)
+        return dataclasses.replace(state, **{name: _close(after, held)}), torch.zeros_like(amount)
     for field, value in _fields(state):
         if _is_state(value) and carried(value, spec) is not None:
             after, left = carry(value, spec, amount)

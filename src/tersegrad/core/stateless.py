@@ -7,14 +7,16 @@ messages whose length follows from the number of coordinates alone, and asks for
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from tersegrad.core import host
 from tersegrad.core.buffers import byte_buffer, float_buffer
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Message, Spec, Stats, flat_float32
+from tersegrad.core.protocol import Context, Message, Spec, Stats, flat_float32, has_fixed_size
 from tersegrad.core.text import Configuration
 
 
@@ -24,11 +26,26 @@ def exactly(data: Tensor, expected: int) -> None:
         raise CorruptMessage(f"expected a message of {expected} bytes, got {data.numel()}")
 
 
+def spoilt_unless(good: Tensor, values: Tensor) -> Tensor:
+    """All of ``values`` become NaN, in place, where the flag is not set; nothing waits for a device."""
+    if not good.is_cpu:
+        return values.masked_fill_(~good, math.nan)
+    return values if good else values.fill_(math.nan)
+
+
 @dataclasses.dataclass(frozen=True)
 class Stateless(Configuration):
-    """Base of compressors without state. Concrete classes have ``wire_id``, ``max_nbytes``, ``guarantee`` and the two below."""
+    """Base of compressors without state. Concrete classes have ``wire_id``, ``max_nbytes``, ``guarantee`` and the two below.
 
-    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+    Messages of variable length are coded on the CPU: for a tensor elsewhere both methods get copies in the host's memory, which
+    takes one read per message. A class that chooses a few coordinates says ``selects``: then ``x`` and the ``out`` of ``read``
+    stay on their device, and only what was chosen travels. Where a backend has a kernel for the whole message, ``codes_on_host``
+    says no, and everything stays on the device.
+    """
+
+    selects: ClassVar[bool] = False
+
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
         """The message for flat float32 ``x`` into the first bytes of ``data`` (``max_nbytes`` of them); returns its length."""
         raise NotImplementedError
 
@@ -42,6 +59,10 @@ class Stateless(Configuration):
     def max_nbytes(self, spec: Spec) -> int:
         raise NotImplementedError
 
+    def codes_on_host(self, device: torch.device) -> bool:
+        """Whether messages for tensors on ``device`` are written and read on the CPU."""
+        return not has_fixed_size(self)
+
     def init(self, spec: Spec, device: torch.device | str) -> None:
         return None
 
@@ -50,18 +71,37 @@ class Stateless(Configuration):
     ) -> tuple[Message, None]:
         flat = flat_float32(x, spec)
         data = byte_buffer(out, self.max_nbytes(spec), flat.device)
-        nbytes = self.write(flat, data, spec, ctx)
-        return Message(data if out is None else out, nbytes), None
+        whole = data if out is None else out
+        if flat.is_cpu or not self.codes_on_host(flat.device):
+            return Message(whole, self.write(flat, data, spec, ctx)), None
+        here = host.empty(data.numel(), torch.uint8, flat.device)
+        nbytes = int(self.write(flat if self.selects else host.read(flat), here, spec, ctx))
+        data[:nbytes].copy_(here[:nbytes], non_blocking=True)
+        return Message(whole, nbytes, here[:nbytes]), None
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         out = float_buffer(out, spec.numel, message.data.device)
-        self.read(message.payload.contiguous(), spec, ctx, out, None)
+        if out.is_cpu or not self.codes_on_host(out.device):
+            self.read(message.payload.contiguous(), spec, ctx, out, None)
+        else:
+            self._read_on_host(message, spec, ctx, out, None)
         return out
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         out = float_buffer(out, spec.numel, message.data.device)
-        self.read(message.payload.contiguous(), spec, ctx, out, weight)
+        if out.is_cpu or not self.codes_on_host(out.device):
+            self.read(message.payload.contiguous(), spec, ctx, out, weight)
+        else:
+            self._read_on_host(message, spec, ctx, out, weight)
         return out
+
+    def _read_on_host(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
+        if self.selects:
+            self.read(message.on_host(), spec, ctx, out, weight)
+            return
+        here = host.empty(spec.numel, torch.float32, out.device)
+        self.read(message.on_host(), spec, ctx, here, None)
+        _ = out.copy_(here, non_blocking=True) if weight is None else out.add_(host.send(here, out.device) * weight)
 
 
 @dataclasses.dataclass(frozen=True)

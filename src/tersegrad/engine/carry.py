@@ -41,12 +41,14 @@ class Left:
 
 def carry(old: Lane, new: Lane) -> tuple[Any, Left]:
     """The state of ``new`` with what ``old`` carried, and the rest (a collective call)."""
+    if not old.stateful:
+        return new.state, Left({}, ())
     before, after, spec = old.parts(), new.parts(), new.group.spec
     left = torch.zeros(spec.numel, dtype=torch.float32, device=new.group.device)
     # By chance the parts of one rank may be alike where those of others are not, and all must go the same way.
     alike = [(p.round, p.start, p.stop) for p in before] == [(p.round, p.start, p.stop) for p in after]
     if old.scheme == new.scheme or all(row[0] for row in new.link.gather(bytes([alike, *bytes(7)]))):
-        moved = [_moved(a, b, states.slice_spec(spec, b.start, b.stop)) for a, b in zip(before, after)]
+        moved = [_moved(a, b, states.slice_spec(spec, b.start, b.stop), left.device) for a, b in zip(before, after)]
         renewed = {name for _, _, names in moved for name in names}
     else:
         mean = _mean(old, before)
@@ -71,7 +73,7 @@ def _covered(lane: Lane, parts: Sequence[Part]) -> Tensor:
 Moved = tuple[Any, Tensor | None, Sequence[str]]  # a part's state, the residual that found no place, names of what starts anew
 
 
-def _moved(old: Part, new: Part, spec: Spec) -> Moved:
+def _moved(old: Part, new: Part, spec: Spec, device: torch.device) -> Moved:
     """The state of one part after a change of its compressor."""
     try:
         return states.load(new.state, states.state_dict(old.state)), None, ()
@@ -80,7 +82,7 @@ def _moved(old: Part, new: Part, spec: Spec) -> Moved:
     residual = states.carried(old.state, spec)
     if residual is None:
         return new.state, None, _other_entries(old.state)
-    return (*states.carry(new.state, spec, residual.to(torch.float32)), _other_entries(old.state))
+    return (*states.carry(new.state, spec, residual.to(device, torch.float32)), _other_entries(old.state))
 
 
 def _laid(mean: Tensor, new: Part, spec: Spec) -> Moved:
@@ -99,7 +101,7 @@ def _mean(lane: Lane, parts: Sequence[Part]) -> Tensor:
     for part in parts:
         residual = states.carried(part.state, states.slice_spec(spec, part.start, part.stop))
         if residual is not None:
-            mine[part.start : part.stop] += residual * (size / part.holders)
+            mine[part.start : part.stop] += residual.to(mine.device) * (size / part.holders)
     return Pending(exact_mean(mine, size), lane.link).wait()[0]
 
 

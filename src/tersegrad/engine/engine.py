@@ -18,6 +18,7 @@ from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor, needs_second_moment
 from tersegrad.core.text import require
 from tersegrad.engine import agreement, checkpoint, replicas
+from tersegrad.engine.auto import Auto
 from tersegrad.engine.carry import Left, carry
 from tersegrad.engine.groups import Group
 from tersegrad.engine.lane import Lane
@@ -26,6 +27,8 @@ from tersegrad.engine.report import Totals
 from tersegrad.engine.settings import Choice, Given, Settings, compressor_of
 from tersegrad.engine.step import Step
 from tersegrad.exchange import Scheme
+from tersegrad.exchange.schemes import AllReduceScheme
+from tersegrad.planner import Link, measure_link
 
 Change = dict[int, Left]  # by group: what a change of compressor or exchange could not carry over
 
@@ -61,6 +64,7 @@ class Engine:
         self.totals = Totals()
         self.agreeing, self.replicated, self._facts = tuple(agreeing), replicated, dict(facts or {})
         self.dense_seconds: dict[str, float] | None = None  # of dense all-reduces on this link
+        self.link: Link | None = None  # as measured
         self._open: list[Step] = []
         self._upcoming: tuple[int, Choice] | None = None  # the step that the schedule was asked for, and its answer
         self.links = list({id(route.link): route.link for route in routes}.values())
@@ -71,6 +75,7 @@ class Engine:
         self._agree()
         self._agreed = True  # a checkpoint that was read is compared at the next step
         self._schemes: dict[tuple[str, int], Scheme] = {}
+        self.auto = Auto(settings.auto == "compressor", settings.warmup_steps) if settings.auto else None
         self.lanes = [self.lane(route, settings) for route in routes]
 
     @property
@@ -143,6 +148,10 @@ class Engine:
         self.settings = dataclasses.replace(self.settings, seed=seed)
         if len({str(lane.compressor) for lane in lanes}) == 1 and not self.settings.scheme.compresses:
             self.settings = dataclasses.replace(self.settings, compressor=lanes[0].compressor)
+        if self.auto is not None:
+            if self.settings.auto == "both":
+                self.settings = self.settings.choose(lanes[0].compressor, lanes[0].scheme)
+            self.auto.restart(step)
         self._upcoming, self._agreed = None, False
 
     # --------------------------------------------------------------------------------------------------------------- steps
@@ -169,6 +178,8 @@ class Engine:
 
     def begin(self, scale: float = 1.0) -> Step:
         """Start the next step (the same call on every rank); ``scale``: the loss scale by which vectors are multiplied."""
+        if self.auto is not None:
+            self.auto.before(self)
         compressor, exchange = _pair(self.upcoming())
         if not self._agreed:
             self._agree()
@@ -182,6 +193,24 @@ class Engine:
         self.step += 1
         self._open.append(step)
         return step
+
+    def passes_by(self) -> bool:
+        """Whether torch's own hook may do the next step: nothing is compressed, and nothing is to be measured or compared."""
+        if self.auto is not None:
+            self.auto.before(self)
+            if self.auto.measuring:
+                return False
+        watched = self.settings.measure_every or self.settings.check_every or self.warming_up or not self._agreed
+        return not watched and all(isinstance(lane.scheme, AllReduceScheme) for lane in self.lanes)
+
+    def passed(self, numel: int, nbytes: int, last: bool) -> None:
+        """Torch's own hook has taken so many coordinates; ``last`` of its step."""
+        size = self.links[-1].size
+        self.totals.coordinates += numel
+        self.totals.sent += 2 * (size - 1) * nbytes // size
+        self.totals.received += 2 * (size - 1) * nbytes // size
+        self.step += last
+        self.totals.steps += last
 
     def closed(self, step: Step, finite: bool) -> None:
         """A step was committed or dropped (called by the step itself)."""
@@ -294,6 +323,12 @@ class Engine:
         link.all_reduce(both)
         self.dense_seconds = dict(zip(found, (both / link.size).tolist()))
         return self.dense_seconds
+
+    def measure_link(self) -> Link:
+        """Rate and latency between the ranks, for the report (a collective call, between two steps)."""
+        require(self.between_steps, "links are measured between two steps")
+        self.link = measure_link(self.links[-1])
+        return self.link
 
     def reset_report(self) -> None:
         """Count from zero again, between two steps."""

@@ -17,6 +17,7 @@ from tersegrad.engine.lane import Lane
 from tersegrad.engine.report import Report, report, sent_dense
 from tersegrad.engine.settings import Given
 from tersegrad.exchange import Scheme
+from tersegrad.planner import Link
 
 
 class Handle:
@@ -93,6 +94,10 @@ class Handle:
     def compare(self, rounds: int = 3) -> dict[str, float]:
         """Time dense all-reduces of all gradients on this link, for the report (a collective call, between two steps)."""
         return self.engine.compare(rounds)
+
+    def measure_link(self) -> Link:
+        """Rate and latency of the link between the ranks, for the report (a collective call, between two steps)."""
+        return self.engine.measure_link()
 
     def check_replicas(self) -> None:
         """Raise :class:`~tersegrad.engine.ReplicasDiffer` unless all ranks have the same parameters (a collective call)."""
@@ -182,7 +187,8 @@ class Handle:
     def _check_identity(self, public: Public) -> None:
         for name, value in self._identity().items():
             saved = public.settings.get(name)
-            if saved != value and not (name == "compressor" and self.engine.settings.schedule is not None):
+            chosen = name == "compressor" and (self.engine.settings.schedule is not None or self.engine.auto is not None)
+            if saved != value and not chosen and not (name == "exchange" and self.engine.settings.auto == "both"):
                 raise BadCheckpoint(
                     f"the state was saved with {name}={saved}, this handle has {value}: attach with the saved one (change() may "
                     "change it afterwards)"

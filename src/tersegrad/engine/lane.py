@@ -73,7 +73,9 @@ class Lane:
     @property
     def stateful(self) -> bool:
         """Whether anything is kept between steps, by what all ranks know."""
-        return self.scheme.compresses or self.compressor.init(Spec.flat(1), "cpu") is not None
+        if self.scheme.compresses:
+            return self.scheme.remembers
+        return self.compressor.init(Spec.flat(1), "cpu") is not None
 
     @property
     def by_variance(self) -> bool:

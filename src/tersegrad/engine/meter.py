@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tersegrad.core import host
 from tersegrad.core.protocol import (
     Accumulator,
     Compressor,
@@ -22,8 +23,11 @@ from tersegrad.core.protocol import (
     Message,
     Spec,
     Stats,
+    codes_on_host,
+    decode_sent,
     flat_float32,
     has_fixed_size,
+    restore,
 )
 from tersegrad.core.state import carried
 from tersegrad.exchange import ProcessGroup
@@ -35,13 +39,27 @@ class Meter:
     """Running totals of one round of an exchange."""
 
     messages: int = 0
-    nbytes: int = 0
     coordinates: int = 0
     encode: float = 0.0
     decode: float = 0.0
     probing: bool = False  # whether the error of messages is measured now, by decoding them once more
     error: float = 0.0  # sum of ||C(y) - y||^2
     power: float = 0.0  # sum of ||y||^2
+    _nbytes: int = 0
+    _there: Tensor | None = None  # bytes that a device has counted
+
+    def count(self, nbytes: int | Tensor) -> None:
+        """Count the bytes of a message; a device is not waited for."""
+        if isinstance(nbytes, int):
+            self._nbytes += nbytes
+        else:
+            self._there = nbytes if self._there is None else self._there + nbytes
+
+    @property
+    def nbytes(self) -> int:
+        if self._there is not None:
+            self._nbytes, self._there = self._nbytes + int(self._there), None
+        return self._nbytes
 
     @property
     def seconds(self) -> float:
@@ -67,7 +85,7 @@ class Watched:
         begin = time.perf_counter()
         message, after = self.inner.encode(x, spec, state, ctx, stats=stats, out=out)
         self.meter.messages += 1
-        self.meter.nbytes += int(message.nbytes)
+        self.meter.count(message.nbytes)
         self.meter.coordinates += x.numel()
         self.meter.encode += time.perf_counter() - begin
         if self.meter.probing:
@@ -78,9 +96,9 @@ class Watched:
         wanted = flat_float32(x).double()
         residual = carried(state, spec)
         if residual is not None:
-            wanted = wanted + residual
-        error = float((self.inner.decode(message, spec, ctx).double() - wanted).square().sum())
-        power = float(wanted.square().sum())
+            wanted = wanted + residual.to(wanted.device)
+        squares = (self.inner.decode(message, spec, ctx).double() - wanted).square().sum(), wanted.square().sum()
+        error, power = host.floats(*squares)
         if math.isfinite(error) and math.isfinite(power):
             self.meter.error += error
             self.meter.power += power
@@ -91,9 +109,24 @@ class Watched:
         self.meter.decode += time.perf_counter() - begin
         return decoded
 
+    def decode_sent(self, message: Message, spec: Spec, ctx: Context) -> Tensor:
+        begin = time.perf_counter()
+        sent = decode_sent(self.inner, message, spec, ctx)
+        self.meter.decode += time.perf_counter() - begin
+        return sent
+
+    def restore(self, sent: Tensor, spec: Spec) -> Tensor:
+        begin = time.perf_counter()
+        restored = restore(self.inner, sent, spec)
+        self.meter.decode += time.perf_counter() - begin
+        return restored
+
     @property
     def fixed_size(self) -> bool:
         return has_fixed_size(self.inner)
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return codes_on_host(self.inner, device)
 
     def max_nbytes(self, spec: Spec) -> int:
         return self.inner.max_nbytes(spec)
@@ -122,6 +155,11 @@ class TimedGroup(ProcessGroup):
     """A process group that adds up the seconds it is waited for: those that did not overlap with anything."""
 
     waited = 0.0
+
+    @staticmethod
+    def of(group: Any) -> TimedGroup:
+        """The driver of a torch process group (None: the default one); a driver is taken as it is."""
+        return group if isinstance(group, TimedGroup) else TimedGroup(group)
 
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         work, out = super().launch(request)

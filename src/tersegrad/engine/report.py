@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from tersegrad.core import buffers
 from tersegrad.engine.lane import Lane, Meters
+from tersegrad.exchange.schemes import AllReduceScheme
+from tersegrad.planner import Link, break_even, predict
+from tersegrad.planner.trips import ExchangeName
 
 if TYPE_CHECKING:
     from tersegrad.engine.engine import Engine
@@ -80,6 +84,9 @@ def report(engine: Engine) -> Report:
         "buffers/bytes": buffers.waiting(),
         "groups": len(engine.lanes),
     }
+    left_out = Counter(rank for lane in engine.lanes for _, rank in getattr(lane.exchange, "left_out", ()))
+    if left_out:
+        out["workers/left_out"] = ", ".join(f"rank {rank}: {count}" for rank, count in sorted(left_out.items()))
     if own and coordinates:
         out["bits_per_coordinate"] = sum(own) / coordinates
     if t.power:
@@ -88,6 +95,14 @@ def report(engine: Engine) -> Report:
         out["message_error"] = first.error / first.power
     if engine.exchange in ("two_shot", "all_gather"):
         out |= _cheaper(engine)
+    if engine.auto is not None:
+        found = engine.auto
+        out |= {
+            "auto/choice": found.choice,
+            "auto/why": found.why,
+            "auto/decisions": found.decisions,
+            "auto/seconds": found.seconds,
+        }
     return out | (_verdict(engine, waited) if t.steps else {})
 
 
@@ -105,28 +120,43 @@ def _cheaper(engine: Engine) -> Report:
     """Which of the two exchanges would send fewer bytes, by the messages so far."""
     size, t = engine.links[-1].size, engine.totals
     message = t.meters.first.nbytes / t.steps if t.steps else 0.0
-    estimates = {"all_gather": (size - 1) * message, "two_shot": 2 * (size - 1) / size * message}
+    gathered, shot = (
+        predict(name, 1, size, Link(1.0), 8 * message, fixed_size=True).sent for name in ("all_gather", "two_shot")
+    )
     # At two ranks both send the same; all_gather then compresses once instead of twice.
-    best = "all_gather" if estimates["all_gather"] <= estimates["two_shot"] else "two_shot"
-    return {"cheaper_exchange": best} | {f"bytes/step/{name}": value for name, value in estimates.items()}
+    best = "all_gather" if gathered <= shot else "two_shot"
+    return {"cheaper_exchange": best, "bytes/step/all_gather": gathered, "bytes/step/two_shot": shot}
 
 
 def _verdict(engine: Engine, waited: float) -> Report:
-    """Whether compression pays, against a bf16 all-reduce: on this link if it was compared, else on which links."""
+    """Whether compression pays, against a bf16 all-reduce: on this link if it was compared or measured, else on which links."""
     t, size = engine.totals, engine.links[-1].size
-    taken = t.seconds / t.steps
-    saved = 2 * (size - 1) / size * 2 * t.coordinates - t.sent  # bytes, in all steps
-    rate = 8 * saved / max(t.seconds - waited, 1e-9)
-    out: Report = {"seconds/step": taken, "pays_below": max(0.0, rate)}
-    if engine.dense_seconds is not None:
-        out |= {f"seconds/step/{kind}": seconds for kind, seconds in engine.dense_seconds.items()}
-        kind, dense = min(engine.dense_seconds.items(), key=lambda item: item[1])
-        word = "pays" if taken < dense else "does not pay"
+    taken, numel = t.seconds / t.steps, t.coordinates / t.steps
+    name: ExchangeName = "reduce_scatter" if all(lane.scheme.shards for lane in engine.lanes) else "all_reduce"
+    least_sent = predict(name, 1, size, Link(1.0), 16, fixed_size=True).sent * t.coordinates
+    rate = break_even(least_sent, t.sent, t.seconds - waited)
+    out: Report = {"seconds/step": taken, "pays_below": rate}
+    if all(isinstance(lane.scheme, AllReduceScheme) for lane in engine.lanes):
+        return out | {"verdict": "nothing is compressed: gradients go through torch's own all-reduce"}
+    link, dense = engine.link, engine.dense_seconds
+    if link is not None:
+        told = predict(name, round(numel), size, link, 16, fixed_size=True).seconds
+        out |= {"link/bits_per_second": link.bits_per_second, "link/latency": link.latency, "seconds/step/bf16/predicted": told}
+    if dense is not None:
+        out |= {f"seconds/step/{kind}": seconds for kind, seconds in dense.items()}
+        kind, least = min(dense.items(), key=lambda item: item[1])
+        word = "pays" if taken < least else "does not pay"
         out["verdict"] = (
-            f"compression {word} here: {taken:.4f} s per step in the exchange, {kind} all-reduce takes {dense:.4f} s"
+            f"compression {word} here: {taken:.4f} s per step in the exchange, {kind} all-reduce takes {least:.4f} s"
+        )
+    elif link is not None:
+        word = "pays" if taken < told else "does not pay"
+        out["verdict"] = (
+            f"compression {word} here, by the cost model: {taken:.4f} s per step in the exchange, a bf16 {name} over the measured link "
+            f"would take {told:.4f} s"
         )
     elif rate <= 0:
-        out["verdict"] = "compression does not pay: a bf16 all-reduce would not send more bytes"
+        out["verdict"] = f"compression does not pay: a bf16 {name.replace('_', '-')} would not send more bytes"
     else:
         out["verdict"] = (
             f"compression pays where a rank's link is slower than {rate / 1e6:.3g} Mbit/s; compare() tells for this one"

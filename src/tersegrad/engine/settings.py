@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -55,6 +55,9 @@ class Settings:
     seed: int
     check_every: int
     measure_every: int
+    auto: Literal["", "both", "compressor"] = (
+        ""  # what is chosen by measuring: compressor and exchange, or the compressor alone
+    )
 
     @staticmethod
     def make(
@@ -70,7 +73,15 @@ class Settings:
         check_every: int = 0,
         measure_every: int = 0,
     ) -> Settings:
-        """Parse and check what a user said; the exchange is two_shot, or all_gather for compressors that decide by variance."""
+        """Parse and check what a user said; the exchange is two_shot, or all_gather for compressors that decide by variance.
+
+        "auto" begins with bfloat16: by torch's all-reduce, or through the exchange that the user names.
+        """
+        auto: Literal["", "both", "compressor"] = ""
+        if isinstance(compressor, str) and compressor.strip() == "auto":
+            require(schedule is None, "auto and a schedule both choose the compressor: give one of them")
+            auto = "both" if exchange is None else "compressor"
+            compressor, exchange = (None, "all_reduce") if exchange is None else ("bf16", exchange)
         chosen = None if compressor is None else compressor_of(compressor)
         by_variance = needs_second_moment(chosen)
         if dense_below is None:
@@ -94,6 +105,7 @@ class Settings:
             dense=None if dense is None else compressor_of(dense),
             schedule=schedule,
             seed=seed,
+            auto=auto,
             **counts,
         )
 
@@ -123,6 +135,7 @@ class Settings:
             "warmup_steps": str(self.warmup_steps),
             "schedule": "a schedule" if self.schedule else "no schedule",
             "seed": str(self.seed),
+            "auto": self.auto or "no",
             "check_every": str(self.check_every),
             "measure_every": str(self.measure_every),
         }

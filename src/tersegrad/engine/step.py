@@ -65,6 +65,8 @@ class Step:
             state = lane.fresh(exchange)
         else:
             exchange, state = lane.exchange, self._after.get(number, lane.state)
+        if self._engine.auto is not None:
+            self._engine.auto.see(self._engine, lane, x)
         totals.meters.first.probing = self.measured
         pending = start(exchange, x, state, lane.group.spec, ctx, lane.link, stats)
         self._pipeline.add(pending)
@@ -134,10 +136,12 @@ class Step:
                 raise BadConfiguration(
                     f"the exchange of group {flight.lane.group.number} was started and its result never taken"
                 )
-        finite = bool(torch.stack([flag.cpu() for flag in self._flags]).all()) if self._flags else True
+        flag = _together(self._flags)
         if any(engine.lanes[number].stateful for number in self._after):
             for link in engine.agreeing:
-                finite = all(link.gather(bytes([finite, *bytes(7)]))[r][0] for r in range(link.size))
+                flag = link.agreed(flag)
+        # The one read of a step.
+        finite = bool(flag)
         if finite and not self.dense:
             for number, after in self._after.items():
                 engine.lanes[number].state = after
@@ -147,6 +151,13 @@ class Step:
     def abandon(self) -> None:
         """The step failed: states and the step's number are those before it."""
         self._engine.dropped(self)
+
+
+def _together(flags: list[Tensor]) -> Tensor:
+    """Whether all flags are set: on their device, where they share one."""
+    if len({flag.device for flag in flags}) > 1:
+        flags = [flag.cpu() for flag in flags]
+    return torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
 
 
 def _finite(x: Tensor) -> Tensor:

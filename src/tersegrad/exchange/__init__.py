@@ -12,6 +12,7 @@
 
 from tersegrad.exchange import virtual
 from tersegrad.exchange.all_gather import AllGatherExchange
+from tersegrad.exchange.all_reduce import AllReduceExchange
 from tersegrad.exchange.hierarchical import HierarchicalExchange
 from tersegrad.exchange.power_sgd import PowerSGDExchange
 from tersegrad.exchange.reduce_scatter import ReduceScatterExchange
@@ -20,6 +21,6 @@ from tersegrad.exchange.steps import AllGather, AllToAll, Exchange, Part, Pendin
 from tersegrad.exchange.two_shot import TwoShotExchange
 
 __all__ = [
-    "AllGather", "AllGatherExchange", "AllToAll", "Exchange", "HierarchicalExchange", "Part", "Pending", "Pipeline",
+    "AllGather", "AllGatherExchange", "AllReduceExchange", "AllToAll", "Exchange", "HierarchicalExchange", "Part", "Pending", "Pipeline",
     "PowerSGDExchange", "ProcessGroup", "ReduceScatterExchange", "Scheme", "Steps", "TwoShotExchange", "scheme", "start", "virtual",
 ]  # fmt: skip

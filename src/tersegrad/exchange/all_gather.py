@@ -2,7 +2,8 @@
 
 One compression, so its error is the compressor's own: the mean errs by at most (1/p) sum ||C(x_i) - x_i||^2. Every rank sends p - 1
 copies of its message: cheapest for small groups and for very short (sparse) messages. Sizes travel first (8 bytes), then the
-messages; compressors that declare ``fixed_size`` need one round only.
+messages; compressors that declare ``fixed_size`` need one round only. Because every rank has every message, it can also combine them in
+other ways than by the mean (``exchange/combine.py``).
 """
 
 from __future__ import annotations
@@ -16,8 +17,19 @@ from torch import Tensor
 
 from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec, Stats, has_fixed_size
-from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, integers, read_integers
+from tersegrad.core.protocol import (
+    Accumulator,
+    Compressor,
+    Context,
+    Message,
+    Spec,
+    Stats,
+    codes_on_host,
+    has_fixed_size,
+    lengths,
+)
+from tersegrad.exchange.combine import PLAIN, Rule, combine
+from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, announced, in_parts, read_integers
 
 
 def add_up(compressor: Compressor[Any], messages: Sequence[Message], spec: Spec, ctx: Context, device: torch.device) -> Tensor:
@@ -34,30 +46,39 @@ def add_up(compressor: Compressor[Any], messages: Sequence[Message], spec: Spec,
     return total
 
 
-def gather_messages(message: Message, limits: Sequence[int], fixed: bool, rank: int, size: int) -> Steps[Any]:
+def gather_messages(
+    message: Message, limits: Sequence[int], fixed: bool, rank: int, size: int, on_host: bool = False
+) -> Steps[Any]:
     """Every rank's message, as a list in rank order (returned in place of a mean).
 
-    ``limits``: the most bytes of each rank's message; all of them have exactly that many where ``fixed``.
+    ``limits``: the most bytes of each rank's message; all of them have exactly that many where ``fixed``. ``on_host``: whether they
+    will be decoded in the host's memory.
     """
-    payload = message.payload
+    if size == 1:
+        return message.data, [message]
     if fixed:
         sizes = list(limits)
-        if payload.numel() != sizes[rank]:
-            raise BadConfiguration(f"a compressor that declares fixed_size wrote {payload.numel()} bytes, not {sizes[rank]}")
+        (nbytes,) = lengths([message])
+        if nbytes != sizes[rank]:
+            raise BadConfiguration(f"a compressor that declares fixed_size wrote {nbytes} bytes, not {sizes[rank]}")
         if len(set(sizes)) == 1:
-            arrived = yield AllGather(payload)
-            return payload, [Message(part, n) for part, n in zip(torch.split(arrived, sizes), sizes)]
+            arrived = yield AllGather(message.payload)
+            return message.payload, list(in_parts(arrived, sizes, on_host))
     else:
-        sizes = read_integers((yield AllGather(integers([payload.numel()], message.data.device))))
+        sizes = read_integers((yield AllGather(announced([message], message.data.device))))
         for r, (n, limit) in enumerate(zip(sizes, limits)):
             if not 0 <= n <= limit:
                 raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for its message is {limit}")
+    payload = message.data[: sizes[rank]]
     send = tuple(0 if r == rank else payload.numel() for r in range(size))
     receive = tuple(0 if r == rank else n for r, n in enumerate(sizes))
-    copies = buffers.cat([payload] * (size - 1)) if size > 2 else payload.repeat(size - 1)
+    # To a single other rank the message goes from where it was written.
+    copies = payload if size == 2 else buffers.cat([payload] * (size - 1)) if size > 2 else payload[:0]
     arrived = yield AllToAll(copies, send, receive)
-    parts = iter(torch.split(arrived, [n for r, n in enumerate(sizes) if r != rank]))
-    return payload, [message if r == rank else Message(next(parts), n) for r, n in enumerate(sizes)]
+    parts = in_parts(arrived, [n for r, n in enumerate(sizes) if r != rank], on_host)
+    # Its length is known now, also where only the device knew it.
+    own = Message(payload, payload.numel(), message.host)
+    return payload, [own if r == rank else next(parts) for r in range(size)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +86,9 @@ class AllGatherExchange:
     """Mean over ranks by gathering one compressed message from each."""
 
     compressor: Compressor[Any]
+    rule: Rule = PLAIN
+    # Step and rank of those that the gate left out.
+    left_out: set[tuple[int, int]] = dataclasses.field(default_factory=set, compare=False, repr=False)
 
     def init(self, spec: Spec, device: torch.device | str, rank: int, size: int) -> Any:
         return self.compressor.init(spec, device)
@@ -75,9 +99,11 @@ class AllGatherExchange:
         mine = dataclasses.replace(ctx, sender=rank)
         place = buffers.empty(self.compressor.max_nbytes(spec), torch.uint8, x.device)
         message, state = self.compressor.encode(x, spec, state, mine, stats=stats, out=place)
-        _, messages = yield from gather_messages(
-            message, [self.compressor.max_nbytes(spec)] * size, has_fixed_size(self.compressor), rank, size
-        )
+        limits, fixed = [self.compressor.max_nbytes(spec)] * size, has_fixed_size(self.compressor)
+        on_host = codes_on_host(self.compressor, x.device)
+        _, messages = yield from gather_messages(message, limits, fixed, rank, size, on_host)
+        if not self.rule.plain:
+            return combine(self.rule, self.compressor, messages, spec, ctx, x.device, self.left_out), state
         return add_up(self.compressor, messages, spec, ctx, x.device).mul_(1.0 / size), state
 
     def parts(self, state: Any, spec: Spec, rank: int, size: int) -> list[Part]:

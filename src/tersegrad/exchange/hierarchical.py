@@ -174,6 +174,7 @@ def _together(lanes: Mapping[int, Steps[Any]], nodes: Nodes, size: int) -> Any:
             if isinstance(request, AllGather):
                 pieces, lengths = (request.data,) * nodes.count, (request.data.numel(),) * nodes.count
             else:
+                assert isinstance(request, AllToAll)
                 pieces, lengths = torch.split(request.data, list(request.send)), request.receive
             for node in range(nodes.count):
                 outgoing[nodes.owner(lane, node)].append(pieces[node])

@@ -113,9 +113,12 @@ class PowerSGDExchange:
             torch.mm(bases[j], q.T, out=places[j].view(matrices[j].shape))
             residual = matrices[j].sub_(bases[j] @ own[j].T).view(-1)
             after.append((j, MatrixState(residual, q.clone())))
-        if not bool(torch.isfinite(out).all()):
-            return out, state
-        return out, dataclasses.replace(state, states=tuple(after))
+        following, finite = dataclasses.replace(state, states=tuple(after)), torch.isfinite(out).all()
+        if out.is_cpu:
+            return out, following if finite else state
+        # Nothing waits for the device: the states are chosen there.
+        following = dataclasses.replace(state, states=tuple((j, _chosen(finite, new, before[j])) for j, new in after))
+        return out, following
 
     def parts(self, state: Parts, spec: Spec, rank: int, size: int) -> list[Part]:
         return [Part("first", 0, spec.numel, size, state)]
@@ -138,7 +141,10 @@ def _noise(rows: int, columns: int, number: int, device: torch.device) -> Tensor
 
 def _orthonormal(p: Tensor) -> Tensor:
     """An orthonormal basis whose span holds the columns of ``p``; NaN where p is not finite."""
-    if not bool(torch.isfinite(p).all()):
-        return torch.full_like(p, math.nan)
-    basis: Tensor = torch.linalg.qr(p.double())[0]
-    return basis.to(torch.float32)
+    finite = torch.isfinite(p).all()
+    basis: Tensor = torch.linalg.qr(torch.where(finite, p, 0.0).double())[0]
+    return torch.where(finite, basis, math.nan).to(torch.float32)
+
+
+def _chosen(finite: Tensor, new: MatrixState, old: MatrixState) -> MatrixState:
+    return MatrixState(torch.where(finite, new.residual, old.residual), torch.where(finite, new.q, old.q))

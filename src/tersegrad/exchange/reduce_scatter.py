@@ -16,10 +16,10 @@ from torch import Tensor
 
 from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats, has_fixed_size
+from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats, codes_on_host, has_fixed_size, lengths
 from tersegrad.core.state import slice_spec
 from tersegrad.exchange.all_gather import add_up
-from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, integers, read_integers
+from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, announced, in_parts, read_integers
 
 
 def reduce_scatter(
@@ -45,24 +45,30 @@ def reduce_scatter(
         after.append(next_state)
     device = messages[rank].data.device
     limit = compressor.max_nbytes(parts[rank])
+    if size == 1:
+        return add_up(compressor, messages, parts[rank], ctx.child(rank), device), tuple(after)
     if has_fixed_size(compressor):
-        incoming = [limit] * size
-        if any(int(m.nbytes) != compressor.max_nbytes(p) for m, p in zip(messages, parts)):
+        incoming, outgoing = [limit] * size, [compressor.max_nbytes(p) for p in parts]
+        if lengths(messages) != outgoing:
             raise BadConfiguration(f"{compressor} declares fixed_size, but its messages are not all of max_nbytes")
     else:
-        sizes = read_integers((yield AllGather(integers([int(m.nbytes) for m in messages], device))))
-        incoming = [sizes[r * size + rank] for r in range(size)]
+        sizes = read_integers((yield AllGather(announced(messages, device))))
+        incoming, outgoing = sizes[rank::size], sizes[rank * size : (rank + 1) * size]
+        if any(not 0 <= n <= m.data.numel() for n, m in zip(outgoing, messages)):
+            raise CorruptMessage(f"lengths of {outgoing} bytes came back for the messages of this rank, which are shorter")
     for r, n in enumerate(incoming):
         if not 0 <= n <= limit:
             raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for this part is {limit}")
-    outgoing = buffers.cat([m.payload if j != rank else m.payload[:0] for j, m in enumerate(messages)])
+    # Its length is known now, also where only the device knew it.
+    own = Message(messages[rank].data, outgoing[rank], messages[rank].host)
+    outgoing[rank] = 0
     arrived = yield AllToAll(
-        outgoing,
-        tuple(0 if j == rank else int(m.nbytes) for j, m in enumerate(messages)),
+        buffers.cat([m.data[:n] for m, n in zip(messages, outgoing)]),
+        tuple(outgoing),
         tuple(0 if r == rank else n for r, n in enumerate(incoming)),
     )
-    received = iter(torch.split(arrived, [n for r, n in enumerate(incoming) if r != rank]))
-    everyone = [messages[rank] if r == rank else Message(next(received), incoming[r]) for r in range(size)]
+    received = in_parts(arrived, [n for r, n in enumerate(incoming) if r != rank], codes_on_host(compressor, device))
+    everyone = [own if r == rank else next(received) for r in range(size)]
     return add_up(compressor, everyone, parts[rank], ctx.child(rank), device), tuple(after)
 
 

@@ -18,6 +18,8 @@ from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor, needs_second_moment
 from tersegrad.core.text import Configuration, require
 from tersegrad.exchange.all_gather import AllGatherExchange
+from tersegrad.exchange.all_reduce import DTYPES, AllReduceExchange, Precision
+from tersegrad.exchange.combine import Rule
 from tersegrad.exchange.hierarchical import HierarchicalExchange
 from tersegrad.exchange.power_sgd import PowerSGDExchange
 from tersegrad.exchange.reduce_scatter import ReduceScatterExchange
@@ -32,6 +34,7 @@ class Scheme(Configuration):
 
     compresses: ClassVar[bool] = False  # the exchange is a compressor of its own
     shards: ClassVar[bool] = False  # every rank gets the sum of its own part instead of the mean of all
+    remembers: ClassVar[bool] = True  # whether an exchange that compresses by itself keeps anything between steps
 
     @property
     def recompresses(self) -> bool:
@@ -54,12 +57,21 @@ class Scheme(Configuration):
 
 @dataclasses.dataclass(frozen=True)
 class AllGatherScheme(Scheme):
-    """Every rank sends its message to all."""
+    """Every rank sends its message to all; each combines them, by default to their mean (``exchange/combine.py``)."""
 
     name: ClassVar[str] = "all_gather"
 
+    mean: Literal["workers", "senders"] = "workers"
+    clip: Literal["median"] | None = None
+    gate: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.mean in ("workers", "senders"), f"all_gather: mean is over workers or senders, got {self.mean!r}")
+        require(self.clip in (None, "median"), f"all_gather: clip is none or median, got {self.clip!r}")
+        require(self.gate is None or self.gate >= 1, f"all_gather: gate is none or at least 1 median, got {self.gate}")
+
     def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
-        return AllGatherExchange(first)
+        return AllGatherExchange(first, Rule(self.mean, self.clip, self.gate))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +148,23 @@ class PowerSGDScheme(Scheme):
 
 
 @dataclasses.dataclass(frozen=True)
+class AllReduceScheme(Scheme):
+    """Torch's own all-reduce in ``dtype``, without a compressor: what not to compress means."""
+
+    name: ClassVar[str] = "all_reduce"
+    compresses: ClassVar[bool] = True
+    remembers: ClassVar[bool] = False
+
+    dtype: Precision = "bf16"
+
+    def __post_init__(self) -> None:
+        require(self.dtype in DTYPES, f"all_reduce: dtype is one of {', '.join(DTYPES)}, got {self.dtype!r}")
+
+    def make(self, first: Compressor[Any] | None = None, second: Compressor[Any] | None = None) -> Exchange[Any]:
+        return AllReduceExchange(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class ReduceScatterScheme(Scheme):
     """Every rank gets the sum of its own part; sharded training makes it, with where the parts end."""
 
@@ -149,7 +178,7 @@ class ReduceScatterScheme(Scheme):
 
 
 SCHEMES: Mapping[str, type[Scheme]] = types.MappingProxyType(
-    {p.name: p for p in (AllGatherScheme, TwoShotScheme, HierarchicalScheme, PowerSGDScheme)}
+    {p.name: p for p in (AllGatherScheme, TwoShotScheme, HierarchicalScheme, PowerSGDScheme, AllReduceScheme)}
 )
 
 

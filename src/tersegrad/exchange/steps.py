@@ -1,22 +1,22 @@
 """Exchanges as steps: an exchange is a generator that yields the collectives it needs and receives their results.
 
 Written once, run by two drivers: :class:`ProcessGroup` hands the collectives to torch.distributed (gloo or NCCL), and
-``exchange/virtual.py`` runs n generators in lockstep inside one process. Both move the same bytes. Only two collectives are used,
-both on uint8 buffers, both available everywhere.
+``exchange/virtual.py`` runs n generators in lockstep inside one process. Both move the same bytes. Compressed exchanges use two
+collectives, both on uint8 buffers; the third is torch's own all-reduce, for what is not compressed. All are available everywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tersegrad.core import buffers
-from tersegrad.core.protocol import Context, Spec, Stats
+from tersegrad.core import buffers, host
+from tersegrad.core.protocol import Context, Message, Spec, Stats, lengths
 
 R = TypeVar("R")
 
@@ -38,7 +38,18 @@ class AllToAll:
     intra_node: bool = False  # these bytes stay within a node, and are counted apart
 
 
-Collective = AllGather | AllToAll
+@dataclasses.dataclass(frozen=True)
+class AllReduce:
+    """The library's own sum over ranks of ``data``, in its dtype; ``data`` becomes the sum."""
+
+    data: Tensor
+
+    def sent(self, size: int) -> int:
+        """Bytes that leave a rank in a ring."""
+        return 2 * (size - 1) * self.data.numel() * self.data.element_size() // size
+
+
+Collective = AllGather | AllToAll | AllReduce
 Steps = Generator[Collective, Tensor, tuple[Tensor, R]]
 
 
@@ -172,10 +183,21 @@ class ProcessGroup:
 
     def gather(self, mine: bytes) -> list[bytes]:
         """The same number of bytes from every rank, in rank order (blocking)."""
-        work, everyone = self.launch(AllGather(torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device)))
-        work.wait()
-        data = everyone.cpu().numpy().tobytes()
+        gathered = host.read(self.gather_tensor(host.send(torch.frombuffer(bytearray(mine), dtype=torch.uint8), self.device)))
+        data = gathered.numpy().tobytes()
         return [data[r * len(mine) : (r + 1) * len(mine)] for r in range(self.size)]
+
+    def gather_tensor(self, mine: Tensor) -> Tensor:
+        """Bytes of the group's device from every rank, one after another (blocking the stream, not the host)."""
+        work, everyone = self.launch(AllGather(mine))
+        work.wait()
+        return everyone
+
+    def agreed(self, flag: Tensor) -> Tensor:
+        """Whether a flag is set on every rank, as a flag of the group's device: nothing waits where that is the flag's own."""
+        mine = host.send(flag, self.device) if flag.is_cpu else flag.to(self.device)
+        everyone = self.gather_tensor(mine.to(torch.uint8).reshape(1).repeat(8))
+        return everyone.all()
 
     def all_reduce(self, x: Tensor) -> None:
         """Torch's own sum over ranks, in place (blocking): what compressed exchanges are compared with."""
@@ -187,8 +209,20 @@ class ProcessGroup:
         """Wait until every rank is here."""
         dist.barrier(group=self.group)
 
+    def broadcast(self, x: Tensor) -> None:
+        """Rank 0's values, on every rank (blocking)."""
+        dist.broadcast(x, self.global_rank(0), group=self.group)
+
+    def share(self, value: Any) -> Any:
+        """The object that rank 0 passed, on every rank (blocking)."""
+        box = [value]
+        dist.broadcast_object_list(box, src=self.global_rank(0), group=self.group, device=self.device)
+        return box[0]
+
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         """Start a collective; the tensor is filled once the work is done."""
+        if isinstance(request, AllReduce):
+            return dist.all_reduce(request.data, group=self.group, async_op=True), request.data
         if isinstance(request, AllGather):
             out = buffers.empty(self.size * request.data.numel(), torch.uint8, request.data.device)
             return self._all_gather(out, request.data, group=self.group, async_op=True), out
@@ -200,12 +234,16 @@ class ProcessGroup:
 
     def sent(self, request: Collective) -> int:
         """Bytes of a request that leave this rank."""
+        if isinstance(request, AllReduce):
+            return request.sent(self.size)
         if isinstance(request, AllGather):
             return request.data.numel() * (self.size - 1)
         return sum(request.send) - request.send[self.rank]
 
     def received(self, request: Collective) -> int:
         """Bytes of a request that arrive from other ranks."""
+        if isinstance(request, AllReduce):
+            return request.sent(self.size)
         if isinstance(request, AllGather):
             return request.data.numel() * (self.size - 1)
         return sum(request.receive) - request.receive[self.rank]
@@ -218,11 +256,21 @@ def start(
     return Pending(exchange.steps(x, state, spec, ctx, group.rank, group.size, stats), group)
 
 
-def integers(values: list[int], device: torch.device) -> Tensor:
-    """Non-negative integers as bytes, eight each."""
-    return torch.tensor(values, dtype=torch.int64, device=device).view(torch.uint8)
+def announced(messages: Sequence[Message], device: torch.device) -> Tensor:
+    """The lengths of messages as bytes, eight each, on ``device``; nothing waits for those that only the device knows."""
+    if all(isinstance(m.nbytes, int) for m in messages):
+        return host.numbers(lengths(messages), device).view(torch.uint8)
+    parts = [m.nbytes if isinstance(m.nbytes, Tensor) else torch.full((), m.nbytes, device=device) for m in messages]
+    return torch.stack(parts).view(torch.uint8)
 
 
 def read_integers(data: Tensor) -> list[int]:
-    """The inverse of :func:`integers`."""
-    return [int(v) for v in data.view(torch.int64).tolist()]
+    """The integers of eight bytes each, in one read."""
+    return [int(v) for v in host.read(data).view(torch.int64).tolist()]
+
+
+def in_parts(arrived: Tensor, sizes: Sequence[int], on_host: bool) -> Iterator[Message]:
+    """The messages that arrived one after another; with ``on_host``, those that will be decoded there are read together."""
+    here = torch.split(host.read(arrived), list(sizes)) if on_host else [None] * len(sizes)
+    for part, n, copy in zip(torch.split(arrived, list(sizes)), sizes, here):
+        yield Message(part, n, copy)

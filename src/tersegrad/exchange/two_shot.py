@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core import buffers
-from tersegrad.core.protocol import Compressor, Context, Guarantee, Spec, Stats, has_fixed_size
+from tersegrad.core.protocol import Compressor, Context, Guarantee, Spec, Stats, codes_on_host, has_fixed_size
 from tersegrad.core.state import slice_spec
 from tersegrad.exchange.all_gather import gather_messages
 from tersegrad.exchange.reduce_scatter import reduce_scatter
@@ -84,7 +84,8 @@ class TwoShotExchange:
         limits = [self._second.max_nbytes(p) for p in parts]
         place = buffers.empty(limits[rank], torch.uint8, x.device)
         own, second = self._second.encode(mean, parts[rank], state.second, dataclasses.replace(again, sender=rank), out=place)
-        _, all_parts = yield from gather_messages(own, limits, has_fixed_size(self._second), rank, size)
+        on_host = codes_on_host(self._second, x.device)
+        _, all_parts = yield from gather_messages(own, limits, has_fixed_size(self._second), rank, size, on_host)
         out = buffers.empty(spec.numel, torch.float32, x.device)
         for r, message in enumerate(all_parts):
             self._second.decode(message, parts[r], dataclasses.replace(again, sender=r), out[at[r] : at[r + 1]])

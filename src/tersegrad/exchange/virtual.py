@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.protocol import Context, Spec, Stats
-from tersegrad.exchange.steps import AllGather, AllToAll, Collective, Exchange, Steps
+from tersegrad.exchange.exact import sum_in_order
+from tersegrad.exchange.steps import AllGather, AllReduce, AllToAll, Collective, Exchange, Steps
 
 R = TypeVar("R")
 
@@ -57,7 +58,7 @@ def run(
                 results.append(stop.value)
         if results:
             break
-        values = list(_deliver(requests, sent, intra_node))
+        values = list(deliver(requests, sent, intra_node))
     if requests or len(results) != size:
         raise RuntimeError(f"{len(results)} of {size} ranks ended while others still exchange: their steps differ")
     mean = results[0][0]
@@ -72,7 +73,8 @@ def init(exchange: Exchange[R], spec: Spec, size: int, device: torch.device | st
     return [exchange.init(spec, device, rank, size) for rank in range(size)]
 
 
-def _deliver(requests: Sequence[Any], sent: list[int], intra_node: list[int]) -> list[Tensor]:
+def deliver(requests: Sequence[Any], sent: list[int], intra_node: list[int]) -> list[Tensor]:
+    """What each rank receives from one collective of all; the bytes that leave each of them are added to ``sent``."""
     size = len(requests)
     kinds = {type(r) for r in requests}
     if len(kinds) != 1:
@@ -84,6 +86,11 @@ def _deliver(requests: Sequence[Any], sent: list[int], intra_node: list[int]) ->
         for rank in range(size):
             sent[rank] += requests[rank].data.numel() * (size - 1)
         return [torch.cat([r.data for r in requests])] * size
+    if kinds == {AllReduce}:
+        total = sum_in_order([r.data for r in requests])
+        for rank, request in enumerate(requests):
+            sent[rank] += request.sent(size)
+        return [total.clone() for _ in requests]
     pieces = [torch.split(r.data, list(r.send)) for r in requests]
     for a, request in enumerate(requests):
         left = sum(request.send) - request.send[a]

@@ -16,6 +16,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.engine import Engine
+from tersegrad.exchange.schemes import AllReduceScheme
 
 # by the name of the compressor that rounds alike
 HOOKS: Mapping[str, tuple[torch.dtype, Any]] = {
@@ -23,6 +25,17 @@ HOOKS: Mapping[str, tuple[torch.dtype, Any]] = {
     "bf16": (torch.bfloat16, default_hooks.bf16_compress_hook),
     "fp16": (torch.float16, default_hooks.fp16_compress_hook),
 }
+
+
+def pass_by(engine: Engine, group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[Tensor]:
+    """Give a bucket of a handle whose exchange is all_reduce to torch's hook, and count it."""
+    scheme = engine.settings.scheme
+    assert isinstance(scheme, AllReduceScheme)
+    dtype, hook = HOOKS["identity" if scheme.dtype == "float32" else scheme.dtype]
+    numel = bucket.buffer().numel()
+    engine.passed(numel, numel * dtype.itemsize, bucket.is_last())
+    future: Future[Tensor] = hook(dist.group.WORLD if group is None else group, bucket)
+    return future
 
 
 class Handle:

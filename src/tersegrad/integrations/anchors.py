@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.engine import Group, checkpoint, make_groups
 from tersegrad.integrations.methods import Method
 
@@ -46,11 +47,20 @@ class Outer:
         return self._named(dict(enumerate(self._anchors)))
 
     def progress(self, number: int) -> Tensor:
-        """A group's pseudo-gradient: how far the worker went from the anchor, backwards."""
-        return self._anchors[number].detach() - self._own(number)
+        """A group's pseudo-gradient: how far the worker went from the anchor, backwards. One pass, in one new vector."""
+        anchor = self._anchors[number].detach()
+        difference = buffers.empty(anchor.numel(), torch.float32, anchor.device)
+        pieces = self._groups[number].spec.pieces
+        sizes = [piece.numel for piece in pieces]
+        for piece, here, out in zip(pieces, anchor.split(sizes), difference.split(sizes)):
+            own = self._parameters[piece.name].detach().reshape(-1)
+            # Narrower numbers become float32 on the way.
+            torch.sub(here, own.to(torch.float32) if own.dtype == torch.float64 else own, out=out)
+        return difference
 
-    def move(self, means: Mapping[int, Tensor]) -> None:
+    def move(self, means: Mapping[int, Tensor], rate: float) -> None:
         """Step the anchors of some groups along the means."""
+        self._optimizer.param_groups[0]["lr"] = rate
         for number, mean in means.items():
             self._anchors[number].grad = mean
         if means:

@@ -31,6 +31,7 @@ from tersegrad.engine.checkpoint import Public
 from tersegrad.engine.engine import Route
 from tersegrad.engine.report import Report
 from tersegrad.exchange import Scheme
+from tersegrad.integrations.all_reduce import pass_by
 from tersegrad.integrations.processes import several_groups
 from tersegrad.integrations.second_moments import Moments
 
@@ -48,7 +49,7 @@ class _Bucket:
 class Handle(engine.Handle):
     """The exchange of one DDP model. Made by :func:`attach` or :func:`make_hook`."""
 
-    def __init__(self, settings: Settings, group_bytes: int, scaler: Any, process_group: dist.ProcessGroup | None) -> None:
+    def __init__(self, settings: Settings, group_bytes: int, scaler: Any, process_group: Any) -> None:
         require(group_bytes > 0, f"group_bytes must be positive, got {group_bytes}")
         self._settings, self._group_bytes, self.scaler = settings, group_bytes, scaler
         self._process_group = process_group
@@ -58,6 +59,7 @@ class Handle(engine.Handle):
         self._moments = Moments()
         self._step: Step | None = None
         self._buckets: list[_Bucket] = []
+        self._passing = False  # torch's own hook does this step
 
     @property
     def engine(self) -> Engine:  # type: ignore[override]
@@ -87,7 +89,7 @@ class Handle(engine.Handle):
         self._bind({name.replace("_orig_mod.", ""): p for name, p in named.items()})
 
     def _bind(self, named: Mapping[str, Tensor]) -> None:
-        link = TimedGroup(self._process_group)
+        link = TimedGroup.of(self._process_group)
         self.rank, self.size = link.rank, link.size
         self._parameters = {name: p for name, p in named.items() if p.requires_grad}
         groups = make_groups(self._parameters, self._group_bytes, self._settings.dense_below)
@@ -133,9 +135,11 @@ class Handle(engine.Handle):
 
     def _on_bucket(self, bucket: GradBucket) -> "Future[Tensor]":
         if bucket.index() == 0:
-            self._buckets = []
-            if self._engine is not None:
+            self._buckets, self._passing = [], self._engine is not None and self._engine.passes_by()
+            if self._engine is not None and not self._passing:
                 self._begin()
+        if self._passing:
+            return pass_by(self.engine, self._process_group, bucket)
         buffer = bucket.buffer()
         if buffer.is_sparse:
             raise BadConfiguration("a gradient is a sparse tensor (sparse=True embedding): build the layer with sparse=False")
@@ -229,7 +233,7 @@ class HookOptions(Options, total=False):
 
     group_bytes: int
     scaler: Any
-    process_group: dist.ProcessGroup | None
+    process_group: dist.ProcessGroup | TimedGroup | None
 
 
 def attach(
@@ -240,19 +244,15 @@ def attach(
 ) -> Handle:
     """Exchange the gradients of a DistributedDataParallel model through ``compressor``; the same call on every rank.
 
-    ``exchange``: "two_shot" (the default), "all_gather" (the default for compressors that decide by the variance over samples),
-    "hierarchical(ranks_per_node=8)" or "power_sgd(rank=4)"; the last compresses by itself, and ``compressor`` is None then.
-    ``options``: see :class:`HookOptions`.
+    ``compressor``: "auto" chooses it, and the exchange, by measuring. ``exchange``: "two_shot" (the default), "all_gather" (the default for
+    compressors that decide by the variance over samples), "hierarchical(ranks_per_node=8)", "power_sgd(rank=4)" or "all_reduce"; the
+    last two take None for ``compressor``. ``options``: see :class:`HookOptions`.
     """
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, DistributedDataParallel):
-        raise BadConfiguration(
-            f"attach takes a DistributedDataParallel model, got {type(inner).__name__}: wrap the model first"
-        )
-    require(
-        not getattr(inner, "_comm_hooks", ()),
-        "this model has a communication hook already: attach once, right after building DDP",
-    )
+        raise BadConfiguration(f"attach takes a DistributedDataParallel model, got {type(inner).__name__}: wrap it first")
+    hooks = getattr(inner, "_comm_hooks", ())
+    require(not hooks, "this model has a communication hook already: attach once, right after building DDP")
     handle, hook = make_hook(compressor, exchange, **options)
     handle.bind(model)
     inner.register_comm_hook(handle, hook)
@@ -265,7 +265,7 @@ def make_hook(
     *,
     group_bytes: int = GROUP_BYTES,
     scaler: Any = None,
-    process_group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | TimedGroup | None = None,
     **options: Unpack[Options],
 ) -> tuple[Handle, Callable[[Handle, GradBucket], Future[Tensor]]]:
     """A plain ``(state, hook)`` pair, with the options of :func:`attach`, for frameworks that register the hook themselves.

@@ -5,7 +5,7 @@ pseudo-gradient theta - theta_i goes through a compressed exchange; an outer opt
 Local SGD (Stich 2019; McMahan et al. 2017) takes the mean itself; DiLoCo (Douillard et al. 2023) uses AdamW inside and SGD with Nesterov
 momentum outside. With ``fragments`` the parameters take turns, so that the peak of traffic falls by as much, and with ``overlap``
 the exchange of a fragment travels while the next inner steps are computed; what arrives is mixed with what the worker learned
-meanwhile (Streaming DiLoCo, Douillard et al. 2025).
+meanwhile (Streaming DiLoCo, Douillard et al. 2025). ``integrations/outer.py`` has published methods whole.
 
 The mean has the same bits on every rank, so the anchors have too. Residuals of error feedback are kept in the units of parameters.
 A round whose mean is not finite is dropped everywhere: residuals stay, and the workers go back to the anchor.
@@ -32,9 +32,9 @@ from tersegrad.engine.engine import Route
 from tersegrad.engine.report import Report
 from tersegrad.exchange import Scheme
 from tersegrad.integrations.anchors import Outer, divide
-from tersegrad.integrations.methods import DiLoCo, LocalSGD, Method, method
+from tersegrad.integrations.methods import DiLoCo, LocalSGD, Method, SparseLoCo, StreamingDiLoCo, method
 
-__all__ = ["DiLoCo", "Handle", "LocalSGD", "Method", "attach", "method"]
+__all__ = ["DiLoCo", "Handle", "LocalSGD", "Method", "SparseLoCo", "StreamingDiLoCo", "attach", "method"]
 
 
 @dataclasses.dataclass
@@ -58,21 +58,19 @@ class Handle(engine.Handle):
         settings: Settings,
         how: Method,
         group_bytes: int,
-        process_group: dist.ProcessGroup | None,
+        process_group: dist.ProcessGroup | TimedGroup | None,
     ) -> None:
         self.method, self.steps = how, 0
         self._flights: list[_Flight] = []
         self._departed: dict[int, int] = {}  # fragment -> the inner step of its latest exchange
         self._counted = 0  # inner steps before the last reset of the report
-        link = TimedGroup(process_group)
+        link = TimedGroup.of(process_group)
         self.rank, self.size = link.rank, link.size
         groups, self._fragments = divide(parameters, how.fragments, group_bytes)
         routes = [Route(group, link) for group in groups]
         self.engine = Engine("local_sgd", routes, settings, replicated=lambda: self._outer.common(), facts={"method": str(how)})
         for parameter in parameters.values():  # all start alike
-            dist.broadcast(
-                parameter.detach(), dist.get_global_rank(process_group, 0) if process_group else 0, group=process_group
-            )
+            link.broadcast(parameter.detach())
         self._outer = Outer(parameters, groups, how)
 
     # -------------------------------------------------------------------------------------------------------------- the loop
@@ -141,7 +139,7 @@ class Handle(engine.Handle):
         """Step the anchors along the means, and move the worker's parameters towards them."""
         self._land(flight)
         self._flights.remove(flight)
-        self._outer.move(flight.means)
+        self._outer.move(flight.means, self.method.rate(self.steps))
         for number in self._fragments[flight.fragment]:
             # After a dropped round the worker's own parameters are not to be trusted.
             self._outer.pull(number, kept if flight.means else 0.0)
@@ -210,7 +208,7 @@ def attach(
     how: Method | str = "diloco",
     *,
     group_bytes: int = GROUP_BYTES,
-    process_group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | TimedGroup | None = None,
     **options: Unpack[Options],
 ) -> Handle:
     """Train ``model`` (a plain module, the same on every rank) by local steps; call ``handle.step()`` after each ``optimizer.step()``.

@@ -1,4 +1,4 @@
-"""When workers that train alone exchange what they have learned, and how the outer optimiser steps: local SGD and DiLoCo."""
+"""When workers that train alone exchange what they have learned, and how the outer optimiser steps: local SGD, DiLoCo, SparseLoCo."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tersegrad.core.text import Configuration, require
+from tersegrad.integrations.schedules import SCHEDULES, Schedule
 from tersegrad.recipes import parse_form
 
 
 @dataclasses.dataclass(frozen=True)
 class Method(Configuration):
-    """When and how rounds end; :class:`LocalSGD` and :class:`DiLoCo` are two sets of defaults."""
+    """When and how rounds end; the classes below are sets of defaults."""
 
     every: int  # inner steps between two exchanges of the same parameters
     lr: float = 1.0  # of the outer optimiser
@@ -22,6 +23,7 @@ class Method(Configuration):
     fragments: int = 1  # parts of the model that take turns
     overlap: int = 0  # inner steps that an exchange may take
     mixing: float | None = None  # share of the worker's own parameters that is kept when the mean arrives; 0.5 with overlap
+    schedule: Schedule | None = None  # of the outer rate
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"{self.name}: every is at least 1, got {self.every}")
@@ -29,6 +31,13 @@ class Method(Configuration):
         require(1 <= self.fragments <= self.every, f"{self.name}: fragments lies between 1 and every, got {self.fragments}")
         require(0 <= self.overlap < self.every, f"{self.name}: overlap is less than every = {self.every}, got {self.overlap}")
         require(self.mixing is None or 0 <= self.mixing < 1, f"{self.name}: mixing lies in [0, 1), got {self.mixing}")
+        known = self.schedule is None or isinstance(self.schedule, Schedule)
+        require(known, f"{self.name}: schedule is one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
+
+    def rate(self, step: int) -> float:
+        """The outer rate of an update that is taken in after ``step`` inner steps; the first round is number 0."""
+        round_ = max(0, step - self.overlap - 1) // self.every
+        return self.lr * (self.schedule.factor(round_) if self.schedule is not None else 1.0)
 
     @property
     def kept(self) -> float:
@@ -77,7 +86,35 @@ class DiLoCo(Method):
     momentum: float = 0.9
 
 
-METHODS: Mapping[str, type[Method]] = types.MappingProxyType({m.name: m for m in (LocalSGD, DiLoCo)})
+@dataclasses.dataclass(frozen=True)
+class SparseLoCo(Method):
+    """Plain steps along the update, without momentum, every 30 inner steps (Sarfi et al. 2025)."""
+
+    name: ClassVar[str] = "sparse_loco"
+
+    every: int = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamingDiLoCo(Method):
+    """DiLoCo whose fragments take turns while the workers go on; half of what they learn meanwhile is kept (Douillard et al. 2025).
+
+    >>> StreamingDiLoCo().kept
+    0.5
+    """
+
+    name: ClassVar[str] = "streaming_diloco"
+
+    every: int = 100
+    lr: float = 0.4
+    momentum: float = 0.9
+    fragments: int = 4
+    overlap: int = 5
+
+
+METHODS: Mapping[str, type[Method]] = types.MappingProxyType(
+    {m.name: m for m in (LocalSGD, DiLoCo, SparseLoCo, StreamingDiLoCo)}
+)
 
 
 def method(text: str | Method) -> Method:
@@ -85,8 +122,11 @@ def method(text: str | Method) -> Method:
 
     >>> method("diloco(every=20)").momentum
     0.9
+    >>> method("sparse_loco(schedule=stages([900], [0.4]))").rate(30 * 901)
+    0.4
     """
     if isinstance(text, Method):
         return text
-    made: Method = parse_form(text, METHODS, "method")
+    made: Method = parse_form(text, {**METHODS, **SCHEDULES}, "method")
+    require(isinstance(made, Method), f"{text} is a schedule; the methods are {', '.join(METHODS)}")
     return made

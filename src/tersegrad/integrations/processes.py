@@ -10,16 +10,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.engine import TimedGroup, threads
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +35,12 @@ class Worker:
     rank: int
     size: int
     device: torch.device
+    link: TimedGroup | None = None  # None: the default process group
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the workers are threads of one process."""
+        return self.link is not None
 
     @property
     def leads(self) -> bool:
@@ -37,19 +49,16 @@ class Worker:
 
     def barrier(self) -> None:
         """Wait for all workers."""
-        dist.barrier()
+        TimedGroup.of(self.link).barrier()
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """The mean over workers of each value."""
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return [float(v) for v in (total / self.size).tolist()]
+        rows = TimedGroup.of(self.link).gather(struct.pack(f"<{len(values)}d", *values))
+        return [sum(each) / self.size for each in zip(*(struct.unpack(f"<{len(values)}d", row) for row in rows))]
 
     def share(self, value: Any) -> Any:
         """What the leading worker passed."""
-        box = [value]
-        dist.broadcast_object_list(box, device=self.device)
-        return box[0]
+        return TimedGroup.of(self.link).share(value)
 
 
 def several_groups() -> bool:
@@ -105,6 +114,26 @@ def join(timeout: float = 600.0) -> Iterator[Worker]:
         dist.destroy_process_group()
 
 
+def virtual(size: int, work: Callable[[Worker], T]) -> list[T]:
+    """``work(worker)`` on ``size`` workers that are threads of this process, on the GPU if there is one.
+
+    On a GPU one runs at a time; on the CPU as many as there are cores, each of them with one thread, as :func:`launch` starts them
+    (OMP_NUM_THREADS says otherwise).
+    """
+    if spawned():
+        raise BadConfiguration("virtual workers live in one process: run the command itself, without torchrun")
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    before, at_once = torch.get_num_threads(), 1
+    if device.type == "cpu":
+        each = int(os.environ.get("OMP_NUM_THREADS", "1"))
+        torch.set_num_threads(each)
+        at_once = max(1, (os.cpu_count() or 1) // each)
+    try:
+        return threads.run(size, lambda member: work(Worker(member.rank, size, device, member)), at_once)
+    finally:
+        torch.set_num_threads(before)
+
+
 def leave(status: int = 0) -> NoReturn:
     """End this worker now, without tearing the interpreter down.
 
@@ -138,7 +167,15 @@ def launch(words: Sequence[str], workers: int, restarts: int = 0) -> int:
 
     ``restarts``: how often all workers are started anew after one of them died.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers), "--max-restarts", str(restarts)]
+    command = [
+        sys.executable,
+        "-m",
+        "tersegrad.integrations.agent",
+        "--nproc-per-node",
+        str(workers),
+        "--max-restarts",
+        str(restarts),
+    ]
     command += [
         "--rdzv-backend",
         "c10d",

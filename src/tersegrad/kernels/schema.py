@@ -3,6 +3,11 @@
 A backend is a module that satisfies :class:`Kernels` (mypy checks it). ``reference`` is plain torch, runs anywhere and is the
 definition; ``native`` is C++ for CPU tensors. Both write the same bytes for the same input; ``tests/kernels`` compares them.
 The protocols are split by topic so that each topic reads alone; those of lossless codes are in ``schema_codes.py``.
+
+No operation makes the host wait for a device: lengths, norms, errors and flags are tensors without dimensions on the device of the
+input, and results whose size depends on the data lie in tensors of the largest size, beside their length. The exceptions are
+sequential codes (levels, modelled levels, digits, Elias codes, tables): they take CPU tensors, and return numbers. On the CPU the
+reference may raise where it finds bad input.
 """
 
 from __future__ import annotations
@@ -13,7 +18,9 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.schema_codes import BitKernels, PlanarKernels, RansKernels
+from tersegrad.kernels.schema_codes import BitKernels, ChunkKernels, CosineKernels, PlanarKernels, RansKernels
+from tersegrad.kernels.schema_shares import ShareKernels
+from tersegrad.kernels.schema_trellis import TrellisKernels
 
 RoundingRule = Literal["l2", "max", "nearest"]
 
@@ -42,8 +49,8 @@ class CastKernels(Protocol):
         """``bucket``: a multiple of 64."""
         ...
 
-    def ternary_decode(self, data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
-        """``CorruptMessage`` unless the trits are canonical; ``out`` is then undefined."""
+    def ternary_decode(self, data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> Tensor:
+        """Whether the trits are canonical (bool, 0-d). Where not, nothing is added, and what is stored is undefined."""
         ...
 
     def dithering_encode(self, x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
@@ -81,26 +88,32 @@ class DitherKernels(Protocol):
         out: Tensor,
         left: Tensor | None = None,
         carry: Tensor | None = None,
+        layout: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Write a message for x into ``out``: length in bytes (int64), ||x||^2 (not finite where x is not), squared error (float64).
 
         With ``nu`` > 0 every block takes the step 2 sqrt(nu/n) ||x||, else all take ``step``. Levels are rounded to nearest and
         least-squares scales are sent; with ``ctx`` they are rounded stochastically and steps are sent. ``coder``: 0 the shortest,
-        1 rANS, 2 the published code. ``chunk``: the log2 of the length of rANS chunks, 14 to 18.
+        1 rANS, 2 the published code. ``chunk``: the log2 of the length of rANS chunks, 14 to 18, or 0: as suits the levels.
         The error is exact only with ``step`` and without ``ctx``.
         ``carry`` is added to x before anything else, and ``left`` (a place of its own, needed with ``carry``) becomes the sum minus
         what the message decodes to; it is undefined where the sum is not finite.
+        ``layout`` (``Spec.layout``) tells where rows and columns are and allows scale classes; without it there are none.
         """
         ...
 
-    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor:
-        """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message."""
+    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:
+        """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no message.
+
+        Without a ``layout`` the vector is one row.
+        """
         ...
 
-    def dither_sample(self, x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
-        """Squared error and squared norm of a sample of x (plus ``carry``): one block of 4096 coordinates in ``stride``.
+    def dither_sample(self, x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
+        """Squared error and squared norm of a sample of x (plus ``carry``), into ``out`` (two float64).
 
-        Levels are rounded to nearest, and every block of 2^16 has its least-squares scale.
+        The sample is one block of 4096 coordinates in ``stride``. Levels are rounded to nearest, and every
+        block of 2^16 has its least-squares scale.
         """
         ...
 
@@ -108,8 +121,8 @@ class DitherKernels(Protocol):
 class HadamardKernels(Protocol):
     """The randomised Walsh-Hadamard rotation by blocks (signs from the context, sender left to the caller)."""
 
-    def rotate(self, x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
-        """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""
+    def rotate(self, x: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
+        """Rotate float32 ``x`` into ``out`` of the padded size; max |x| (float32, 0-d), NaN where x is not finite."""
         ...
 
     def unrotate(self, y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
@@ -197,20 +210,23 @@ class SelectKernels(Protocol):
     int64, and increase strictly. Decoders raise :class:`~tersegrad.core.errors.CorruptMessage`.
     """
 
-    def all_finite(self, x: Tensor) -> bool:
-        """Whether ``x`` (flat float32) holds neither NaN nor Inf."""
+    def all_finite(self, x: Tensor) -> Tensor:
+        """Whether ``x`` (flat float32) holds neither NaN nor Inf (bool, 0-d)."""
         ...
 
-    def select_top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Indices and values of the ``k`` largest non-zero coordinates by key, in index order; fewer where the rest is zero."""
+    def select_top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Room for ``k`` indices and values, in index order, of the largest non-zero coordinates by key; how many there are."""
         ...
 
-    def select_sample_key(self, x: Tensor, k: int) -> int:
-        """An estimate of the ``k``-th largest key from a fixed sample of the coordinates, within [1, 0x7f800000]."""
+    def select_sample_key(self, x: Tensor, k: int) -> Tensor:
+        """An estimate of the ``k``-th largest key from a fixed sample of the coordinates, within [1, 0x7f800000] (int32, 0-d)."""
         ...
 
-    def select_compact(self, x: Tensor, key: int, limit: int) -> tuple[Tensor, Tensor, int]:
-        """Indices and values of the first ``limit`` coordinates with a key of at least ``max(key, 1)``; how many there are."""
+    def select_compact(self, x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Room for ``limit`` indices and values, of the first coordinates with a key of at least ``max(key, 1)``; how many there are.
+
+        More may be there than there is room for.
+        """
         ...
 
     def sparse_scatter(self, indices: Tensor, values: Tensor, out: Tensor) -> None:
@@ -259,11 +275,11 @@ class SelectKernels(Protocol):
         """A class (uint8) for each gap g: 0 for g = 0; 2e - 1 and 2e for the lower and upper half of g + 1 in [2^e, 2^(e+1))."""
         ...
 
-    def gap_rests_encode(self, indices: Tensor, out: Tensor) -> int:
-        """The bits that the classes leave open; returns the number of bytes."""
+    def gap_rests_encode(self, indices: Tensor, out: Tensor) -> Tensor:
+        """The bits that the classes leave open; the number of bytes, int64, 0-d."""
         ...
 
-    def gap_rests_decode(self, data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, int]: ...
+    def gap_rests_decode(self, data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, Tensor]: ...
 
     def permuted_indices(self, keys: list[int], rotation: int, numel: int, k: int) -> Tensor:
         """Images of 0..k-1 under the keyed permutation of [0, numel), in that order (not increasing)."""
@@ -285,8 +301,8 @@ class SelectKernels(Protocol):
 class SharedKernels(Protocol):
     """Draws that both ends share (``spec/wire.md``, "Subtractive dithering" and "Spherical compression")."""
 
-    def subtractive_quantise(self, x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> int:
-        """Folded levels (int32) of coordinates start, start + 1, ...; the largest magnitude, or -1: not finite or beyond 2^30."""
+    def subtractive_quantise(self, x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> Tensor:
+        """Folded levels (int32) of coordinates start, ...; the largest magnitude (int64, 0-d), or -1: not finite or beyond 2^30."""
         ...
 
     def subtractive_bins(self, ctx: Context, start: int, out: Tensor) -> None:
@@ -323,9 +339,9 @@ class VarianceKernels(Protocol):
     """Variance-based compression on flat float32 tensors; none of the arguments is written into."""
 
     def variance_select(
-        self, r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, zeta: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-        """The next r and v, indices and values of what is sent, and whether everything is finite.
+        self, r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, zeta: float, limit: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The next r and v, room for ``limit`` indices and values of what is sent, how many there are, whether all is finite.
 
         With R = r + x, V = v + s: sent where R^2 > alpha V, then both are 0; elsewhere R and zeta V. The scalars are rounded to float32,
         each operation rounds once.
@@ -333,8 +349,8 @@ class VarianceKernels(Protocol):
         ...
 
     def hybrid_select(
-        self, r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+        self, r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float, limit: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The same, +-tau being sent where |R| > tau and R^2 > alpha V; there R -+ tau and max((V - |R| 2 tau) + tau^2, 0)."""
         ...
 
@@ -350,6 +366,8 @@ class VarianceKernels(Protocol):
 class Kernels(
     BitKernels,
     CastKernels,
+    ChunkKernels,
+    CosineKernels,
     DitherKernels,
     HadamardKernels,
     PlanarKernels,
@@ -357,6 +375,8 @@ class Kernels(
     RoundingKernels,
     SelectKernels,
     SharedKernels,
+    ShareKernels,
+    TrellisKernels,
     VarianceKernels,
     Protocol,
 ):

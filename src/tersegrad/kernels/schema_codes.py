@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class BitKernels(Protocol):
-    """Bit packing, trits and serial Elias codes. Sizes are exact and checked by the caller."""
+    """Bit packing, trits and serial Elias codes (on the CPU). Sizes are exact and checked by the caller."""
 
     def pack_bits(self, codes: Tensor, width: int, out: Tensor) -> None:
         """The low ``width`` bits of each code (uint8 up to 8 bits, int32 from 9 to 16), into all of ``out``."""
@@ -50,11 +50,11 @@ class PlanarKernels(Protocol):
         """``out.numel()`` values from the start of ``data``; the bytes used."""
         ...
 
-    def rice_bits(self, values: Tensor, k: int) -> int:
+    def rice_bits(self, values: Tensor, k: int) -> Tensor:
         """Bits that all values take together with parameter ``k``, without padding; ``ValueError`` for negative values."""
         ...
 
-    def rice_best(self, values: Tensor) -> int:
+    def rice_best(self, values: Tensor) -> Tensor:
         """The smallest ``k`` that minimises :meth:`rice_bits`."""
         ...
 
@@ -95,3 +95,50 @@ class RansKernels(Protocol):
 
     def rans_decode(self, data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
         """Fill ``out`` with the symbols of the message at the start of ``data``; the message's length, int64, 0-d."""
+
+
+class ChunkKernels(Protocol):
+    """Exactly k of every chunk of a vector (``spec/wire.md``, "Chunk sets").
+
+    ``regions``: int64, six numbers for each: start, rows, columns, height and width of a chunk, how many of it are kept. Places (int32)
+    are positions within a chunk, increasing, one chunk after another.
+    """
+
+    def chunk_choose(self, x: Tensor, regions: Tensor, places: Tensor, values: Tensor) -> Tensor:
+        """Places and values of the largest coordinates of every chunk: ties to the lowest place, zeros too.
+
+        Whether ``x`` is finite (bool, 0-d); the outputs are defined only then.
+        """
+        ...
+
+    def chunk_bins(self, values: Tensor, counts: Tensor, bins: int, chosen: Tensor, stands: Tensor, filled: Tensor) -> None:
+        """The bin of each value (uint8), what stands for each bin of each tensor (float32), how many it has (int64).
+
+        ``counts`` (int64): the values of each tensor. Bins are 6/``bins`` standard deviations wide around the tensor's mean, the outermost
+        ones without end; the mean of what fell into a bin stands for it. Sums are float64 in order, everything else float32.
+        """
+        ...
+
+    def chunk_encode(self, places: Tensor, regions: Tensor, numel: int, out: Tensor) -> Tensor:
+        """Chunk sets into ``out``; the number of bytes, int64, 0-d."""
+        ...
+
+    def chunk_decode(self, data: Tensor, regions: Tensor, numel: int, places: Tensor) -> None:
+        """The places that all of ``data`` holds; :class:`CorruptMessage` where it is no code."""
+        ...
+
+    def chunk_scatter(self, places: Tensor, values: Tensor, regions: Tensor, out: Tensor, weight: float | None = None) -> None:
+        """``out`` becomes zero except for ``values`` at their places; or ``weight`` times them are added to it."""
+        ...
+
+
+class CosineKernels(Protocol):
+    """The orthonormal cosine transform of tiles (``spec/wire.md``, "dct"); ``regions`` as for chunks, what they keep does not matter."""
+
+    def cosine_forward(self, x: Tensor, regions: Tensor, out: Tensor) -> Tensor:
+        """Coefficients of float32 ``x`` into ``out`` (another vector), which is returned."""
+        ...
+
+    def cosine_inverse(self, y: Tensor, regions: Tensor, out: Tensor) -> Tensor:
+        """The inverse."""
+        ...

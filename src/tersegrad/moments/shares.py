@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
-import importlib.util
-import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -149,24 +146,11 @@ class Grouped(Use):
         return [None if r is None else r.unflatten(0, (high - low, self.size)).sum(1, dtype=torch.float32) for r in rows]
 
 
-@functools.cache
-def _triton() -> bool:
-    """Whether the Triton kernels are there and right on this machine: they are compared once with plain torch."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    try:
-        importlib.import_module("tersegrad.kernels.triton.shares").check()
-    except Exception as error:
-        warnings.warn(f"moments: plain torch instead of the Triton kernels: {type(error).__name__}: {error}", stacklevel=2)
-        return False
-    return True
-
-
 def accelerated(*tensors: Tensor) -> bool:
-    """Whether the Triton kernels can run on ``tensors``: 16-bit, channels-last (or without positions), on a CUDA device."""
+    """Whether a faster backend can run on ``tensors``: 16-bit, channels-last (or without positions), on a CUDA device."""
     for t in tensors:
         if not t.is_cuda or t.dtype not in (torch.bfloat16, torch.float16) or t.dtype != tensors[0].dtype:
             return False
         if not (t.is_contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t.ndim == 2 and t.is_contiguous()):
             return False
-    return kernels.forced() != "reference" and _triton()
+    return kernels.faster(tensors[0].device, "share_convolution", "share_norm_sums")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from tersegrad import kernels
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.moments.shares import accelerated
 
@@ -50,9 +51,7 @@ class _WorkerNorm(torch.autograd.Function):
         workers, axes = mean.shape[0], tuple(range(3, mean.ndim))
         parts, d = x.unflatten(0, (workers, -1)), delta.unflatten(0, (workers, -1))
         if accelerated(x, delta):
-            from tersegrad.kernels.triton import shares
-
-            both = shares.norm_sums(x, delta, mean, inverse)[:2].view(2, workers, -1, *mean.shape[2:])
+            both = kernels.get(x.device).share_norm_sums(x, delta, mean, inverse)[:2].view(2, workers, -1, *mean.shape[2:])
             by_gamma, by_beta = both.unbind(0)  # (workers, part, channels, 1..)
         else:
             by_beta = d.sum(axes, dtype=torch.float32, keepdim=True) if axes else d.float()

@@ -55,9 +55,8 @@ def _version(package: str) -> str:
 
 
 def _backend(device: str) -> str:
-    """The backend that tensors on a device get."""
-    name = kernels.get(torch.device(device)).__name__.rpartition(".")[2]  # type: ignore[attr-defined]
-    return "plain torch" if name == "reference" else name
+    """The backends that tensors on a device get."""
+    return ", ".join([*kernels.backends(torch.device(device)), "plain torch"][: 2 if device != "cpu" else 1])
 
 
 def _cpu() -> str:

@@ -68,8 +68,21 @@ def bits_against_error(panels: Sequence[Panel], stem: Path, title: str = "") -> 
     return png, svg
 
 
-def seconds_against_link(rows: Sequence[tuple[str, Callable[[float], float]]], stem: Path) -> Path:
-    """Draw the time of a step against the link's speed (bit/s), one line a name; writes ``stem``.png and ``stem``.svg."""
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """A link to mark: bits per second, and what to call it."""
+
+    rate: float
+    words: str
+
+
+def seconds_against_link(
+    rows: Sequence[tuple[str, Callable[[float], float]]],
+    path: Path,
+    title: str = "A step of every worker: its processor time, then its bytes over the link",
+    mark: Mark | None = None,
+) -> Path:
+    """Draw the time of a step against the link's speed (bit/s), one line per name; without a suffix, as .png and as .svg."""
     matplotlib = require_matplotlib()
     speeds = _spread(1e6, 1e11, 60)
     dashes = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (5, 2, 1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
@@ -88,13 +101,18 @@ def seconds_against_link(rows: Sequence[tuple[str, Callable[[float], float]]], s
         axis.set_xticks([10.0**k for k in range(6, 12)], words)
         axis.grid(color="#dddddd", linewidth=0.6)
         axis.set_axisbelow(True)
-        axis.set_title("A step of every worker: its processor time, then its bytes over the link", loc="left", fontsize=10)
+        axis.set_title(title, loc="left", fontsize=10)
+        if mark is not None:
+            axis.axvline(mark.rate, color="#888888", linewidth=1.0, linestyle=(0, (2, 2)), zorder=1)
+            right = mark.rate < 3e10
+            axis.annotate(mark.words, (mark.rate, 0.02), xycoords=("data", "axes fraction"), textcoords="offset points",
+                          xytext=(4 if right else -4, 0), ha="left" if right else "right", color="#555555")  # fmt: skip
         axis.legend(frameon=False, fontsize=8)
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        png = stem.with_suffix(".png")
-        figure.savefig(png)
-        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
-    return png
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".svg")]
+        for file in written:
+            figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    return written[0]
 
 
 def _range(rates: Sequence[Rate]) -> tuple[float, float, float, float]:

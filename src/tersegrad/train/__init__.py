@@ -2,6 +2,8 @@
 
 from tersegrad.train.compare import comparison_table, demonstration, result_table
 from tersegrad.train.data import Images
-from tersegrad.train.loop import Job, Progress, Result, load, run
+from tersegrad.train.jobs import Job, Progress, Result
+from tersegrad.train.loop import load, run
+from tersegrad.train.text import Text
 
-__all__ = ["Images", "Job", "Progress", "Result", "comparison_table", "demonstration", "load", "result_table", "run"]
+__all__ = ["Images", "Job", "Progress", "Result", "Text", "comparison_table", "demonstration", "load", "result_table", "run"]

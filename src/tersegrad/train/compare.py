@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tersegrad.planner.plan import seconds_text
 from tersegrad.report.tables import Column, Table, number, signed
-from tersegrad.train.loop import Job, Result
+from tersegrad.train.jobs import Job, Result
 
 # compressor, exchange, method of local steps; the first is what the others are compared with
 _SETTINGS: tuple[tuple[str | None, str, str | None], ...] = (
@@ -28,17 +29,6 @@ as a share of what it was to say (||C(y) - y||^2 / ||y||^2). above limit: bits m
 error on the hardest data; below 0 the gradients were easier than that. Then the time of a step on links of that speed: the
 processor time that a worker used, plus the bytes it sent at the link's speed, nothing overlapped. all_reduce is torch's own; its
 bytes are those of a ring.""".replace("\n", " ")
-
-
-def seconds(value: float) -> str:
-    """A duration for a cell.
-
-    >>> seconds(0.00123), seconds(0.0456), seconds(0.789), seconds(12.3)
-    ('1.2 ms', '46 ms', '789 ms', '12.3 s')
-    """
-    if value >= 1:
-        return f"{value:.1f} s"
-    return f"{1000 * value:.1f} ms" if value < 0.01 else f"{1000 * value:.0f} ms"
 
 
 def megabytes(value: float) -> str:
@@ -64,7 +54,7 @@ def comparison_table(results: Sequence[Result], title: str = "", note: str = "")
         exchange = f"{r.job.exchange}, {r.job.local}" if r.job.local else r.job.exchange
         row = [r.job.compressor or "none", exchange, f"{100 * r.accuracy:.1f} %", megabytes(r.bytes_sent)]
         row += [f"{r.bits_per_coordinate:.2f}", number(r.error, 2), signed(r.above_limit)]
-        rows.append((*row, *(seconds(r.step_seconds(speed)) for _, speed in LINKS)))
+        rows.append((*row, *(seconds_text(r.step_seconds(speed)) for _, speed in LINKS)))
     return Table(tuple(columns), tuple(rows), title, note)
 
 
@@ -91,13 +81,15 @@ def result_table(result: Result, note: str = "") -> Table:
         ("workers", str(r.workers)),
         ("parameters", f"{r.parameters:,}"),
         ("steps", f"{r.steps:,}"),
-        ("test accuracy", f"{100 * r.accuracy:.2f} %"),
+        ("test accuracy", f"{100 * r.accuracy:.2f} %" + (" of tokens" if r.tokens else "")),
+        ("test loss", f"{r.test_loss:.4f}" + (f", {r.bits_per_byte:.4f} bits per byte" if r.bits_per_byte else "")),
+        *([("tokens", f"{r.tokens:,}")] if r.tokens else []),
         ("training loss", f"{r.loss:.4f}"),
         ("sent by a worker", f"{megabytes(r.bytes_sent)}, {r.bytes_per_step:,.0f} bytes per step"),
-        ("bits per coordinate", f"{r.bits_per_coordinate:.3f} a message"),
+        ("bits per coordinate", f"{r.bits_per_coordinate:.3f} per message"),
         ("error of a message", number(r.error)),
         ("above the limit", f"{signed(r.above_limit)} bits per coordinate"),
-        *((f"step at {name}", seconds(r.step_seconds(speed))) for name, speed in LINKS),
+        *((f"step at {name}", seconds_text(r.step_seconds(speed))) for name, speed in LINKS),
         ("time of this run", f"{r.wall_seconds:.1f} s"),
     ]
     return Table((Column("", number=False), Column("", number=False)), tuple(rows), f"Trained on {r.job.data}", note)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import BadConfiguration, MissingExtra
+from tersegrad.train import text
 
 HELD_OUT = 297  # of the 1797 digits
 
@@ -38,6 +39,28 @@ class Images:
     def classes(self) -> int:
         return int(self.train_labels.max()) + 1
 
+    @property
+    def count(self) -> int:
+        """Examples to train on."""
+        return len(self.train)
+
+    @property
+    def count_held_out(self) -> int:
+        return len(self.test)
+
+    @property
+    def evaluated(self) -> int:
+        """Examples of an evaluation, unless told otherwise."""
+        return len(self.test)
+
+    def examples(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Training images and their classes."""
+        return self.train[chosen], self.train_labels[chosen]
+
+    def held_out(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Test images and their classes."""
+        return self.test[chosen], self.test_labels[chosen]
+
     def to(self, device: torch.device) -> Images:
         """The same on a device."""
         return Images(
@@ -55,7 +78,9 @@ def load(source: str) -> Images:
         return digits()
     folder = Path(source)
     if not folder.is_dir():
-        raise BadConfiguration(f"data is 'digits' or a folder of MNIST's or CIFAR-10's files; there is no folder {source!r}")
+        raise BadConfiguration(
+            f"data is 'digits', 'text:FOLDER' or a folder of MNIST's or CIFAR-10's files; there is no folder {source!r}"
+        )
     if _find(folder, "train-images"):
         return mnist(folder)
     if cifar := next((f for f in (folder, folder / "cifar-10-batches-bin") if (f / "data_batch_1.bin").exists()), None):
@@ -67,7 +92,9 @@ def load(source: str) -> Images:
 
 def check(source: str) -> None:
     """Raise what :func:`load` would raise for a source that is not there, before any process is started."""
-    if source == "digits":
+    if source.startswith(text.PREFIX):
+        text.check(Path(source.removeprefix(text.PREFIX)))
+    elif source == "digits":
         load_digits()
     elif not Path(source).is_dir():
         load(source)

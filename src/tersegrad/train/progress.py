@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from tersegrad.train.loop import Job, Progress
+from tersegrad.train.jobs import Job, Progress
 
 
 @contextlib.contextmanager
@@ -31,14 +31,15 @@ def progress(jobs: list[Job], shown: bool) -> Iterator[list[Callable[[Progress],
 
         def watcher(job: Job) -> Callable[[Progress], None]:
             task = bars.add_task(escape(f"{job.label:<{width}}"), total=None, start=False, facts="")
-            accuracy = 0.0
+            held_out = ""
 
             def watch(now: Progress) -> None:
-                nonlocal accuracy
+                nonlocal held_out
                 if not bars.tasks[task].started:
                     bars.start_task(task)
-                accuracy = now.accuracy if now.accuracy is not None else accuracy
-                facts = f"loss {now.loss:.3f}  accuracy {100 * accuracy:5.1f} %  sent {now.sent / 1e6:6.1f} MB"
+                if now.accuracy is not None:
+                    held_out = f"  held out {now.test_loss:.3f}, {100 * now.accuracy:5.1f} % right"
+                facts = f"loss {now.loss:.3f}{held_out}  sent {now.sent / 1e6:6.1f} MB"
                 bars.update(task, total=now.steps, completed=now.step, facts=facts)
                 if not console.is_terminal and (now.step == now.steps or (now.accuracy is not None and len(jobs) == 1)):
                     print(f"{job.label}: step {now.step} of {now.steps}, {facts}", file=console.file, flush=True)

@@ -1,6 +1,7 @@
 """Compressors made of compressors: what is true of any inner compressor is written here once."""
 
 from tersegrad.wrappers.by_tensor import ByTensor as ByTensor
+from tersegrad.wrappers.dct import DCT as DCT
 from tersegrad.wrappers.error_feedback import ErrorFeedback as ErrorFeedback
 from tersegrad.wrappers.error_feedback import ErrorFeedbackState as ErrorFeedbackState
 from tersegrad.wrappers.metered import Metered as Metered

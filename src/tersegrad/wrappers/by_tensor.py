@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.codecs import varint
-from tersegrad.core import buffers
+from tersegrad.core import buffers, host
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import (
@@ -44,9 +44,13 @@ from tersegrad.core.protocol import (
     Piece,
     Spec,
     Stats,
+    codes_on_host,
+    decode_sent,
     flat,
     flat_float32,
     has_fixed_size,
+    lengths,
+    restore,
     wire_omega,
 )
 from tersegrad.core.state import Parts
@@ -114,16 +118,19 @@ class ByTensor(Configuration):
         if [s.group for s in layout] != [g for g, _ in state.states]:
             raise BadConfiguration("the state was made by other rules, or for another buffer")
         moment = None if stats is None or stats.second_moment is None else flat_float32(stats.second_moment)
-        sent: list[Tensor] = []
+        messages: list[Message] = []
         after: list[tuple[int, Any]] = []
         for share, (g, before) in zip(layout, state.states, strict=True):
             given = stats if moment is None else Stats(_gather(moment, share.runs))
             place = buffers.empty(share.limit, torch.uint8, x.device)
             y = _gather(x, share.runs)
             message, next_state = share.compressor.encode(y, share.spec, before, ctx.child(g), stats=given, out=place)
-            payload = message.payload
-            sent += [torch.tensor(list(varint.write(payload.numel())), dtype=torch.uint8, device=x.device), payload]
+            messages.append(message)
             after.append((g, next_state))
+        sent: list[Tensor] = []
+        for message, length in zip(messages, lengths(messages), strict=True):
+            head = torch.tensor(list(varint.write(length)), dtype=torch.uint8)
+            sent += [host.send(head, x.device), message.data[:length]]
         nbytes = sum(part.numel() for part in sent)
         if sent:
             torch.cat(sent, out=data[:nbytes])
@@ -135,10 +142,7 @@ class ByTensor(Configuration):
             whole = out[runs[0][0] : runs[0][1]] if len(runs) == 1 else None
             decoded = part.decode(payload, sub, child, whole)
             if whole is None:
-                start = 0
-                for a, b in runs:
-                    out[a:b] = decoded[start : start + b - a]
-                    start += b - a
+                _spread(decoded, out, runs)
         return out
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
@@ -166,21 +170,44 @@ class ByTensor(Configuration):
                 out[a:b] += part_of
         return out
 
+    def decode_sent(self, message: Message, spec: Spec, ctx: Context) -> Tensor:
+        """What the groups sent, before it is transformed back (see :class:`~tersegrad.core.protocol.Transformed`)."""
+        sent = buffers.empty(spec.numel, torch.float32, message.data.device)
+        for part, sub, payload, child, runs in self._read(message, spec, ctx):
+            _spread(decode_sent(part, payload, sub, child), sent, runs)
+        return sent
+
+    def restore(self, sent: Tensor, spec: Spec) -> Tensor:
+        out = buffers.empty(spec.numel, torch.float32, sent.device)
+        for share in _layout(self, spec):
+            _spread(restore(share.compressor, _gather(sent, share.runs), share.spec), out, share.runs)
+        return out
+
     def _read(
         self, message: Message, spec: Spec, ctx: Context
     ) -> Iterator[tuple[Compressor[Any], Spec, Message, Context, tuple[tuple[int, int], ...]]]:
         """Every group's compressor, spec, message, context and runs; raises after the last where bytes are left."""
         data, at = message.payload, 0
+        # Lengths are read in the host's memory. Where they are known beforehand, a device is not waited for to tell them.
+        known = self.fixed_size and not data.is_cpu
+        heads = data if known or data.is_cpu else message.on_host()
         for share in _layout(self, spec):
-            length, at = varint.read(data, at)
+            if known:
+                length, at = share.limit, at + varint.nbytes(share.limit)
+            else:
+                length, at = varint.read(heads, at)
             if length > min(data.numel() - at, share.limit):
                 raise CorruptMessage(f"group {share.group} announces {length} bytes, {data.numel() - at} are left")
             # A copy starts at an address that any decoder may view as words.
-            payload = buffers.cat([data[at : at + length]])
+            here = None if heads is data else buffers.cat([heads[at : at + length]])
+            found = Message(buffers.cat([data[at : at + length]]), length, here)
             at += length
-            yield share.compressor, share.spec, Message(payload, length), ctx.child(share.group), share.runs
+            yield share.compressor, share.spec, found, ctx.child(share.group), share.runs
         if at != data.numel():
             raise CorruptMessage(f"{data.numel() - at} bytes follow the last group")
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return any(part is not None and codes_on_host(part, device) for part in self.compressors)
 
     @property
     def fixed_size(self) -> bool:
@@ -247,3 +274,9 @@ def worst(promises: Sequence[Guarantee]) -> Guarantee:
 def _gather(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
     """The sub-buffer of these runs: a view where it is one run."""
     return x[runs[0][0] : runs[0][1]] if len(runs) == 1 else buffers.cat([x[a:b] for a, b in runs])
+
+
+def _spread(part: Tensor, out: Tensor, runs: Sequence[tuple[int, int]]) -> None:
+    """The reverse: a sub-buffer into its runs."""
+    for values, (a, b) in zip(part.split([b - a for a, b in runs]), runs):
+        out[a:b] = values

@@ -1,11 +1,12 @@
 """Error feedback: what a message leaves out is added to the next one.
 
-Maps: y = x + r, sends C(y) c, keeps r' = y - C(y) c; c = 1, or 1/(1+omega) when C is unbiased, which makes it contractive.
+Maps: y = x + beta r, sends C(y) c, keeps r' = y - C(y) c; c = 1, or 1/(1+omega) when C is unbiased, which makes it contractive.
+``decay`` is beta: below 1, old residuals fade, as in SparseLoCo (0.95) and DeMo (0.999, there called momentum).
 
 Guarantee: that of c C as a contractive operator, alpha (or omega/(1+omega), on average): what the theory of error feedback asks
 for. It bounds the message against y, the *corrected* gradient: ||C(y) c - y||^2 <= alpha ||y||^2. Nothing is lost for good: the
-decoded messages of t steps plus the residual are the sum of the t gradients, and the residual stays bounded,
-||r|| <= sqrt(alpha)/(1 - sqrt(alpha)) max ||x||, where alpha holds surely. A compressor without a guarantee may let it grow
+decoded messages of t steps plus the residual are the sum of the t gradients (without decay), and the residual stays bounded,
+||r|| <= sqrt(alpha)/(1 - beta sqrt(alpha)) max ||x||, where alpha holds surely. A compressor without a guarantee may let it grow
 without bound, so it is refused unless ``force=true``. SGD with a contractive compressor and error feedback converges at the rate
 of SGD up to higher-order terms (Stich et al. 2018; Karimireddy et al. 2019).
 
@@ -13,7 +14,9 @@ Wire: exactly the inner compressor's message; the receiver multiplies by fl32(c)
 states for the inner compressor (``spec/wire.md``, section 6), not the one that ``guarantee`` proves: a sharper proof leaves old
 messages as they are.
 
-State: the residual, aligned with the buffer, and the inner state. A buffer that is not finite leaves both as they were.
+State: the residual, aligned with the buffer, and the inner state. A buffer that is not finite leaves both as they were. ``residual``
+says how it is kept: float32, bfloat16 (half the memory) or int8 (a quarter; eight bits and a power of two per 256 coordinates, see
+``core/packed.py``). ``place=cpu`` keeps it in host memory, pinned where the gradients are on a GPU, and moves it for each message.
 
 Citation: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Stich, Cordonnier, Jaggi, "Sparsified SGD with
 Memory", NeurIPS 2018. Ours keeps the residual outside the learning rate, so a schedule does not change what was left out.
@@ -32,6 +35,7 @@ from tersegrad.core import buffers
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.numbers import float32
+from tersegrad.core.packed import Packed, pack
 from tersegrad.core.protocol import (
     Accumulator,
     Compressor,
@@ -42,9 +46,12 @@ from tersegrad.core.protocol import (
     Spec,
     Splitter,
     Stats,
+    codes_on_host,
+    decode_sent,
     flat_float32,
     has_fixed_size,
     mode_of,
+    restore,
     wire_omega,
 )
 from tersegrad.core.text import Configuration, require
@@ -59,7 +66,7 @@ class ErrorFeedbackState:
 
     carries: ClassVar[str] = "residual"
 
-    residual: Tensor  # (numel,) float32 or bfloat16
+    residual: Any  # (numel,): a float32 or bfloat16 tensor, or a packed vector
     inner: Any
 
 
@@ -75,15 +82,24 @@ class ErrorFeedback(Configuration):
     name: ClassVar[str] = "error_feedback"
     wire_id: ClassVar[int] = 64
     examples: ClassVar[tuple[str, ...]] = ("error_feedback(top_k(fraction=0.01))",)
-    corners: ClassVar[tuple[str, ...]] = ("error_feedback(top_k(fraction=0.1))", "error_feedback(qsgd, residual=bfloat16)")
+    corners: ClassVar[tuple[str, ...]] = (
+        "error_feedback(top_k(fraction=0.1))",
+        "error_feedback(qsgd, residual=bfloat16)",
+        "error_feedback(top_k(fraction=0.1), residual=int8, decay=0.95, place=cpu)",
+    )
 
     inner: Compressor[Any]
-    residual: Literal["float32", "bfloat16"] = "float32"
+    residual: Literal["float32", "bfloat16", "int8"] = "float32"
     force: bool = False
+    decay: float = 1.0
+    place: Literal["device", "cpu"] = "device"
 
     def __post_init__(self) -> None:
         require(isinstance(self.inner, Compressor), f"error_feedback wraps a compressor, got {self.inner!r}")
-        require(self.residual in ("float32", "bfloat16"), f"residual must be float32 or bfloat16, got {self.residual!r}")
+        kinds = ("float32", "bfloat16", "int8")
+        require(self.residual in kinds, f"residual must be float32, bfloat16 or int8, got {self.residual!r}")
+        require(0 <= self.decay <= 1, f"decay lies between 0 and 1, got {self.decay}")
+        require(self.place in ("device", "cpu"), f"place must be device or cpu, got {self.place!r}")
         self._check(_PROBE)
 
     def _check(self, spec: Spec) -> None:
@@ -114,8 +130,26 @@ class ErrorFeedback(Configuration):
     def init(self, spec: Spec, device: torch.device | str) -> ErrorFeedbackState:
         spec = _corrected(spec)
         self._check(spec)
-        residual = torch.zeros(spec.numel, dtype=getattr(torch, self.residual), device=device)
-        return ErrorFeedbackState(residual, self.inner.init(spec, device))
+        zeros = torch.zeros(spec.numel, dtype=torch.float32, device=device)
+        return ErrorFeedbackState(self._kept(zeros), self.inner.init(spec, device))
+
+    def _kept(self, left: Tensor) -> Tensor | Packed:
+        """A residual in the form and at the place where it is kept."""
+        if self.residual == "int8":
+            packed = pack(left)
+            return packed.to("cpu") if self.place == "cpu" else packed
+        kept = left.to(getattr(torch, self.residual))
+        if self.place == "device" or kept.device.type == "cpu":
+            return kept
+        return torch.empty(kept.shape, dtype=kept.dtype, pin_memory=True).copy_(kept)
+
+    def _sum(self, x: Tensor, residual: Tensor | Packed) -> Tensor:
+        """The sum x + decay * residual, in a buffer of our own: it becomes the next residual. Each operation rounds."""
+        y = buffers.empty(x.numel(), torch.float32, x.device)
+        old = residual.to(x.device).unpacked() if isinstance(residual, Packed) else residual.to(x.device, non_blocking=True)
+        if self.decay == 1.0:
+            return torch.add(x, old, out=y)
+        return torch.mul(old.to(torch.float32), float32(self.decay), out=y).add_(x)
 
     def encode(
         self,
@@ -130,21 +164,28 @@ class ErrorFeedback(Configuration):
         require(x.numel() == state.residual.numel(), f"the state is for {state.residual.numel()} coordinates, got {x.numel()}")
         spec = _corrected(spec)
         weight, flat = self._weight(spec), flat_float32(x, spec)
-        if isinstance(self.inner, Splitter) and weight == 1.0 and state.residual.dtype == torch.float32:
+        plain = isinstance(state.residual, Tensor) and state.residual.dtype == torch.float32
+        together = plain and weight == 1.0 and self.decay == 1.0 and self.place == "device"
+        if together and isinstance(self.inner, Splitter) and not codes_on_host(self.inner, flat.device):
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
             message, inner, finite = self.inner.encode_split(
                 flat, state.residual, left, spec, state.inner, ctx, stats=stats, out=out
             )
             return message, ErrorFeedbackState(left, inner) if finite else state
-        # A buffer of our own: it becomes the next residual.
-        y = buffers.empty(flat.numel(), torch.float32, flat.device)
-        torch.add(flat, state.residual, out=y)
+        y = self._sum(flat, state.residual)
         message, inner = self.inner.encode(y, spec, state.inner, ctx, stats=stats, out=out)
-        left = _subtract(self.inner, message, spec, ctx, y, weight).to(state.residual.dtype)
+        left = _subtract(self.inner, message, spec, ctx, y, weight)
+        left = left.to(torch.bfloat16) if self.residual == "bfloat16" else left
+        if not left.is_cpu and self.residual != "int8" and self.place == "device":
+            # Nothing waits for the device: the states are chosen there.
+            good = torch.isfinite(left).all()
+            return message, states.map_tensors(
+                lambda new, old: torch.where(good, new, old), ErrorFeedbackState(left, inner), state
+            )
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
         if not (bool(torch.isfinite(left.sum())) or bool(torch.isfinite(left).all())):
             return message, state
-        return message, ErrorFeedbackState(left, inner)
+        return message, ErrorFeedbackState(self._kept(left), inner)
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         spec = _corrected(spec)
@@ -159,6 +200,19 @@ class ErrorFeedback(Configuration):
             return self.inner.decode_add(message, inner_spec, ctx, out, weight * self._weight(inner_spec))
         out = buffers.float_buffer(out, spec.numel, message.data.device)
         return out.add_(self.decode(message, spec, ctx) * weight)
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return codes_on_host(self.inner, device)
+
+    def decode_sent(self, message: Message, spec: Spec, ctx: Context) -> Tensor:
+        """What was sent, before the inner compressor transforms it back (see :class:`~tersegrad.core.protocol.Transformed`)."""
+        spec = _corrected(spec)
+        sent = decode_sent(self.inner, message, spec, ctx)
+        weight = self._weight(spec)
+        return sent if weight == 1.0 else sent.mul_(weight)
+
+    def restore(self, sent: Tensor, spec: Spec) -> Tensor:
+        return restore(self.inner, sent, _corrected(spec))
 
     def mode(self, data: bytes) -> str | None:
         return mode_of(self.inner, data)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tersegrad.core import host
 from tersegrad.core.buffers import float_buffer
 from tersegrad.core.protocol import (
     Accumulator,
@@ -27,6 +28,7 @@ from tersegrad.core.protocol import (
     Omega,
     Spec,
     Stats,
+    codes_on_host,
     flat_float32,
     has_fixed_size,
     mode_of,
@@ -102,8 +104,9 @@ class Metered(Configuration):
         error = norm = 0.0
         if self.error:
             flat = flat_float32(x, spec)
-            norm = float(flat.double().square().sum())
-            error = float((self.inner.decode(message, spec, ctx) - flat).double().square().sum())
+            squares = flat.double().square().sum(), (self.inner.decode(message, spec, ctx) - flat).double().square().sum()
+            # The one read of a meter.
+            norm, error = host.floats(*squares)
         finite = math.isfinite(error) and math.isfinite(norm)
         return message, dataclasses.replace(
             state,
@@ -126,6 +129,9 @@ class Metered(Configuration):
             return self.inner.decode_add(message, spec, ctx, out, weight)
         out = float_buffer(out, spec.numel, message.data.device)
         return out.add_(self.inner.decode(message, spec, ctx) * weight)
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return codes_on_host(self.inner, device)
 
     def mode(self, data: bytes) -> str | None:
         return mode_of(self.inner, data)

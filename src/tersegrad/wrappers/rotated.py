@@ -40,11 +40,13 @@ from tersegrad.core.protocol import (
     Omega,
     Spec,
     Stats,
+    codes_on_host,
     flat_float32,
     has_fixed_size,
     mode_of,
     wire_omega,
 )
+from tersegrad.core.stateless import spoilt_unless
 from tersegrad.core.text import Configuration, require
 
 LARGEST_BLOCK = 1 << 16
@@ -107,12 +109,20 @@ class Rotated(Configuration):
         inner = self.inner_spec(spec)
         rotation = kernels.get(x.device)
         y = torch.empty(inner.numel, dtype=torch.float32, device=x.device)
-        top = rotation.rotate(x, y, self.block, ctx.shared())
-        big = top >= _BIG
-        if math.isnan(top):
-            y.fill_(math.nan)
-        elif big:
-            rotation.rotate(x * _SHRINK, y, self.block, ctx.shared())
+        big: Tensor | int
+        if x.is_cpu:
+            top = float(rotation.rotate(x, y, self.block, ctx.shared()))
+            big = int(top >= _BIG)
+            if math.isnan(top):
+                y.fill_(math.nan)
+            elif big:
+                rotation.rotate(x * _SHRINK, y, self.block, ctx.shared())
+        else:
+            # Nothing waits for the device: the factor, mostly 1, is applied there.
+            big = rotation.abs_max(x) >= _BIG
+            finite = ~rotation.rotate(torch.where(big, x * _SHRINK, x), y, self.block, ctx.shared()).isnan()
+            big = big & finite
+            y.masked_fill_(~finite, math.nan)
         room = self.inner.max_nbytes(inner)
         data = buffers.byte_buffer(out, room + 1, x.device)
         # The second moment is one of coordinates that are gone: an inner compressor that needs it says so.
@@ -120,22 +130,36 @@ class Rotated(Configuration):
         if message.data.data_ptr() != data.data_ptr():
             # An inner compressor may have ignored out=.
             data[: int(message.nbytes)] = message.payload
-        end = torch.as_tensor(message.nbytes, device=x.device).reshape(1).long()
-        data.index_fill_(0, end, int(big))
+        if isinstance(message.nbytes, int):
+            data[message.nbytes] = big
+        else:
+            data.scatter_(0, message.nbytes.reshape(1), torch.as_tensor(big, dtype=torch.uint8, device=x.device).reshape(1))
         return Message(data if out is None else out, message.nbytes + 1), state
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         length = int(message.nbytes) - 1
         if length < 0 or message.data.numel() <= length:
             raise CorruptMessage("a rotated message has at least one byte")
-        big = int(message.data[length])
-        if big > 1:
-            raise CorruptMessage(f"the last byte of a rotated message is 0 or 1, got {big}")
         inner = self.inner_spec(spec)
         out = buffers.float_buffer(out, spec.numel, message.data.device)
-        y = self.inner.decode(Message(message.data[:length], length), inner, ctx, out if inner.numel == spec.numel else None)
+        big = int(message.data[length]) if out.is_cpu else message.data[length]
+        if isinstance(big, int) and big > 1:
+            raise CorruptMessage(f"the last byte of a rotated message is 0 or 1, got {big}")
+        y = self.inner.decode(
+            Message(message.data[:length], length, None if message.host is None else message.host[:length]),
+            inner,
+            ctx,
+            out if inner.numel == spec.numel else None,
+        )
         kernels.get(y.device).unrotate(y, out, self.block, ctx.shared())
-        return out.mul_(1.0 / _SHRINK).clamp_(-HUGE, HUGE) if big else out
+        if isinstance(big, int):
+            return out.mul_(1.0 / _SHRINK).clamp_(-HUGE, HUGE) if big else out
+        # Elsewhere nothing waits for the device, and a byte that is neither 0 nor 1 makes the vector NaN.
+        out.copy_(torch.where(big == 1, (out * (1.0 / _SHRINK)).clamp_(-HUGE, HUGE), out))
+        return spoilt_unless(big <= 1, out)
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return codes_on_host(self.inner, device)
 
     @property
     def fixed_size(self) -> bool:

@@ -10,8 +10,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tersegrad.kernels.native import (
+    bits,
+    casts,
+    chunks,
+    cosine,
+    dither,
+    hadamard,
+    levels,
+    modelled,
+    planar,
+    rans,
+    rounding,
+    select,
+    shared,
+    trellis,
+    variance,
+)
 from tersegrad.kernels.native.bits import *
 from tersegrad.kernels.native.casts import *
+from tersegrad.kernels.native.chunks import *
+from tersegrad.kernels.native.cosine import *
 from tersegrad.kernels.native.dither import *
 from tersegrad.kernels.native.hadamard import *
 from tersegrad.kernels.native.levels import *
@@ -22,8 +41,14 @@ from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
 from tersegrad.kernels.native.select import *
 from tersegrad.kernels.native.shared import *
+from tersegrad.kernels.native.trellis import *
 from tersegrad.kernels.native.variance import *
 
+# What is implemented here; everything else is the reference's.
+_TOPICS = (
+    bits, casts, chunks, cosine, dither, hadamard, levels, modelled, planar, rans, rounding, select, shared, trellis, variance,
+)  # fmt: skip
+OPERATIONS = tuple(name for topic in _TOPICS for name in topic.__all__)
 ISAS = ("portable", "avx2", "avx512")
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import array, module
+from tersegrad.kernels.native.module import array, flag, module
 
 __all__ = [
     "bf16_decode",
@@ -89,10 +88,9 @@ def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
     module.ternary_encode(array(x), array(out), bucket, *_source(ctx))
 
 
-def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
-    """Trits less one, times the scale of their bucket."""
-    if not module.ternary_decode(array(data), array(out), bucket, *_sink(weight)):
-        raise CorruptMessage("a byte of trits is at most 242 and ends in zeros")
+def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> Tensor:
+    """Trits less one, times the scale of their bucket; whether they are canonical."""
+    return flag(module.ternary_decode(array(data), array(out), bucket, *_sink(weight)))
 
 
 def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import array, module
+from tersegrad.kernels.native.module import array, module, number
 
 __all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
 
 NEAREST = (False, 0, 0, 0, 0)
 NOTHING = array(torch.empty(0))
+NO_BYTES = array(torch.empty(0, dtype=torch.uint8))
+NO_LAYOUT = array(torch.empty(0, dtype=torch.int64))
 
 
 def dither_max_bytes(numel: int) -> int:
@@ -30,25 +33,30 @@ def dither_encode(
     out: Tensor,
     left: Tensor | None = None,
     carry: Tensor | None = None,
+    layout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     draws = NEAREST
     if ctx is not None:
         draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
     rest, more = NOTHING if left is None else array(left), NOTHING if carry is None else array(carry)
-    nbytes, norm, error = module.dither_encode(array(x), nu, step, coder, chunk, draws, array(out), rest, more)
-    return torch.tensor(nbytes), torch.tensor(norm, dtype=torch.float64), torch.tensor(error, dtype=torch.float64)
+    rows = NO_LAYOUT if layout is None else array(layout)
+    nbytes, norm, error = module.dither_encode(array(x), nu, step, coder, chunk, draws, array(out), rest, more, rows)
+    return number(nbytes), torch.scalar_tensor(norm, dtype=torch.float64), torch.scalar_tensor(error, dtype=torch.float64)
 
 
-def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
+def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:
+    rows = NO_LAYOUT if layout is None else array(layout)
     if weight is None:
-        good = module.dither_decode(array(data), array(out))
+        good = module.dither_decode(array(data), array(out), rows)
     else:
-        good = module.dither_decode_add(array(data), array(out), weight)
+        # Levels are read before any is added; longer vectors have them in memory that is used again.
+        room = NO_BYTES if out.numel() < buffers.LEAST else array(buffers.empty(out.numel(), torch.uint8, out.device))
+        good = module.dither_decode_add(array(data), array(out), weight, room, rows)
     if not good:
         raise CorruptMessage("not a dithered message for this vector")
     return out
 
 
-def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
-    error, norm = module.dither_sample(array(x), step, stride, NOTHING if carry is None else array(carry))
-    return float(error), float(norm)
+def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
+    place = array(out)
+    place[0], place[1] = module.dither_sample(array(x), step, stride, NOTHING if carry is None else array(carry))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 
+import torch
 from torch import Tensor
 
 from tersegrad.core.philox import Purpose
@@ -14,11 +15,11 @@ from tersegrad.kernels.native.module import array, module
 __all__ = ["rotate", "unrotate"]
 
 
-def rotate(x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
+def rotate(x: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
     """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""
     top = module.rotate(array(x), array(out), block, ctx.seed, int(Purpose.ROTATION), ctx.step, ctx.buffer << 16 | ctx.sender)
-    value: float = struct.unpack("<f", struct.pack("<I", top))[0]
-    return value if math.isfinite(value) else math.nan
+    value = struct.unpack("<f", struct.pack("<I", top))[0]
+    return torch.scalar_tensor(value if math.isfinite(value) else math.nan, dtype=torch.float32)
 
 
 def unrotate(y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:

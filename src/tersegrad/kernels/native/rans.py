@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.kernels.native.module import array, module
+from tersegrad.kernels.native.module import array, module, number
 
 __all__ = [
     "rans_decode",
@@ -51,7 +51,7 @@ def rans_encode(
 ) -> Tensor:
     """Write the whole message into ``out``; its length, int64, 0-d."""
     length = module.rans_encode(array(symbols), alphabet, _optional(contexts), num_contexts, sample, chunk, array(out))
-    return torch.tensor(length)
+    return number(length)
 
 
 def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
@@ -59,4 +59,4 @@ def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contex
     used = module.rans_decode(array(data), alphabet, _optional(contexts), num_contexts, array(out))
     if used < 0:
         raise CorruptMessage("not a rANS message of these sizes: it is truncated, mutated, or of another alphabet or context")
-    return torch.tensor(used)
+    return number(used)

@@ -34,17 +34,17 @@ def random_u16(ctx: Context, purpose: int, start: int, count: int, device: torch
 
 def abs_max(x: Tensor) -> Tensor:
     """Largest magnitude; NaN or Inf exactly if ``x`` holds one."""
-    return torch.tensor(module.abs_max(array(x)), dtype=torch.float32)
+    return torch.scalar_tensor(module.abs_max(array(x)), dtype=torch.float32)
 
 
 def sum_squares(x: Tensor) -> Tensor:
     """Sum of squares, in the fixed order of the schema."""
-    return torch.tensor(module.sum_squares(array(x)), dtype=torch.float64)
+    return torch.scalar_tensor(module.sum_squares(array(x)), dtype=torch.float64)
 
 
 def sum_abs(x: Tensor) -> Tensor:
     """Sum of magnitudes, in the fixed order of the schema."""
-    return torch.tensor(module.sum_abs(array(x)), dtype=torch.float64)
+    return torch.scalar_tensor(module.sum_abs(array(x)), dtype=torch.float64)
 
 
 def block_abs_max(x: Tensor, block: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.kernels.native.module import array, module
+from tersegrad.kernels.native.module import array, flag, module, number
 
 __all__ = [
     "all_finite",
@@ -49,26 +49,24 @@ def _decoded(function: Callable[..., Any], *arguments: object) -> int:
         raise CorruptMessage(str(error)) from None
 
 
-def all_finite(x: Tensor) -> bool:
-    return bool(module.all_finite(array(x)))
+def all_finite(x: Tensor) -> Tensor:
+    return flag(module.all_finite(array(x)))
 
 
-def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     room = min(k, x.numel())
     indices, values = torch.empty(room, dtype=_dtype(x.numel())), torch.empty(room)
-    count = module.select_top_k(array(x), k, array(indices), array(values))
-    return indices[:count], values[:count]
+    return indices, values, number(module.select_top_k(array(x), k, array(indices), array(values)))
 
 
-def select_sample_key(x: Tensor, k: int) -> int:
-    return int(module.select_sample_key(array(x), k))
+def select_sample_key(x: Tensor, k: int) -> Tensor:
+    return number(module.select_sample_key(array(x), k), torch.int32)
 
 
-def select_compact(x: Tensor, key: int, limit: int) -> tuple[Tensor, Tensor, int]:
+def select_compact(x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     room = min(limit, x.numel())
     indices, values = torch.empty(room, dtype=_dtype(x.numel())), torch.empty(room)
-    total = int(module.select_compact(array(x), key, limit, array(indices), array(values)))
-    return indices[:total], values[:total], total
+    return indices, values, number(module.select_compact(array(x), int(key), limit, array(indices), array(values)))
 
 
 def sparse_scatter(indices: Tensor, values: Tensor, out: Tensor) -> None:
@@ -86,15 +84,15 @@ def index_complement(indices: Tensor, numel: int) -> Tensor:
 
 
 def golomb_size(indices: Tensor, divisor: int) -> Tensor:
-    return torch.tensor(module.golomb_size(array(indices), divisor))
+    return number(module.golomb_size(array(indices), divisor))
 
 
 def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
-    return torch.tensor(module.golomb_encode(array(indices), divisor, array(out)))
+    return number(module.golomb_encode(array(indices), divisor, array(out)))
 
 
 def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor:
-    return torch.tensor(_decoded(module.golomb_decode, array(data), numel, divisor, array(out)))
+    return number(_decoded(module.golomb_decode, array(data), numel, divisor, array(out)))
 
 
 def digits_encode(indices: Tensor, numel: int, out: Tensor) -> int:
@@ -119,7 +117,9 @@ def bitmap_decode(data: Tensor, count: int, numel: int) -> Tensor:
 
 
 def gap_histogram(indices: Tensor, numel: int) -> Tensor:
-    return torch.tensor(module.gap_histogram(array(indices), numel))
+    counts = torch.empty(128, dtype=torch.int64)
+    module.gap_histogram(array(indices), numel, array(counts))
+    return counts
 
 
 def gap_classes(indices: Tensor) -> Tensor:
@@ -128,13 +128,13 @@ def gap_classes(indices: Tensor) -> Tensor:
     return classes
 
 
-def gap_rests_encode(indices: Tensor, out: Tensor) -> int:
-    return int(module.gap_rests_encode(array(indices), array(out)))
+def gap_rests_encode(indices: Tensor, out: Tensor) -> Tensor:
+    return number(module.gap_rests_encode(array(indices), array(out)))
 
 
-def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, int]:
+def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     indices = torch.empty(classes.numel(), dtype=_dtype(numel))
-    return indices, _decoded(module.gap_rests_decode, array(data), array(classes), numel, array(indices))
+    return indices, number(_decoded(module.gap_rests_decode, array(data), array(classes), numel, array(indices)))
 
 
 def permuted_indices(keys: list[int], rotation: int, numel: int, k: int) -> Tensor:

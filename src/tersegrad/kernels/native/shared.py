@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import array, module
+from tersegrad.kernels.native.module import array, module, number
 from tersegrad.kernels.reference import shared as reference
 
 __all__ = ["random_rows", "sphere_first", "subtractive_bins", "subtractive_quantise", "subtractive_restore"]
@@ -21,8 +21,8 @@ def subtractive_bins(ctx: Context, start: int, out: Tensor) -> None:
     module.subtractive_bins(_draws(ctx, Purpose.DITHER), start, array(out))
 
 
-def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> int:
-    return int(module.subtractive_quantise(array(x), step, _draws(ctx, Purpose.DITHER), start, array(levels)))
+def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> Tensor:
+    return number(module.subtractive_quantise(array(x), step, _draws(ctx, Purpose.DITHER), start, array(levels)))
 
 
 def subtractive_restore(levels: Tensor, step: float, ctx: Context, start: int, out: Tensor, weight: float | None) -> None:

@@ -2,6 +2,8 @@
 
 from tersegrad.kernels.reference.bits import *
 from tersegrad.kernels.reference.casts import *
+from tersegrad.kernels.reference.chunks import *
+from tersegrad.kernels.reference.cosine import *
 from tersegrad.kernels.reference.dither import *
 from tersegrad.kernels.reference.hadamard import *
 from tersegrad.kernels.reference.index import *
@@ -13,4 +15,6 @@ from tersegrad.kernels.reference.rans_tables import *
 from tersegrad.kernels.reference.rounding import *
 from tersegrad.kernels.reference.select import *
 from tersegrad.kernels.reference.shared import *
+from tersegrad.kernels.reference.shares import *
+from tersegrad.kernels.reference.trellis import *
 from tersegrad.kernels.reference.variance import *

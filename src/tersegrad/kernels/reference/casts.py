@@ -11,7 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.reference.rounding import block_sum_squares, random_u16, sum_abs
@@ -49,7 +48,8 @@ def _emit(values: Tensor, out: Tensor, weight: float | None) -> None:
     if weight is None:
         out.copy_(values)
     else:
-        out += values * torch.tensor(weight, dtype=torch.float32, device=out.device)
+        # Torch rounds the weight to float32.
+        out += values * weight
 
 
 def _scale(data: Tensor, count: int = 1) -> Tensor:
@@ -60,16 +60,13 @@ def _put(out: Tensor, *parts: Tensor) -> None:
     torch.cat([_bytes(p) for p in parts], out=out)
 
 
-def _finite(x: Tensor) -> bool:
-    return bool(x.isfinite().all())
+def _finite(x: Tensor) -> Tensor:
+    return x.isfinite().all()
 
 
-def _constant(value: float, x: Tensor, count: int = 1) -> Tensor:
-    return torch.full((count,), value, dtype=torch.float32, device=x.device)
-
-
-def _zeros(count: int, x: Tensor) -> Tensor:
-    return torch.zeros(count, dtype=torch.uint8, device=x.device)
+def _powers(base: int, count: int, device: torch.device) -> Tensor:
+    """1, base, base^2, ..., int64: made on the device, as numbers of the program would have to be waited for."""
+    return base ** torch.arange(count, device=device)
 
 
 def _draws(x: Tensor, ctx: Context) -> Tensor:
@@ -83,8 +80,7 @@ def _padded(x: Tensor, width: int) -> Tensor:
 
 def _sign_bits(negative: Tensor) -> Tensor:
     rows = _padded(negative.to(torch.int32), 8) if negative.numel() else negative.new_zeros((0, 8), dtype=torch.int32)
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.int32, device=negative.device)
-    return (rows * weights).sum(1).to(torch.uint8)
+    return (rows << torch.arange(8, dtype=torch.int32, device=negative.device)).sum(1).to(torch.uint8)
 
 
 def _unpack_bits(data: Tensor, count: int) -> Tensor:
@@ -112,13 +108,11 @@ def fp16_encode(x: Tensor, out: Tensor) -> None:
     """A power of two that moves the largest magnitude into [2^14, 2^15), then nearest even."""
     if x.numel() == 0:
         return
-    if not _finite(x):
-        _put(out, _constant(math.nan, x), _zeros(2 * x.numel(), x))
-        return
+    finite = _finite(x)
     most = _bits(x.abs().max().reshape(1))
     e = ((most >> 23) - 127 - 14).clamp(min=-126)
     factor, scale = (127 - e << 23).view(torch.float32), (127 + e << 23).view(torch.float32)
-    _put(out, scale, (x * factor).to(torch.float16))
+    _put(out, torch.where(finite, scale, math.nan), torch.where(finite, (x * factor).to(torch.float16), 0))
 
 
 def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
@@ -131,11 +125,9 @@ def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
 def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
     """Blocks of e4m3 (finite-only) with one power of two that moves the largest magnitude into (232, 464]."""
     blocks = -(-x.numel() // block)
-    if not _finite(x):
-        _put(out, _zeros(blocks, x) + 255, _zeros(x.numel(), x))
-        return
     if blocks == 0:
         return
+    finite = _finite(x)
     most = _bits(_padded(x, block).abs().amax(1))
     e = ((most + 0x17FFFF >> 23) - 8).clamp(min=1)
     factor = (254 - e << 23).view(torch.float32)
@@ -144,7 +136,7 @@ def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
     normal = (b + 0x7FFFF + (b >> 20 & 1) >> 20) - (120 << 3)
     subnormal = _bits(y.abs() + 2.0**14) - 0x46800000
     code = torch.where(y.abs() >= 2.0**-6, normal, subnormal) | (_bits(x) >> 24 & 0x80)
-    _put(out, e.to(torch.uint8), code.to(torch.uint8))
+    _put(out, torch.where(finite, e, 255).to(torch.uint8), torch.where(finite, code, 0).to(torch.uint8))
 
 
 def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None:
@@ -165,10 +157,9 @@ def sign_encode(x: Tensor, out: Tensor) -> None:
     if x.numel() == 0:
         return
     total = sum_abs(x).reshape(1)
-    if not _finite(total):
-        _put(out, _constant(math.nan, x), _zeros(-(-x.numel() // 8), x))
-        return
-    _put(out, (total / x.numel()).to(torch.float32), _sign_bits(x < 0))
+    finite = _finite(total)
+    scale = torch.where(finite, total / x.numel(), math.nan).to(torch.float32)
+    _put(out, scale, torch.where(finite, _sign_bits(x < 0), 0))
 
 
 def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
@@ -180,12 +171,11 @@ def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
 
 def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
     """Sign bits and exponents of x rounded to a neighbouring power of two: a draw added below the exponent may carry into it."""
-    if not _finite(x):
-        _put(out, _zeros(-(-x.numel() // 8), x), _zeros(x.numel(), x) + 255)
-        return
+    finite = _finite(x)
     b = _bits(x)
     up = ((b & 0x7FFFFFFF) + 64 + (_draws(x, ctx) << 7)) >> 23
-    _put(out, _sign_bits(b < 0), up.clamp(max=254).to(torch.uint8))
+    exponents = torch.where(finite, up.clamp(max=254), 255).to(torch.uint8)
+    _put(out, torch.where(finite, _sign_bits(b < 0), 0), exponents)
 
 
 def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
@@ -203,45 +193,45 @@ def _inverses(scales: Tensor, count: int, bucket: int) -> Tensor:
 def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
     """The largest magnitude of each bucket, then trits (1 + sign where a draw falls below |x| / largest, else 1), five a byte."""
     bucket = min(bucket, max(x.numel(), 1))  # a configuration from outside must not size the padding
-    buckets, count = -(-x.numel() // bucket), x.numel()
-    if not _finite(x):
-        _put(out, _constant(math.nan, x, buckets), _zeros(-(-count // 5), x))
-        return
+    count = x.numel()
     if count == 0:
         return
+    finite = _finite(x)
     scales = _padded(x, bucket).abs().amax(1).clamp(min=SMALLEST)
     own = _padded(random_u16(ctx, Purpose.ROUNDING, 0, -(-count // 2) * 2, x.device), 2).to(torch.int64)
     u = (own << 16 | own.flip(1)).reshape(-1)[:count]  # 32 bits: a coordinate's own, then its neighbour's
     share = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
     hit = (u >> 2) < (share * 2.0**30).to(torch.int64)
     trits = 1 + torch.where(hit, torch.where(_bits(x) < 0, -1, 1), 0)
-    weights = torch.tensor([1, 3, 9, 27, 81], device=x.device)
-    _put(out, scales, (_padded(trits, 5) * weights).sum(1).to(torch.uint8))
+    packed = (_padded(trits, 5) * _powers(3, 5, x.device)).sum(1)
+    _put(out, torch.where(finite, scales, math.nan), torch.where(finite, packed, 0).to(torch.uint8))
 
 
-def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
-    """Trits less one, times the scale of their bucket."""
+def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> Tensor:
+    """Trits less one, times the scale of their bucket; whether they are canonical."""
     count = out.numel()
     bucket = min(bucket, max(count, 1))
     buckets = -(-count // bucket)
     packed = data[4 * buckets :].to(torch.int32)
-    weights = torch.tensor([1, 3, 9, 27, 81], device=out.device)
-    trits = (packed[:, None] // weights % 3).reshape(-1)
-    if bool((packed > 242).any()) or bool(trits[count:].any()):
-        raise CorruptMessage("a byte of trits is at most 242 and ends in zeros")
+    trits = (packed[:, None] // _powers(3, 5, out.device) % 3).reshape(-1)
     scales = _scale(data, buckets).repeat_interleave(bucket)[:count]
-    _emit((trits[:count] - 1).to(torch.float32) * scales, out, weight)
+    values = (trits[:count] - 1).to(torch.float32) * scales
+    fine = (packed <= 242).all() & (trits[count:] == 0).all()
+    if weight is None:
+        out.copy_(values)
+    else:
+        # Adding minus zero changes nothing, not even the sign of a zero.
+        out += torch.where(fine, values * weight, -0.0)
+    return fine
 
 
 def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
     """The L2 norm of each bucket, then ``level << 1 | sign`` in ``width`` bits; level k > 0 is 2^(k - levels) of the norm."""
     bucket = min(bucket, max(x.numel(), 1))  # a configuration from outside must not size the padding
-    buckets, count = -(-x.numel() // bucket), x.numel()
-    if not _finite(x):
-        _put(out, _constant(math.nan, x, buckets), _zeros(-(-count * width // 8), x))
-        return
+    count = x.numel()
     if count == 0:
         return
+    finite = _finite(x)
     norms = block_sum_squares(x, bucket).sqrt()
     scales = norms.clamp(SMALLEST, LARGEST).to(torch.float32)
     y = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
@@ -249,7 +239,8 @@ def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: in
     level = (_bits(z) + 64 + (_draws(x, ctx) << 7) >> 23) - (128 - levels)
     codes = level << 1 | ((_bits(x) < 0) & (level > 0))
     shifts = torch.arange(width, dtype=torch.int32, device=x.device)
-    _put(out, scales, _sign_bits((codes[:, None] >> shifts & 1).reshape(-1)))
+    packed = _sign_bits((codes[:, None] >> shifts & 1).reshape(-1))
+    _put(out, torch.where(finite, scales, math.nan), torch.where(finite, packed, 0))
 
 
 def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:

@@ -4,7 +4,8 @@ The first word of a message is a scale, followed by the levels of a short vector
 Long vectors are cut into segments of 2^18 coordinates, the last from half to one and a half of that. A segment is a kind (0 zero,
 1 raw float32, 2 coded), then for coded ones the window K, the length of the escapes (varint), one scale for every block of 2^16
 coordinates, the rANS message of the symbols clamp(k, -K, K) + K, and the escapes: planar Elias gamma of |k| - K + 1 wherever a
-symbol lies at either end of the window, if any level lies beyond it.
+symbol lies at either end of the window, if any level lies beyond it. Segments of kind 3 tell the scale classes of their rows and
+columns before the rANS message, which then has a table for each class.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
+from tersegrad.kernels.reference.classes import Region, choose, cut, read_classes
 from tersegrad.kernels.reference.levels import levels_decode, levels_encode
 from tersegrad.kernels.reference.planar import planar_gamma_decode, planar_gamma_encode
 from tersegrad.kernels.reference.rans import SEGMENT, decode_block, encode_counted, pieces
@@ -30,8 +32,10 @@ __all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"
 
 AUTO, RANS, PAPER = 0, 1, 2  # coders
 NON_FINITE, ALL_ZERO, SEGMENTS = 0x7FC00000, 0, 0x80000000  # first words; others are scales
-ZERO, RAW, CODED = 0, 1, 2  # kinds of segments
+ZERO, RAW, CODED, CLASSED = 0, 1, 2, 3  # kinds of segments
 SCALE_BLOCK = 1 << 16
+# log2 of the length of rANS chunks, unless it is given; long ones where classes leave less than half a bit per coordinate.
+USUAL_CHUNK, LONG_CHUNK = 16, 18
 SHORT, TINY_MESSAGE = 1 << 10, 300  # up to SHORT coordinates sequential codes are tried, and below that many bytes nothing else
 UNARY_LIMIT = 16  # mean level from which a unary code cannot be the shortest
 TOO_LARGE = 1 << 26  # levels from here on are not coded
@@ -155,7 +159,9 @@ def _escapes(values: Tensor) -> bytes:
     return bytes(room[: int(planar_gamma_encode(values, room))].cpu().numpy().tobytes())
 
 
-def _segment(x: Tensor, start: int, nu: float, step: float, ctx: Context | None, chunk: int) -> tuple[bytes, float, float]:
+def _segment(
+    x: Tensor, start: int, nu: float, step: float, ctx: Context | None, chunk: int, regions: list[Region]
+) -> tuple[bytes, float, float]:
     """The bytes of one segment, its squared norm and its squared error; no bytes where it is not finite."""
     parts, scales, norms, errors = [], [], [], []
     for at in range(0, x.numel(), SCALE_BLOCK):
@@ -180,17 +186,25 @@ def _segment(x: Tensor, start: int, nu: float, step: float, ctx: Context | None,
     if top > window:
         tail = _escapes((size - window + 1)[size >= window])
     body = torch.empty(x.numel() + 16, dtype=torch.uint8, device=x.device)
-    counts = dense_histogram(symbols, 2 * window + 1)
-    length = encode_counted(symbols, 2 * window + 1, None, 1, counts, chunk, body)
-    head = bytes([CODED, window]) + _varint(len(tail)) + struct.pack(f"<{len(scales)}f", *scales)
+    kind, classes, contexts = CODED, b"", None
+    if (chosen := choose(symbols, window, regions)) is None:
+        counts = dense_histogram(symbols, 2 * window + 1)
+    else:
+        kind = CLASSED
+        classes, contexts, counts, bits = chosen
+        chunk = chunk or (LONG_CHUNK if 2 * bits < x.numel() else USUAL_CHUNK)
+    length = encode_counted(symbols, 2 * window + 1, contexts, counts.shape[0], counts, chunk or USUAL_CHUNK, body)
+    head = bytes([kind, window]) + _varint(len(tail)) + struct.pack(f"<{len(scales)}f", *scales) + classes
     data = head + body[:length].cpu().numpy().tobytes() + tail
     return (data, norm, error) if len(data) <= len(raw) else (raw, norm, 0.0)
 
 
-def _segments(x: Tensor, nu: float, step: float, ctx: Context | None, chunk: int) -> tuple[bytes, float, float]:
+def _segments(
+    x: Tensor, nu: float, step: float, ctx: Context | None, chunk: int, layout: list[list[int]]
+) -> tuple[bytes, float, float]:
     parts, norms, errors, at = [], [], [], 0
     for length in pieces(x.numel(), SEGMENT):
-        data, norm, error = _segment(x[at : at + length], at, nu, step, ctx, chunk)
+        data, norm, error = _segment(x[at : at + length], at, nu, step, ctx, chunk, cut(layout, at, at + length))
         if not data:
             return struct.pack("<I", NON_FINITE), math.inf, 0.0
         parts.append(data)
@@ -230,7 +244,9 @@ def _short(x: Tensor, norm: float, nu: float, step: float, coder: int, ctx: Cont
     return data, norm, norm - 2 * scale * dot + scale * scale * energy
 
 
-def _message(x: Tensor, nu: float, step: float, coder: int, chunk: int, ctx: Context | None) -> tuple[bytes, float, float]:
+def _message(
+    x: Tensor, nu: float, step: float, coder: int, chunk: int, ctx: Context | None, layout: list[list[int]]
+) -> tuple[bytes, float, float]:
     best = b"", 0.0, 0.0
     if coder == PAPER or (coder == AUTO and x.numel() <= SHORT):
         norm = float(sum_squares(x))
@@ -241,7 +257,7 @@ def _message(x: Tensor, nu: float, step: float, coder: int, chunk: int, ctx: Con
         best = _short(x, norm, nu, step, coder, ctx)
         if best[0] and (coder == PAPER or len(best[0]) < TINY_MESSAGE):
             return best
-    other = _segments(x, nu, step, ctx, chunk)
+    other = _segments(x, nu, step, ctx, chunk, layout)
     return best if best[0] and len(best[0]) <= len(other[0]) else other
 
 
@@ -255,25 +271,39 @@ def dither_encode(
     out: Tensor,
     left: Tensor | None = None,
     carry: Tensor | None = None,
+    layout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``."""
     x = x if carry is None else x + carry
-    data, norm, error = _message(x, nu, step, coder, chunk, ctx)
+    data, norm, error = _message(x, nu, step, coder, chunk, ctx, _pieces_of(layout, x.numel(), []))
     out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(out.device)
     if left is not None:
-        dither_decode(out[: len(data)], left.copy_(x), -1.0)
+        dither_decode(out[: len(data)], left.copy_(x), -1.0, layout)
     power, wrong = torch.tensor([norm, error], dtype=torch.float64, device=out.device)
     return torch.tensor(len(data), device=out.device), power, wrong
 
 
-def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
+def _pieces_of(layout: Tensor | None, numel: int, default: list[list[int]]) -> list[list[int]]:
+    """The layout as lists of four; it must cover ``numel`` coordinates."""
+    if layout is None:
+        return default
+    pieces: list[list[int]] = layout.view(-1, 4).tolist()
+    good = all(n >= 0 and g >= 1 and c >= 1 and c % g == 0 and 0 <= p < c for n, c, g, p in pieces)
+    if not good or sum(n for n, *_ in pieces) != numel:
+        raise ValueError("the layout does not belong to this vector")
+    return pieces
+
+
+def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:
     """``out = decoded``, or ``out += weight * decoded``."""
     raw = bytes(data.cpu().numpy().tobytes())
     if len(raw) < 4:
         raise CorruptMessage(f"a dithered message has at least 4 bytes, got {len(raw)}")
     head = struct.unpack_from("<I", raw)[0]
     if head == SEGMENTS:
-        return _decode_segments(raw[4:], out, weight)
+        return _decode_segments(
+            raw[4:], out, weight, _pieces_of(layout, out.numel(), [[out.numel(), max(out.numel(), 1), 1, 0]])
+        )
     if head in (NON_FINITE, ALL_ZERO):
         if len(raw) != 4:
             raise CorruptMessage("bytes after the end of the message")
@@ -289,7 +319,7 @@ def _put(out: Tensor, values: Tensor, weight: float | None) -> Tensor:
     return out.copy_(values) if weight is None else out.add_(torch.tensor(weight, dtype=torch.float32) * values)
 
 
-def _decode_segments(raw: bytes, out: Tensor, weight: float | None) -> Tensor:
+def _decode_segments(raw: bytes, out: Tensor, weight: float | None, layout: list[list[int]]) -> Tensor:
     lengths = pieces(out.numel(), SEGMENT)
     at = 4 * len(lengths) if len(lengths) > 1 else 0
     if len(raw) < at:
@@ -297,27 +327,25 @@ def _decode_segments(raw: bytes, out: Tensor, weight: float | None) -> Tensor:
     sizes = struct.unpack(f"<{len(lengths)}I", raw[:at]) if at else [len(raw)] * len(lengths)
     if at + sum(sizes) != len(raw):
         raise CorruptMessage(f"the segments take {at + sum(sizes)} bytes, the message has {len(raw)}")
-    begin = 0
+    # All of them before anything is written: a message that is refused adds nothing.
+    values, begin = [], 0
     for length, size in zip(lengths, sizes, strict=True):
-        _decode_segment(raw[at : at + size], out[begin : begin + length], weight)
+        values.append(_decode_segment(raw[at : at + size], length, out.device, cut(layout, begin, begin + length)))
         at, begin = at + size, begin + length
-    return out
+    return _put(out, torch.cat(values), weight) if values else out
 
 
-def _decode_segment(raw: bytes, out: Tensor, weight: float | None) -> None:
-    n = out.numel()
+def _decode_segment(raw: bytes, n: int, device: torch.device, regions: list[Region]) -> Tensor:
     if raw == bytes([ZERO]):
-        values = torch.zeros(n, device=out.device)
-    elif raw[:1] == bytes([RAW]) and len(raw) == 1 + 4 * n:
-        values = torch.frombuffer(bytearray(raw[1:]), dtype=torch.float32).to(out.device)
-    elif raw[:1] == bytes([CODED]):
-        values = _decode_levels(raw, n, out.device)
-    else:
-        raise CorruptMessage("not a segment of dithered levels")
-    _put(out, values, weight)
+        return torch.zeros(n, device=device)
+    if raw[:1] == bytes([RAW]) and len(raw) == 1 + 4 * n:
+        return torch.frombuffer(bytearray(raw[1:]), dtype=torch.float32).to(device)
+    if raw[:1] in (bytes([CODED]), bytes([CLASSED])):
+        return _decode_levels(raw, n, device, regions if raw[0] == CLASSED else [])
+    raise CorruptMessage("not a segment of dithered levels")
 
 
-def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
+def _decode_levels(raw: bytes, n: int, device: torch.device, regions: list[Region]) -> Tensor:
     tail, used, byte = 0, 0, 128
     while byte >= 128:
         if used == 5 or 2 + used >= len(raw):
@@ -334,7 +362,8 @@ def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
         raise CorruptMessage("a malformed scale")
     data = torch.tensor(list(raw[body : len(raw) - tail]), dtype=torch.uint8, device=device)
     symbols = torch.empty(n, dtype=torch.uint8, device=device)
-    if decode_block(data, 2 * window + 1, None, 1, symbols) != data.numel():
+    contexts, tables, used = read_classes(data, regions) if regions else (None, 1, 0)
+    if used + decode_block(data[used:], 2 * window + 1, contexts, tables, symbols) != data.numel():
         raise CorruptMessage("bytes after the symbols")
     k = symbols.to(torch.int64) - window
     if tail:
@@ -349,7 +378,7 @@ def _decode_levels(raw: bytes, n: int, device: torch.device) -> Tensor:
     return values.clamp_(-HUGE, HUGE)
 
 
-def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = None) -> tuple[float, float]:
+def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
     """Squared error, with the best scale for every scale block, and squared norm of one block of 4096 in ``stride``."""
     x = x if carry is None else x + carry
     starts = range(0, x.numel(), CHUNK * stride)
@@ -359,4 +388,4 @@ def dither_sample(x: Tensor, step: float, stride: int, carry: Tensor | None = No
         dot, energy = _exact_sums(part, _levels(part, step, None, 0))
         norms.append(float(sum_squares(part)))
         errors.append(norms[-1] - dot / energy * dot if energy > 0 else norms[-1])
-    return _fold(errors), _fold(norms)
+    out.copy_(torch.tensor([_fold(errors), _fold(norms)], dtype=torch.float64))

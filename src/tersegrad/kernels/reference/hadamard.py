@@ -72,7 +72,7 @@ def _parts(numel: int, block: int) -> list[tuple[int, int, int, int]]:
     return parts + ([(whole, numel, 1, rotated_numel(rest, block))] if rest else [])
 
 
-def rotate(x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
+def rotate(x: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
     """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""
     minus = signs(out.numel(), ctx, x.device)
     for start, stop, rows, n in _parts(x.numel(), block):
@@ -81,10 +81,8 @@ def rotate(x: Tensor, out: Tensor, block: int, ctx: Context) -> float:
         part = minus[start : start + rows * n]
         v = torch.where(part, -v, v) * _scale(n)
         out[start : start + rows * n] = _stages(v.view(rows, n)).view(-1)
-    if not x.numel():
-        return 0.0
-    top = float(x.abs().max())
-    return top if math.isfinite(top) else math.nan
+    top = x.abs().max() if x.numel() else x.new_zeros(())
+    return torch.where(top.isfinite(), top, math.nan)
 
 
 def unrotate(y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:

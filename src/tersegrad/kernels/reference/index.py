@@ -154,18 +154,18 @@ def gap_classes(indices: Tensor) -> Tensor:
     return torch.where(e > 0, 2 * e + half - 1, 0).to(torch.uint8)
 
 
-def gap_rests_encode(indices: Tensor, out: Tensor) -> int:
-    return int(put([field_plane(_gaps(indices) + 1, _rest_bits(gap_classes(indices)))], out))
+def gap_rests_encode(indices: Tensor, out: Tensor) -> Tensor:
+    return put([field_plane(_gaps(indices) + 1, _rest_bits(gap_classes(indices)))], out)
 
 
-def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, int]:
+def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     widths = _rest_bits(classes)
     if bool((widths > 55).any()):
         raise _outside()
     rests, used = read_fields(data, widths)
     c = classes.long()
     head = torch.where(c > 0, 2 + (c + 1 & 1), 1)
-    return _from_gaps((head << widths | rests) - 1, numel), used
+    return _from_gaps((head << widths | rests) - 1, numel), torch.tensor(used, device=data.device)
 
 
 # ---- the arithmetic code of short sets ---------------------------------------------------------------------------------------

@@ -144,24 +144,24 @@ def _check_rice(values: Tensor) -> None:
         raise ValueError("Rice codes are for values of at least 0")
 
 
-def rice_bits(values: Tensor, k: int) -> int:
+def rice_bits(values: Tensor, k: int) -> Tensor:
     """Bits of all planes together, without padding."""
     _check_rice(values)
     q = values >> k
     escapes = q[q >= RICE_LIMIT] - (RICE_LIMIT - 1)
-    return int((q.clamp(max=RICE_LIMIT) + 1 + k).sum()) + int((2 * log2(escapes) + 1).sum())
+    return (q.clamp(max=RICE_LIMIT) + 1 + k).sum() + (2 * log2(escapes) + 1).sum()
 
 
-def rice_best(values: Tensor) -> int:
+def rice_best(values: Tensor) -> Tensor:
     """The smallest parameter with the fewest bits."""
-    best, least = 0, rice_bits(values, 0)
+    best, least = 0, int(rice_bits(values, 0))
     for k in range(1, RICE_MAX + 1):
         if values.numel() * (k + 1) >= least:  # no code is shorter than k + 1 bits
             break
-        bits = rice_bits(values, k)
+        bits = int(rice_bits(values, k))
         if bits < least:
             best, least = k, bits
-    return best
+    return torch.tensor(best, device=values.device)
 
 
 def rice_encode(values: Tensor, k: int, out: Tensor) -> Tensor:

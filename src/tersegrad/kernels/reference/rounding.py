@@ -229,7 +229,8 @@ def dequantise_blocks(
         _rows(unpack_codes(codes, out.numel(), width), _used(block, out.numel())).to(torch.float32) * scale[:, None]
     ).view(-1)[: out.numel()]
     if weight is not None:
-        values = out + values * torch.tensor(weight, dtype=torch.float32, device=out.device)
+        # Torch rounds the weight to float32.
+        values = out + values * weight
     poisoned = scale.isfinite().all().logical_not()
     out.copy_(torch.where(poisoned, torch.full_like(out, math.nan), values))
     return out

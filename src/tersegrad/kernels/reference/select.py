@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tersegrad.core import host
+
 __all__ = [
     "all_finite",
     "permuted_gather",
@@ -31,20 +33,29 @@ def _keys(x: Tensor) -> Tensor:
     return x.view(torch.int32) & 0x7FFFFFFF
 
 
-def all_finite(x: Tensor) -> bool:
-    return bool(torch.isfinite(x).all())
+def all_finite(x: Tensor) -> Tensor:
+    return torch.isfinite(x).all()
 
 
-def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    keys = _keys(x)
-    k = min(k, int((keys > 0).sum()))
+def compacted(x: Tensor, chosen: Tensor, room: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices and values of the first ``room`` coordinates that are chosen, zeros behind them, and how many there are."""
+    place = torch.cumsum(chosen, 0) - 1
+    # Whatever has no place goes behind the last one.
+    place = torch.where(chosen & (place < room), place, room)
+    at = torch.arange(x.numel(), dtype=index_dtype(x.numel()), device=x.device)
+    indices = torch.zeros(room + 1, dtype=at.dtype, device=x.device).scatter_(0, place, at)
+    values = torch.zeros(room + 1, dtype=x.dtype, device=x.device).scatter_(0, place, x)
+    return indices[:room], values[:room], chosen.sum()
+
+
+def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    keys, k = _keys(x), min(k, x.numel())
     if k == 0:
-        return torch.empty(0, dtype=index_dtype(x.numel()), device=x.device), x[:0]
+        return compacted(x, torch.zeros_like(keys, dtype=torch.bool), 0)
     threshold = torch.topk(keys, k, sorted=True).values[-1]
-    larger, equal = keys > threshold, keys == threshold
+    larger, equal = keys > threshold, (keys == threshold) & (keys > 0)
     first_ties = equal & (torch.cumsum(equal, 0) <= k - larger.sum())
-    indices = torch.nonzero(larger | first_ties).reshape(-1)
-    return indices.to(index_dtype(x.numel())), x[indices]
+    return compacted(x, larger | first_ties, k)
 
 
 def sample_positions(numel: int, device: torch.device | str = "cpu") -> Tensor:
@@ -60,23 +71,23 @@ def sample_positions(numel: int, device: torch.device | str = "cpu") -> Tensor:
     return (run[:, None] * 16 + torch.arange(16, device=device)).reshape(-1)
 
 
-def select_sample_key(x: Tensor, k: int) -> int:
+def select_sample_key(x: Tensor, k: int) -> Tensor:
     keys = _keys(x[sample_positions(x.numel(), x.device)])
     if keys.numel() == 0 or k == 0:
-        return INFINITE_KEY
+        return torch.full((), INFINITE_KEY, dtype=torch.int32, device=x.device)
     rank = -(-k * keys.numel() // x.numel())
-    key = int(torch.topk(keys, rank).values[-1]) if rank <= keys.numel() else 0
-    return min(max(key, 1), INFINITE_KEY)
+    key = torch.topk(keys, rank).values[-1] if rank <= keys.numel() else keys.new_zeros(())
+    return key.clamp(1, INFINITE_KEY)
 
 
-def select_compact(x: Tensor, key: int, limit: int) -> tuple[Tensor, Tensor, int]:
-    indices = torch.nonzero(_keys(x) >= max(key, 1)).reshape(-1)
-    kept = indices[:limit]
-    return kept.to(index_dtype(x.numel())), x[kept], indices.numel()
+def select_compact(x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    keys = _keys(x)
+    return compacted(x, (keys >= key) & (keys > 0), min(limit, x.numel()))
 
 
 def check_indices(indices: Tensor, numel: int) -> None:
-    if not _increasing(indices, numel):
+    """Refuse what is no index set. On another device than the CPU that would wait: there they come from a decoder, which checks."""
+    if indices.is_cpu and not _increasing(indices, numel):
         raise ValueError("indices must increase strictly and lie within the vector")
 
 
@@ -89,7 +100,7 @@ def sparse_scatter(indices: Tensor, values: Tensor, out: Tensor) -> None:
 def sparse_scatter_add(indices: Tensor, values: Tensor, weight: float, out: Tensor) -> None:
     check_indices(indices, out.numel())
     at = indices.long()
-    out[at] = out[at] + values * torch.tensor(weight, dtype=torch.float32, device=out.device)
+    out[at] = out[at] + values * weight
 
 
 def _increasing(indices: Tensor, numel: int) -> bool:
@@ -127,12 +138,13 @@ def _network(keys: list[int], bits: int) -> Callable[[Tensor], Tensor]:
 
 
 def permuted_indices(keys: list[int], rotation: int, numel: int, k: int) -> Tensor:
-    return _images(keys, rotation, numel, k, torch.device("cpu")).to(index_dtype(numel))
+    return _images(keys, rotation, numel, k).to(index_dtype(numel))
 
 
-def _images(keys: list[int], rotation: int, numel: int, k: int, device: torch.device) -> Tensor:
+def _images(keys: list[int], rotation: int, numel: int, k: int) -> Tensor:
+    """On the CPU: how often the network is walked depends on the keys alone, and a device would have to be asked each time."""
     apply = _network(keys, max(numel - 1, 0).bit_length())
-    v = apply(torch.arange(k, dtype=torch.int64, device=device))
+    v = apply(torch.arange(k, dtype=torch.int64))
     while True:
         outside = v >= numel
         if not bool(outside.any()):
@@ -142,14 +154,14 @@ def _images(keys: list[int], rotation: int, numel: int, k: int, device: torch.de
 
 
 def permuted_gather(x: Tensor, keys: list[int], rotation: int, k: int) -> Tensor:
-    return x[_images(keys, rotation, x.numel(), k, x.device)]
+    return x[host.send(_images(keys, rotation, x.numel(), k), x.device)]
 
 
 def permuted_scatter(values: Tensor, keys: list[int], rotation: int, out: Tensor) -> None:
     out.zero_()
-    out[_images(keys, rotation, out.numel(), values.numel(), out.device)] = values
+    out[host.send(_images(keys, rotation, out.numel(), values.numel()), out.device)] = values
 
 
 def permuted_scatter_add(values: Tensor, keys: list[int], rotation: int, weight: float, out: Tensor) -> None:
-    at = _images(keys, rotation, out.numel(), values.numel(), out.device)
-    out[at] = out[at] + values * torch.tensor(weight, dtype=torch.float32, device=out.device)
+    at = host.send(_images(keys, rotation, out.numel(), values.numel()), out.device)
+    out[at] = out[at] + values * weight

@@ -32,15 +32,16 @@ def subtractive_bins(ctx: Context, start: int, out: Tensor) -> None:
     out.copy_(torch.where(u >= 32768, u - 32768, 32767 - u) >> 11)
 
 
-def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> int:
-    inverse = 1.0 / torch.tensor(step, dtype=torch.float32, device=x.device)
-    scaled = x * inverse
-    if x.numel() and not float(scaled.abs().max()) < LEVEL_LIMIT:
-        return -1
+def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> Tensor:
+    if not x.numel():
+        return torch.zeros((), dtype=torch.int64, device=x.device)
+    # Torch rounds the step to float32, and so the quotient.
+    scaled = x * torch.full((), step, dtype=torch.float32, device=x.device).reciprocal()
+    fits = scaled.abs().max() < LEVEL_LIMIT
     u = _draws(ctx, start, x.numel(), x.device)
-    q = torch.round(scaled * 65536.0).to(torch.int64) + u >> 16
+    q = torch.round(torch.where(fits, scaled, 0.0) * 65536.0).to(torch.int64) + u >> 16
     levels.copy_(torch.where(u >= 32768, q, -q))
-    return int(levels.abs().max()) if x.numel() else 0
+    return torch.where(fits, levels.abs().max().long(), -1)
 
 
 def subtractive_restore(levels: Tensor, step: float, ctx: Context, start: int, out: Tensor, weight: float | None) -> None:
@@ -48,11 +49,12 @@ def subtractive_restore(levels: Tensor, step: float, ctx: Context, start: int, o
     wide = levels.to(torch.int64)
     q = torch.where(u >= 32768, wide, -wide)
     twice = (q << 17) - 2 * u + 65535
-    values = (twice.to(torch.float32) * 2.0**-17 * torch.tensor(step, dtype=torch.float32)).clamp_(-HUGE, HUGE)
+    # Torch rounds step and weight to float32.
+    values = (twice.to(torch.float32) * 2.0**-17 * step).clamp_(-HUGE, HUGE)
     if weight is None:
         out.copy_(values)
     else:
-        out.add_(torch.tensor(weight, dtype=torch.float32) * values)
+        out.add_(values * weight)
 
 
 def random_rows(ctx: Context, purpose: int, rows: Tensor, width: int) -> Tensor:

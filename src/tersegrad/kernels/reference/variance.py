@@ -50,31 +50,23 @@ def hybrid_update(
 
 
 def variance_select(
-    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, zeta: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-    """:func:`variance_update` of flat tensors: the next r and v, indices and values of what is sent, whether all is finite."""
-    return _compact(*variance_update(r, v, x, s, alpha, zeta))
+    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, zeta: float, limit: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """:func:`variance_update` of flat tensors: the next r and v, what is sent and how much of it, whether all is finite."""
+    return _compact(*variance_update(r, v, x, s, alpha, zeta), limit)
 
 
 def hybrid_select(
-    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float, limit: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """:func:`hybrid_update` of flat tensors, likewise."""
-    return _compact(*hybrid_update(r, v, x, s, alpha, tau, zeta))
+    return _compact(*hybrid_update(r, v, x, s, alpha, tau, zeta), limit)
 
 
-def _compact(r: Tensor, v: Tensor, sent: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-    numel = sent.numel()
-    indices, values, count = select_compact(sent, 1, numel // 16 + 1024)
-    if count > indices.numel():
-        indices, values, count = select_compact(sent, 1, count)
-    finite = all(_finite(t) for t in (r, v, values))
-    return r, v, indices, values, finite
-
-
-def _finite(x: Tensor) -> bool:
-    # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+def _compact(r: Tensor, v: Tensor, sent: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    indices, values, count = select_compact(sent, 1, limit)
+    finite = torch.isfinite(r).all() & torch.isfinite(v).all() & torch.isfinite(sent).all()
+    return r, v, indices, values, count, finite
 
 
 def exp4_top(sent: Tensor) -> Tensor:

@@ -1,1 +1,54 @@
 """Triton kernels for CUDA tensors. Their modules import Triton, so they are imported where they are first used."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import warnings
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["OPERATIONS", "available", "share_convolution", "share_norm_sums"]
+
+OPERATIONS = ("share_convolution", "share_norm_sums")
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernels are there and right on this machine: they are compared once with the reference."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        _shares().check()
+    except Exception as error:
+        warnings.warn(f"plain torch instead of the Triton kernels: {type(error).__name__}: {error}", stacklevel=2)
+        return False
+    return True
+
+
+@functools.cache
+def _shares() -> Any:
+    return importlib.import_module("tersegrad.kernels.triton.shares")
+
+
+def share_convolution(
+    x: Tensor,
+    delta: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[int, ...],
+    workers: int,
+    bias: bool,
+) -> Tensor:
+    """Sums and squares of the shares of a convolution's weight; see the schema."""
+    found: Tensor = _shares().convolution(x, delta, kernel, stride, dilation, padding, workers, bias)
+    return found
+
+
+def share_norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+    """Sums of a normalisation's shares; see the schema."""
+    found: Tensor = _shares().norm_sums(x, delta, mean, inverse)
+    return found

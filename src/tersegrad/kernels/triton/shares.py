@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tersegrad.kernels.reference.shares import share_convolution, share_norm_sums
+
 FILLED = 264  # programs that keep the chip busy: two on each multiprocessor of an H100 or H200
 LONG = 1 << 16  # positions of all samples from which on twice as many programs are faster
 
@@ -227,13 +229,13 @@ def norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor
 
 
 def check() -> None:
-    """Raise unless both kernels agree with plain torch here, on shapes with a rest in every tile."""
+    """Raise unless both kernels agree with the reference here, on shapes with a rest in every tile."""
     for call in range(2):  # Triton's way, then directly
         agree(1 + call, "cuda", torch.bfloat16)
 
 
 def agree(seed: int, device: str, dtype: torch.dtype) -> None:
-    """Raise unless both kernels agree with plain torch on ``device``."""
+    """Raise unless both kernels agree with the reference on ``device``."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def made(*shape: int) -> Tensor:
@@ -243,25 +245,14 @@ def agree(seed: int, device: str, dtype: torch.dtype) -> None:
     for samples, c, o, height, width, stride, dilation, padding in ((6, 5, 70, 9, 8, 2, 1, 1), (10, 64, 130, 8, 10, 1, 2, 2)):
         x = made(samples, c, height, width)
         weight = torch.zeros(o, c, 3, 2, device=device)
-        out = torch.nn.functional.conv2d(x.float(), weight, None, stride, padding, dilation)
-        delta = made(*out.shape)
-        found = convolution(x, delta, (3, 2), (stride,) * 2, (dilation,) * 2, (padding,) * 2, 2, True)
-        rows = []
-        for z in range(samples):
-            options = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 1, [False, True, False])
-            one = torch.ops.aten.convolution_backward(
-                delta[z : z + 1].double(), x[z : z + 1].double(), weight.double(), None, *options
-            )
-            rows.append(torch.cat([one[1].permute(0, 2, 3, 1).flatten(), delta[z].double().sum((1, 2))]))
-        shares = torch.stack(rows).unflatten(0, (2, -1))
-        _agree("convolution", found[:, 0], shares.sum(1))
-        _agree("squares of a convolution", found[:, 1], shares.square().sum(1))
+        delta = made(*torch.nn.functional.conv2d(x.float(), weight, None, stride, padding, dilation).shape)
+        call = (x, delta, (3, 2), (stride,) * 2, (dilation,) * 2, (padding,) * 2, 2, True)
+        found, expected = convolution(*call), share_convolution(*call)
+        _agree("convolution", found[:, 0], expected[:, 0])
+        _agree("squares of a convolution", found[:, 1], expected[:, 1])
         mean, inverse = (torch.rand((2, c), generator=generator, device=device) + 0.5 for _ in range(2))
         d = made(*x.shape)
-        by_sample = mean.repeat_interleave(samples // 2, 0)[:, :, None, None]
-        expected = (d.double() * (x.double() - by_sample)).sum((2, 3)) * inverse.repeat_interleave(samples // 2, 0)
-        sums = torch.stack([expected, d.double().sum((2, 3))])
-        _agree("norm", norm_sums(x, d, mean, inverse), torch.cat([sums, sums.square()]))
+        _agree("norm", norm_sums(x, d, mean, inverse), share_norm_sums(x, d, mean, inverse))
 
 
 def _agree(what: str, found: Tensor, expected: Tensor) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
+from tersegrad import kernels
 from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site, autocast, detached
 
@@ -56,15 +57,15 @@ class ConvolutionUse(Use):
         delta = delta.to(memory_format=torch.channels_last) if _channels_last(x) else delta
         if not (self.weight.requires_grad and self.groups == 1 and self.padding_mode == "zeros" and accelerated(x, delta)):
             return super().totals(saved, delta, budget, gradient)
-        from tersegrad.kernels.triton import shares
-
         budget.part(self.samples)
         right, left, bottom, top = self.padding
         if right != left or bottom != top:
             x, left, top = F.pad(x, self.padding).contiguous(memory_format=torch.channels_last), 0, 0
         o, i, height, width = self.weight.shape
         workers, kernel = budget.workers, (height, width)
-        found = shares.convolution(x, delta, kernel, self.stride, self.dilation, (top, left), workers, bias)
+        found = kernels.get(x.device).share_convolution(
+            x, delta, kernel, self.stride, self.dilation, (top, left), workers, bias
+        )
         row = found.shape[2]  # of (worker, sums or squares): the weight as (o, height, width, i), then the bias
         size, step = (workers, o, i, height, width), (2 * row, row // o - bias, 1, width * i, i)
         weights = Totals(found.as_strided(size, step, 0), found.as_strided(size, step, row))

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
+from tersegrad import kernels
 from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site
 
@@ -39,10 +40,8 @@ class BatchNormUse(Use):
         delta = delta.to(memory_format=torch.channels_last) if x.ndim == 4 and x.is_cuda else delta
         if len(self.wanted) < 2 or not accelerated(x, delta) or mean.dtype != torch.float32:
             return super().totals(saved, delta, budget, gradient)
-        from tersegrad.kernels.triton import shares
-
         budget.part(self.samples)
-        found = shares.norm_sums(x, delta, mean, inverse)
+        found = kernels.get(x.device).share_norm_sums(x, delta, mean, inverse)
         gamma, beta, *squares = found.view(4, budget.workers, -1, x.shape[1]).sum(2).unbind()
         return [Totals(gamma, squares[0]), Totals(beta, squares[1])]
 

@@ -18,14 +18,23 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from tersegrad import __version__
-from tersegrad.core.errors import BadConfiguration, TersegradError
+from tersegrad.cli import options
+from tersegrad.cli.plan import plan
+from tersegrad.cli.show import WIDE, console_of, finish, show
+from tersegrad.core.errors import TersegradError
 
 if TYPE_CHECKING:
     from tersegrad.bench import Rate
-    from tersegrad.report import Table
     from tersegrad.train import Job, Result
 
-WIDE = 150  # columns when the output is not a terminal: a file or a log should not break lines
+
+def _told(error: BaseException) -> bool:
+    """A worker leaves its error to the agent that started it, which prints one line for all workers."""
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        return False
+    from tersegrad.integrations import agent
+
+    return agent.tell(error)
 
 
 class Guarded(TyperGroup):
@@ -40,20 +49,17 @@ class Guarded(TyperGroup):
         try:
             return super().invoke(ctx)
         except TersegradError as error:
-            Console(stderr=True, width=None if Console(stderr=True).is_terminal else WIDE, soft_wrap=True).print(
-                f"[red]error:[/] {escape(str(error).partition(chr(10))[0])}", highlight=False
-            )
+            if not _told(error):
+                Console(stderr=True, width=None if Console(stderr=True).is_terminal else WIDE, soft_wrap=True).print(
+                    f"[red]error:[/] {escape(str(error).partition(chr(10))[0])}", highlight=False
+                )
             raise typer.Exit(2) from None
 
 
-app = typer.Typer(
-    cls=Guarded,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(cls=Guarded, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure compressors on this machine.")
 app.add_typer(bench_app, name="bench")
+app.command()(plan)
 
 
 def _version(wanted: bool) -> None:
@@ -63,52 +69,10 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def overall(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Gradient compression with real bytes and written guarantees."""
-
-
-Names = Annotated[
-    list[str] | None, typer.Argument(help="Text forms such as 'top_k(fraction=0.01)'; all of them when none is given.")
-]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the results as JSON to this file; '-' prints JSON only.")]
-Size = Annotated[str, typer.Option("--size", help="Coordinates: a number, or one with Ki, Mi or Gi.")]
-
-
-def _console(wide: int = WIDE) -> Console:
-    """For a terminal as wide as it is; elsewhere ``wide`` columns, or what the variable COLUMNS asks for."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=wide)
-
-
-def _show(table: Table, wide: int = WIDE) -> None:
-    """Title, rows and note; the two texts are not squeezed into the table's width."""
-    console = _console(wide)
-    if table.title:
-        console.print(table.title + "\n", style="bold", markup=False, highlight=False)
-    console.print(table.rich())
-    if table.note:
-        console.print()
-        console.print(table.note, style="dim", markup=False, highlight=False)
-
-
-def _finish(table: Table, results: list[Any], json_path: Path | None, **facts: object) -> None:
-    from tersegrad import bench
-    from tersegrad.report import as_json
-
-    document = json.dumps({"machine": bench.describe(), **facts, "results": as_json(results)}, indent=2, allow_nan=False) + "\n"
-    if json_path == Path("-"):
-        typer.echo(document, nl=False)
-        return
-    _show(table)
-    if json_path is not None:
-        try:
-            json_path.parent.mkdir(parents=True, exist_ok=True)
-            json_path.write_text(document)
-        except OSError as error:
-            raise BadConfiguration(f"cannot write {json_path}: {error.strerror}") from None
-        _console().print(f"written: {json_path}", highlight=False)
 
 
 @app.command()
@@ -142,13 +106,13 @@ def _show_comparison(results: list[Result], out: Path) -> None:
     from tersegrad.report import as_json, figures
     from tersegrad.train import compare
 
-    console, first = _console(), results[0]
+    console, first = console_of(), results[0]
     title = (
         f"{first.workers} workers learn handwritten digits: {first.parameters:,} parameters, {first.steps} steps each, "
         f"{sum(r.wall_seconds for r in results):.0f} s in all"
     )
     console.print()
-    _show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"), wide=190)
+    show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"), wide=190)
     console.print(compare.closing(results), highlight=False)
     figure = figures.seconds_against_link([(r.job.label, r.step_seconds) for r in results], out / "demo")
     document = {"machine": bench.describe(), "results": as_json(results)}
@@ -166,7 +130,7 @@ def _demo_compressors(out: Path, quick: bool) -> None:
 
     from tersegrad import demo as demonstration
 
-    console, start = _console(), time.perf_counter()
+    console, start = console_of(), time.perf_counter()
     if not console.is_terminal:
         console.print("training a small network and measuring every compressor on its gradients; this takes a minute or two")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -181,7 +145,7 @@ def _demo_compressors(out: Path, quick: bool) -> None:
     console.print(
         f"A network learned handwritten digits ({found.accuracy:.1%} of unseen ones right); these are its gradients.\n"
     )
-    _show(found.table())
+    show(found.table())
     console.print()
     console.print(demonstration.CLOSING, highlight=False, width=min(console.width, 120))
     console.print(f"\nfigure: {found.figure}   ({time.perf_counter() - start:.0f} s in all)", highlight=False)
@@ -190,62 +154,50 @@ def _demo_compressors(out: Path, quick: bool) -> None:
 @app.command()
 def train(
     ctx: typer.Context,
-    data: Annotated[str, typer.Option(help="'digits', or a folder of MNIST's idx or CIFAR-10's binary files.")] = "digits",
-    model: Annotated[str, typer.Option(help="mlp(width=512, depth=2) or cnn(width=32).")] = "mlp",
-    optimizer: Annotated[str, typer.Option(help="sgd(lr=0.1, momentum=0.9, ...) or adamw(lr=0.001, ...).")] = "sgd",
-    compressor: Annotated[
-        str, typer.Option(help="Text form; 'none' for an exchange that compresses by itself.")
-    ] = "error_feedback(sparse_dithering(alpha=0.1))",
-    exchange: Annotated[
-        str,
-        typer.Option(help="two_shot, all_gather, hierarchical, power_sgd(rank=4), or all_reduce: torch's own, in bf16 say."),
-    ] = "two_shot",
-    local: Annotated[
-        str | None, typer.Option(help="Exchange only now and then: local_sgd(every=10) or diloco(every=50, fragments=2).")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine; torchrun's own number if it started us.")] = 4,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 20,
-    batch: Annotated[int, typer.Option(min=1, help="Images of each worker in a step.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints, shared by all machines.")] = None,
-    save_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints; 0: every epoch.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
-    restarts: Annotated[int, typer.Option(min=0, help="How often to start anew after a worker died.")] = 0,
-    check_every: Annotated[int, typer.Option(min=0, help="Steps between comparisons of all replicas' parameters.")] = 0,
-    json_path: Json = None,
+    data: options.Data = "digits",
+    model: options.Model = "mlp",
+    optimizer: options.Optimizer = "sgd",
+    compressor: options.Compressor = "error_feedback(sparse_dithering(alpha=0.1))",
+    exchange: options.Exchange = "two_shot",
+    local: options.Local = None,
+    workers: options.Workers = 4,
+    virtual: options.Virtual = 0,
+    epochs: options.Epochs = 20,
+    steps: options.Steps = 0,
+    batch: options.Batch = 32,
+    accumulate: options.Accumulate = 1,
+    clip: options.Clip = 0.0,
+    precision: options.Precision = "float32",
+    compile: options.Compile = False,
+    vocabulary: options.Vocabulary = 256,
+    evaluate_every: options.EvaluateEvery = 0,
+    held_out: options.HeldOut = 0,
+    seed: options.Seed = 0,
+    checkpoint: options.Checkpoint = None,
+    save_every: options.SaveEvery = 0,
+    resume: options.Resume = False,
+    restarts: options.Restarts = 0,
+    check_every: options.CheckEvery = 0,
+    log: options.Log = None,
+    json_path: options.Json = None,
 ) -> None:
     """Train with compressed gradients on several worker processes, here or (under torchrun) on many machines."""
+    given = dict(locals())
     from tersegrad import bench
     from tersegrad.integrations import processes
-    from tersegrad.report import as_json
     from tersegrad.train import Job, result_table
-    from tersegrad.train import data as images
+    from tersegrad.train import data as sources
 
-    job = Job(
-        data=data,
-        model=model,
-        optimizer=optimizer,
-        compressor=None if compressor == "none" else compressor,
-        exchange=exchange,
-        local=local,
-        epochs=epochs,
-        batch=batch,
-        seed=seed,
-        checkpoint=checkpoint,
-        save_every=save_every,
-        resume=resume,
-        check_every=check_every,
-    )
+    given["compressor"] = None if compressor == "none" else compressor
+    job = Job(**{field.name: given[field.name] for field in dataclasses.fields(Job)})
     if not processes.spawned():
-        images.check(data)
-        _relaunch(ctx, workers, restarts)
-    (result,) = _train([job])
+        sources.check(data)
+        if not virtual:
+            _relaunch(ctx, workers, restarts)
+    (result,) = _train([job], virtual)
     if not processes.leads():
         return
-    if json_path == Path("-"):
-        typer.echo(json.dumps({"machine": bench.describe(), "results": as_json([result])}, indent=2, allow_nan=False))
-        return
-    _finish(result_table(result, bench.describe()), [result], json_path)
+    finish(result_table(result, bench.describe()), [result], json_path)
 
 
 def _relaunch(ctx: typer.Context, workers: int, restarts: int = 0) -> None:
@@ -256,22 +208,28 @@ def _relaunch(ctx: typer.Context, workers: int, restarts: int = 0) -> None:
     raise typer.Exit(processes.launch(["-m", "tersegrad.cli", *words], workers, restarts))
 
 
-def _train(jobs: list[Job]) -> list[Result]:
-    """Run jobs one after another on this worker; the leading one shows how they go, on standard error."""
+def _train(jobs: list[Job], virtual: int = 0) -> list[Result]:
+    """Run jobs one after another on this worker, or on virtual ones; the leading one shows how they go, on standard error."""
     from tersegrad.integrations import processes
     from tersegrad.train import load, run
     from tersegrad.train.progress import progress
 
-    with processes.join() as worker, progress(jobs, worker.leads) as watchers:
-        images = {source: load(source, worker) for source in sorted({job.data for job in jobs})}
-        return [run(job, worker, watcher, images[job.data]) for job, watcher in zip(jobs, watchers)]
+    def work(worker: processes.Worker) -> list[Result]:
+        with progress(jobs, worker.leads) as watchers:
+            found = {(job.data, job.vocabulary): load(job.data, worker, job.vocabulary) for job in jobs}
+            return [run(job, worker, watch, found[job.data, job.vocabulary]) for job, watch in zip(jobs, watchers)]
+
+    if virtual:
+        return processes.virtual(virtual, work)[0]
+    with processes.join() as worker:
+        return work(worker)
 
 
 @bench_app.command("speed")
 def bench_speed(
-    names: Names = None,
-    json_path: Json = None,
-    size: Size = "4Mi",
+    names: options.Names = None,
+    json_path: options.Json = None,
+    size: options.Size = "4Mi",
     threads: Annotated[int, typer.Option(min=1, help="Threads for the kernels.")] = 1,
     rounds: Annotated[int, typer.Option(min=3, help="Alternating rounds whose median is taken.")] = 9,
 ) -> None:
@@ -283,21 +241,21 @@ def bench_speed(
     compressors = {name: recipes.parse(name) for name in names or CONFIGURATIONS}  # all mistakes before any work
     x = bench.draw("gaussian", parse_size(size))
     results = []
-    with _console().status("measuring") as status:
+    with console_of().status("measuring") as status:
         for name, compressor in compressors.items():
             status.update(escape(f"measuring {name}"))
             found = bench.measure_speed(compressor, x, threads=threads, rounds=rounds, budget=5)
             results.append(dataclasses.replace(found, compressor=name))
     note = "ratios to memmove of the same float32 bytes (1 is as fast as copying), Gaussian data, touched buffers\n"
     note += bench.describe()
-    _finish(speed_table(results, "Speed", note), results, json_path, data="gaussian")
+    finish(speed_table(results, "Speed", note), results, json_path, data="gaussian")
 
 
 @bench_app.command("rate")
 def bench_rate(
-    names: Names = None,
-    json_path: Json = None,
-    size: Size = "1Mi",
+    names: options.Names = None,
+    json_path: options.Json = None,
+    size: options.Size = "1Mi",
     threads: Annotated[int, typer.Option(min=1, help="Threads for the kernels.")] = 1,
     data: Annotated[
         list[str] | None, typer.Option("--data", help="gaussian, laplace, student_t, or a file of torch.save; repeatable.")
@@ -312,7 +270,7 @@ def bench_rate(
     numel = parse_size(size)
     tensors = {source: bench.load(source, numel) for source in data or ["gaussian"]}
     results: list[Rate] = []
-    with _console().status("measuring") as status, bench.thread_count(threads):
+    with console_of().status("measuring") as status, bench.thread_count(threads):
         for source, x in tensors.items():
             for name, compressor in compressors.items():
                 status.update(escape(f"measuring {name} on {source}"))
@@ -321,7 +279,7 @@ def bench_rate(
         "bits of real messages; above limit: more bits than the best conceivable compressor needs at this error on\n"
         "the hardest data (Gaussian), negative where the data is easier than that"
     )
-    _finish(rate_table(results, "Rate", note), results, json_path, size=numel)
+    finish(rate_table(results, "Rate", note), results, json_path, size=numel)
 
 
 @app.command()
@@ -333,7 +291,7 @@ def bounds(
     """How few bits are possible at an error: every bound at that point."""
     from tersegrad.report import bounds_at
 
-    _show(bounds_at(dim=dim, alpha=alpha, omega=omega))
+    show(bounds_at(dim=dim, alpha=alpha, omega=omega))
 
 
 @app.command()
@@ -350,8 +308,8 @@ def inspect(
             json.dumps({"file": str(file), **found.fields(), "decodes": found.decodes, "verdict": found.verdict}, indent=2)
         )
     else:
-        _show(found.table(str(file)))
-        _console().print(f"[{'green' if found.decodes else 'red'}]{escape(found.verdict)}[/]", highlight=False)
+        show(found.table(str(file)))
+        console_of().print(f"[{'green' if found.decodes else 'red'}]{escape(found.verdict)}[/]", highlight=False)
     if not found.decodes:
         raise typer.Exit(1)
 
@@ -367,7 +325,7 @@ def list_command(
     if json_output:
         typer.echo(json.dumps(as_json(list(entries)), indent=2, allow_nan=False))
     else:
-        _show(catalog_table(entries))
+        show(catalog_table(entries))
 
 
 @app.command()
@@ -378,7 +336,7 @@ def doctor(json_output: Annotated[bool, typer.Option("--json", help="Print JSON.
     if json_output:
         typer.echo(json.dumps(examination.doctor(), indent=2))
     else:
-        _show(examination.doctor_table(), wide=80)
+        show(examination.doctor_table(), wide=80)
 
 
 def main() -> None:
@@ -386,11 +344,16 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        processes = sys.modules.get("tersegrad.integrations.processes")
-        if processes is not None and processes.spawned():
-            processes.leave(int(end.code or 0))
+        _leave(int(end.code or 0))
+        raise
+    except Exception as error:
+        if _told(error):
+            _leave(1)
         raise
 
 
-if __name__ == "__main__":
-    main()
+def _leave(status: int) -> None:
+    """End a worker at once; other processes end as Python does."""
+    processes = sys.modules.get("tersegrad.integrations.processes")
+    if processes is not None and processes.spawned():
+        processes.leave(status)

@@ -1,0 +1,1 @@
+"""Language models trained over slow links: validation loss against bytes."""

@@ -1,0 +1,1 @@
+"""Bits of gradients that small networks really have."""

@@ -1,0 +1,70 @@
+#include "tersegrad/trellis.hpp"
+
+#include <nanobind/stl/tuple.h>
+
+#include <tuple>
+
+#include "bind.hpp"
+#include "tersegrad/rans.hpp"
+
+using namespace tersegrad;
+using bind::apart;
+using bind::Array;
+using bind::expect;
+using bind::Work;
+
+namespace {
+
+// (whether there is dither, seed, purposes of dither and signs, step, salt).
+using Draws = std::tuple<bool, std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
+
+trellis::Dither dither_of(const Draws& d, std::size_t n) {
+    return {bind::stream_of(std::get<1>(d), std::get<2>(d), std::get<4>(d), std::get<5>(d), 0, n),
+            bind::stream_of(std::get<1>(d), std::get<3>(d), std::get<4>(d), std::get<5>(d), 0, n)};
+}
+
+void expect_states(int states) { expect(trellis::code_of(states) >= 0, "there are codes of 4, 8, 16 and 32 states"); }
+
+std::size_t max_bytes(std::size_t n) {
+    expect(n <= std::size_t{1} << 56, "vectors have at most 2^56 coordinates");
+    return trellis::max_bytes(n);
+}
+
+std::tuple<std::size_t, double, double> encode(Array<const float> x, float step, int states, int chunk, Draws draws, Array<std::uint8_t> out) {
+    apart(out, x);
+    expect(out.size() >= trellis::max_bytes(x.size()), "the output buffer is too small");
+    bind::expect_step(step);
+    expect_states(states);
+    expect(rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
+    const trellis::Dither dither = dither_of(draws, x.size());
+    const Work work;
+    const auto outcome = trellis::encode(x.data(), x.size(), {step, states, chunk, std::get<0>(draws) ? &dither : nullptr}, out.data());
+    return {outcome.bytes, outcome.norm, outcome.error};
+}
+
+bool decode(Array<const std::uint8_t> data, int states, Draws draws, Array<float> out, bool add, float weight) {
+    apart(out, data);
+    expect_states(states);
+    const trellis::Dither all = dither_of(draws, out.size());
+    const trellis::Dither* const dither = std::get<0>(draws) ? &all : nullptr;
+    const Work work;
+    return add ? trellis::decode_add(data.data(), data.size(), out.size(), states, dither, weight, out.data())
+               : trellis::decode(data.data(), data.size(), out.size(), states, dither, out.data());
+}
+
+std::tuple<double, double> error(Array<const float> x, float step, int states) {
+    bind::expect_step(step);
+    expect_states(states);
+    const Work work;
+    const auto outcome = trellis::measure(x.data(), x.size(), step, states);
+    return {outcome.error, outcome.norm};
+}
+
+bind::Registrar registrar([](nb::module_& m) {
+    m.def("trellis_max_bytes", &max_bytes);
+    m.def("trellis_encode", &encode);
+    m.def("trellis_decode", &decode);
+    m.def("trellis_error", &error);
+});
+
+}  // namespace

@@ -1,0 +1,54 @@
+// Scale classes: which rows, columns or blocks of 64 of a segment have large levels and which small ones, told in octaves, so that
+// every coordinate is coded with the table of its class. Wire format: spec, "Scale classes".
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tersegrad::classes {
+
+inline constexpr int kClasses = 16, kOctaves = 16;
+
+// Where rows and columns are: numel, columns, group and phase of every piece, one after another. No pieces: no classes.
+struct Rows {
+    const std::int64_t* data = nullptr;
+    std::size_t pieces = 0;
+};
+
+// Consecutive coordinates of one tensor: rows of `columns` coordinates, the first one from `phase` on; `group` neighbours share the
+// scale of a column.
+struct Region {
+    std::size_t count, columns, group, phase;
+    std::size_t rows() const { return (phase + count + columns - 1) / columns; }
+};
+std::vector<Region> cut(const Rows&, std::size_t start, std::size_t stop);
+
+// Classes that are worth telling.
+struct Chosen {
+    std::vector<std::uint8_t> bytes;    // what the decoder reads
+    unsigned mask = 0;                  // which classes have a table
+    std::vector<std::uint64_t> counts;  // of their 2 * window + 1 symbols
+    double bits = 0;                    // that the levels are about to take
+};
+// Levels of at most +-window, stored with `center` added. False: one table serves as well. Else contexts[i] is the class of level i.
+bool choose(const std::uint8_t* levels, std::size_t n, int center, int window, const std::vector<Region>&, std::uint8_t* contexts, Chosen&);
+
+// The tables of all coordinates from the bytes of `choose`, and the number of tables; returns the bytes read, or rans::kBad.
+std::size_t read(const std::uint8_t* data, std::size_t size, const std::vector<Region>&, std::uint8_t* contexts, int& tables);
+
+// ---- between the files of this topic ----
+namespace detail {
+struct Implementation {
+    // Sum of |level - center|.
+    std::uint64_t (*sum)(const std::uint8_t* levels, std::size_t n, int center);
+    // sums[j] += |levels[j] - center|
+    void (*add)(const std::uint8_t* levels, std::size_t n, int center, std::uint16_t* sums);
+    // tops[j] = max(tops[j], |levels[j] - center|)
+    void (*raise)(const std::uint8_t* levels, std::size_t n, int center, std::uint8_t* tops);
+};
+extern const Implementation portable;
+#if defined(__x86_64__)
+extern const Implementation avx2, avx512;
+#endif
+}  // namespace detail
+}  // namespace tersegrad::classes

@@ -1,0 +1,487 @@
+// Which coordinates of a chunk are sent: a chunk is halved again and again, and the number in the left half is coded as what it is for a
+// random set, a hypergeometric number. Every set of a chunk takes the same number of bits, log2 C(n, k).
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "tersegrad/chunks.hpp"
+#include "tersegrad/threads.hpp"
+
+namespace tersegrad::chunks {
+namespace {
+
+using u16 = std::uint16_t;
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+
+constexpr std::size_t stream_places = 2048;  // a stream ends with the chunk that reaches them
+constexpr u64 lowest = u64{1} << 31;         // states are below it only where no words are left
+
+[[noreturn]] void corrupt(const char* why) { throw std::invalid_argument(why); }
+
+// Nodes of up to so many places with two chosen ones are not split: the pair is one digit.
+constexpr u32 largest_pair = 4096;
+u64 pairs(u64 size) { return size * (size - 1) / 2; }
+
+// Whether a node waits for its digit instead of being split.
+bool waits(u32 size, u32 c) { return (c == 1) | ((c == 2) & (size <= largest_pair)); }
+
+// Quotient and rest of a division by a number below 2^24, which is made a product. Rarely the first quotient is one too large.
+struct Divider {
+    u64 base = 1, inverse = 0;
+    explicit Divider(u64 b) : base(b), inverse(~u64{0} / b + 1) {}
+    u64 operator()(u64 x, u64& rest) const {
+        if (base == 1) return rest = 0, x;
+        u64 quotient = static_cast<u64>((static_cast<unsigned __int128>(x) * inverse) >> 64);
+        rest = x - quotient * base;
+        if (rest >> 63) rest += base, --quotient;
+        return quotient;
+    }
+};
+
+// How many of the c chosen ones of a node lie in its left half: at least `first`; starts in units of 2^-16, the last one 65536.
+struct Split {
+    const u32* starts;
+    const std::uint8_t* hint;  // where to look for a slot, by its upper five bits
+    u32 first;
+};
+
+constexpr std::size_t hints = 32;
+
+// The same for up to seven chosen ones, small enough for all of them to lie in the nearest cache: e[1], e[2], ... are the last slots of the
+// numbers, e[0] is the one before the first.
+constexpr u32 few = 7;
+struct SmallSplit {
+    u16 e[few + 2];
+    u16 first;
+
+    u32 start(u32 j) const { return static_cast<u16>(e[j] + 1); }
+    u32 frequency(u32 j) const { return static_cast<u16>(e[j + 1] - e[j]); }
+    u32 find(u32 slot) const {
+#if defined(__SSE2__)
+        const __m128i last = _mm_loadu_si128(reinterpret_cast<const __m128i*>(e + 1));
+        const __m128i over = _mm_subs_epu16(_mm_set1_epi16(static_cast<short>(slot)), last);
+        const int reached = _mm_movemask_epi8(_mm_cmpeq_epi16(over, _mm_setzero_si128()));
+        return static_cast<u32>(std::countr_zero(static_cast<unsigned>(reached))) / 2;
+#else
+        u32 j = 0;
+        while (e[j + 1] < slot) ++j;
+        return j;
+#endif
+    }
+};
+
+// All splits of chunks of n coordinates that keep at most k. At a depth nodes have one of two sizes.
+class Model {
+  public:
+    Model(u32 n, u32 k) : n_(n), most_(k) {
+        std::vector<std::size_t> offsets;
+        for (int depth = 0;; ++depth) {
+            const u32 small = n >> depth, large = (n + (u32{1} << depth) - 1) >> depth;
+            if (large < 3) break;
+            for (u32 size : {small, small + 1})
+                for (u32 c = 0; c <= k; ++c) {
+                    offsets.push_back(starts_.size());
+                    splits_.push_back({nullptr, nullptr, 0});
+                    if (c >= 2 && c < size && size <= large) splits_.back().first = add(size, c);
+                    hint_.resize(splits_.size() * hints);
+                }
+        }
+        for (int depth = 0; depth <= 17; ++depth)
+            for (u32 size : {n >> depth, (n >> depth) + 1}) {
+                ones_.emplace_back(std::max<u64>(size, 1));
+                twos_.emplace_back(size < 2 || size > largest_pair ? 1 : pairs(size));
+            }
+        for (std::size_t j = 0; j < splits_.size(); ++j) {
+            splits_[j].starts = starts_.data() + offsets[j];
+            splits_[j].hint = hint_.data() + j * hints;
+        }
+        small_.resize(splits_.size() / (k + 1) * (few + 1));
+        for (std::size_t j = 0; j < splits_.size(); ++j) {
+            const std::size_t kind = j / (k + 1), c = j % (k + 1);
+            if (c < 2 || c > few || (j + 1 < offsets.size() ? offsets[j + 1] : starts_.size()) == offsets[j]) continue;
+            SmallSplit& small = small_[kind * (few + 1) + c];
+            std::fill(small.e, small.e + few + 2, u16{0xffff});
+            small.first = static_cast<u16>(splits_[j].first);
+            for (std::size_t i = 1; splits_[j].starts[i - 1] != 65536; ++i) small.e[i] = static_cast<u16>(splits_[j].starts[i] - 1);
+        }
+    }
+    Model(const Model&) = delete;
+    Model& operator=(const Model&) = delete;
+
+    const Split& at(int depth, u32 size, u32 c) const {
+        return splits_[std::size_t{kind(depth, size)} * (most_ + 1) + c];
+    }
+
+    // For 2 <= c <= few.
+    const SmallSplit& small(u32 kind, u32 c) const { return small_[std::size_t{kind} * (few + 1) + c]; }
+
+    // The number of a node's size: its depth, and which of the two it is.
+    u32 kind(int depth, u32 size) const { return static_cast<u32>(depth) * 2 + (size - (n_ >> depth)); }
+    const Divider& one(u32 kind) const { return ones_[kind]; }
+    const Divider& two(u32 kind) const { return twos_[kind]; }
+
+    // Models outlive a call: to make one takes longer than to use it.
+    static std::shared_ptr<const Model> of(u32 n, u32 k) {
+        static std::mutex mutex;
+        static std::map<std::pair<u32, u32>, std::shared_ptr<const Model>> kept;
+        const std::lock_guard lock(mutex);
+        if (const auto found = kept.find({n, k}); found != kept.end()) return found->second;
+        if (kept.size() >= 64) kept.clear();
+        return kept[{n, k}] = std::make_shared<const Model>(n, k);
+    }
+
+  private:
+    // Appends the starts of one split, and its hints; returns the least number.
+    u32 add(u32 size, u32 c) {
+        const u32 left = (size + 1) / 2, right = size / 2;
+        const u32 first = c > right ? c - right : 0, last = std::min(c, left);
+        const u32 mode = std::clamp<u32>(static_cast<u32>(u64{c + 1} * (left + 1) / (size + 2)), first, last);
+        std::vector<double> w(last - first + 1);
+        w[mode - first] = 1.0;
+        for (u32 a = mode + 1; a <= last; ++a)
+            w[a - first] = w[a - 1 - first] * static_cast<double>(u64{left - a + 1} * (c - a + 1)) / static_cast<double>(u64{a} * (right - c + a));
+        for (u32 a = mode; a-- > first;)
+            w[a - first] = w[a + 1 - first] * static_cast<double>(u64{a + 1} * (right - c + a + 1)) / static_cast<double>(u64{left - a} * (c - a));
+        double sum = 0;
+        for (double one : w) sum += one;
+        const double scale = static_cast<double>(65536 - w.size()) / sum;
+        std::vector<u32> f(w.size());
+        u32 total = 0;
+        for (std::size_t j = 0; j < w.size(); ++j) total += f[j] = 1 + static_cast<u32>(std::floor(w[j] * scale));
+        f[mode - first] += 65536 - total;
+        const std::size_t offset = starts_.size();
+        starts_.push_back(0);
+        for (u32 one : f) starts_.push_back(starts_.back() + one);
+        hint_.resize(splits_.size() * hints);
+        std::uint8_t* const hint = hint_.data() + (splits_.size() - 1) * hints;
+        for (std::size_t h = 0, j = 0; h < hints; ++h) {
+            while (starts_[offset + j + 1] <= h * (65536 / hints)) ++j;
+            hint[h] = static_cast<std::uint8_t>(j);
+        }
+        return first;
+    }
+
+    u32 n_, most_;
+    std::vector<Split> splits_;
+    std::vector<SmallSplit> small_;
+    std::vector<Divider> ones_, twos_;
+    std::vector<u32> starts_;
+    std::vector<std::uint8_t> hint_;
+};
+
+struct Run {  // chunks of one region that one stream holds
+    const Region* region;
+    std::size_t chunks, first;  // the first of their places among all
+    std::shared_ptr<const Model> model;
+};
+
+// What each stream holds. Chunks that are sent whole are in none.
+std::vector<std::vector<Run>> streams(const std::vector<Region>& regions) {
+    std::vector<std::vector<Run>> found;
+    std::size_t held = stream_places, first = 0;
+    for (const Region& r : regions) {
+        if (r.kept < r.size() && r.count()) {
+            const auto model = Model::of(static_cast<u32>(r.size()), static_cast<u32>(r.kept));
+            for (std::size_t chunk = 0; chunk < r.count();) {
+                if (held >= stream_places) found.emplace_back(), held = 0;
+                const std::size_t here = std::min(r.count() - chunk, (stream_places - held + r.kept - 1) / r.kept);
+                found.back().push_back({&r, here, first + chunk * r.kept, model});
+                chunk += here;
+                held += here * r.kept;
+            }
+        }
+        first += r.places();
+    }
+    return found;
+}
+
+class Reader {
+  public:
+    // `padded`: the words of the stream, and one more that is never used.
+    Reader(const u32* padded, std::size_t words) : next_(padded), end_(padded + words) {
+        if (!words) corrupt("a stream of chunk sets has no words");
+        fill();
+        fill();
+    }
+    u32 split(const Split& s) {
+        const u32 slot = static_cast<u32>(state_ & 0xffff);
+        u32 j = s.hint[slot >> 11];
+        while (s.starts[j + 1] <= slot) ++j;
+        state_ = (s.starts[j + 1] - s.starts[j]) * (state_ >> 16) + (slot - s.starts[j]);
+        fill();
+        return s.first + j;
+    }
+    u32 split(const SmallSplit& s) {
+        const u32 slot = static_cast<u32>(state_ & 0xffff), j = s.find(slot);
+        state_ = s.frequency(j) * (state_ >> 16) + (slot - s.start(j));
+        fill();
+        return s.first + j;
+    }
+    u32 digit(const Divider& by) {
+        u64 rest;
+        state_ = by(state_, rest);
+        fill();
+        return static_cast<u32>(rest);
+    }
+    void finish() const {
+        if (state_ != 1 || next_ != end_) corrupt("a stream of chunk sets does not end where it should");
+    }
+
+  private:
+    // Without a branch, which would often be foretold wrongly.
+    void fill() {
+        const bool needed = (state_ < lowest) & (next_ != end_);
+        const u64 filled = state_ << 32 | *next_;
+        state_ = needed ? filled : state_;
+        next_ += needed;
+    }
+    const u32 *next_, *end_;
+    u64 state_ = 0;
+};
+
+struct Node {
+    u32 base, size, c, place;  // place: where its first chosen one stands among those of the chunk
+    int depth;
+};
+
+struct Waiting {  // a node whose one or two chosen coordinates are digits
+    u32 base, kind;
+    std::size_t place;
+};
+
+// Halves nodes until none is left: split(node) tells the number in the left half, wait(node, whether) is told of every node whether it
+// waits for a digit, and whole(node) gets those that are sent whole. After a split the left half is looked at, then the right one; of those to
+// be split, the left comes first. What nodes turn out to be cannot be foretold, so that there are no branches on it.
+template <class SplitNode, class Wait, class Whole>
+void halve(u32 n, u32 k, SplitNode&& split, Wait&& wait, Whole&& whole) {
+    Node stack[24];
+    std::size_t held = 0;
+    const auto open = [&](const Node& node) {
+        const bool opened = (node.c > 1) & !waits(node.size, node.c);
+        if ((node.c == node.size) & opened) return whole(node);
+        stack[held] = node;
+        held += opened;
+    };
+    const Node all{0, n, k, 0, 0};
+    wait(all, waits(n, k));
+    open(all);
+    while (held) {
+        const Node node = stack[--held];
+        const u32 a = split(node), left = (node.size + 1) / 2;
+        const Node first{node.base, left, a, node.place, node.depth + 1};
+        const Node second{node.base + left, node.size / 2, node.c - a, node.place + a, node.depth + 1};
+        wait(first, waits(first.size, first.c));
+        wait(second, waits(second.size, second.c));
+        open(second);
+        open(first);
+    }
+}
+
+void read_stream(const std::uint8_t* data, std::size_t words, const std::vector<Run>& runs, std::int32_t* places) {
+    // Nodes are written before it is known whether they wait, so that there is room for one more.
+    thread_local std::vector<u32> padded;
+    thread_local std::vector<Waiting> ones, twos;
+    padded.resize(words + 1);
+    ones.resize(stream_places + most_kept + 1);
+    twos.resize(stream_places + most_kept + 1);
+    std::memcpy(padded.data(), data, 4 * words);
+    Reader reader(padded.data(), words);
+    Waiting *const one_by_one = ones.data(), *const two_by_two = twos.data();
+    std::size_t number_of_ones = 0, number_of_twos = 0;
+    struct Part {
+        const Model* model;
+        std::size_t ones, twos;
+    };
+    std::vector<Part> parts;
+    for (const Run& run : runs) {
+        const auto n = static_cast<u32>(run.region->size()), k = static_cast<u32>(run.region->kept);
+        const Model& model = *run.model;
+        for (std::size_t chunk = 0; chunk < run.chunks; ++chunk) {
+            const std::size_t at = run.first + chunk * k;
+            halve(
+                n, k,
+                [&](const Node& node) {
+                    if (node.c <= few) return reader.split(model.small(model.kind(node.depth, node.size), node.c));
+                    return reader.split(model.at(node.depth, node.size, node.c));
+                },
+                [&](const Node& node, bool waits) {
+                    const Waiting one{node.base, model.kind(node.depth, node.size), at + node.place};
+                    one_by_one[number_of_ones] = one;
+                    two_by_two[number_of_twos] = one;
+                    number_of_ones += waits & (node.c == 1);
+                    number_of_twos += waits & (node.c == 2);
+                },
+                [&](const Node& node) {
+                    for (u32 j = 0; j < node.size; ++j) places[at + node.place + j] = static_cast<std::int32_t>(node.base + j);
+                });
+        }
+        parts.push_back({&model, number_of_ones, number_of_twos});
+    }
+    std::size_t j = 0;
+    for (const Part& part : parts)
+        for (; j < part.ones; ++j) places[ones[j].place] = static_cast<std::int32_t>(ones[j].base + reader.digit(part.model->one(ones[j].kind)));
+    j = 0;
+    for (const Part& part : parts)
+        for (; j < part.twos; ++j) {
+            const u32 rank = reader.digit(part.model->two(twos[j].kind));
+            const auto high = static_cast<u32>((1.0 + std::sqrt(1.0 + 8.0 * rank)) * 0.5);
+            places[twos[j].place] = static_cast<std::int32_t>(twos[j].base + rank - high * (high - 1) / 2);
+            places[twos[j].place + 1] = static_cast<std::int32_t>(twos[j].base + high);
+        }
+    reader.finish();
+}
+
+class Writer {
+  public:
+    void split(u32 start, u32 f) {
+        if (state_ >= u64{f} << 47) put();
+        const u64 quotient = state_ / f;
+        state_ = (quotient << 16) + (state_ - quotient * f) + start;
+    }
+    void digit(u32 value, u32 size) {
+        if (state_ >= (lowest + size - 1) / size << 32) put();
+        state_ = state_ * size + value;
+    }
+    // The words in the order of reading.
+    std::vector<u32> finish() {
+        put();
+        if (state_) put();
+        std::reverse(words_.begin(), words_.end());
+        return std::move(words_);
+    }
+
+  private:
+    void put() {
+        words_.push_back(static_cast<u32>(state_));
+        state_ >>= 32;
+    }
+    u64 state_ = 1;
+    std::vector<u32> words_;
+};
+
+struct Step {
+    u32 start, f;
+};
+
+std::vector<u32> write_stream(const std::vector<Run>& runs, const std::int32_t* places) {
+    std::vector<Step> steps, ones, twos;  // of digits: the number, and among how many
+    steps.reserve(2 * stream_places);
+    ones.reserve(stream_places + most_kept);
+    twos.reserve(stream_places / 2 + most_kept);
+    for (const Run& run : runs) {
+        const auto n = static_cast<u32>(run.region->size()), k = static_cast<u32>(run.region->kept);
+        for (std::size_t chunk = 0; chunk < run.chunks; ++chunk) {
+            const std::int32_t* const at = places + run.first + chunk * k;
+            for (u32 j = 0; j < k; ++j)
+                if (at[j] < (j ? at[j - 1] + 1 : 0) || at[j] >= static_cast<std::int32_t>(n)) corrupt("places must increase within their chunk");
+            halve(
+                n, k,
+                [&](const Node& node) {
+                    const std::int32_t* const mine = at + node.place;
+                    const auto border = static_cast<std::int32_t>(node.base + (node.size + 1) / 2);
+                    u32 in_left = 0;
+                    if (node.c > 16)
+                        in_left = static_cast<u32>(std::lower_bound(mine, mine + node.c, border) - mine);
+                    else
+                        for (u32 j = 0; j < node.c; ++j) in_left += mine[j] < border;
+                    if (node.c <= few) {
+                        const SmallSplit& s = run.model->small(run.model->kind(node.depth, node.size), node.c);
+                        steps.push_back({s.start(in_left - s.first), s.frequency(in_left - s.first)});
+                    } else {
+                        const Split& s = run.model->at(node.depth, node.size, node.c);
+                        const u32 j = in_left - s.first;
+                        steps.push_back({s.starts[j], s.starts[j + 1] - s.starts[j]});
+                    }
+                    return in_left;
+                },
+                [&](const Node& node, bool waits) {
+                    if (!waits) return;
+                    const u32 low = static_cast<u32>(at[node.place]) - node.base;
+                    if (node.c == 1) {
+                        ones.push_back({low, node.size});
+                    } else {
+                        const u32 high = static_cast<u32>(at[node.place + 1]) - node.base;
+                        twos.push_back({high * (high - 1) / 2 + low, static_cast<u32>(pairs(node.size))});
+                    }
+                },
+                [](const Node&) {});
+        }
+    }
+    Writer writer;
+    for (auto d = twos.rbegin(); d != twos.rend(); ++d) writer.digit(d->start, d->f);
+    for (auto d = ones.rbegin(); d != ones.rend(); ++d) writer.digit(d->start, d->f);
+    for (auto s = steps.rbegin(); s != steps.rend(); ++s) writer.split(s->start, s->f);
+    return writer.finish();
+}
+
+std::size_t most_words(const std::vector<Run>& runs) {
+    std::size_t bits = 0;
+    for (const Run& run : runs) bits += run.chunks * run.region->kept * static_cast<std::size_t>(std::bit_width(run.region->size() - 1));
+    return (bits + 31) / 32 + 3;
+}
+
+}  // namespace
+
+std::size_t capacity(const std::vector<Region>& regions) {
+    std::size_t total = 0;
+    const auto all = streams(regions);
+    for (const auto& runs : all) total += 4 * most_words(runs);
+    return total + (all.empty() ? 0 : 2 * (all.size() - 1));
+}
+
+std::size_t encode(const std::int32_t* places, const std::vector<Region>& regions, std::uint8_t* out) {
+    const auto all = streams(regions);
+    if (all.empty()) return 0;
+    std::vector<std::vector<u32>> written(all.size());
+    parallel_for(all.size(), 1, 4, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t s = begin; s < end; ++s) written[s] = write_stream(all[s], places);
+    });
+    std::uint8_t* at = out + 2 * (all.size() - 1);
+    for (std::size_t s = 0; s < all.size(); ++s) {
+        const auto length = static_cast<u16>(written[s].size());
+        if (s + 1 < all.size()) std::memcpy(out + 2 * s, &length, 2);
+        std::memcpy(at, written[s].data(), 4 * written[s].size());
+        at += 4 * written[s].size();
+    }
+    return static_cast<std::size_t>(at - out);
+}
+
+void decode(const std::uint8_t* data, std::size_t size, const std::vector<Region>& regions, std::int32_t* places) {
+    const auto all = streams(regions);
+    std::size_t first = 0;
+    for (const Region& r : regions) {
+        if (r.kept == r.size())
+            for (std::size_t j = 0; j < r.places(); ++j) places[first + j] = static_cast<std::int32_t>(j % r.size());
+        first += r.places();
+    }
+    if (all.empty()) {
+        if (size) corrupt("bytes follow the end of the message");
+        return;
+    }
+    const std::size_t head = 2 * (all.size() - 1);
+    if (size < head) corrupt("the lengths of the streams are missing");
+    std::vector<std::size_t> begins(all.size() + 1, head);
+    for (std::size_t s = 0; s + 1 < all.size(); ++s) {
+        u16 length;
+        std::memcpy(&length, data + 2 * s, 2);
+        begins[s + 1] = begins[s] + 4 * std::size_t{length};
+    }
+    begins.back() = size;
+    if (begins[all.size() - 1] > size || (size - begins[all.size() - 1]) % 4) corrupt("the streams do not fill the message");
+    parallel_for(all.size(), 1, 4, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t s = begin; s < end; ++s) read_stream(data + begins[s], (begins[s + 1] - begins[s]) / 4, all[s], places);
+    });
+}
+
+}  // namespace tersegrad::chunks

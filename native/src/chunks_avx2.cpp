@@ -1,0 +1,7 @@
+#include "chunks_loops.hpp"
+
+namespace tersegrad::chunks {
+
+const Loops loops_avx2 = {maxima_of, kth_of};
+
+}  // namespace tersegrad::chunks

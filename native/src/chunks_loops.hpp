@@ -1,0 +1,39 @@
+// The loops of chunks.cpp, compiled once for each instruction set. Plain C++: compilers make vectors of it.
+#pragma once
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "tersegrad/chunks.hpp"
+
+namespace tersegrad::chunks {
+namespace {
+
+inline void maxima_of(const float* __restrict x, std::size_t n, std::size_t groups, std::uint32_t* __restrict maxima) {
+    // 64 lanes at a time stay in registers. Keys are below 2^31, so that signed comparisons serve.
+    for (std::size_t base = 0; base < groups; base += 64) {
+        std::int32_t most[64] = {};
+        for (std::size_t row = 0; row + groups <= n; row += groups)
+            for (std::size_t j = 0; j < 64; ++j) {
+                const auto key = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(x[row + base + j]) & 0x7fffffffu);
+                most[j] = most[j] > key ? most[j] : key;
+            }
+        for (std::size_t j = 0; j < 64; ++j) maxima[base + j] = static_cast<std::uint32_t>(most[j]);
+    }
+}
+
+// The largest t such that at least k of the keys, none above `top`, reach it; all reach `low`, and there are at least k.
+inline std::uint32_t kth_of(const std::uint32_t* __restrict keys, std::size_t n, std::size_t k, std::uint32_t low, std::uint32_t top) {
+    std::uint32_t above = top + 1;
+    while (above - low > 1) {
+        const std::uint32_t middle = low + (above - low) / 2;
+        std::int32_t count = 0;
+        for (std::size_t j = 0; j < n; ++j) count += static_cast<std::int32_t>(keys[j]) >= static_cast<std::int32_t>(middle);
+        if (static_cast<std::size_t>(count) == k) return middle;
+        (static_cast<std::size_t>(count) > k ? low : above) = middle;
+    }
+    return low;
+}
+
+}  // namespace
+}  // namespace tersegrad::chunks

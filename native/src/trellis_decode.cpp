@@ -1,0 +1,330 @@
+// From trellis-coded messages to floats.
+#include <atomic>
+#include <cfloat>
+#include <limits>
+#include <memory>
+
+#include "tersegrad/planar.hpp"
+#include "tersegrad/threads.hpp"
+#include "trellis_parts.hpp"
+
+namespace tersegrad::trellis {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+
+// A coded segment, taken apart.
+struct Parsed {
+    int window = 0, run = 0, bits = 1;
+    float scale = 0;
+    const std::uint8_t *body = nullptr, *tail = nullptr;
+    std::size_t body_size = 0, tail_size = 0;
+};
+
+bool parse(const std::uint8_t* data, std::size_t size, bool dithered, Parsed& p) {
+    std::size_t at = dithered ? 4 : 3, used = 0;
+    std::uint8_t byte = 128;
+    while (byte >= 128) {
+        if (used == 5 || at + used >= size) return false;
+        byte = data[at + used];
+        p.tail_size |= static_cast<std::size_t>(byte & 127) << 7 * used++;
+    }
+    at += used;
+    p.window = data[1];
+    p.run = data[2];
+    if (dithered) p.bits = data[3];
+    if ((used > 1 && byte == 0) || p.window % 2 || p.window < 2 || p.window > kWidest || p.run < kShortestRun || p.run > kLongestRun || p.bits > 3)
+        return false;
+    if (size - at < 4 || size - at - 4 < p.tail_size) return false;
+    std::memcpy(&p.scale, data + at, 4);
+    if (!(p.scale >= FLT_MIN && p.scale <= FLT_MAX)) return false;
+    p.body = data + at + 4;
+    p.body_size = size - at - 4 - p.tail_size;
+    p.tail = p.body + p.body_size;
+    return true;
+}
+
+// Decodes the symbols of one rANS block into bytes symbol | z0 << 7.
+class BlockDecoder {
+public:
+    BlockDecoder(const Parsed& p, std::size_t n, const Code& code, const std::uint8_t* facts, std::uint8_t* out)
+        : p_(p), n_(n), code_(code), facts_(facts), out_(out), alphabet_(2 * p.window), tables_(1 << p.bits) {}
+
+    bool run() {
+        if (p_.body_size && p_.body[0] == rans::kRaw) {
+            if (rans::decode_message(p_.body, p_.body_size, n_, alphabet_, {}, 1, out_) != p_.body_size) return false;
+            const std::size_t lanes = rans::Layout(n_, alphabet_, rans::kLongestChunk).lanes;
+            follow_all(lanes);
+            return true;
+        }
+        if (p_.body_size == 0 || p_.body[0] < p_.run) return false;
+        const auto opened = rans::open_message(p_.body, p_.body_size, n_, alphabet_, {}, tables_, out_);
+        if (!opened || opened->size != p_.body_size) return false;
+        frequencies_ = opened->frequencies.data();
+        const rans::Layout& layout = opened->layout;
+        if (opened->jobs.empty()) {
+            certain(layout.lanes);
+            return true;
+        }
+        make_slots();
+        const rans::DecodeModel model(frequencies_, alphabet_, tables_, true, layout);
+        for (std::size_t c = 0; c < opened->jobs.size(); ++c) {
+            if (!rans::detail::valid_states(opened->jobs[c])) return false;
+            const bool good = layout.lanes < rans::kLanes ? few(opened->jobs[c], layout) : chunk(opened->jobs[c], layout, layout.chunks.start(c), model);
+            if (!good) return false;
+        }
+        return true;
+    }
+
+private:
+    std::uint32_t facts_at(std::size_t i, std::uint32_t z0) const { return facts_ ? facts_[i] >> 4 * z0 & 15 : z0; }
+    std::uint32_t table_at(std::size_t i, std::uint32_t state) const { return facts_at(i, state & 1) & 7; }
+    std::uint32_t flip_at(std::size_t i, std::uint32_t state) const { return facts_at(i, state & 1) >> 3; }
+
+    // Puts z0 beside symbol i and moves on.
+    void follow(std::size_t i, std::uint32_t& state) {
+        const std::uint32_t z0 = state & 1, z1 = (out_[i] & 1) ^ flip_at(i, state);
+        out_[i] = static_cast<std::uint8_t>(out_[i] | z0 << 7);
+        state = static_cast<std::uint32_t>(next_state(code_, static_cast<std::int32_t>(state), static_cast<std::int32_t>(z1)));
+    }
+    bool starts(std::size_t i) const { return (i & ((std::size_t{1} << p_.run) - 1)) == 0; }
+
+    void follow_all(std::size_t lanes) {
+        std::uint32_t states[rans::kLanes] = {};
+        for (std::size_t i = 0; i < n_; ++i) {
+            if (starts(i)) std::fill_n(states, rans::kLanes, 0);
+            follow(i, states[i & (lanes - 1)]);
+        }
+    }
+
+    // Every table has one symbol.
+    void certain(std::size_t lanes) {
+        std::uint8_t only[8];
+        for (int t = 0; t < tables_; ++t) {
+            const auto* row = frequencies_ + t * alphabet_;
+            only[t] = static_cast<std::uint8_t>(std::find(row, row + alphabet_, rans::kTotal) - row);
+        }
+        std::uint32_t states[rans::kLanes] = {};
+        for (std::size_t i = 0; i < n_; ++i) {
+            if (starts(i)) std::fill_n(states, rans::kLanes, 0);
+            std::uint32_t& state = states[i & (lanes - 1)];
+            out_[i] = only[table_at(i, state)];
+            follow(i, state);
+        }
+    }
+
+    // symbol | (f - 1) << 8 | (slot - start) << 20, table after table.
+    void make_slots() {
+        slots_.resize(static_cast<std::size_t>(tables_) * rans::kTotal);
+        std::uint32_t* slot = slots_.data();
+        for (int t = 0; t < tables_; ++t)
+            for (int s = 0; s < alphabet_; ++s) {
+                const std::uint32_t f = frequencies_[t * alphabet_ + s];
+                for (std::uint32_t k = 0; k < f; ++k) *slot++ = static_cast<std::uint32_t>(s) | (f - 1) << 8 | k << 20;
+            }
+    }
+
+    // A chunk of 64 lanes: whole steps fast, then what follows them. Chunks start runs.
+    bool chunk(const rans::DecodeJob& job, const rans::Layout& layout, std::size_t start, const rans::DecodeModel& model) {
+        rans::detail::Chunk flight(job);
+        rans::detail::Cursor& cursor = flight.cursor;
+        alignas(64) std::uint32_t states[rans::kLanes] = {};
+        const std::size_t steps = cursor.steps, period = (std::size_t{1} << p_.run) / rans::kLanes;
+        Walk walk{cursor.states, states, cursor.words, cursor.limit, slots_.data(), facts_ ? facts_ + start : nullptr, out_ + start, 0, 0, code_};
+        while (walk.step < steps) {
+            if (walk.step % period == 0) std::fill_n(states, rans::kLanes, 0);
+            walk.steps = std::min(steps, (walk.step / period + 1) * period);
+            ops().walk(walk);
+            if (walk.step == walk.steps) continue;
+            cursor.words = walk.words;
+            if (!flight.extend()) return false;
+            walk.words = cursor.words;
+            walk.limit = cursor.limit;
+        }
+        // The tables of the symbols that are left of a step, if any, are known now.
+        const std::size_t done = start + steps * rans::kLanes, coded = layout.coded(job.n) % rans::kLanes;
+        if (starts(done)) std::fill_n(states, rans::kLanes, 0);
+        std::uint8_t tables[rans::kLanes] = {}, rest[rans::kLanes * 17 + 64];
+        for (std::size_t k = 0; k < coded; ++k) tables[k] = static_cast<std::uint8_t>(table_at(done + k, states[k]));
+        cursor.words = walk.words;
+        cursor.limit = walk.limit;
+        cursor.step = cursor.steps = 0;
+        cursor.symbols = rest;
+        cursor.contexts = {tables, false};
+        if (!flight.finish(model)) return false;
+        for (std::size_t i = done; i < start + job.n; ++i) {
+            out_[i] = rest[i - done];
+            if (starts(i)) std::fill_n(states, rans::kLanes, 0);
+            follow(i, states[i & (rans::kLanes - 1)]);
+        }
+        return true;
+    }
+
+    // The one chunk of a small block.
+    bool few(const rans::DecodeJob& job, const rans::Layout& layout) {
+        const std::size_t lanes = layout.lanes, coded = layout.coded(job.n);
+        std::uint32_t x[rans::kLanes], states[rans::kLanes] = {};
+        std::memcpy(x, job.states, 4 * lanes);
+        const std::uint8_t *words = job.words, *const end = words + 2 * job.word_count;
+        for (std::size_t i = 0; i < coded; ++i) {
+            const std::size_t lane = i & (lanes - 1);
+            const std::uint32_t e = slots_[table_at(i, states[lane]) << rans::kPrecision | (x[lane] & (rans::kTotal - 1))];
+            std::uint32_t y = ((e >> 8 & (rans::kTotal - 1)) + 1) * (x[lane] >> rans::kPrecision) + (e >> 20);
+            if (y < rans::kFirst) {
+                if (words >= end) return false;
+                y = y << 16 | words[0] | static_cast<std::uint32_t>(words[1]) << 8;
+                words += 2;
+            }
+            x[lane] = y;
+            out_[i] = static_cast<std::uint8_t>(e);
+            follow(i, states[lane]);
+        }
+        if (words != end) return false;
+        for (std::size_t i = coded; i < job.n; ++i) {
+            const std::size_t lane = i & (lanes - 1);
+            const std::uint32_t free = x[lane] - rans::kFirst, symbol = free & ((1u << layout.width) - 1);
+            if (symbol >= static_cast<std::uint32_t>(alphabet_)) return false;
+            x[lane] = rans::kFirst + (free >> layout.width);
+            out_[i] = static_cast<std::uint8_t>(symbol);
+            follow(i, states[lane]);
+        }
+        return std::all_of(x, x + lanes, [](std::uint32_t v) { return v == rans::kFirst; });
+    }
+
+    const Parsed& p_;
+    std::size_t n_;
+    Code code_;
+    const std::uint8_t* facts_;
+    std::uint8_t* out_;
+    int alphabet_, tables_;
+    const std::uint16_t* frequencies_ = nullptr;
+    std::vector<std::uint32_t> slots_;
+};
+
+class SegmentDecoder {
+public:
+    SegmentDecoder(int states, const Dither* dither) : code_(kCodes[code_of(states)]), dither_(dither) {}
+
+    bool decode(const std::uint8_t* data, std::size_t size, std::uint64_t start, std::size_t n, float* out) {
+        if (size < 1) return false;
+        if (data[0] == zero) {
+            if (size != 1) return false;
+            std::memset(out, 0, 4 * n);
+            return true;
+        }
+        if (data[0] == raw) {
+            if (size != raw_bytes(n)) return false;
+            std::memcpy(out, data + 1, 4 * n);
+            return true;
+        }
+        Parsed p;
+        if (data[0] != coded || !parse(data, size, dither_ != nullptr, p)) return false;
+        if (bytes_.size() < n + 64) bytes_.resize(n + 64);
+        if (dither_) {
+            draws_.resize(n);
+            facts_.resize(n + 64);
+            random_u16(dither_->draws, start, n, draws_.data());
+            ops().learn(draws_.data(), n, p.bits, facts_.data());
+        }
+        if (!BlockDecoder(p, n, code_, dither_ ? facts_.data() : nullptr, bytes_.data()).run()) return false;
+        restore(p, start, n, out);
+        return !p.tail_size || unescape(p, start, n, out);
+    }
+
+private:
+    template <class Body>
+    void over_runs(const Parsed& p, std::size_t n, Body&& body) const {
+        const std::size_t run = std::size_t{1} << p.run;
+        for (std::size_t at = 0; at < n; at += run) body(at, std::min(run, n - at));
+    }
+
+    void restore(const Parsed& p, std::uint64_t start, std::size_t n, float* out) const {
+        if (!dither_) return ops().restore(bytes_.data(), n, p.window, p.scale, out);
+        over_runs(p, n, [&](std::size_t at, std::size_t length) {
+            ops().restore_dithered(bytes_.data() + at, length, p.window, p.scale, sign_of(*dither_, start + at), draws_.data() + at, out + at);
+        });
+    }
+
+    // The indices at either end of the window, in full.
+    bool unescape(const Parsed& p, std::uint64_t start, std::size_t n, float* out) {
+        std::vector<std::size_t> places;
+        for (std::size_t i = 0; i < n; ++i) {
+            const int s = bytes_[i] & 127;
+            if (s < 2 || s >= 2 * p.window - 2) places.push_back(i);
+        }
+        std::vector<std::int64_t> more(places.size());
+        if (planar::gamma_decode(p.tail, p.tail_size, places.size(), more.data()) != static_cast<std::int64_t>(p.tail_size)) return false;
+        const auto most = static_cast<std::int64_t>(dither_ ? kFarDithered : kFar);
+        const std::size_t mask = ~((std::size_t{1} << p.run) - 1);
+        for (std::size_t j = 0; j < places.size(); ++j) {
+            if (more[j] > most) return false;
+            const std::size_t i = places[j];
+            const auto beyond = static_cast<std::int32_t>(2 * (more[j] - 1)), z0 = bytes_[i] >> 7;
+            const std::int32_t kept = (bytes_[i] & 127) - p.window, a = kept < 0 ? kept - beyond : kept + beyond;
+            float v;
+            if (dither_) {
+                const std::int32_t t = rest_of(z0, draws_[i] & 0x7fff);
+                v = static_cast<float>(sign_of(*dither_, start + (i & mask)) * ((t >= 0 ? a : -a) * (2 << kUnit) + t)) * 0x1p-13f * p.scale;
+            } else {
+                v = static_cast<float>(2 * a + z0) * p.scale;
+            }
+            out[i] = v > FLT_MAX ? FLT_MAX : v < -FLT_MAX ? -FLT_MAX : v;
+        }
+        return true;
+    }
+
+    Code code_;
+    const Dither* dither_;
+    Bytes bytes_, facts_;
+    std::vector<std::uint16_t> draws_;
+};
+
+bool decode_segments(const std::uint8_t* data, std::size_t size, std::size_t n, int states, const Dither* dither, float* out) {
+    const Segments segments(n);
+    const std::size_t count = segments.count(), table = segments.table_bytes();
+    if (size < table) return false;
+    std::vector<std::size_t> offset(count + 1);
+    offset[0] = table;
+    for (std::size_t s = 0; s < count; ++s) {
+        std::size_t length = size - offset[s];
+        if (count > 1) {
+            std::uint32_t sent;
+            std::memcpy(&sent, data + 4 * s, 4);
+            if (sent > length) return false;
+            length = sent;
+        }
+        offset[s + 1] = offset[s] + length;
+    }
+    if (offset[count] != size) return false;
+    std::atomic<bool> good{true};
+    parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
+        SegmentDecoder decoder(states, dither);
+        for (std::size_t s = first; s < last && good; ++s)
+            if (!decoder.decode(data + offset[s], offset[s + 1] - offset[s], segments.start(s), segments.length(s), out + segments.start(s)))
+                good = false;
+    });
+    return good;
+}
+
+}  // namespace
+
+bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, int states, const Dither* dither, float* out) {
+    if (size == 0 || data[0] > not_finite) return false;
+    if (data[0] == normal) return decode_segments(data + 1, size - 1, n, states, dither, out);
+    if (size != 1) return false;
+    std::fill(out, out + n, data[0] == not_finite ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
+    return true;
+}
+
+bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, int states, const Dither* dither, float weight, float* out) {
+    if (size == 1 && data[0] != normal) return data[0] == all_zero || decode(data, size, n, states, dither, out);
+    // Bad bytes may show late, and must not have been added then.
+    const std::unique_ptr<float[]> values(new float[n]);
+    if (!decode(data, size, n, states, dither, values.get())) return false;
+    parallel_for(n, 1, std::size_t{1} << 17, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) out[i] += weight * values[i];
+    });
+    return true;
+}
+
+}  // namespace tersegrad::trellis

@@ -1,0 +1,387 @@
+// The other loops of trellis-coded quantisation, written once on vectors of the machine's width and compiled for each instruction set.
+// Everything here is local to the including file.
+#pragma once
+#include <cfloat>
+
+#include "trellis_viterbi.hpp"
+
+namespace tersegrad::trellis {
+namespace {
+
+// ---- between floats and integers ----
+
+// Sums of 32 lanes, folded as everywhere.
+LOCAL_INLINE double folded(double* lanes) {
+    for (int half = 16; half > 0; half /= 2)
+        for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+    return lanes[0];
+}
+
+typedef float F __attribute__((vector_size(width)));
+typedef std::int32_t I __attribute__((vector_size(width)));
+typedef double D __attribute__((vector_size(width)));
+typedef float HalfF __attribute__((vector_size(width / 2)));
+typedef std::int32_t HalfI __attribute__((vector_size(width / 2)));
+constexpr int lanes64 = width / 8, kBlock = 32, kGroups = kBlock / lanes32;
+
+// The compiler would convert bytes one by one.
+LOCAL_INLINE I bytes_at(const std::uint8_t* p) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<I>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+    return reinterpret_cast<I>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+    I v;
+    for (int k = 0; k < lanes32; ++k) v[k] = p[k];
+    return v;
+#endif
+}
+LOCAL_INLINE I draws_at(const std::uint16_t* p) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<I>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))) & 0x7fff;
+#elif defined(__AVX2__)
+    return reinterpret_cast<I>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))) & 0x7fff;
+#else
+    I v;
+    for (int k = 0; k < lanes32; ++k) v[k] = p[k] & 0x7fff;
+    return v;
+#endif
+}
+// kBlock numbers of 0..255 as bytes.
+LOCAL_INLINE void store_bytes(std::uint8_t* p, const I* v) {
+#if defined(__AVX512F__)
+    for (int g = 0; g < kGroups; ++g) _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16 * g), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(v[g])));
+#elif defined(__AVX2__)
+    const auto at = [&](int g) { return reinterpret_cast<__m256i>(v[g]); };
+    const __m256i packed = _mm256_packus_epi16(_mm256_packus_epi32(at(0), at(1)), _mm256_packus_epi32(at(2), at(3)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+#else
+    for (int k = 0; k < kBlock; ++k) p[k] = static_cast<std::uint8_t>(v[k / lanes32][k % lanes32]);
+#endif
+}
+
+// To nearest, ties to even; anything where 32 bits do not hold it.
+LOCAL_INLINE I rounded_all(F v) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<I>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(v)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<I>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(v)));
+#else
+    I r;
+    for (int k = 0; k < lanes32; ++k) r[k] = std::fabs(v[k]) < 0x1p30f ? rounded(v[k]) : 0;
+    return r;
+#endif
+}
+
+template <bool Dithered>
+LOCAL_INLINE I grid_of(F v, const Grid& grid, std::size_t i) {
+    I y = rounded_all(v);
+    if constexpr (Dithered) {
+        // Unsigned: numbers that are too large to be coded come here too.
+        const U sum = reinterpret_cast<U>(y) * static_cast<std::uint32_t>(grid.sign) + reinterpret_cast<U>(draws_at(grid.draws + i)) + 128;
+        y = reinterpret_cast<I>(sum) >> (kUnit - 5);
+    }
+    return y;
+}
+
+template <bool Dithered>
+float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, double* norm) {
+    double squares[kBlock] = {};
+    F top = F{};
+    float last = 0;
+    D sums[kBlock / lanes64] = {};
+    std::size_t i = 0;
+    for (; i + kBlock <= n; i += kBlock) {
+        I y[kGroups];
+#pragma GCC unroll 8
+        for (int g = 0; g < kGroups; ++g) {
+            const std::size_t at = i + static_cast<std::size_t>(g * lanes32);
+            const F v = load<F>(x + at) * grid.scale, size = reinterpret_cast<F>(reinterpret_cast<U>(v) & 0x7fffffffu);
+            top = size > top ? size : top;
+            y[g] = grid_of<Dithered>(v, grid, at) & 127;
+        }
+        store_bytes(low + i, y);
+#pragma GCC unroll 16
+        for (int g = 0; g < kBlock / lanes64; ++g) {
+            const D v = __builtin_convertvector(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)), D);
+            sums[g] += v * v;
+        }
+    }
+    std::memcpy(squares, sums, sizeof squares);
+    for (std::size_t k = 0; i + k < n; ++k) {
+        const float v = x[i + k] * grid.scale, size = std::fabs(v);
+        last = size > last ? size : last;
+        squares[k] += static_cast<double>(x[i + k]) * static_cast<double>(x[i + k]);
+        std::int32_t y = size < 0x1p30f ? rounded(v) : 0;
+        if constexpr (Dithered) y = with_dither(y, grid.sign, grid.draws[i + k]);
+        low[i + k] = static_cast<std::uint8_t>(y & 127);
+    }
+    for (int k = 0; k < lanes32; ++k) last = std::max(last, static_cast<float>(top[k]));
+    *norm = folded(squares);
+    return last;
+}
+
+float convert(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, double* norm) {
+    return grid.draws ? convert_any<true>(x, n, grid, low, norm) : convert_any<false>(x, n, grid, low, norm);
+}
+
+// Integers that are small have squares whose sum 32 bits hold, and which any order of adding up gives exactly.
+template <bool Small>
+void place_any(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, int window, std::uint8_t* out, Sums& sums) {
+    double dots[kBlock] = {}, energies[kBlock] = {};
+    D dot[kBlock / lanes64] = {}, energy[kBlock / lanes64] = {};
+    I squares = I{}, top = I{};
+    const std::int32_t twice = 2 * window;
+    std::size_t i = 0;
+    for (; i + kBlock <= n; i += kBlock) {
+        alignas(64) std::int32_t chosen[kBlock];
+        I symbols[kGroups];
+#pragma GCC unroll 8
+        for (int g = 0; g < kGroups; ++g) {
+            const std::size_t at = i + static_cast<std::size_t>(g * lanes32);
+            const I y = rounded_all(load<F>(x + at) * grid.scale), label = bytes_at(labels + at);
+            const I v = (((y - (label << 5) + 64) >> 7) << 2) + label;
+            store(chosen + g * lanes32, v);
+            const I size = v ^ v >> 31;
+            top = size > top ? size : top;
+            if constexpr (Small) squares += v * v;
+            // The lowest two bits stay.
+            const I lowest = label - twice, highest = label + (twice - 4);
+            const I up = v < lowest ? lowest : v, kept = up > highest ? highest : up;
+            symbols[g] = kept + twice;
+        }
+        store_bytes(out + i, symbols);
+#pragma GCC unroll 16
+        for (int g = 0; g < kBlock / lanes64; ++g) {
+            const D v = __builtin_convertvector(load<HalfI>(chosen + g * lanes64), D);
+            dot[g] += __builtin_convertvector(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)), D) * v;
+            if constexpr (!Small) energy[g] += v * v;
+        }
+    }
+    std::memcpy(dots, dot, sizeof dots);
+    std::memcpy(energies, energy, sizeof energies);
+    std::int64_t whole = 0;
+    std::int32_t most = 0;
+    for (int k = 0; k < lanes32; ++k) {
+        whole += squares[k];
+        most = std::max(most, static_cast<std::int32_t>(top[k]));
+    }
+    for (std::size_t k = 0; i + k < n; ++k) {
+        const std::int32_t label = labels[i + k], v = integer_of(rounded(x[i + k] * grid.scale), label);
+        most = std::max(most, v ^ v >> 31);
+        dots[k] += static_cast<double>(x[i + k]) * static_cast<double>(v);
+        energies[k] += static_cast<double>(v) * static_cast<double>(v);
+        out[i + k] = static_cast<std::uint8_t>(std::min(std::max(v, label - twice), label + twice - 4) + twice);
+    }
+    sums.dot = folded(dots);
+    sums.energy = folded(energies) + static_cast<double>(whole);
+    sums.top = std::max(sums.top, static_cast<std::uint32_t>(most));
+}
+
+void place(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, bool small, int window, std::uint8_t* out, Sums& sums) {
+    if (small) place_any<true>(x, labels, n, grid, window, out, sums);
+    else place_any<false>(x, labels, n, grid, window, out, sums);
+}
+
+void place_dithered(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, int window, int bits, std::uint8_t* symbols,
+                    std::uint8_t* tables, std::uint32_t& top) {
+    std::int32_t most = static_cast<std::int32_t>(top);
+    const std::int32_t last = (1 << bits) - 1;
+    const auto one = [&](auto y, auto label, auto u, auto lowest_bit, auto& kept, auto& table, auto& size) __attribute__((always_inline)) {
+        const auto v = (((y - (label << 5) + 64) >> 7) << 2) + label;
+        const auto t = ((((v & 1) << kUnit) - u + (1 << kUnit)) & ((2 << kUnit) - 1)) - (1 << kUnit);
+        const auto m = ((v << kUnit) - u - t) >> (kUnit + 1);
+        const auto minus = t >> 31;  // -1 where t is negative
+        const auto a = (m ^ minus) - minus;
+        size = a ^ a >> 31;
+        const auto odd = a & 1, lowest = odd - window, highest = odd + (window - 2);
+        const auto up = a < lowest ? lowest : a;
+        kept = (up > highest ? highest : up) + window;
+        const auto far = ((t ^ minus) - minus) << bits >> kUnit, end = lowest_bit + last;
+        table = far < end ? far : end;
+    };
+    std::size_t i = 0;
+    I tops = I{};
+    for (; i + kBlock <= n; i += kBlock) {
+        I kept[kGroups], table[kGroups];
+        for (int g = 0; g < kGroups; ++g) {
+            const std::size_t at = i + static_cast<std::size_t>(g * lanes32);
+            I size;
+            one(grid_of<true>(load<F>(x + at) * grid.scale, grid, at), bytes_at(labels + at), draws_at(grid.draws + at), I{}, kept[g], table[g], size);
+            tops = size > tops ? size : tops;
+        }
+        store_bytes(symbols + i, kept);
+        store_bytes(tables + i, table);
+    }
+    for (int k = 0; k < lanes32; ++k) most = std::max(most, static_cast<std::int32_t>(tops[k]));
+    for (; i < n; ++i) {
+        std::int32_t kept, table, size;
+        const std::int32_t y = with_dither(rounded(x[i] * grid.scale), grid.sign, grid.draws[i]);
+        one(y, static_cast<std::int32_t>(labels[i]), static_cast<std::int32_t>(grid.draws[i] & 0x7fff), 0, kept, table, size);
+        most = std::max(most, size);
+        symbols[i] = static_cast<std::uint8_t>(kept);
+        tables[i] = static_cast<std::uint8_t>(table);
+    }
+    top = static_cast<std::uint32_t>(most);
+}
+
+void learn(const std::uint16_t* draws, std::size_t n, int bits, std::uint8_t* facts) {
+    const std::int32_t last = (1 << bits) - 1;
+    std::size_t i = 0;
+    for (; i + kBlock <= n; i += kBlock) {
+        I both[kGroups];
+        for (int g = 0; g < kGroups; ++g) {
+            const I u = draws_at(draws + i + static_cast<std::size_t>(g * lanes32));
+            both[g] = I{};
+            for (int z0 = 0; z0 < 2; ++z0) {
+                const I t = (((z0 << kUnit) - u + (1 << kUnit)) & ((2 << kUnit) - 1)) - (1 << kUnit), minus = t >> 31;
+                const I far = ((t ^ minus) - minus) << bits >> kUnit, end = I{} + last;
+                both[g] |= ((far < end ? far : end) | ((t + u) >> (kUnit + 1) & 1) << 3) << 4 * z0;
+            }
+        }
+        store_bytes(facts + i, both);
+    }
+    for (; i < n; ++i) facts[i] = both_facts(draws[i], bits);
+}
+
+void shift(std::uint8_t* bytes, std::size_t n, std::uint8_t by) {
+    for (std::size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::uint8_t>(bytes[i] - by);
+}
+
+LOCAL_INLINE float limited(float v) { return v > FLT_MAX ? FLT_MAX : v < -FLT_MAX ? -FLT_MAX : v; }
+
+LOCAL_INLINE F floats_of(I v) { return __builtin_convertvector(v, F); }
+LOCAL_INLINE F limited_all(F v) {
+    const F most = F{} + FLT_MAX, least = -most;
+    v = v > most ? most : v;
+    return v < least ? least : v;
+}
+
+void restore_plain(const std::uint8_t* in, std::size_t n, int window, float scale, float* out) {
+    std::size_t i = 0;
+    for (; i + lanes32 <= n; i += lanes32) {
+        const I v = bytes_at(in + i);
+        store(out + i, limited_all(floats_of(((v & 127) << 1) + (v >> 7) - 2 * window) * scale));
+    }
+    for (; i < n; ++i) {
+        const std::int32_t v = in[i];
+        out[i] = limited(static_cast<float>(2 * ((v & 127) - window) + (v >> 7)) * scale);
+    }
+}
+
+void restore_dithered(const std::uint8_t* in, std::size_t n, int window, float scale, std::int32_t sign, const std::uint16_t* draws, float* out) {
+    std::size_t i = 0;
+    for (; i + lanes32 <= n; i += lanes32) {
+        const I v = bytes_at(in + i), a = (v & 127) - window, u = draws_at(draws + i);
+        const I t = ((((v >> 7) << kUnit) - u + (1 << kUnit)) & ((2 << kUnit) - 1)) - (1 << kUnit), minus = t >> 31;
+        const I value = (((a ^ minus) - minus) << (kUnit + 1)) + t;
+        store(out + i, limited_all(floats_of(value * sign) * 0x1p-13f * scale));
+    }
+    for (; i < n; ++i) {
+        const std::int32_t v = in[i], a = (v & 127) - window, t = rest_of(v >> 7, draws[i] & 0x7fff);
+        const std::int32_t value = sign * ((t >= 0 ? a : -a) * (2 << kUnit) + t);
+        out[i] = limited(static_cast<float>(value) * 0x1p-13f * scale);
+    }
+}
+
+// ---- decoding symbols and states together ----
+
+LOCAL_INLINE U look_up(const std::uint32_t* slots, U index) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<U>(_mm512_i32gather_epi32(reinterpret_cast<__m512i>(index), reinterpret_cast<const int*>(slots), 4));
+#else
+    U e;
+    for (int k = 0; k < lanes32; ++k) e[k] = slots[index[k]];
+    return e;
+#endif
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct Expand {  // moves[m][lane]: how many lanes below it are in m
+    alignas(32) std::uint8_t moves[256][8] = {};
+    constexpr Expand() {
+        for (unsigned m = 0; m < 256; ++m)
+            for (unsigned lane = 0, k = 0; lane < 8; ++lane)
+                if (m >> lane & 1) moves[m][lane] = static_cast<std::uint8_t>(k++);
+    }
+};
+constexpr Expand expand;
+#endif
+
+// States below 2^16 take a word each, in the order of the lanes.
+LOCAL_INLINE U refill(U y, const std::uint8_t*& words) {
+#if defined(__AVX512F__)
+    const __m512i v = reinterpret_cast<__m512i>(y);
+    const __mmask16 empty = _mm512_cmplt_epu32_mask(v, _mm512_set1_epi32(rans::kFirst));
+    const __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)));
+    words += 2 * std::popcount(static_cast<unsigned>(empty));
+    return reinterpret_cast<U>(_mm512_mask_or_epi32(v, empty, _mm512_slli_epi32(v, 16), _mm512_maskz_expand_epi32(empty, w)));
+#elif defined(__AVX2__)
+    const __m256i v = reinterpret_cast<__m256i>(y);
+    const __m256i empty = _mm256_cmpeq_epi32(_mm256_srli_epi32(v, 16), _mm256_setzero_si256());
+    const auto mask = static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(empty)));
+    const __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
+    const __m256i order = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(expand.moves[mask])));
+    words += 2 * std::popcount(mask);
+    return reinterpret_cast<U>(
+        _mm256_blendv_epi8(v, _mm256_or_si256(_mm256_slli_epi32(v, 16), _mm256_permutevar8x32_epi32(w, order)), empty));
+#else
+    for (int k = 0; k < lanes32; ++k) {
+        const std::uint32_t empty = y[k] < rans::kFirst, word = static_cast<std::uint32_t>(words[0]) | static_cast<std::uint32_t>(words[1]) << 8;
+        y[k] = y[k] << 16 * empty | (word & (0u - empty));
+        words += 2 * empty;
+    }
+    return y;
+#endif
+}
+
+template <bool Dithered>
+void walk_any(Walk& w) {
+    constexpr int groups = rans::kLanes / lanes32;
+    U x[groups], s[groups];
+    for (int g = 0; g < groups; ++g) x[g] = load<U>(w.x + g * lanes32), s[g] = load<U>(w.s + g * lanes32);
+    const std::uint8_t* words = w.words;
+    const std::uint32_t g0 = static_cast<std::uint32_t>(w.code.g0), g1 = static_cast<std::uint32_t>(w.code.g1);
+    std::size_t step = w.step;
+    for (; step < w.steps && words <= w.limit; ++step) {
+        const std::size_t first = step * rans::kLanes;
+        U e[groups], flip[groups];
+        I found[groups];
+#pragma GCC unroll 16
+        for (int g = 0; g < groups; ++g) {
+            const U z0 = s[g] & 1;
+            U table = z0;
+            flip[g] = U{};
+            if constexpr (Dithered) {
+                const U facts = reinterpret_cast<U>(bytes_at(w.facts + first + static_cast<std::size_t>(g * lanes32))) >> (z0 * 4);
+                table = facts & 7;
+                flip[g] = facts >> 3 & 1;
+            }
+            e[g] = look_up(w.slots, (x[g] & (rans::kTotal - 1)) | table << rans::kPrecision);
+        }
+#pragma GCC unroll 16
+        for (int g = 0; g < groups; ++g) {
+            const U z0 = s[g] & 1, symbol = e[g] & 255;
+            const U y = ((e[g] >> 8 & (rans::kTotal - 1)) + 1) * (x[g] >> rans::kPrecision) + (e[g] >> 20);
+            x[g] = refill(y, words);
+            s[g] = s[g] >> 1 ^ ((symbol & 1) ^ flip[g]) * g1 ^ z0 * g0;
+            found[g] = reinterpret_cast<I>(symbol | z0 << 7);
+        }
+        for (int half = 0; half < rans::kLanes / kBlock; ++half)
+            store_bytes(w.out + first + static_cast<std::size_t>(half * kBlock), found + half * kGroups);
+    }
+    for (int g = 0; g < groups; ++g) store(w.x + g * lanes32, x[g]), store(w.s + g * lanes32, s[g]);
+    w.words = words;
+    w.step = step;
+}
+
+void walk(Walk& w) {
+    if (w.facts) walk_any<true>(w);
+    else walk_any<false>(w);
+}
+
+constexpr Implementation loops = {convert,        {label_rows<0>, label_rows<1>, label_rows<2>, label_rows<3>}, place, place_dithered, learn, shift,
+                                  restore_plain, restore_dithered,                                             walk};
+
+}  // namespace
+}  // namespace tersegrad::trellis

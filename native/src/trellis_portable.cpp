@@ -1,0 +1,5 @@
+#include "trellis_loops.hpp"
+
+namespace tersegrad::trellis {
+const Implementation portable = loops;
+}

@@ -1,0 +1,53 @@
+"""The host's side of a device: what is read there, once, and what goes there without waiting.
+
+On the CPU nothing is copied. For CUDA tensors the memory on the host is pinned: a read is one transfer, and what is sent is on its way
+when the call returns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tersegrad.core import buffers
+
+CPU = torch.device("cpu")
+
+
+def empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of the host from which copies go to ``device``."""
+    return torch.empty(numel, dtype=dtype, pin_memory=True) if device.type == "cuda" else buffers.empty(numel, dtype, CPU)
+
+
+def read(x: Tensor) -> Tensor:
+    """``x`` in the host's memory: itself, or a copy, for which the host waits once."""
+    return x if x.is_cpu else empty(x.numel(), x.dtype, x.device).view(x.shape).copy_(x)
+
+
+def read_all(*tensors: Tensor) -> list[Tensor]:
+    """Tensors of one device in the host's memory, all in one read."""
+    if tensors[0].is_cpu:
+        return list(tensors)
+    flat = [t.reshape(-1).contiguous().view(torch.uint8) for t in tensors]
+    # Each begins at a multiple of eight bytes, as a view of any dtype asks for.
+    padded = [torch.nn.functional.pad(t, (0, -t.numel() % 8)) for t in flat]
+    parts = read(torch.cat(padded)).split([t.numel() for t in padded])
+    return [part[: f.numel()].view(t.dtype).view(t.shape) for part, f, t in zip(parts, flat, tensors)]
+
+
+def floats(*scalars: Tensor) -> list[float]:
+    """Scalars of one device as numbers, all in one read."""
+    return [float(s) for s in scalars] if scalars[0].is_cpu else read(torch.stack(scalars)).tolist()
+
+
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """``x`` of the host's memory on ``device``, without waiting."""
+    if device.type == "cpu":
+        return x
+    pinned = x if x.is_pinned() else empty(x.numel(), x.dtype, device).view(x.shape).copy_(x)
+    return pinned.to(device, non_blocking=True)
+
+
+def numbers(values: list[int], device: torch.device) -> Tensor:
+    """Integers of the program as int64 on ``device``, without waiting."""
+    return send(torch.tensor(values, dtype=torch.int64), device)

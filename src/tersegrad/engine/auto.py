@@ -1,0 +1,222 @@
+"""``attach(model, "auto")``: compressor and exchange chosen by measuring, and chosen anew when conditions change.
+
+The first ``WARM`` steps go through torch's all-reduce in bfloat16 (FSDP2: bfloat16 through its reduce-scatter), and are timed: what does
+not pass in the exchange is computing. Then the link is measured, and on a gradient of the last step the coding of every compressor of the
+ladder (:data:`tersegrad.planner.plan.LADDER`). All numbers are averaged over ranks, so that all of them decide alike. The planner
+forecasts a step with every setting, and the ladder is climbed: from bfloat16 on, a coarser setting must make steps 5 % faster.
+
+Every ``CHECK`` steps the ranks compare how long steps take. Where that has changed by more than ``CHANGED`` twice in a row, they time
+``WARM`` steps and decide again; a setting that is still within 5 % of the best stays. Every decision is logged and in the report.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import struct
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tersegrad.planner import Coding, Forecast, Measured, Setting, Topology, Workload, forecast, measure_coding, measure_link
+from tersegrad.planner.coding import LONG, measure_cast
+from tersegrad.planner.plan import LADDER, WORTH, choose, rate_text, seconds_text
+from tersegrad.planner.trips import ExchangeName
+from tersegrad.recipes import parse
+
+if TYPE_CHECKING:
+    from tersegrad.engine.engine import Engine
+    from tersegrad.engine.lane import Lane
+
+WARM = 8  # steps that are timed before a decision
+CHECK = 50  # steps between two looks at the time of steps
+CHANGED = 0.3
+BACKWARD = 2 / 3  # of computing, during which gradients appear
+BUDGET = 0.03  # seconds for each measurement of coding
+
+log = logging.getLogger("tersegrad")
+
+
+class Auto:
+    """Chooses for one engine. ``fixed``: the exchange stays what the user said. ``warmup``: steps that are sent dense anyway."""
+
+    def __init__(self, fixed: bool, warmup: int = 0) -> None:
+        self.fixed = fixed
+        self.decisions = 0
+        self.seconds = 0.0  # spent in measuring and deciding
+        self._decides_at = warmup + WARM
+        self.choice, self.why = "bf16", f"measuring until step {self._decides_at}"
+        self._seen = -1
+        self._last: tuple[float, float] | None = None  # the clock, and seconds in the integration, when the step before began
+        self._times: list[tuple[float, float]] = []  # of whole steps, and of the integration's part in them
+        self._sample: Tensor | None = None
+        self._reference: float | None = None  # seconds of a step since the decision
+        self._strange = 0  # looks in a row at which steps took another time
+
+    @property
+    def measuring(self) -> bool:
+        """Whether steps are being timed for a decision."""
+        return self._seen < self._decides_at
+
+    def restart(self, step: int) -> None:
+        """Decide again some steps from now."""
+        self._decides_at, self._reference, self._strange = step + WARM, None, 0
+        self._times, self._sample, self._last = [], None, None
+
+    def before(self, engine: Engine) -> None:
+        """Before every step, on every rank (a collective call in the steps that decide or look)."""
+        step = engine.step
+        if step <= self._seen:
+            return
+        decided = self._seen >= self._decides_at
+        now, inside = time.perf_counter(), engine.totals.seconds
+        if self._last is not None and inside >= self._last[1]:  # the counters may have been reset
+            self._times.append((now - self._last[0], inside - self._last[1]))
+        if engine.between_steps:
+            self._seen = step
+            if not decided and step >= self._decides_at:
+                self._decide(engine)
+            elif decided and (step - self._decides_at) % CHECK == 0:
+                self._look(engine)
+        self._last = time.perf_counter(), engine.totals.seconds
+        # Integrations call this within the time that they count, and it is no part of an exchange.
+        self.seconds += self._last[0] - now
+        engine.totals.seconds -= self._last[0] - now
+
+    def see(self, engine: Engine, lane: Lane, x: Tensor) -> None:
+        """Keep a part of the largest group's gradient, in the step before a decision."""
+        if not self.measuring or engine.step < self._decides_at:
+            return
+        if lane is max(engine.lanes, key=lambda other: other.group.spec.numel):
+            self._sample = x.detach().reshape(-1)[:LONG].to(torch.float32, copy=True)
+
+    # ------------------------------------------------------------------------------------------------------------- decisions
+
+    def _look(self, engine: Engine) -> None:
+        """Compare how long steps take now with what they took after the decision."""
+        taken = statistics.median(wall for wall, _ in self._times) if self._times else 0.0
+        (mean,) = _mean(engine, [taken])
+        self._times = []
+        if self._reference is None:
+            self._reference = mean
+        else:
+            ratio = mean / max(self._reference, 1e-9)
+            self._strange = self._strange + 1 if not 1 / (1 + CHANGED) <= ratio <= 1 + CHANGED else 0
+        if self._strange >= 2:
+            self.restart(engine.step)
+
+    def _decide(self, engine: Engine) -> None:
+        link = engine.links[-1]
+        if link.size == 1:
+            self.why = "one rank has nobody to send to"
+            return
+        good = self._sample is not None and bool(torch.isfinite(self._sample).all())
+        if _mean(engine, [float(good)]) != [1.0]:  # on every rank: a loss scale may have been too large
+            self._decides_at = engine.step + 1
+            return
+        engine.link = measure_link(link)
+        measured, compute = self._measure(engine)
+        forecasts = self._forecasts(engine, measured, compute)
+        base = next(f for f in forecasts if f.setting.compressor == "bf16")
+        best, now = choose(forecasts, LADDER, base=base), self._now(engine)
+        kept = next((f for f in forecasts if f.setting == now), None)
+        if self.decisions and kept is not None and kept.seconds <= (1 + WORTH) * best.seconds:
+            best = kept
+        self.decisions += 1
+        self.choice = str(best.setting)
+        self.why = (
+            f"a step would take {seconds_text(best.seconds)}, with bf16 {seconds_text(base.seconds)}: computing {seconds_text(compute)}, "
+            f"link {rate_text(engine.link.bits_per_second)} and {seconds_text(engine.link.latency)} for each of {link.size} ranks"
+        )
+        if best.setting != now:
+            self._apply(engine, best.setting)
+        self._times = []
+        if link.global_rank(link.rank) == 0:
+            # At this level, so that it is seen without any set-up: what is sent changes here.
+            log.warning("auto, step %d: %s (%s)", engine.step, self.choice, self.why)
+
+    def _measure(self, engine: Engine) -> tuple[dict[str, Measured], float]:
+        """Coding of every rung, and seconds of computing in a step, as the mean over ranks (a collective call)."""
+        assert self._sample is not None
+        x, times = self._sample, self._times[1:] or [(0.0, 0.0)]
+        compute = max(0.0, statistics.median(wall - inside for wall, inside in times))
+        found: dict[str, Measured] = {}
+        for text in ("bf16", *LADDER):
+            engine.links[-1].barrier()  # all ranks code at once, as they do in a step
+            if text == "bf16" and not self.fixed and not _shards(engine):
+                found[text] = measure_cast(torch.bfloat16, x.numel(), x.device, BUDGET, 0.5)
+            else:
+                found[text] = measure_coding(parse(text), x, budget=BUDGET, quantile=0.5)
+        numbers = [compute]
+        for one in found.values():
+            c = one.coding
+            numbers += [c.encode, c.decode, c.add or c.decode, c.each_encode, c.each_decode, c.copy, one.bits, one.error]
+        compute, *means = _mean(engine, numbers)
+        rows = [means[k : k + 8] for k in range(0, len(means), 8)]
+        return {
+            text: Measured(Coding(*row[:6]), row[6], row[7], one.fixed_size) for (text, one), row in zip(found.items(), rows)
+        }, compute
+
+    def _forecasts(self, engine: Engine, measured: dict[str, Measured], compute: float) -> list[Forecast]:
+        sizes = [piece.numel for lane in engine.lanes for piece in lane.group.spec.pieces]
+        work = Workload(
+            "model", tuple(reversed(sizes)), (1 - BACKWARD) * compute, BACKWARD * compute, engine.settings.dense_below
+        )
+        assert engine.link is not None
+        topology, groups = Topology(engine.links[-1].size, engine.link), [lane.group.spec.numel for lane in engine.lanes]
+        overlaps = engine.kind == "ddp"
+        return [
+            forecast(
+                Setting(text, name),
+                work,
+                topology,
+                one,
+                waits=None if overlaps else "each",
+                groups=None if overlaps and name == "all_reduce" else groups,
+            )
+            for text, one in measured.items()
+            for name in self._exchanges(engine, text)
+        ]
+
+    def _exchanges(self, engine: Engine, text: str) -> Sequence[ExchangeName]:
+        if _shards(engine):
+            return ("reduce_scatter",)
+        if self.fixed:
+            return (_name(engine),)
+        return ("all_reduce",) if text == "bf16" else ("two_shot", "all_gather")
+
+    def _now(self, engine: Engine) -> Setting:
+        """The setting that the engine has."""
+        if engine.settings.scheme.name == "all_reduce":
+            return Setting("bf16", "all_reduce")
+        name = self._exchanges(engine, "")[0] if self.fixed or _shards(engine) else _name(engine)
+        return Setting(str(engine.settings.compressor), name)
+
+    def _apply(self, engine: Engine, setting: Setting) -> None:
+        if setting.dense:
+            engine.change(None, "all_reduce")
+        elif self.fixed or _shards(engine):
+            engine.change(setting.compressor)
+        else:
+            engine.change(setting.compressor, setting.exchange)
+
+
+def _name(engine: Engine) -> ExchangeName:
+    return "all_gather" if engine.settings.scheme.name == "all_gather" else "two_shot"
+
+
+def _shards(engine: Engine) -> bool:
+    return any(lane.scheme.shards for lane in engine.lanes)
+
+
+def _mean(engine: Engine, numbers: Sequence[float]) -> list[float]:
+    """The mean over all ranks, the same on each (a collective call)."""
+    finite = [n if math.isfinite(n) else 0.0 for n in numbers]
+    for link in (engine.links[-1], *engine.agreeing):
+        rows = [struct.unpack(f"<{len(finite)}d", row) for row in link.gather(struct.pack(f"<{len(finite)}d", *finite))]
+        finite = [sum(column) / len(rows) for column in zip(*rows)]
+    return finite

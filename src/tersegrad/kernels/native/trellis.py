@@ -1,0 +1,42 @@
+"""Trellis-coded quantisation in C++: Viterbi's algorithm and entropy coding, one segment at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.philox import Purpose
+from tersegrad.core.protocol import Context
+from tersegrad.kernels.native.module import array, module
+
+__all__ = ["trellis_decode", "trellis_encode", "trellis_error", "trellis_max_bytes"]
+
+
+def _draws(ctx: Context | None) -> tuple[bool, int, int, int, int, int]:
+    if ctx is None:
+        return False, 0, 0, 0, 0, 0
+    return True, ctx.seed, int(Purpose.TRELLIS), int(Purpose.TRELLIS_SIGN), ctx.step, ctx.buffer << 16 | ctx.sender
+
+
+def trellis_max_bytes(numel: int) -> int:
+    return int(module.trellis_max_bytes(numel))
+
+
+def trellis_encode(
+    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    nbytes, norm, error = module.trellis_encode(array(x), step, states, chunk, _draws(ctx), array(out))
+    return torch.tensor(nbytes), torch.tensor(norm, dtype=torch.float64), torch.tensor(error, dtype=torch.float64)
+
+
+def trellis_decode(data: Tensor, states: int, ctx: Context | None, out: Tensor, weight: float | None) -> Tensor:
+    add = weight is not None
+    if not module.trellis_decode(array(data), states, _draws(ctx), array(out), add, weight if add else 1.0):
+        raise CorruptMessage("not a trellis-coded message for this vector")
+    return out
+
+
+def trellis_error(x: Tensor, step: float, states: int) -> tuple[Tensor, Tensor]:
+    error, norm = module.trellis_error(array(x), step, states)
+    return torch.tensor(error, dtype=torch.float64), torch.tensor(norm, dtype=torch.float64)

@@ -1,0 +1,46 @@
+"""Sums and sums of squares of per-sample gradients in plain torch, one sample at a time: the definition.
+
+Exact in float64 where the fast kernels accumulate in float32; the rules of ``moments`` have their own, faster way in plain torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["share_convolution", "share_norm_sums"]
+
+
+def share_convolution(
+    x: Tensor,
+    delta: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[int, ...],
+    workers: int,
+    bias: bool,
+) -> Tensor:
+    """Sums and squares of the shares of a convolution's weight; see the schema."""
+    weight = torch.zeros(delta.shape[1], x.shape[1], *kernel, dtype=torch.float64, device=x.device)
+    options = (list(stride), list(padding), list(dilation), False, [0, 0], 1, [False, True, False])
+    rows = []
+    for one, d in zip(x.double(), delta.double()):
+        _, share, _ = torch.ops.aten.convolution_backward(d[None], one[None], weight, None, *options)
+        parts = [share.permute(0, 2, 3, 1).flatten()]
+        rows.append(torch.cat([*parts, d.sum((1, 2))] if bias else parts))
+    shares = torch.stack(rows).unflatten(0, (workers, -1))
+    return torch.stack((shares.sum(1), shares.square().sum(1)), 1).float()
+
+
+def share_norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+    """Sums of a normalisation's shares; see the schema."""
+    samples, channels = x.shape[:2]
+    each = samples * channels // mean.numel()
+    # One row of statistics per worker, for each of the worker's samples.
+    centre, scale = (
+        t.reshape(-1, 1, channels).expand(-1, each, -1).reshape(samples, channels).double() for t in (mean, inverse)
+    )
+    d, places = delta.double().reshape(samples, channels, -1), x.double().reshape(samples, channels, -1)
+    sums = torch.stack(((d * (places - centre[:, :, None])).sum(2) * scale, d.sum(2)))
+    return torch.cat((sums, sums.square())).float()

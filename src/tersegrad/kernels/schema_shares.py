@@ -1,0 +1,35 @@
+"""The operations of per-sample gradients, as :mod:`~tersegrad.kernels.schema` has those of everything else."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class ShareKernels(Protocol):
+    """Sums and sums of squares of per-sample gradients (``moments``); float32, not bit for bit the same on every backend."""
+
+    def share_convolution(
+        self,
+        x: Tensor,
+        delta: Tensor,
+        kernel: tuple[int, ...],
+        stride: tuple[int, ...],
+        dilation: tuple[int, ...],
+        padding: tuple[int, ...],
+        workers: int,
+        bias: bool,
+    ) -> Tensor:
+        """(workers, 2, o * k [+ o]): a worker's sums, then squares; either is the weight as (o, y, x, i), then the bias.
+
+        ``x`` (samples, i, height, width) and ``delta`` (samples, o, ...); Triton takes channels-last bfloat16 or float16.
+        """
+        ...
+
+    def share_norm_sums(self, x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+        """(4, samples, channels): sums over positions of delta * (x - mean) * inverse, and of delta; then their squares.
+
+        The statistics are (workers, channels), one row per worker.
+        """
+        ...

@@ -1,0 +1,327 @@
+"""Which compressor and exchange to use on a link: the step time of every setting, ranked, and a verdict.
+
+The verdict climbs a ladder of settings, from exact to coarse: it starts at torch's own all-reduce in bfloat16 and takes a coarser
+setting only where that makes steps at least ``WORTH`` faster than the best one before it. Where none does, it says not to compress,
+and why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from tersegrad.core.text import require
+from tersegrad.planner.coding import Measured
+from tersegrad.planner.timeline import Waits, simulate
+from tersegrad.planner.trips import ExchangeName, Topology, trip
+from tersegrad.theory import iteration_factor_contractive
+
+BUCKET = 25 << 20  # bytes of float32 gradient in one of DDP's buckets, and in one of our groups
+FIRST_BUCKET = 1 << 20  # of DDP
+WORTH = 0.05
+MOMENTS = 0.4  # of forward and backward that the statistics of variance-based compressors add
+
+# Steps to an accuracy, against those without compression, where they were measured: MNIST, four hosts, plain SGD, three seeds
+# (benchmarks/results, cluster-train).
+ITERATIONS: Mapping[str, float] = {
+    "error_feedback(top_k(fraction=0.003))": 410 / 400,
+    "error_feedback(sparse_dithering(alpha=0.9))": 410 / 400,
+    "vgc(alpha=2.0)": 410 / 400,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A compressor and an exchange, as text. For all_reduce the compressor is identity (float32) or bf16.
+
+    >>> print(Setting("bf16", "all_reduce"))
+    bf16, all_reduce
+    """
+
+    compressor: str
+    exchange: ExchangeName
+
+    def __str__(self) -> str:
+        return f"{self.compressor}, {self.exchange}"
+
+    @property
+    def dense(self) -> bool:
+        return self.exchange == "all_reduce"
+
+
+BASELINE = Setting("bf16", "all_reduce")
+
+# From exact to coarse. What each of them is known for: docs/plan.md.
+LADDER: tuple[str, ...] = (
+    "qsgd(bits=4, bucket=128, norm=max)",
+    "error_feedback(sparse_dithering(alpha=0.1))",
+)
+OTHERS: tuple[str, ...] = (
+    "int8",
+    "error_feedback(sparse_dithering(alpha=0.5))",
+    "error_feedback(top_k(fraction=0.01))",
+    "vgc(alpha=1.5)",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What a worker computes in a step: parameters in the order of their registration, and seconds.
+
+    Gradients are assumed to appear last to first, in proportion to their number.
+    """
+
+    name: str
+    numels: tuple[int, ...]
+    forward: float
+    backward: float
+    dense_below: int = 1024  # smaller tensors travel as float32
+
+    def __post_init__(self) -> None:
+        require(sum(self.numels) > 0, f"{self.name} has no parameters to train")
+        times = (self.forward, self.backward)
+        require(all(0 <= t < math.inf for t in times), f"computing takes a number of seconds, got {times}")
+
+    @property
+    def numel(self) -> int:
+        return sum(self.numels)
+
+    @property
+    def compute(self) -> float:
+        return self.forward + self.backward
+
+    def groups(self, limit: int = BUCKET) -> list[int]:
+        """Coordinates of our engine's groups: from the last parameter to the first, none above ``limit`` bytes if it has several.
+
+        >>> Workload("w", (100, 50, 10), 0, 0).groups(limit=400)
+        [60, 100]
+        """
+        sizes: list[int] = []
+        for numel in reversed(self.numels):
+            if not sizes or 4 * (sizes[-1] + numel) > limit:
+                sizes.append(0)
+            sizes[-1] += numel
+        return sizes
+
+    def buckets(self, limit: int = BUCKET, first: int = FIRST_BUCKET) -> list[int]:
+        """Coordinates of DDP's own buckets, each closed by the parameter that reaches its limit; the first has a smaller one.
+
+        >>> Workload("w", (100, 50, 10, 50), 0, 0).buckets(limit=400, first=40)
+        [50, 160]
+        """
+        sizes, full = list[int](), True
+        for numel in reversed(self.numels):
+            if full:
+                sizes.append(0)
+            sizes[-1] += numel
+            full = 4 * sizes[-1] >= (first if len(sizes) == 1 else limit)
+        return sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """What one setting would do."""
+
+    setting: Setting
+    seconds: float  # of a step
+    waited: float  # of them, for the link
+    sent: float  # bytes that leave a machine in a step
+    bits: float  # per coordinate, of a message
+    error: float  # of a message
+    by_variance: bool = False
+
+    @property
+    def iterations(self) -> tuple[float, str] | None:
+        """How many times the iterations of training without compression, and whether that was measured or is a bound of theory."""
+        if self.setting.compressor in ITERATIONS:
+            return ITERATIONS[self.setting.compressor], "measured"
+        if self.error == 0:
+            return 1.0, "exact"
+        if self.by_variance or not self.error < 1:
+            return None
+        return float(iteration_factor_contractive(self.error)), "at most"
+
+
+def forecast(
+    setting: Setting,
+    workload: Workload,
+    topology: Topology,
+    measured: Measured,
+    *,
+    waits: Waits | None = None,
+    groups: Sequence[int] | None = None,
+    by_variance: bool = False,
+    moments: float | None = None,
+) -> Forecast:
+    """The step of ``workload`` with one setting.
+
+    ``groups``: coordinates of the groups in the order in which they are complete, where they are not the usual ones. ``moments``:
+    seconds that second moments add, where they are known.
+    """
+    backward, numel = workload.backward, workload.numel
+    bits = measured.bits
+    if setting.dense:
+        groups = groups or workload.buckets()
+    else:
+        groups = groups or workload.groups()
+        small = 0 if by_variance else sum(n for n in workload.numels if n < workload.dense_below)
+        bits = (measured.bits * (numel - small) + 32 * small) / numel
+    segments = [backward * n / numel for n in groups]
+    if by_variance:
+        # Moments are whole only when the backward pass has ended.
+        extra = MOMENTS * workload.compute if moments is None else moments
+        segments = [backward + extra, *([0.0] * (len(groups) - 1))]
+    trips = [trip(setting.exchange, n, topology, bits, measured.coding, measured.fixed_size) for n in groups]
+    line = simulate(segments, trips, waits or ("end" if setting.dense else "pipeline"))
+    sent = sum(t.sent for t in trips)
+    return Forecast(setting, workload.forward + line.seconds, line.waited, sent, bits, measured.error, by_variance)
+
+
+def exchanges(topology: Topology, by_variance: bool) -> tuple[ExchangeName, ...]:
+    """The exchanges that can carry a compressor's messages."""
+    if by_variance:
+        return ("all_gather",)
+    grouped = topology.per_node > 1 and topology.nodes > 1
+    return ("two_shot", "all_gather", "hierarchical") if grouped else ("two_shot", "all_gather")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All forecasts, the fastest first, and the choice."""
+
+    workload: Workload
+    topology: Topology
+    forecasts: tuple[Forecast, ...]
+    chosen: Forecast
+    baseline: Forecast
+    pays_below: float | None  # bits per second of a machine's link below which the choice (or the ladder's best) beats bf16
+    measured: Mapping[str, Measured]
+
+    def again(self, setting: Setting, bits_per_second: float) -> Forecast:
+        """The same setting on a link of another rate."""
+        where = at_rate(self.topology, bits_per_second)
+        variance = any(f.by_variance for f in self.forecasts if f.setting == setting)
+        return forecast(setting, self.workload, where, self.measured[setting.compressor], by_variance=variance)
+
+    @property
+    def best(self) -> tuple[Forecast, ...]:
+        """Each compressor with its fastest exchange."""
+        seen: dict[str, Forecast] = {}
+        for one in self.forecasts:
+            seen.setdefault(one.setting.compressor, one)
+        return tuple(seen.values())
+
+    @property
+    def verdict(self) -> str:
+        """In one sentence."""
+        base, chosen = self.baseline, self.chosen
+        if not chosen.setting.dense:
+            words = (
+                f"compress with {chosen.setting.compressor} through {chosen.setting.exchange}: {base.seconds / chosen.seconds:.2g} times "
+                f"as fast as bf16 ({seconds_text(chosen.seconds)} per step instead of {seconds_text(base.seconds)}), and faster than it "
+                + ("on any link" if self.pays_below == math.inf else f"up to {rate_text(self.pays_below or 0.0)}")
+            )
+        elif base.waited < WORTH * base.seconds:
+            words = f"do not compress: the link is not your bottleneck, a bf16 step waits for it {_share(base)} of its time"
+        elif self._latency > 0.5 * base.waited:
+            words = f"do not compress: latency, not bandwidth, is your bottleneck, and takes {seconds_text(self._latency)} of a step"
+        else:
+            words = f"do not compress: coding takes longer than what it saves of the {seconds_text(base.waited)} that a bf16 step waits"
+        if chosen.setting.dense and self.pays_below:
+            words += f"; compression would pay below {rate_text(self.pays_below)}"
+        if chosen.waited > 0.5 * chosen.seconds:
+            words += f"; a step still waits {_share(chosen)} of its time, so exchange less often (local_sgd, diloco)"
+        return words
+
+    @property
+    def _latency(self) -> float:
+        """Seconds of a bf16 step that are latency."""
+        where = dataclasses.replace(self.topology, link=dataclasses.replace(self.topology.link, latency=0.0))
+        return self.baseline.seconds - forecast(BASELINE, self.workload, where, self.measured["bf16"]).seconds
+
+
+def _share(found: Forecast) -> str:
+    share = 100 * found.waited / found.seconds
+    return f"{share:.0f} %" if share >= 10 else f"{share:.1f} %"
+
+
+def make_plan(
+    workload: Workload,
+    topology: Topology,
+    measured: Mapping[str, Measured],
+    ladder: Sequence[str] = LADDER,
+    by_variance: Sequence[str] = (),
+) -> Plan:
+    """Forecast every setting. ``measured``: by compressor, "bf16" and "identity" for the dense all-reduces among them."""
+
+    def at(where: Topology, compressor: str) -> list[Forecast]:
+        variance = compressor in by_variance
+        dense = compressor in ("bf16", "identity")
+        names: tuple[ExchangeName, ...] = ("all_reduce",) if dense else exchanges(where, variance)
+        return [
+            forecast(Setting(compressor, name), workload, where, measured[compressor], by_variance=variance) for name in names
+        ]
+
+    require("bf16" in measured, "the plan compares with bf16: measure it too")
+    forecasts = sorted((f for c in measured for f in at(topology, c)), key=lambda f: f.seconds)
+    base = next(f for f in forecasts if f.setting == BASELINE)
+    chosen = choose([f for f in forecasts if f.setting == BASELINE or f.setting.compressor in ladder], ladder)
+    wanted = [chosen.setting.compressor] if not chosen.setting.dense else [c for c in ladder if c in measured]
+
+    def pays(rate: float) -> bool:
+        where = at_rate(topology, rate)
+        return min((f.seconds for c in wanted for f in at(where, c)), default=math.inf) < at(where, "bf16")[0].seconds
+
+    return Plan(workload, topology, tuple(forecasts), chosen, base, crossing(pays), measured)
+
+
+def at_rate(topology: Topology, bits_per_second: float) -> Topology:
+    """The same machines with links of another rate."""
+    return dataclasses.replace(topology, link=dataclasses.replace(topology.link, bits_per_second=bits_per_second))
+
+
+def choose(forecasts: Sequence[Forecast], ladder: Sequence[str], base: Forecast | None = None) -> Forecast:
+    """The first rung (``base``, by default bf16, then the ladder) that no coarser one beats by ``WORTH``, climbing from the exact end."""
+    best = base or next(f for f in forecasts if f.setting == BASELINE)
+    for compressor in ladder:
+        own = [f for f in forecasts if f.setting.compressor == compressor]
+        fastest = min(own, key=lambda f: f.seconds, default=None)
+        if fastest is not None and fastest.seconds < (1 - WORTH) * best.seconds:
+            best = fastest
+    return best
+
+
+def crossing(pays: Callable[[float], bool], low: float = 1e4, high: float = 1e13) -> float | None:
+    """The rate up to which something pays, by bisection; None where it never does, infinite where it always does."""
+    if not pays(low):
+        return None
+    if pays(high):
+        return math.inf
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return low
+
+
+def seconds_text(value: float) -> str:
+    """A duration for people.
+
+    >>> seconds_text(0.00123), seconds_text(0.0456), seconds_text(0.789), seconds_text(12.3)
+    ('1.2 ms', '46 ms', '789 ms', '12.3 s')
+    """
+    if value >= 1:
+        return f"{value:.1f} s"
+    return f"{1000 * value:.1f} ms" if value < 0.01 else f"{1000 * value:.0f} ms"
+
+
+def rate_text(rate: float) -> str:
+    """A rate for people.
+
+    >>> rate_text(1e8), rate_text(2.5e9), rate_text(64e3)
+    ('100 Mbit/s', '2.5 Gbit/s', '64 kbit/s')
+    """
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if rate >= size:
+            return f"{float(f'{rate / size:.3g}'):g} {unit}"
+    return f"{float(f'{rate / 1e3:.3g}'):g} kbit/s"

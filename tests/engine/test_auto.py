@@ -1,0 +1,251 @@
+"""``attach(model, "auto")`` between real ranks: what it chooses on slow and fast links, alike on all ranks, said aloud, and chosen anew."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.protocol import Context, Spec
+from tersegrad.engine import Settings, auto
+from tersegrad.exchange import scheme, virtual
+from tersegrad.planner import Coding, Link, Measured
+from tersegrad.planner.plan import LADDER
+from tests.engine.models import start
+from tests.exchange.pool import Pool
+
+SLOW, FAST = Link(1e4), Link(1e15)
+COARSE = LADDER[-1]
+
+
+@contextlib.contextmanager
+def world(link: Link, **settings: Any) -> Iterator[list[str]]:
+    """A made-up link and quick, made-up coding that differs from rank to rank; short phases. Gives what was logged."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+
+    def coded(compressor: object, *_: object, **__: object) -> Measured:
+        bits = {LADDER[0]: 4.0, LADDER[1]: 2.0}.get(str(compressor), 16.0)
+        return Measured(Coding(1e-12 * (1 + dist.get_rank())), bits, 1 / bits)
+
+    changed = {"measure_link": lambda _: link, "measure_coding": coded, "WARM": 3, "CHECK": 4, **settings}
+    before = {name: getattr(auto, name) for name in changed}
+    logging.getLogger("tersegrad").addHandler(handler)
+    try:
+        for name, value in changed.items():
+            setattr(auto, name, value)
+        yield said
+    finally:
+        logging.getLogger("tersegrad").removeHandler(handler)
+        for name, value in before.items():
+            setattr(auto, name, value)
+
+
+def job_choose(kind: str, link: Link, exchange: str | None) -> dict[str, Any]:
+    with world(link) as said:
+        run = start(kind, "auto", exchange, dense_below=20)
+        run.steps(0, 3)
+        early = dict(run.handle.report())
+        run.steps(3, 6)
+        run.handle.check_replicas()
+        report = run.handle.report()
+    return {"early": early, "report": report, "said": said}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "nodes", "local_sgd"])
+def test_a_slow_link_gets_the_coarsest_rung(ranks: Pool, kind: str) -> None:
+    found = ranks.run(job_choose, kind, SLOW, None)
+    for rank, one in enumerate(found):
+        assert one["early"]["auto/decisions"] == 0
+        assert "measuring until step" in one["early"]["auto/why"]
+        report = one["report"]
+        assert report["auto/decisions"] == 1
+        assert report["auto/choice"].startswith(COARSE)
+        assert COARSE in report["compressor"]
+        assert "link 10 kbit/s" in report["auto/why"]
+        assert "with bf16" in report["auto/why"]
+        assert len(one["said"]) == (rank == 0)
+        assert report["auto/choice"] == found[0]["report"]["auto/choice"]
+    assert COARSE in found[0]["said"][0]
+    assert "step 3" in found[0]["said"][0]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
+def test_a_fast_link_gets_no_compression(ranks: Pool, kind: str) -> None:
+    for one in ranks.run(job_choose, kind, FAST, None):
+        report = one["report"]
+        assert report["auto/decisions"] == 1
+        assert report["auto/choice"] == ("bf16, reduce_scatter" if kind == "fsdp" else "bf16, all_reduce")
+        assert report["changes"] == 0
+        assert report["bits_per_coordinate"] == pytest.approx(16, rel=0.3)
+
+
+def test_an_exchange_of_the_users_stays(ranks: Pool) -> None:
+    for one in ranks.run(job_choose, "ddp", SLOW, "all_gather"):
+        assert one["report"]["exchange"] == "all_gather"
+        assert one["report"]["auto/choice"] == f"{COARSE}, all_gather"
+        assert one["early"]["compressor"] == "bf16"
+
+
+def job_dense(compressor: str | None, exchange: str | None) -> tuple[Any, dict[str, Any]]:
+    with world(FAST):
+        run = start("ddp", compressor, exchange)
+        run.steps(0, 8)
+        return [p.detach().clone() for p in run.model.parameters()], dict(run.handle.report())
+
+
+def test_dense_steps_are_those_of_torch(ranks: Pool) -> None:
+    """After the decision torch's own hook does the work: the same steps, the same count of bytes."""
+    by_hook, by_engine = ranks.run(job_dense, "auto", None), ranks.run(job_dense, "bf16", "two_shot")
+    for (mine, report), (theirs, _) in zip(by_hook, by_engine):
+        assert report["steps"] == 8
+        for a, b in zip(mine, theirs):
+            torch.testing.assert_close(a, b, rtol=0.05, atol=2e-3)
+        numel = sum(p.numel() for p in mine)
+        assert report["bytes/sent"] == pytest.approx(8 * 2 * 3 / 4 * 2 * numel, rel=0.01)
+        assert "nothing is compressed" in report["verdict"]
+    for (a, _), (b, _) in itertools.pairwise(by_hook):
+        assert all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+def job_chosen_anew() -> dict[str, Any]:
+    run = None
+    with world(FAST) as said:
+        run = start("ddp", "auto", dense_below=20)
+        run.steps(0, 8)
+        first = run.handle.report()["auto/choice"]
+    with world(SLOW) as more:
+        # Steps take much longer all of a sudden, as they do on a link that has become slow.
+        for step in range(8, 30):
+            time.sleep(0.05)
+            run.steps(step, step + 1)
+            if int(run.handle.report()["auto/decisions"]) == 2:
+                break
+        run.steps(30, 32)
+        run.handle.check_replicas()
+        return {"first": first, "report": run.handle.report(), "said": said + more, "step": run.handle.step}
+
+
+def test_conditions_change(ranks: Pool) -> None:
+    found = ranks.run(job_chosen_anew)
+    for one in found:
+        assert one["first"] == "bf16, all_reduce"
+        assert one["report"]["auto/decisions"] == 2
+        assert one["report"]["auto/choice"].startswith(COARSE)
+        assert one["step"] == found[0]["step"]
+    assert len(found[0]["said"]) == 2
+
+
+def job_stays() -> float:
+    with world(SLOW, CHECK=2):
+        run = start("ddp", "auto", dense_below=20)
+        run.steps(0, 30)
+        return float(run.handle.report()["changes"])
+
+
+def test_what_is_still_good_stays(ranks: Pool) -> None:
+    """However often it decides on a noisy machine, the same answer changes nothing."""
+    assert ranks.run(job_stays) == [1.0] * 4
+
+
+def job_not_finite() -> dict[str, Any]:
+    with world(SLOW) as said:
+        run = start("ddp", "auto", dense_below=20)
+        run.steps(0, 2)
+        run.optimizer.zero_grad()
+        scale = float("inf") if dist.get_rank() == 2 else 1.0
+        (run.model(torch.ones(4, 10)).sum() * scale).backward()  # the step whose gradient would be looked at
+        run.steps(3, 4)
+        early = run.handle.report()["auto/decisions"]
+        run.steps(4, 6)
+        return {"early": early, "report": run.handle.report(), "said": said}
+
+
+def test_a_gradient_that_is_not_finite_is_not_looked_at(ranks: Pool) -> None:
+    for one in ranks.run(job_not_finite):
+        assert one["early"] == 0
+        assert one["report"]["auto/decisions"] == 1
+        assert one["report"]["auto/choice"].startswith(COARSE)
+
+
+def job_warmup() -> list[Any]:
+    with world(SLOW):
+        run = start("ddp", "auto", dense_below=20, warmup_steps=4)
+        found = []
+        for step in range(8):
+            run.steps(step, step + 1)
+            found.append(run.handle.report()["auto/decisions"])
+        return found
+
+
+def test_warm_up_comes_first(ranks: Pool) -> None:
+    for found in ranks.run(job_warmup):
+        assert found == [0] * 7 + [1]
+
+
+def job_resume() -> tuple[bool, str]:
+    with world(SLOW):
+        one = start("ddp", "auto", dense_below=20)
+        one.steps(0, 6)
+        saved = one.handle.state_dict()
+        weights = {name: value.clone() for name, value in one.model.state_dict().items()}
+        two = start("ddp", "auto", dense_below=20)
+        two.model.load_state_dict(weights)
+        two.handle.load_state_dict(saved)
+        chosen = two.handle.exchange
+        one.steps(6, 8)
+        two.steps(6, 8)
+        return one.bits() == two.bits(), chosen
+
+
+def test_a_checkpoint_continues_with_the_choice(ranks: Pool) -> None:
+    for equal, exchange in ranks.run(job_resume):
+        assert equal
+        assert exchange in ("two_shot", "all_gather")
+
+
+def job_real() -> dict[str, Any]:
+    run = start("ddp", "auto")
+    run.steps(0, auto.WARM + 2)
+    return dict(run.handle.report())
+
+
+def test_with_everything_measured(ranks: Pool) -> None:
+    found = ranks.run(job_real)
+    assert len({one["auto/choice"] for one in found}) == 1
+    assert all(one["auto/decisions"] == 1 for one in found)
+    assert all(one["link/bits_per_second"] > 0 for one in found if "link/bits_per_second" in one)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(BadConfiguration, match="auto and a schedule"):
+        Settings.make("auto", None, schedule=lambda step: None)
+    with pytest.raises(BadConfiguration, match="compresses by itself"):
+        Settings.make("bf16", "all_reduce")
+    with pytest.raises(BadConfiguration, match="dtype"):
+        scheme("all_reduce(dtype=int8)")
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("float32", 1e-6), ("bf16", 0.03), ("fp16", 4e-3)])
+def test_all_reduce_is_an_exchange(dtype: str, close: float) -> None:
+    made, spec = scheme(f"all_reduce(dtype={dtype})").make(None), Spec.flat(1000)  # type: ignore[arg-type]
+    vectors = [torch.randn(1000, generator=torch.Generator().manual_seed(rank)) for rank in range(4)]
+    outcome = virtual.run(made, vectors, virtual.init(made, spec, 4), spec, Context())
+    torch.testing.assert_close(outcome.mean, torch.stack(vectors).mean(0), rtol=close, atol=close)
+    assert outcome.sent[0] == 1.5 * 1000 * (4 if dtype == "float32" else 2)
+
+
+def test_settings_are_values() -> None:
+    one = Settings.make("auto", None)
+    assert (one.auto, one.scheme.name) == ("both", "all_reduce")
+    assert dataclasses.replace(one, auto="").facts() != one.facts()

@@ -1,0 +1,173 @@
+"""Scale classes: all instruction sets and the reference choose and write the same, read the same, and refuse what is damaged."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from tersegrad.core import state
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Context, Piece, Spec
+from tersegrad.kernels import native, reference
+from tersegrad.kernels.reference import classes
+from tests.kernels.test_dither import RANS, gaussian, settings, tensor
+
+CODED, CLASSED = 2, 3
+SHAPES = ((48, 16, 3, 3), (24,), (3,), (60, 65), (), (70, 33), (1, 200))
+
+
+def uneven(shapes: tuple[tuple[int, ...], ...], seed: int = 0, spread: float = 2.0) -> tuple[Tensor, Spec]:
+    """Tensors whose rows and columns have scales of their own; every seventh row is zero."""
+    g, parts = torch.Generator().manual_seed(seed), []
+    for shape in shapes:
+        x = torch.randn(shape, generator=g)
+        for axis, size in enumerate(shape[:2]):
+            scale = torch.exp2(spread * torch.randn(size, generator=g))
+            if axis == 0 and size > 7:
+                scale[::7] = 0
+            x = x * scale.view([-1 if a == axis else 1 for a in range(len(shape))])
+        parts.append(x.flatten())
+    return torch.cat(parts), Spec(tuple(Piece(s, 0, math.prod(s)) for s in shapes))
+
+
+def encode(
+    x: Tensor, nu: float, layout: Tensor | None, backend: object, ctx: Context | None = None, step: float = 0.0
+) -> bytes:
+    out = torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+    nbytes, _, _ = backend.dither_encode(x, nu, step, RANS, 16, ctx, out, None, None, layout)  # type: ignore[attr-defined]
+    return bytes(out[: int(nbytes)].tolist())
+
+
+def agree(x: Tensor, nu: float, layout: Tensor | None, ctx: Context | None = None, step: float = 0.0) -> bytes:
+    wanted = encode(x, nu, layout, reference, ctx, step)
+    values = reference.dither_decode(tensor(wanted), torch.empty(x.numel()), None, layout)
+    for isa, threads in settings():
+        with native.using(isa=isa, threads=threads):
+            assert encode(x, nu, layout, native, ctx, step) == wanted, (isa, threads)
+            out = native.dither_decode(tensor(wanted), torch.empty(x.numel()), None, layout)
+            assert torch.equal(out, values), (isa, threads)
+            left, buffer = torch.empty_like(x), torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+            native.dither_encode(x, nu, step, RANS, 16, ctx, buffer, left, None, layout)
+            assert torch.equal(left, x - values), (isa, threads)
+    return wanted
+
+
+@pytest.mark.parametrize("nu", [0.3, 0.01, 1e-5])
+def test_rows_and_columns(nu: float) -> None:
+    x, spec = uneven(SHAPES)
+    data = agree(x, nu, spec.layout)
+    assert data[4] == CLASSED
+    assert len(data) < 0.97 * len(encode(x, nu, None, native))
+    agree(x, nu, spec.layout, Context(seed=3))
+    agree(x, 0.0, spec.layout, step=0.01)
+
+
+@pytest.mark.parametrize("cut", [(0, 4000), (100, 9000), (6900, 10_000), (5, 13_000)])
+def test_parts_keep_the_rows_of_their_tensors(cut: tuple[int, int]) -> None:
+    x, spec = uneven(SHAPES)
+    part = state.slice_spec(spec, *cut)
+    assert agree(x[cut[0] : cut[1]].contiguous(), 0.003, part.layout)[4] == CLASSED
+
+
+def test_several_segments_sample_their_counts() -> None:
+    x, spec = uneven(((700, 300), (512, 64, 3, 3), (40,)), spread=1.5)
+    data = agree(x, 0.1, spec.layout)
+    assert data[12] == CLASSED
+    assert len(data) < 0.8 * len(encode(x, 0.1, None, native))
+
+
+def test_blocks_serve_vectors_without_shape() -> None:
+    x = gaussian(1 << 17) * torch.exp2(2 * gaussian(1 << 9, 1)).repeat_interleave(1 << 8)
+    spec = Spec.flat(x.numel())
+    data = agree(x, 0.1, spec.layout)
+    assert data[4] == CLASSED
+    assert len(data) < 0.9 * len(encode(x, 0.1, None, native))
+    # Who decodes without a layout takes the vector for one row, as this one is.
+    assert torch.equal(
+        native.dither_decode(tensor(data), torch.empty(x.numel()), None),
+        native.dither_decode(tensor(data), torch.empty(x.numel()), None, spec.layout),
+    )
+
+
+@pytest.mark.parametrize("n", [511, 512, 5000, 70_000])
+def test_even_data_have_no_classes(n: int) -> None:
+    for seed, nu in enumerate((0.5, 0.1, 1e-3)):
+        x = gaussian(n, seed)
+        for spec in (Spec.flat(n), Spec((Piece((n // 50, 50), 0, n // 50 * 50), Piece((n % 50,), 0, n % 50)))):
+            data = encode(x, nu, spec.layout, native)
+            assert data[4] == CODED
+            assert data == encode(x, nu, None, native)
+    assert data == encode(x, nu, spec.layout, reference)
+
+
+def test_segments_with_little_to_code_have_one_chunk() -> None:
+    x, spec = uneven(((600, 256),), spread=3.0)
+    messages = []
+    for backend, chunk in ((native, 0), (reference, 0), (native, 16)):
+        out = torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+        nbytes, _, _ = backend.dither_encode(x, 0.3, 0.0, RANS, chunk, None, out, None, None, spec.layout)
+        messages.append(bytes(out[: int(nbytes)].tolist()))
+    assert messages[0] == messages[1]
+    assert messages[0][4] == CLASSED
+    assert len(messages[0]) < len(messages[2]) - 150
+
+
+def test_silent_rows_cost_next_to_nothing() -> None:
+    x, spec = torch.zeros(1000, 256), Spec.of(torch.empty(1000, 256))
+    x[::10] = gaussian(25_600).view(100, 256)
+    few = agree(x.flatten(), 0.0, spec.layout, step=0.3)
+    alone = encode(x[::10].flatten().contiguous(), 0.0, None, native, step=0.3)
+    # A decision for each row takes half a bit, and further chunks their states.
+    assert len(few) < len(alone) + 1000 / 16 + 4 * 260
+
+
+def test_a_layout_must_belong_to_the_vector() -> None:
+    x = gaussian(1000)
+    for numbers in ([999, 10, 1, 0], [1000, 10, 3, 0], [1000, 10, 1, 10], [1000, 0, 1, 0], [-1, 1, 1, 0, 1001, 1, 1, 0]):
+        layout = torch.tensor(numbers)
+        for backend in (native, reference):
+            with pytest.raises(ValueError, match="layout"):
+                encode(x, 0.1, layout, backend)
+            with pytest.raises(ValueError, match="layout"):
+                backend.dither_decode(tensor(b"\0\0\0\x80\0"), x.clone(), None, layout)
+
+
+def test_damaged_classes_are_refused_or_decode_alike() -> None:
+    x, spec = uneven(((90, 40), (12,), (16, 5, 3, 3), (100,)))
+    data, rng, refused = encode(x, 0.02, spec.layout, native), random.Random(0), 0
+    assert data[4] == CLASSED
+    # Kind, window, escapes and one scale come first; the classes begin at byte 11 and take some 60 bytes.
+    for trial in range(200):
+        bad = bytearray(data)
+        if trial % 4 == 0:
+            del bad[rng.randrange(4, len(bad)) :]
+        for _ in range(rng.randrange(1, 3)):
+            place = rng.randrange(4, min(len(bad), 80)) if len(bad) > 5 else 4
+            if place < len(bad):
+                bad[place] ^= 1 << rng.randrange(8)
+        results: list[Tensor | None] = []
+        for backend in (native, reference):
+            try:
+                results.append(backend.dither_decode(tensor(bytes(bad)), torch.empty(x.numel()), None, spec.layout))
+            except CorruptMessage:
+                results.append(None)
+        assert (results[0] is None) == (results[1] is None), bad[:80].hex()
+        if results[0] is not None and results[1] is not None:
+            assert torch.equal(results[0], results[1])
+        refused += results[0] is None
+    assert refused > 100
+
+
+def test_what_no_encoder_writes_is_refused() -> None:
+    region = classes.Region(10, 20, 1, 0)
+    for field in (0x80 | 1, 0x20, 2 << 5 | 16):
+        with pytest.raises(CorruptMessage):
+            classes.read_classes(tensor(bytes([255, 255, field]) + bytes(8)), [region])
+    # A class without a table, and the end of the message.
+    for data in (b"\0\0\x10", b"\xff"):
+        with pytest.raises(CorruptMessage):
+            classes.read_classes(tensor(data), [region])

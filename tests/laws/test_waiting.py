@@ -1,0 +1,238 @@
+"""Nothing waits for a device: how often the host does, for every compressor, counted on a simulated one.
+
+Fixed-rate messages are written and read without waiting, all others take at most one read each. The bytes and what they decode to
+are those of the CPU. ``python -m tests.laws.test_waiting`` prints the counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors import Threshold, TopK
+from tersegrad.core.protocol import Accumulator, Context, Guarantee, Message, Spec, Stats, codes_on_host, has_fixed_size
+from tersegrad.core.stateless import FixedRate
+from tersegrad.kernels import native
+from tersegrad.recipes import parse
+from tersegrad.wrappers import ErrorFeedback
+from tests.device import Device
+from tests.laws.cases import CASES, every_case
+from tests.laws.inputs import given, pieces
+
+CTX = Context(seed=1234, step=5, buffer=2, sender=3)
+NUMEL = 1000
+# A meter reads the error that it keeps.
+READS = {"metered(sign)": 1}
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A device without kernels of its own, so that the reference runs there."""
+    monkeypatch.setattr(kernels, "FASTER", {"cpu": ("native",)})
+    with Device() as made:
+        yield made
+
+
+def vector(numel: int = NUMEL, seed: int = 7) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """Waits of one message, and what came out."""
+
+    encode: int
+    decode: int
+    decode_add: int | None
+    data: bytes
+    decoded: Tensor
+    added: Tensor | None
+    state: Any
+
+
+def counted(c: Any, x: Tensor, spec: Spec, device: Device | None) -> Counts:
+    """One message, on a device or on the CPU. The decoders get its bytes alone, as a receiver does."""
+    there: Callable[[Tensor], Tensor] = device.to if device else torch.clone
+    back: Callable[[Tensor], Tensor] = device.back if device else torch.clone
+
+    def waits() -> int:
+        count = device.count if device else 0
+        if device:
+            device.waits.clear()
+        return count
+
+    stats = given(c, x)
+    if stats:
+        stats = {"stats": Stats(there(stats["stats"].second_moment))}
+    state = c.init(spec, device.device if device else "cpu")
+    waits()
+    message, after = c.encode(there(x), spec, state, CTX, **stats)
+    encode = waits()
+    nbytes = int(back(message.nbytes) if isinstance(message.nbytes, Tensor) else message.nbytes)
+    data = back(message.data)[:nbytes]
+    arrived = Message(there(data), nbytes)
+    decoded = back(c.decode(arrived, spec, CTX))
+    decode, decode_add, added = waits(), None, None
+    if isinstance(c, Accumulator):
+        added = back(c.decode_add(arrived, spec, CTX, there(torch.ones(spec.numel)), 0.5))
+        decode_add = waits()
+    return Counts(encode, decode, decode_add, data.numpy().tobytes(), decoded, added, after)
+
+
+@every_case
+def test_how_often_the_host_waits(text: str, device: Device) -> None:
+    c, x, spec = parse(text), vector(), pieces(NUMEL)
+    here, there = counted(c, x, spec, None), counted(c, x, spec, device)
+    most = 0 if has_fixed_size(c) else 1
+    assert there.encode <= READS.get(text, most)
+    assert there.decode <= most
+    assert (there.decode_add or 0) <= most
+    assert there.data == here.data
+    assert torch.equal(there.decoded, here.decoded)
+    assert there.added is here.added is None or torch.equal(there.added, here.added)  # type: ignore[arg-type]
+
+
+@every_case
+def test_what_is_not_finite_needs_no_other_answer(text: str, device: Device) -> None:
+    c, x, spec = parse(text), vector(), pieces(NUMEL)
+    x[17] = float("nan")
+    here, there = counted(c, x, spec, None), counted(c, x, spec, device)
+    assert there.encode <= READS.get(text, 0 if has_fixed_size(c) else 1)
+    assert there.data == here.data
+    assert torch.equal(there.decoded.isnan(), here.decoded.isnan())
+
+
+def test_states_are_chosen_on_the_device(device: Device) -> None:
+    """Error feedback keeps its residual where the buffer is not finite, and finds that out without waiting."""
+    c, spec = parse("error_feedback(qsgd(norm=max))"), Spec.flat(NUMEL)
+    x, bad = device.to(vector()), device.to(torch.full((NUMEL,), float("inf")))
+    _, first = c.encode(x, spec, c.init(spec, device.device), CTX)
+    _, second = c.encode(bad, spec, first, CTX)
+    assert device.count == 0
+    assert torch.equal(device.back(second.residual), device.back(first.residual))
+    assert device.back(first.residual).any()
+
+
+def test_a_message_that_was_written_on_the_host_is_not_read_again(device: Device) -> None:
+    c, spec = ErrorFeedback(TopK(fraction=0.01)), Spec.flat(NUMEL)
+    message, state = c.encode(device.to(vector()), spec, c.init(spec, device.device), CTX)
+    assert device.count == 1
+    c.decode(message, spec, CTX)
+    assert device.count == 1
+    kept = device.back(state.residual) != 0
+    assert int(kept.sum()) == NUMEL - 10
+
+
+def test_more_than_there_was_room_for_takes_a_second_read(device: Device) -> None:
+    numel = 20_000
+    c, x, spec = Threshold(tau=0.5), vector(numel), Spec.flat(numel)
+    there = counted(c, x, spec, device)
+    assert there.encode == 2
+    assert there.data == counted(c, x, spec, None).data
+
+
+@pytest.mark.parametrize("text", ["ternary", "rotated(ternary)", "rotated(int4)"])
+def test_corrupt_fixed_rate_messages_decode_to_nan_on_a_device(text: str, device: Device) -> None:
+    c, spec = parse(text), Spec.flat(64)
+    message, _ = c.encode(vector(64), spec, c.init(spec, "cpu"), CTX)
+    data = message.payload.clone()
+    data[-1] = 255
+    decoded = c.decode(Message(device.to(data), data.numel()), spec, CTX)
+    assert device.count == 0
+    assert device.back(decoded).isnan().all()
+
+
+@dataclasses.dataclass(frozen=True)
+class Looks(FixedRate):
+    """A compressor that waits where it should not, in one of several ways."""
+
+    way: str
+
+    def nbytes(self, numel: int) -> int:
+        return 4 * numel
+
+    def pack(self, x: Tensor, data: Tensor, ctx: Context) -> None:
+        ways: dict[str, Callable[[], object]] = {
+            "a number": lambda: float(x.max()),
+            "a truth": lambda: bool((x > 0).all()),
+            "a list": lambda: x[:3].tolist(),
+            "a copy": lambda: x.cpu(),
+            "nonzero": lambda: x.nonzero(),
+            "a mask": lambda: x[x > 0],
+            "a literal": lambda: torch.tensor([1.0], device=x.device),
+            "an upload": lambda: torch.ones(3).to(x.device),
+            "nothing": lambda: None,
+        }
+        ways[self.way]()
+        data.copy_(x.view(torch.uint8))
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        return Guarantee("contractive", 0.0, sure=True)
+
+
+@pytest.mark.parametrize(
+    "way", ["a number", "a truth", "a list", "a copy", "nonzero", "a mask", "a literal", "an upload", "nothing"]
+)
+def test_the_count_sees_every_way_to_wait(way: str, device: Device) -> None:
+    message, _ = Looks(way).encode(device.to(vector()), Spec.flat(NUMEL), None, CTX)
+    assert device.count == (way != "nothing")
+    assert torch.equal(device.back(message.data), vector().view(torch.uint8))
+
+
+class Imagined:
+    """A backend for the simulated device that codes dithered messages there, as a GPU's would."""
+
+    __name__ = "imagined"
+    OPERATIONS = ("dither_encode", "dither_decode", "dither_sample")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def dither_encode(self, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *numbers, out = rest
+        arguments: list[Any] = [self._device.memory(x), *numbers, self._device.memory(out)]
+        found = native.dither_encode(*arguments)
+        return tuple(self._device.to(t) for t in found)
+
+    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor:
+        native.dither_decode(self._device.memory(data).contiguous(), self._device.memory(out), weight)
+        return out
+
+    def dither_sample(self, x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("text", ["sparse_dithering(nu=0.1)", "random_sparse_dithering(omega=1)"])
+def test_with_a_kernel_for_the_device_messages_stay_there(text: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seam for a GPU: encoding waits for nothing, and a decoder only needs the length, which an exchange reads with all others."""
+    c, x, spec = parse(text), vector(), Spec.flat(NUMEL)
+    here = counted(c, x, spec, None)
+    assert codes_on_host(c, device.device)
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Imagined(device)))
+    assert not codes_on_host(c, device.device)
+    there = counted(c, x, spec, device)
+    assert (there.encode, there.decode, there.decode_add) == (0, 0, 0)
+    assert there.data == here.data
+    assert torch.equal(there.decoded, here.decoded)
+    # Whoever has no such kernels still codes on the host.
+    assert codes_on_host(parse("spherical(alpha=0.5, block=4)"), device.device)
+
+
+def main() -> None:
+    print(f"{'waits of encode, decode, decode_add':40}")
+    for text in CASES:
+        with Device() as device:
+            c = parse(text)
+            found = counted(c, vector(), pieces(NUMEL), device)
+        kind = "fixed" if has_fixed_size(c) else ""
+        print(f"{found.encode} {found.decode} {'-' if found.decode_add is None else found.decode_add} {kind:6} {text}")
+
+
+if __name__ == "__main__":
+    main()

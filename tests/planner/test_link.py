@@ -1,0 +1,91 @@
+"""The link between real ranks: the same answer on all of them, and one that explains the time of a collective."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.integrations import ddp
+from tersegrad.planner import Link, measure_link, predict
+from tests.exchange.pool import Pool, pool
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Pool]:
+    with pool(3, ("tests.planner.test_link",)) as p:
+        yield p
+
+
+def job_measure() -> tuple[Link, float]:
+    link = measure_link(rounds=3, enough=0.01)
+    x, taken = torch.zeros(1 << 20), []
+    for _ in range(5):
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_reduce(x)
+        taken.append(time.perf_counter() - begin)
+    return link, min(taken)
+
+
+def test_all_ranks_measure_the_same_link(ranks: Pool) -> None:
+    found = ranks.run(job_measure)
+    link = found[0][0]
+    assert all(other == link for other, _ in found)
+    assert 1e7 < link.bits_per_second < 1e13
+    assert 0 < link.latency < 0.5
+    assert 0.05 <= link.direct <= 1
+    assert 0.05 <= link.gathered <= 1
+    assert link.collectives == "ring"
+    # Loopback on a shared machine: the order of magnitude is what can be asked for.
+    told = predict("all_reduce", 1 << 20, 3, link).seconds
+    assert 0.05 < told / max(taken for _, taken in found) < 20
+
+
+def job_part() -> Link | None:
+    group = dist.new_group([0, 2])
+    return measure_link(group, rounds=1, enough=0.001) if dist.get_rank() != 1 else None
+
+
+def test_some_of_the_ranks(ranks: Pool) -> None:
+    first, nothing, second = ranks.run(job_part)
+    assert first == second
+    assert nothing is None
+
+
+def job_report() -> dict[str, float | str]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(300, 100))
+    handle = ddp.attach(model, "qsgd(bits=4, norm=max)")
+    model(torch.ones(2, 300)).sum().backward()
+    before = handle.report()
+    handle.measure_link()
+    return {**handle.report(), "before": str(before["verdict"])}
+
+
+def test_the_report_uses_the_measured_link(ranks: Pool) -> None:
+    for found in ranks.run(job_report):
+        assert "by the cost model" in str(found["verdict"])
+        assert "compare() tells" in str(found["before"])
+        assert float(found["seconds/step/bf16/predicted"]) > 0
+        assert float(found["link/bits_per_second"]) > 1e6
+        # 3 ranks: an all_gather sends 2 messages, a two_shot 4/3.
+        assert float(found["bytes/step/all_gather"]) == pytest.approx(1.5 * float(found["bytes/step/two_shot"]))
+
+
+def job_alone() -> str:
+    group = [dist.new_group([r]) for r in range(3)][dist.get_rank()]
+    try:
+        measure_link(group)
+    except BadConfiguration as mistake:
+        return str(mistake)
+    return ""
+
+
+def test_one_worker_has_no_link(ranks: Pool) -> None:
+    assert all("at least two workers" in words for words in ranks.run(job_alone))

@@ -1,0 +1,289 @@
+"""Trips, the clock of a step, and the choice: against the engine's own order of events, and against bytes that exchanges send."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import tersegrad
+from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.protocol import Context, Spec, Stats
+from tersegrad.exchange import Pending, Pipeline, scheme, virtual
+from tersegrad.exchange.steps import AllGather, Collective
+from tersegrad.planner import (
+    Coding,
+    Leg,
+    Link,
+    Measured,
+    Setting,
+    Topology,
+    Trip,
+    Workload,
+    forecast,
+    make_plan,
+    measure_coding,
+    simulate,
+    trip,
+)
+from tersegrad.planner.coding import measure_cast
+from tersegrad.planner.plan import LADDER, choose
+from tersegrad.planner.trips import NAMES, ExchangeName
+
+FAST = Coding(1e-9, 5e-10, 4e-10)
+MODEL = Workload("model", (1000, 4_000_000, 1000, 8_000_000, 16_000_000, 1000), 0.05, 0.1)
+
+
+def measured(bits: float, error: float = 0.1, coding: Coding = FAST, fixed: bool = False) -> Measured:
+    return Measured(coding, bits, error, fixed)
+
+
+ALL = {
+    "identity": measured(32, 0.0),
+    "bf16": measured(16, 1e-6),
+    LADDER[0]: measured(4.25, 0.03, fixed=True),
+    LADDER[1]: measured(2.0, 0.1),
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------- trips
+
+
+@pytest.mark.parametrize("workers", [2, 6])
+@pytest.mark.parametrize(
+    ("exchange", "text"),
+    [
+        ("two_shot", "int8"),
+        ("all_gather", "sign"),
+        ("two_shot", "top_k(fraction=0.05)"),
+        ("all_gather", "top_k(fraction=0.05)"),
+    ],
+)
+def test_bytes_are_those_that_exchanges_send(exchange: ExchangeName, text: str, workers: int) -> None:
+    numel = 4096 * workers
+    spec, compressor = Spec.flat(numel), tersegrad.parse(text)
+    made = scheme(exchange).make(compressor)
+    vectors = [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)]
+    outcome = virtual.run(made, vectors, virtual.init(made, spec, workers), spec, Context())
+    found = measure_coding(compressor, vectors[0], budget=0)
+    told = trip(exchange, numel, Topology(workers, Link(1e9)), found.bits, fixed_size=found.fixed_size)
+    assert told.sent == pytest.approx(outcome.sent[0], rel=0.02)
+
+
+@pytest.mark.parametrize("text", ["bf16", "top_k(fraction=0.05)"])
+def test_hierarchical_bytes_between_machines(text: str) -> None:
+    numel, workers, each = 1 << 15, 6, 2
+    spec, compressor = Spec.flat(numel), tersegrad.parse(text)
+    made = scheme(f"hierarchical(ranks_per_node={each})").make(compressor)
+    vectors = [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)]
+    outcome = virtual.run(made, vectors, virtual.init(made, spec, workers), spec, Context())
+    crossing = sum(outcome.sent[r] - outcome.intra_node[r] for r in range(each))
+    found = measure_coding(compressor, vectors[0], budget=0)
+    told = trip("hierarchical", numel, Topology(workers, Link(1e9), each), found.bits, fixed_size=found.fixed_size)
+    assert told.sent == pytest.approx(crossing, rel=0.03)
+    flat = trip("two_shot", numel, Topology(workers, Link(1e9), each), found.bits, fixed_size=found.fixed_size)
+    assert told.sent < 0.7 * flat.sent
+
+
+def test_a_machine_with_all_workers_sends_nothing() -> None:
+    for name in NAMES:
+        assert trip(name, 10**6, Topology(8, Link(1e6), per_node=8), 4.0).sent == 0
+        assert trip(name, 10**6, Topology(8, Link(1e6), per_node=8), 4.0).wire < 0.01
+
+
+def test_rings_pass_a_machine_once_and_direct_exchanges_do_not() -> None:
+    alone, shared = (Topology(16, Link(1e9), per_node=n) for n in (1, 8))
+    assert trip("all_reduce", 10**6, shared, 16).wire == trip("all_reduce", 10**6, alone, 16).wire
+    assert trip("two_shot", 10**6, shared, 16).wire > 4 * trip("two_shot", 10**6, alone, 16).wire
+    assert trip("hierarchical", 10**6, shared, 16).wire < trip("two_shot", 10**6, alone, 16).wire
+
+
+def test_latency_by_ring_and_tree() -> None:
+    ring, tree = (Topology(1024, Link(1e12, 0.01, collectives=kind)) for kind in ("ring", "tree"))
+    assert trip("all_reduce", 1, ring).wire == pytest.approx(2 * 1023 * 0.01, rel=1e-3)
+    assert trip("all_reduce", 1, tree).wire == pytest.approx(2 * 10 * 0.01, rel=1e-3)
+
+
+def test_coding_counts_messages() -> None:
+    each = Coding(each_encode=1.0, each_decode=0.01)
+    assert trip("two_shot", 64, Topology(4, Link(1e9)), 1.0, each).coding == pytest.approx(5 * 1.0 + 8 * 0.01)
+    assert trip("all_gather", 64, Topology(4, Link(1e9)), 1.0, each).coding == pytest.approx(1.0 + 4 * 0.01)
+
+
+# ------------------------------------------------------------------------------------------------------------------ the clock
+
+
+class Script:
+    """A process group on a made-up clock: collectives take turns on one wire, as in the model."""
+
+    def __init__(self) -> None:
+        self.now = self.free = 0.0
+
+    def launch(self, request: Collective) -> tuple[Script, torch.Tensor]:
+        work = Script()
+        self.free = max(self.now, self.free) + float(request.data[0])
+        work.now, work.free = self.free, 0.0
+        return Waiting(self, self.free), request.data  # type: ignore[return-value]
+
+    def sent(self, request: Collective) -> int:
+        return 0
+
+    received = sent
+
+
+@dataclasses.dataclass
+class Waiting:
+    script: Script
+    end: float
+
+    def wait(self) -> None:
+        self.script.now = max(self.script.now, self.end)
+
+
+def steps(one: Trip, script: Script):  # type: ignore[no-untyped-def]
+    for leg in one.legs:
+        script.now += leg.work
+        yield AllGather(torch.tensor([leg.busy]))
+    script.now += one.last
+    return torch.zeros(1), None
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 7])
+def test_the_clock_follows_the_engines_pipeline(groups: int) -> None:
+    g = torch.Generator().manual_seed(groups)
+    draws = iter(torch.rand(100, generator=g).tolist())
+    trips = [Trip(tuple(Leg(next(draws), next(draws) * 3) for _ in range(4)), next(draws)) for _ in range(groups)]
+    segments = [next(draws) * 4 for _ in trips]
+    script, pipeline = Script(), Pipeline[None]()
+    for segment, one in zip(segments, trips):
+        script.now += segment
+        pipeline.add(Pending(steps(one, script), script))  # type: ignore[arg-type]
+    pipeline.finish()
+    assert simulate(segments, trips).seconds == pytest.approx(script.now, rel=1e-5)
+
+
+def test_overlap_hides_the_wire_and_never_more() -> None:
+    trips = [Trip((Leg(0.01, 0.1),), 0.01)] * 5
+    for waits in ("pipeline", "end", "each"):
+        line = simulate([0.2] * 5, trips, waits)
+        assert 1.1 <= line.seconds <= 1.0 + 5 * trips[0].seconds + 1e-9
+        assert line.seconds == pytest.approx(1.0 + sum(t.coding for t in trips) + line.waited)
+    assert simulate([0.2] * 5, trips, "end").seconds < simulate([0.2] * 5, trips, "each").seconds
+    with pytest.raises(BadConfiguration, match="segments"):
+        simulate([1.0], [])
+
+
+# ----------------------------------------------------------------------------------------------------------------- the choice
+
+
+def test_groups_are_those_of_the_engine() -> None:
+    from tersegrad.engine import GROUP_BYTES, make_groups
+    from tersegrad.planner.plan import BUCKET
+
+    assert BUCKET == GROUP_BYTES
+    shapes = [30, 500, 10, 70, 70, 1, 200]
+    named = {f"p{k}": torch.zeros(n) for k, n in enumerate(shapes)}
+    for limit in (4, 400, 1000, 10**6):
+        assert Workload("w", tuple(shapes), 0, 0).groups(limit) == [g.spec.numel for g in make_groups(named, limit)]
+
+
+def test_slow_links_get_coarse_settings_and_fast_ones_none() -> None:
+    chosen = []
+    for rate in (1e7, 1e8, 1e9, 1e10, 1e12):
+        plan = make_plan(MODEL, Topology(4, Link(rate, 1e-4)), ALL)
+        assert plan.forecasts == tuple(sorted(plan.forecasts, key=lambda f: f.seconds))
+        chosen.append(["bf16", *LADDER].index(plan.chosen.setting.compressor))
+        assert plan.chosen.seconds <= plan.baseline.seconds
+    assert chosen == sorted(chosen, reverse=True)
+    assert chosen[0] == len(LADDER)
+    assert chosen[-1] == 0
+    assert plan.verdict.startswith("do not compress: the link is not your bottleneck")
+
+
+def test_pays_below_is_where_it_stops_to_pay() -> None:
+    plan = make_plan(MODEL, Topology(4, Link(1e8, 1e-4)), ALL)
+    assert plan.verdict.startswith("compress with ")
+    assert plan.pays_below is not None
+    for factor, faster in ((0.9, True), (1.1, False)):
+        rate = factor * plan.pays_below
+        assert (plan.again(plan.chosen.setting, rate).seconds < plan.again(plan.baseline.setting, rate).seconds) is faster
+
+
+def test_slow_coding_is_not_worth_it() -> None:
+    slow = {c: m if c in ("bf16", "identity") else dataclasses.replace(m, coding=Coding(1e-6, 1e-6)) for c, m in ALL.items()}
+    plan = make_plan(MODEL, Topology(4, Link(1e9, 1e-4)), slow)
+    assert plan.chosen.setting.dense
+    assert "coding takes longer" in plan.verdict
+    assert "would pay below" in plan.verdict
+
+
+def test_latency_is_named() -> None:
+    plan = make_plan(MODEL, Topology(4096, Link(1e8, 0.08)), ALL)
+    assert "latency, not bandwidth" in plan.verdict
+    assert "exchange less often" in plan.verdict
+
+
+def test_a_coarser_rung_must_be_worth_it() -> None:
+    base, one, two = (
+        dataclasses.replace(make_plan(MODEL, Topology(4, Link(1e8)), ALL).baseline, setting=s, seconds=t)
+        for s, t in ((Setting("bf16", "all_reduce"), 1.0), (Setting("a", "two_shot"), 0.5), (Setting("b", "two_shot"), 0.49))
+    )
+    assert choose([base, one, two], ["a", "b"]) is one
+    assert choose([base, two], ["a", "b"]) is two
+    assert choose([base], ["a", "b"]) is base
+
+
+def test_by_variance_waits_for_the_end_of_the_backward_pass() -> None:
+    same = forecast(Setting("x", "all_gather"), MODEL, Topology(2, Link(1e9)), measured(0.1))
+    late = forecast(Setting("x", "all_gather"), MODEL, Topology(2, Link(1e9)), measured(0.1), by_variance=True)
+    assert late.seconds > same.seconds + 0.3 * MODEL.compute
+
+
+def test_small_tensors_travel_dense() -> None:
+    many = Workload("norms", (10**6, *(900,) * 100), 0.1, 0.1)
+    found = forecast(Setting("x", "two_shot"), many, Topology(2, Link(1e9)), measured(0.1))
+    assert found.bits == pytest.approx((0.1 * 1e6 + 32 * 90_000) / 1_090_000)
+
+
+# ------------------------------------------------------------------------------------------------------------------ measuring
+
+
+def test_measured_coding_is_of_real_messages() -> None:
+    x = torch.randn(1 << 14, generator=torch.Generator().manual_seed(3))
+    found = measure_coding(tersegrad.parse("qsgd(bits=4, norm=max)"), x, budget=0)
+    told = tersegrad.roundtrip("qsgd(bits=4, norm=max)", x)
+    assert found.bits == told.bits_per_coordinate
+    assert found.error == pytest.approx(told.error, rel=0.2)
+    assert found.fixed_size
+    assert all(t > 0 for t in (found.coding.encode + found.coding.each_encode, found.coding.decode + found.coding.each_decode))
+
+
+def test_variance_based_compressors_get_moments() -> None:
+    found = measure_coding(tersegrad.parse("vgc(alpha=1.5)"), numel=1 << 16, budget=0)
+    assert 0.005 < found.bits < 0.1
+    given = measure_coding(tersegrad.parse("vgc(alpha=1.5)"), torch.ones(9000), Stats(torch.zeros(9000)), budget=0)
+    assert given.error < 0.1  # nothing is ambiguous, all is sent
+
+
+def test_casts() -> None:
+    half, whole = measure_cast(torch.bfloat16, 1 << 14, budget=0), measure_cast(torch.float32, 1 << 14, budget=0)
+    assert (half.bits, whole.bits, whole.error) == (16, 32, 0)
+    assert 0 < half.error < 1e-4
+
+
+def test_bad_input() -> None:
+    with pytest.raises(BadConfiguration, match="parameters"):
+        Workload("empty", (), 0, 0)
+    with pytest.raises(BadConfiguration, match="seconds"):
+        Workload("w", (1,), -1, 0)
+    with pytest.raises(BadConfiguration, match="bf16"):
+        make_plan(MODEL, Topology(4, Link(1e9)), {LADDER[0]: ALL[LADDER[0]]})
+    with pytest.raises(BadConfiguration, match="machine"):
+        Topology(4, Link(1e9), per_node=0)
+    with pytest.raises(BadConfiguration, match="empty"):
+        measure_coding(tersegrad.parse("bf16"), torch.zeros(0))
+    assert math.isinf(
+        make_plan(MODEL, Topology(4, Link(1e9)), ALL | {"bf16": measured(16, coding=Coding(1.0))}).pays_below or 0
+    )
