@@ -14,7 +14,6 @@ import dataclasses
 import fnmatch
 import json
 import sys
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +24,6 @@ from torch import Tensor
 import tersegrad
 from tersegrad import Context, Message, Spec, Stats, kernels
 from tersegrad.core.protocol import needs_second_moment
-from tersegrad.kernels import reference
 
 SIZES = {"64Mi": 1 << 26, "25MB": 26 << 18, "1Mi": 1 << 20}
 CHECKED = 1 << 16
@@ -41,37 +39,31 @@ TEXTS = (
 
 def operations() -> Any:
     """The reference, overlaid by the Triton kernels and those by the CUDA kernels, as far as they can run here."""
-    made = types.SimpleNamespace(**{name: getattr(reference, name) for name in dir(reference) if not name.startswith("_")})
-    sources: dict[str, str] = {}
-    with contextlib.suppress(ImportError):
-        from tersegrad.kernels.triton import backend
-
-        for name in backend.OPERATIONS:
-            setattr(made, name, getattr(backend, name))
-            sources[name] = "triton"
     from tersegrad.kernels import cuda
     from tersegrad.kernels.cuda import loader
 
+    found: list[Any] = []
+    with contextlib.suppress(ImportError):
+        from tersegrad.kernels.triton import backend
+
+        found.append(backend)
     if cuda.available():
-        for name in cuda.OPERATIONS:
-            setattr(made, name, getattr(cuda, name))
-            sources[name] = "cuda"
+        found.append(cuda)
     else:
         print(f"without the CUDA C++ kernels: {loader.why_missing()}", file=sys.stderr)
-    made.sources = sources
-    return made
+    return kernels.overlay(*found)
 
 
 @contextlib.contextmanager
 def overlaid(made: Any) -> Iterator[None]:
     """Let CUDA tensors use ``made`` inside the block."""
-    module: Any = kernels
-    before = module.get
-    module.get = lambda device: made if device.type == "cuda" else before(device)
+    chosen: dict[str, Any] = vars(kernels)["_chosen"]
+    kernels.get(torch.device("cuda"))
+    before, chosen["cuda"] = chosen["cuda"], made
     try:
         yield
     finally:
-        module.get = before
+        chosen["cuda"] = before
 
 
 @dataclasses.dataclass

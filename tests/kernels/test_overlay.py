@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import subprocess
 import sys
 import types
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.kernels import native, reference, triton
+from tersegrad.kernels import cuda, native, reference, triton
 from tersegrad.kernels.schema import Kernels
 
 CPU = torch.device("cpu")
@@ -45,11 +47,18 @@ def test_the_choice_is_made_once_for_each_kind_of_device() -> None:
     assert kernels.get(torch.device("meta")).sum_abs is reference.sum_abs
 
 
-@pytest.mark.parametrize("backend", [native, triton], ids=["native", "triton"])
-def test_every_implementation_has_the_signature_of_the_reference(backend: types.ModuleType) -> None:
+@pytest.mark.parametrize("backend", [native, triton, cuda, "tersegrad.kernels.triton.backend"])
+def test_every_implementation_has_the_signature_of_the_reference(backend: Any) -> None:
+    if isinstance(backend, str):
+        pytest.importorskip("triton", reason="needs Triton")
+        backend = importlib.import_module(backend)
     for name in backend.OPERATIONS:
         mine, wanted = (inspect.signature(getattr(where, name)) for where in (backend, reference))
         assert mine == wanted, name
+
+
+def test_kernels_that_no_gpu_has_confirmed_are_not_chosen() -> None:
+    assert kernels.FASTER["cuda"] == ("triton",)
 
 
 def test_the_reference_implements_the_schema() -> None:

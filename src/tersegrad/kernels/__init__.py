@@ -28,6 +28,7 @@ Backend = Literal["auto", "reference", "native"]
 
 # By kind of device: the modules below this one that are faster there, each over those before it. They are imported when the first
 # tensor of the kind comes. A backend says by available() whether it can run here, and by OPERATIONS what it implements.
+# Not yet chosen: triton.backend and cuda, until `pytest -m gpu` has passed on a GPU; it lays them over the reference by itself.
 FASTER: dict[str, tuple[str, ...]] = {"cpu": ("native",), "cuda": ("triton",)}
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def library(name: str) -> ctypes.CDLL:
         written = folder / f"{stem.name}-{os.getpid()}.cpp"
         written.write_text(text)
         partial = written.with_suffix(".so")
-        command = [compiler() or "c++", "-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+        command = [compiler() or "c++", "-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
         subprocess.run([*command, "-fwrapv", str(written), "-o", str(partial)], check=True, timeout=240)
         os.replace(partial, made)
     return ctypes.CDLL(str(made))

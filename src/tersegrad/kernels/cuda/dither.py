@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
-from tersegrad.kernels import reference
+from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda.loader import Double, launch
-from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT
+from tersegrad.kernels.reference.classes import SHORTEST as CLASSES_FROM
+from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _decode_segment as decode_segment
+from tersegrad.kernels.reference.dither import _put as put
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
 
-__all__ = ["dither_decode", "dither_encode"]
+__all__ = ["dither_decode", "dither_encode", "dither_sample"]
 
 DECODE, ENCODE = "dither_decode.cu", "dither_encode.cu"
 # As in dither.cuh.
@@ -26,14 +31,54 @@ THREADS = 256
 SHARE = 16
 
 
-def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
-    """``out = decoded``, or ``out += weight * decoded``.
+def _cpu() -> Any:
+    """The fastest operations for CPU tensors."""
+    return native if native.available() else reference
 
-    Short messages, which are read in order, and segments with very many escapes are decoded by the reference.
+
+def _decode_on_host(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None) -> Tensor:
+    here = host.empty(out.numel(), torch.float32, out.device) if weight is None else host.read(out)
+    _cpu().dither_decode(host.read(data), here, weight, layout)
+    return out if here is out else out.copy_(here)
+
+
+def _encode_on_host(
+    total: Tensor,
+    nu: float,
+    step: float,
+    coder: int,
+    chunk: int,
+    ctx: Context | None,
+    out: Tensor,
+    left: Tensor | None,
+    layout: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    n, device = total.numel(), out.device
+    room = host.empty(reference.dither_max_bytes(n), torch.uint8, device)
+    rest = None if left is None else host.empty(n, torch.float32, device)
+    length, norm, error = _cpu().dither_encode(host.read(total), nu, step, coder, chunk, ctx, room, rest, None, layout)
+    out[: int(length)] = room[: int(length)].to(device)
+    if left is not None and rest is not None:
+        left.copy_(rest)
+    return host.send(length, device), host.send(norm, device), host.send(error, device)
+
+
+def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
+    """Squared error and squared norm of a sample, by the CPU's kernels over a copy."""
+    found = torch.empty(2, dtype=torch.float64)
+    _cpu().dither_sample(host.read(x if carry is None else x + carry), step, stride, found)
+    out.copy_(found)
+
+
+def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:
+    """``out = decoded``, or ``out += weight * decoded``; a message that is refused adds nothing.
+
+    Short messages, which are read in order, and those with scale classes are decoded by the CPU's kernels over a copy; segments with very
+    many escapes by the reference.
     """
     count, device, data = out.numel(), out.device, data.contiguous()
     if count <= SHORT or data.numel() < 4:
-        return reference.dither_decode(data, out, weight)
+        return _decode_on_host(data, out, weight, layout)
     segments = len(pieces(count, SEGMENT))
     state, begins = (torch.zeros(size, dtype=torch.int64, device=device) for size in (3, segments + 1))
     known = torch.empty(segments * PLACES, dtype=torch.int64, device=device)
@@ -43,32 +88,29 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None) -> Tensor:
     offsets, words = (torch.empty(segments * CHUNKS, dtype=torch.int64, device=device) for _ in range(2))
     kept = torch.empty(count, dtype=torch.uint8, device=device)
     places, extras = (torch.empty(segments * ESCAPES, dtype=torch.int32, device=device) for _ in range(2))
-    place = out if out.is_contiguous() else out.contiguous()
-    how = (0.0 if weight is None else float(weight), int(weight is not None))
+    place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
     launch(DECODE, "dither_layout", 1, THREADS, data, data.numel(), count, begins, state)
     launch(DECODE, "dither_parse", segments, 32, data, count, begins, known, q, state)
     launch(DECODE, "dither_tables", segments, THREADS, data, count, q, known, cells, symbols, offsets, words, state)
     launch(
         DECODE, "dither_chunks", segments * CHUNKS, 32,
-        data, count, known, cells, symbols, offsets, words, *how, kept, place, state,
+        data, count, known, cells, symbols, offsets, words, kept, place, state,
     )  # fmt: skip
-    launch(DECODE, "dither_plain", segments * SHARE, THREADS, data, count, known, SHARE, *how, kept, place, state)
-    launch(DECODE, "dither_escapes", segments, THREADS, data, count, known, kept, places, extras, *how, place, state)
+    launch(DECODE, "dither_plain", segments * SHARE, THREADS, data, count, known, SHARE, kept, place, state)
+    launch(DECODE, "dither_escapes", segments, THREADS, data, count, known, kept, places, extras, place, state)
     _, wrong, left_over = state.tolist()
     if wrong == CORRUPT:
         raise CorruptMessage("not a message of dithered levels: a segment, a table or an escape is malformed")
     if wrong != FINE:
         # Another form: nothing was written.
-        reference.dither_decode(data, place, weight)
-    elif left_over:
+        return _decode_on_host(data, out, weight, layout)
+    if left_over:
         limits, marks = begins.tolist(), known.view(segments, PLACES)[:, ONLY].tolist()
         lengths = pieces(count, SEGMENT)
         for s in (s for s in range(segments) if marks[s] == -1):
             part = bytes(data[limits[s] : limits[s + 1]].cpu().numpy().tobytes())
-            decode_segment(part, place[s * SEGMENT : s * SEGMENT + lengths[s]], weight)
-    if place is not out:
-        out.copy_(place)
-    return out
+            place[s * SEGMENT : s * SEGMENT + lengths[s]] = decode_segment(part, lengths[s], device, [])
+    return out if place is out else put(out, place, weight)
 
 
 def dither_encode(
@@ -81,17 +123,21 @@ def dither_encode(
     out: Tensor,
     left: Tensor | None = None,
     carry: Tensor | None = None,
+    layout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``.
 
-    Short messages, the published code, and segments with very many escapes are left to the reference.
+    Short messages, the published code, segments with very many escapes, and vectors with a layout, for which scale classes may be chosen,
+    are left to the CPU's kernels over a copy.
     """
     n, device = x.numel(), x.device
-    if n == 0 or coder == PAPER or (coder == AUTO and n <= SHORT):
-        return reference.dither_encode(x, nu, step, coder, chunk, ctx, out, left, carry)
+    total = x.contiguous() if carry is None else x + carry
+    classed = layout is not None and n >= CLASSES_FROM
+    if n == 0 or coder == PAPER or (coder == AUTO and n <= SHORT) or classed:
+        return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)
+    chunk = chunk or USUAL_CHUNK
     if not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
-    total = x.contiguous() if carry is None else x + carry
     segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
 
     def empty(size: int, dtype: torch.dtype) -> Tensor:
@@ -132,7 +178,7 @@ def dither_encode(
     )  # fmt: skip
     length, wrong = result.tolist()
     if wrong == MANY_ESCAPES:
-        return reference.dither_encode(total, nu, step, coder, chunk, ctx, out, left)
+        return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, None)
     if left is not None:
         dither_decode(out[:length], left.copy_(total), -1.0)
     if wrong == NOT_FINITE:

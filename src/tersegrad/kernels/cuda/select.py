@@ -1,15 +1,13 @@
-"""Choosing coordinates, and the steps of variance-based compression, by CUDA kernels. One look at a count by the host."""
+"""Choosing coordinates, and the steps of variance-based compression, by CUDA kernels. The host never waits."""
 
 from __future__ import annotations
-
-import functools
-import math
 
 import torch
 from torch import Tensor
 
+from tersegrad.core import host
 from tersegrad.kernels.cuda.loader import Argument, launch
-from tersegrad.kernels.reference.select import INFINITE_KEY, index_dtype, sample_positions
+from tersegrad.kernels.reference.select import index_dtype
 
 __all__ = [
     "hybrid_select",
@@ -37,84 +35,58 @@ class _Slots:
         self.values = torch.empty(self.tiles * SLOTS, dtype=torch.float32, device=x.device)
         self.counts = torch.empty(self.tiles, dtype=torch.int64, device=x.device)
 
-    def collect(self, kernel: str, *source: Argument, after: tuple[Argument, ...] = ()) -> int:
-        """Run the pass; how many passed."""
+    def collect(self, kernel: str, *source: Argument, after: tuple[Argument, ...] = ()) -> Tensor:
+        """Run the pass; how many passed (int64, 0-d)."""
         launch(SOURCE, kernel, -(-self.tiles // WARPS), 32 * WARPS, *source, self.offsets, self.values, self.counts, *after)
         self.sums = self.counts.cumsum(0)
-        return int(self.sums[-1])
+        return self.sums[-1]
 
-    def spread(self, kernel: str, *source: Argument, limit: int) -> tuple[Tensor, Tensor]:
-        """Indices and values of the first ``limit`` of them."""
-        indices = torch.empty(limit, dtype=index_dtype(self.n), device=self.device)
-        values = torch.empty(limit, dtype=torch.float32, device=self.device)
-        places = (self.offsets, self.values, self.counts, self.sums, limit, int(indices.dtype == torch.int64), indices, values)
+    def spread(self, kernel: str, *source: Argument, room: int) -> tuple[Tensor, Tensor]:
+        """Indices and values of the first ``room`` of them, zeros behind them."""
+        indices, values = _room(self.n, room, self.device)
+        places = (self.offsets, self.values, self.counts, self.sums, room, int(indices.dtype == torch.int64), indices, values)
         launch(SOURCE, kernel, -(-self.tiles // WARPS), 32 * WARPS, *source, *places)
         return indices, values
 
 
-def _nothing(x: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty(0, dtype=index_dtype(x.numel()), device=x.device), x[:0]
+def _room(numel: int, room: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.zeros(room, dtype=index_dtype(numel), device=device), torch.zeros(room, dtype=torch.float32, device=device)
 
 
-def _candidates(x: Tensor, key: Tensor) -> tuple[_Slots, int]:
-    slots = _Slots(x)
-    return slots, slots.collect("select_collect", x, x.numel(), key)
+def _nothing(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return *_room(x.numel(), 0, x.device), torch.zeros((), dtype=torch.int64, device=x.device)
 
 
-def select_compact(x: Tensor, key: int, limit: int) -> tuple[Tensor, Tensor, int]:
+def select_compact(x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     if x.numel() == 0:
-        return *_nothing(x), 0
+        return _nothing(x)
     x = x.contiguous()
-    least = torch.full((1,), key, dtype=torch.int64, device=x.device)
-    slots, count = _candidates(x, least)
-    if min(count, limit) == 0:
-        return *_nothing(x), count
-    return *slots.spread("select_spread", x, x.numel(), least, limit=min(count, limit)), count
+    if isinstance(key, Tensor):
+        least = key.reshape(1).to(torch.int64)
+    else:
+        least = torch.full((1,), key, dtype=torch.int64, device=x.device)
+    slots = _Slots(x)
+    count = slots.collect("select_collect", x, x.numel(), least)
+    return *slots.spread("select_spread", x, x.numel(), least, room=min(limit, x.numel())), count
 
 
-@functools.lru_cache(maxsize=16)
-def _sample(numel: int, device: torch.device) -> Tensor:
-    return sample_positions(numel, device)
-
-
-def _bound(x: Tensor, k: int) -> Tensor:
-    """A key that, most likely, a few more than ``k`` coordinates have: of a sample, some places below the ``k``-th."""
-    keys = x[_sample(x.numel(), x.device)].view(torch.int32) & 0x7FFFFFFF
-    share = k * keys.numel() / x.numel()
-    rank = math.ceil(1.1 * share + 5 * math.sqrt(share) + 16)
-    if rank > keys.numel():
-        return torch.ones(1, dtype=torch.int64, device=x.device)
-    return torch.topk(keys, rank).values[-1:].long().clamp(1, INFINITE_KEY)
-
-
-def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    n = x.numel()
-    if n == 0 or k == 0:
+def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    n, k = x.numel(), min(k, x.numel())
+    if k == 0:
         return _nothing(x)
-    x, k = x.contiguous(), min(k, n)
-    key = _bound(x, k)
-    slots, count = _candidates(x, key)
-    if count < k:
-        # The sample misled, or the rest is zero.
-        key.fill_(1)
-        slots, count = _candidates(x, key)
-    if count == 0:
-        return _nothing(x)
-    indices, values = slots.spread("select_spread", x, n, key, limit=count)
-    if count <= k:
-        return indices, values
-    state = torch.tensor([0, k], dtype=torch.int64, device=x.device)
+    x, state = x.contiguous(), host.numbers([0, k], x.device)
     histogram = torch.zeros(256, dtype=torch.int64, device=x.device)
     for shift in (24, 16, 8, 0):
-        launch(SOURCE, "select_digit", min(-(-count // 2048), 512), THREADS, values, count, shift, state, histogram)
+        launch(SOURCE, "select_digit", min(-(-n // 2048), 1024), THREADS, x, n, shift, state, histogram)
         launch(SOURCE, "select_choose", 1, THREADS, histogram, shift, state)
-    flags = torch.empty(2, count, dtype=torch.int64, device=x.device)
-    blocks, wide = -(-count // THREADS), int(indices.dtype == torch.int64)
-    launch(SOURCE, "select_flags", blocks, THREADS, values, count, state, flags)
-    kept = torch.empty(k, dtype=indices.dtype, device=x.device)
-    out = torch.empty(k, dtype=torch.float32, device=x.device)
-    launch(SOURCE, "select_finish", blocks, THREADS, indices, values, count, wide, flags, flags.cumsum(1), state, kept, out)
-    return kept, out
+    tiles = -(-n // TILE)
+    counts = torch.empty(2, tiles, dtype=torch.int64, device=x.device)
+    launch(SOURCE, "select_count", -(-tiles // WARPS), 32 * WARPS, x, n, state, tiles, counts)
+    sums = counts.cumsum(1)
+    indices, values = _room(n, k, x.device)
+    places = (counts, sums, int(indices.dtype == torch.int64), indices, values)
+    launch(SOURCE, "select_place", -(-tiles // WARPS), 32 * WARPS, x, n, state, tiles, *places)
+    return indices, values, sums[0, -1] + torch.minimum(sums[1, -1], state[1])
 
 
 def _put(indices: Tensor, values: Tensor, weight: float, adds: bool, out: Tensor) -> None:
@@ -122,7 +94,8 @@ def _put(indices: Tensor, values: Tensor, weight: float, adds: bool, out: Tensor
     count, wide = indices.numel(), int(indices.dtype == torch.int64)
     arguments = (indices.contiguous(), values.contiguous(), count, wide, out.numel(), float(weight), int(adds), out, bad)
     launch(SOURCE, "sparse_put", -(-count // THREADS), THREADS, *arguments)
-    if int(bad):
+    # On a device that would wait: there they come from a decoder, which checks.
+    if bad.is_cpu and int(bad):
         raise ValueError("indices must increase strictly and lie within the vector")
 
 
@@ -135,26 +108,26 @@ def sparse_scatter_add(indices: Tensor, values: Tensor, weight: float, out: Tens
 
 
 def _step(
-    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float, hybrid: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float, hybrid: bool, limit: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if x.numel() == 0:
-        return r.clone(), v.clone(), *_nothing(x), True
-    slots, infinite = _Slots(x), torch.zeros(1, dtype=torch.int64, device=x.device)
+        return r.clone(), v.clone(), *_nothing(x), torch.ones((), dtype=torch.bool, device=x.device)
+    slots, infinite = _Slots(x), torch.zeros((), dtype=torch.int64, device=x.device)
     scalars = (float(alpha), float(zeta), float(tau), float(2 * tau), float(tau * tau), int(hybrid))
     source = (r.contiguous(), v.contiguous(), x.contiguous(), s.contiguous(), x.numel(), *scalars)
     next_r, next_v = torch.empty_like(source[0]), torch.empty_like(source[1])
     count = slots.collect("variance_collect", *source, next_r, next_v, after=(infinite,))
-    indices, values = slots.spread("variance_spread", *source, limit=count) if count else _nothing(x)
-    return next_r, next_v, indices, values, not int(infinite)
+    indices, values = slots.spread("variance_spread", *source, room=min(limit, x.numel()))
+    return next_r, next_v, indices, values, count, infinite == 0
 
 
 def variance_select(
-    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, zeta: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-    return _step(r, v, x, s, alpha, 0.0, zeta, False)
+    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, zeta: float, limit: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _step(r, v, x, s, alpha, 0.0, zeta, False, limit)
 
 
 def hybrid_select(
-    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-    return _step(r, v, x, s, alpha, tau, zeta, True)
+    r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float, limit: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _step(r, v, x, s, alpha, tau, zeta, True, limit)

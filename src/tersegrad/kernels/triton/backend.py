@@ -1,6 +1,6 @@
 """The operations of the kernel schema that Triton implements for CUDA tensors; each writes the bytes of the reference.
 
-None waits for the device but ``ternary_decode``, which has to say whether its message is corrupt.
+None waits for the device.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.triton.codes import pack, unpack
 from tersegrad.kernels.triton.launch import (
@@ -110,34 +109,43 @@ def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
     poison(raised, out, head, NAN, 0)
 
 
+@triton.jit(do_not_specialize=["count", "last"])
+def _ternary_check(trits, flag, count, last, TILE: tl.constexpr):
+    """Bytes are below 243 = 3^5, the last one below 3 to the number of its trits."""
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    byte = tl.load(trits + i, mask=i < count, other=0).to(tl.int32)
+    raise_flag(flag, tl.max((byte >= tl.where(i == count - 1, last, 243)).to(tl.int32), 0) > 0)
+
+
 @triton.jit(do_not_specialize=["n", "bucket", "weight"])
 def _ternary_decode(
     data, trits, flag, out, n, bucket, weight, TILE: tl.constexpr, ALIGNED: tl.constexpr, WEIGHTED: tl.constexpr
 ):
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     mask = i < n
-    byte = tl.load(trits + i // 5, mask=i < (n + 4) // 5 * 5, other=0).to(tl.int32)
+    if WEIGHTED:
+        mask = mask & (tl.load(flag) == 0)
+    byte = tl.load(trits + i // 5, mask=mask, other=0).to(tl.int32)
     digit = (i % 5).to(tl.int32)
     power = tl.where(digit == 0, 1, tl.where(digit == 1, 3, tl.where(digit == 2, 9, tl.where(digit == 3, 27, 81))))
     trit = byte // power % 3
-    raise_flag(flag, tl.max(((byte > 242) | ((mask == 0) & (trit != 0))).to(tl.int32), 0) > 0)
     scale = as_float(get_word(data, i // bucket, mask, 4, ALIGNED))
     emit(out + i, (trit - 1).to(tl.float32) * scale, mask, weight, WEIGHTED)
 
 
-def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> None:
-    """Trits less one, times the scale of their bucket. Waits for the device: it has to say whether the trits are canonical."""
+def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> Tensor:
+    """Trits less one, times the scale of their bucket; whether they are canonical. Where not, nothing is added."""
     n = out.numel()
     if n == 0:
-        return
-    bucket, raised = min(bucket, n), flag(out)
-    head = 4 * cdiv(n, bucket)
+        return torch.ones((), dtype=torch.bool, device=out.device)
+    bucket, count, raised = min(bucket, n), cdiv(n, 5), flag(out)
+    trits = data[4 * cdiv(n, bucket) :]
+    launch(_ternary_check, cdiv(count, 1024), (trits, raised), (count, 3 ** (n - 5 * (count - 1))), TILE=1024)
     launch(
-        _ternary_decode, cdiv(cdiv(n, 5) * 5, 1024), (data, data[head:], raised, out), (n, bucket, 0.0 if weight is None else weight),
+        _ternary_decode, cdiv(n, 1024), (data, trits, raised, out), (n, bucket, 0.0 if weight is None else float(weight)),
         TILE=1024, ALIGNED=aligned(data, 4), WEIGHTED=weight is not None,
     )  # fmt: skip
-    if int(raised):
-        raise CorruptMessage("a byte of trits is at most 242 and ends in zeros")
+    return (raised == 0).view(())
 
 
 @triton.jit(do_not_specialize=["n", "bucket", "levels", "least", "step", "who", "k0", "k1"])

@@ -62,7 +62,7 @@ def _random_u16(out, start, count, step, who, k0, k1, PURPOSE: tl.constexpr, ROW
     tl.store(out + place, u, mask=(place >= 0) & (place < count))
 
 
-def random_u16(ctx: Context, purpose: int, start: int, count: int, device: torch.device | str = "cuda") -> Tensor:
+def random_u16(ctx: Context, purpose: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """The 16-bit draws of coordinates start .. start + count, as int32."""
     out = torch.empty(count, dtype=torch.int32, device=device)
     if count:

@@ -18,7 +18,7 @@ enum { FIRST, WRONG, LEFT_OVER };
 enum { ANOTHER = 3, MANY_ESCAPES = 4, NOT_FINITE = 5 };
 
 // Kinds of segments, and what is known of one.
-enum { ZERO_KIND, RAW_KIND, CODED_KIND };
+enum { ZERO_KIND, RAW_KIND, CODED_KIND, CLASSED_KIND };
 enum { KIND, WINDOW, SCALES, AT, TAIL, END, FORM_OF, CHUNK_OF, TABLES_OF, ONLY, SEGMENT_PLACES };
 
 __device__ __forceinline__ i64 segments_of(i64 count) {
@@ -32,8 +32,4 @@ __device__ __forceinline__ i64 segment_length(i64 count, i64 s) {
 __device__ __forceinline__ float scaled(i64 level, const u8* scales, i64 i) {
     const u32 bits = __float_as_uint(__fmul_rn((float)level, __uint_as_float(load32(scales + 4 * (i >> 16)))));
     return __uint_as_float((bits & 0x7fffffffu) == 0x7f800000u ? (bits & 0x80000000u) | HUGE_VALUE : bits);
-}
-
-__device__ __forceinline__ void give(float* out, float value, float weight, i64 adds) {
-    *out = adds ? __fadd_rn(*out, __fmul_rn(weight, value)) : value;
 }

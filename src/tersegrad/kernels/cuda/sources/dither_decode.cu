@@ -41,6 +41,11 @@ extern "C" __global__ void dither_parse(const u8* data, i64 count, const i64* be
     d[END] = end;
     if (kind == ZERO_KIND && size == 1) return;
     if (kind == RAW_KIND && size == 1 + 4 * n) return;
+    if (kind == CLASSED_KIND) {
+        // Segments with scale classes are not read here.
+        state[WRONG] = ANOTHER;
+        return;
+    }
     bool good = kind == CODED_KIND && size >= 3;
     i64 tail = 0, used = 0, byte = 128;
     while (good && byte >= 128) {
@@ -131,7 +136,7 @@ extern "C" __global__ void dither_tables(
 // A warp for each chunk. Values go out at once, unless the segment has escapes: then its symbols are kept.
 extern "C" __global__ void __launch_bounds__(32) dither_chunks(
     const u8* data, i64 count, const i64* segments, const u32* cells, const u8* symbols, const i64* offsets, const i64* words,
-    float weight, i64 adds, u8* kept, float* out, i64* state
+    u8* kept, float* out, i64* state
 ) {
     __shared__ u32 own_cells[TOTAL];
     __shared__ u8 own_symbols[TOTAL];
@@ -154,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
         good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, look, [=](i64 i, u8 symbol) { kept[first + i] = symbol; });
     } else {
         good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, look, [=](i64 i, u8 symbol) {
-            give(out + first + i, scaled(symbol - window, scales, i), weight, adds);
+            out[first + i] = scaled(symbol - window, scales, i);
         });
     }
     if (!good) state[WRONG] = CORRUPT;
@@ -162,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
 
 // Everything else: zero and raw segments, raw symbols, a single symbol; those with escapes keep their symbols. Blocks share a segment.
 extern "C" __global__ void dither_plain(
-    const u8* data, i64 count, const i64* segments, i64 share, float weight, i64 adds, u8* kept, float* out, i64* state
+    const u8* data, i64 count, const i64* segments, i64 share, u8* kept, float* out, i64* state
 ) {
     const i64 s = blockIdx.x / share, n = segment_length(count, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
@@ -170,7 +175,7 @@ extern "C" __global__ void dither_plain(
     const int window = (int)d[WINDOW], width = d[KIND] == CODED_KIND ? raw_bits(2 * window + 1) : 0;
     for (i64 i = blockIdx.x % share * blockDim.x + threadIdx.x; i < n; i += share * blockDim.x) {
         if (d[KIND] != CODED_KIND) {
-            give(out + first + i, d[KIND] == ZERO_KIND ? 0.0f : __uint_as_float(load32(data + d[AT] + 4 * i)), weight, adds);
+            out[first + i] = d[KIND] == ZERO_KIND ? 0.0f : __uint_as_float(load32(data + d[AT] + 4 * i));
             continue;
         }
         u32 symbol = (u32)d[ONLY];
@@ -185,13 +190,13 @@ extern "C" __global__ void dither_plain(
             if (i + 1 == n && end && p[shift + width > 8] >> end) state[WRONG] = CORRUPT;
         }
         if (d[TAIL]) kept[first + i] = (u8)symbol;
-        else give(out + first + i, scaled((i64)symbol - window, data + d[SCALES], i), weight, adds);
+        else out[first + i] = scaled((i64)symbol - window, data + d[SCALES], i);
     }
 }
 
 // A block for each segment with escapes: planar gamma codes of |k| - K + 1 at the ends of the window. `places` and `extras`: ESCAPES per segment.
 extern "C" __global__ void dither_escapes(
-    const u8* data, i64 count, i64* segments, const u8* kept, int* places, int* extras, float weight, i64 adds, float* out, i64* state
+    const u8* data, i64 count, i64* segments, const u8* kept, int* places, int* extras, float* out, i64* state
 ) {
     const i64 s = blockIdx.x, n = segment_length(count, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
@@ -259,7 +264,7 @@ extern "C" __global__ void dither_escapes(
             i64 level = (i64)symbols[i] - window;
             if (level == window) level += more[j++];
             else if (level == -window) level -= more[j++];
-            give(out + first + i, scaled(level, data + d[SCALES], i), weight, adds);
+            out[first + i] = scaled(level, data + d[SCALES], i);
         }
         rank += total;
     }

@@ -179,27 +179,49 @@ extern "C" __global__ void select_choose(u64* histogram, i64 shift, i64* state) 
     for (int d = threadIdx.x; d < 256; d += blockDim.x) histogram[d] = 0;
 }
 
-// Rows of `flags`: above the k-th largest key; equal to it.
-extern "C" __global__ void select_flags(const float* values, i64 count, const i64* state, i64* flags) {
-    const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    const i64 key = key_of(values[i]);
-    flags[i] = key > state[PREFIX];
-    flags[count + i] = key == state[PREFIX];
+// Keys above the k-th largest, and those equal to it: how many there are in each tile, then their places, with the first of those that
+// are equal. Zeros are never chosen. Rows of `counts` and of `sums`, the running sums: above; equal.
+extern "C" __global__ void select_count(const float* x, i64 n, const i64* state, i64 tiles, i64* counts) {
+    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (tile >= tiles) return;
+    const int lane = threadIdx.x & 31;
+    const u32 prefix = (u32)state[PREFIX];
+    const i64 stop = smaller((tile + 1) * TILE, n);
+    i64 above = 0, equal = 0;
+    for (i64 i = tile * TILE + lane; i < stop; i += 32) {
+        const u32 key = key_of(x[i]);
+        above += key > prefix;
+        equal += key == prefix && key;
+    }
+    above = warp_scan(above);
+    equal = warp_scan(equal);
+    if (lane == 31) counts[tile] = above, counts[tiles + tile] = equal;
 }
 
-// Those above, and the first of those that are equal; `sums` are the running sums of the rows.
-extern "C" __global__ void select_finish(
-    const void* indices, const float* values, i64 count, i64 wide, const i64* flags, const i64* sums, const i64* state, void* kept, float* out
+extern "C" __global__ void select_place(
+    const float* x, i64 n, const i64* state, i64 tiles, const i64* counts, const i64* sums, i64 wide, void* indices, float* out
 ) {
-    const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    const i64 ties = sums[count + i] - flags[count + i], left = state[LEFT];
-    if (!flags[i] && !(flags[count + i] && ties < left)) return;
-    const i64 at = sums[i] - flags[i] + smaller(ties, left);
-    if (wide) ((i64*)kept)[at] = ((const i64*)indices)[i];
-    else ((int*)kept)[at] = ((const int*)indices)[i];
-    out[at] = values[i];
+    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (tile >= tiles) return;
+    const int lane = threadIdx.x & 31;
+    const u32 prefix = (u32)state[PREFIX], before = (1u << lane) - 1;
+    const i64 left = state[LEFT];
+    i64 above = sums[tile] - counts[tile], equal = sums[tiles + tile] - counts[tiles + tile];
+    for (int group = 0; group < TILE; group += 32) {
+        const i64 i = tile * TILE + group + lane;
+        const u32 bits = i < n ? __float_as_uint(x[i]) : 0, key = bits & 0x7fffffffu;
+        const bool more = key > prefix, tie = key == prefix && key;
+        const u32 mores = __ballot_sync(FULL, more), ties = __ballot_sync(FULL, tie);
+        const i64 rank = equal + __popc(ties & before);
+        if (more || (tie && rank < left)) {
+            const i64 at = above + __popc(mores & before) + smaller(rank, left);
+            if (wide) ((i64*)indices)[at] = i;
+            else ((int*)indices)[at] = (int)i;
+            out[at] = __uint_as_float(bits);
+        }
+        above += __popc(mores);
+        equal += __popc(ties);
+    }
 }
 
 // ---- putting values back ----
