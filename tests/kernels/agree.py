@@ -102,6 +102,22 @@ def casts(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
                     yield pair("dithering", 4 * -(-n // used) + -(-n * width // 8), bucket, levels, width, drawn=True)
 
 
+def refused(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
+    """Trits that are not canonical: a flag is returned, and nothing is added."""
+    for n in sizes:
+        for last in (242, 243):
+
+            def case(ops: Any, put: Put, n: int = n, last: int = last) -> list[Tensor]:
+                data = torch.zeros(4 + -(-n // 5), dtype=torch.uint8)
+                # The scale is one half.
+                data[3], data[-1] = 0x3F, last
+                added = put(torch.linspace(-1, 1, n))
+                fine = ops.ternary_decode(put(data), added, 1 << 20, 0.3)
+                return [added, fine]
+
+            yield f"refused {n} {last}", case
+
+
 def _blocks(x: Tensor, shift: int, rule: str, block: int, levels: int, width: int, bfloat16: bool) -> Case:
     def case(ops: Any, put: Put) -> list[Tensor]:
         n = x.numel()
@@ -197,12 +213,14 @@ def interpreted(topic: str) -> list[str]:
         plain(tensor, *scope)
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
-    interpreter._patch_lang_tensor = with_bounds
+    if plain.__name__ != "with_bounds":
+        interpreter._patch_lang_tensor = with_bounds
     from tersegrad.kernels.triton import backend
 
     cases: dict[str, Callable[[], Iterator[tuple[str, Case]]]] = {
-        "casts": lambda: casts((1, 333)),
-        "blocks": lambda: blocks((5, 1100)),
+        "casts": lambda: casts((1, 203)),
+        "refused": lambda: refused((7, 10)),
+        "blocks": lambda: blocks((5, 600)),
         "sums": lambda: sums((1, 333)),
         "long": long_ones,
         "rotations": lambda: rotations(((1, 4096), (77, 16), (300, 256), (8200, 8192))),
@@ -219,6 +237,6 @@ def long_ones() -> Iterator[tuple[str, Case]]:
 
 
 if __name__ == "__main__":
-    found = interpreted(sys.argv[1])
+    found = [line for topic in sys.argv[1:] for line in interpreted(topic)]
     print("\n".join(found))
     sys.exit(bool(found))

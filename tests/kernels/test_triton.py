@@ -23,11 +23,11 @@ def _run(module: str, *arguments: str, **environment: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("topic", ["casts", "blocks", "sums", "long", "rotations"])
-def test_same_bytes_as_the_reference(topic: str) -> None:
-    _run("agree", topic, TRITON_INTERPRET="1")
+def test_same_bytes_as_the_reference() -> None:
+    """On short vectors; ``TRITON_INTERPRET=1 python -m tests.kernels.agree long`` has some of several tiles."""
+    _run("agree", "casts", "refused", "blocks", "sums", "rotations", TRITON_INTERPRET="1")
 
 
 def test_kernels_compile_for_a_gpu() -> None:
-    """Those with the most unusual operations; ``python -m tests.kernels.compile_triton`` compiles all."""
-    _run("compile_triton", "_ternary_encode", "_fold", "_far_stages")
+    """One of them; ``python -m tests.kernels.compile_triton`` compiles all."""
+    _run("compile_triton", "_ternary_check")
