@@ -44,7 +44,13 @@ def launches() -> dict[Any, tuple[Any, dict[str, str], dict[str, Any], list[int]
         if module is not launch:
             module.launch = record  # type: ignore[attr-defined]
     launch.launch = record
-    cases = [*agree.casts((333,)), *agree.refused((7,)), *agree.blocks((333,)), *agree.sums((333,)), *agree.rotations(((300, 256), (8200, 8192)))]
+    cases = [
+        *agree.casts((333,)),
+        *agree.refused((7,)),
+        *agree.blocks((333,)),
+        *agree.sums((333,)),
+        *agree.rotations(((300, 256), (8200, 8192))),
+    ]
     for _, case in [*cases, *agree.long_ones()]:
         case(backend, lambda t: t.clone())
     case = next(c for name, c in cases if name.startswith("blocks ('l2', 512"))
