@@ -82,7 +82,7 @@ class E3M0(FixedRate):
         power = torch.where(codes % 8 == 0, 0, (codes % 8 + 120) << 23).view(torch.float32)
         values = (power * self._each(scales, numel)).clamp_(-HUGE, HUGE)
         values = torch.where(codes > 7, -values, values)
-        values = values if bool(torch.isfinite(scales).all()) else torch.full_like(values, math.nan)
+        values = torch.where(torch.isfinite(scales).all(), values, math.nan)
         _ = out.copy_(values) if weight is None else out.add_(values * weight)
 
     def guarantee(self, spec: Spec) -> Guarantee:
