@@ -204,14 +204,14 @@ class Imagined:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def dither_encode(self, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    def dither_encode(self, x: Tensor, *rest: Any, layout: Tensor | None) -> tuple[Tensor, ...]:
         *numbers, out = rest
         arguments: list[Any] = [self._device.memory(x), *numbers, self._device.memory(out)]
-        found = native.dither_encode(*arguments)
+        found = native.dither_encode(*arguments, layout=layout)
         return tuple(self._device.to(t) for t in found)
 
-    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor:
-        native.dither_decode(self._device.memory(data).contiguous(), self._device.memory(out), weight)
+    def dither_decode(self, data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None) -> Tensor:
+        native.dither_decode(self._device.memory(data).contiguous(), self._device.memory(out), weight, layout)
         return out
 
     def dither_sample(self, x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
