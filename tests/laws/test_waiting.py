@@ -206,8 +206,8 @@ class Imagined:
 
     def dither_encode(self, x: Tensor, *rest: Any, layout: Tensor | None) -> tuple[Tensor, ...]:
         *numbers, out = rest
-        arguments: list[Any] = [self._device.memory(x), *numbers, self._device.memory(out)]
-        found = native.dither_encode(*arguments, layout=layout)
+        arguments: list[Any] = [self._device.memory(x), *numbers, self._device.memory(out), None, None, layout]
+        found = native.dither_encode(*arguments)
         return tuple(self._device.to(t) for t in found)
 
     def dither_decode(self, data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None) -> Tensor:
