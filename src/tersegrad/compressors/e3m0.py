@@ -42,7 +42,7 @@ class E3M0(FixedRate):
     >>> x, c = torch.tensor([4.0, -1.1, 0.01, 0.7]), E3M0()
     >>> message, _ = c.encode(x, Spec.of(x), None, Context())
     >>> c.decode(message, Spec.of(x), Context())
-    tensor([ 4., -1.,  0.,  0.5000])
+    tensor([ 4.0000, -1.0000,  0.0000,  0.5000])
     """
 
     name: ClassVar[str] = "e3m0"
