@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.integrations import ddp, fsdp, local_sgd
-from tests.engine.conftest import PRELOAD
 from tests.engine.models import FEEDBACK, KINDS, Run, caught, group_of, loss_of, net, split, start
 from tests.exchange.pool import Pool, pool
 
@@ -160,7 +159,7 @@ def job_dies(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
 def test_a_rank_that_dies_in_mid_step_ends_it_on_all(kind: str) -> None:
-    with pool(3, PRELOAD, timeout=10.0) as victims:
+    with pool(3, timeout=10.0) as victims:
         answers = victims.outcomes(job_dies, kind, within=60.0)
         for process in victims._processes:
             process.kill()

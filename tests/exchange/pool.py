@@ -1,4 +1,7 @@
-"""Real worker processes for tests: started once, given many jobs. A job is a function of a test module, called on every rank."""
+"""Real worker processes for tests: started once, given many jobs. A job is a function of a test module, called on every rank.
+
+They are forked from a process that has imported what most jobs need: importing torch anew takes seconds for every rank.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -15,6 +18,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+PRELOAD = [
+    "pytest",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "tersegrad.integrations.ddp",
+    "tersegrad.integrations.fsdp",
+    "tersegrad.integrations.local_sgd",
+    "tersegrad.train",
+]
 
 
 def _serve(rank: int, size: int, store: str, timeout: float, connection: Connection) -> None:
@@ -34,17 +47,13 @@ def _serve(rank: int, size: int, store: str, timeout: float, connection: Connect
 
 
 class Pool:
-    """``size`` gloo ranks on loopback; ``preload`` names modules that are imported once for all of them.
+    """``size`` gloo ranks on loopback; ``timeout``: seconds until one that hears nothing from the others fails."""
 
-    ``timeout``: seconds until a rank that hears nothing from the others fails.
-    """
-
-    def __init__(self, size: int, preload: Sequence[str] = (), timeout: float = 60.0) -> None:
+    def __init__(self, size: int, timeout: float = 60.0) -> None:
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
-        context: Any = mp.get_context("forkserver" if preload else "spawn")
-        if preload:
-            context.set_forkserver_preload(list(preload))
+        context: Any = mp.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
         self._connections, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
@@ -93,8 +102,8 @@ class Pool:
 
 
 @contextlib.contextmanager
-def pool(size: int, preload: Sequence[str] = (), timeout: float = 60.0) -> Iterator[Pool]:
-    p = Pool(size, preload, timeout)
+def pool(size: int, timeout: float = 60.0) -> Iterator[Pool]:
+    p = Pool(size, timeout)
     try:
         yield p
     finally:

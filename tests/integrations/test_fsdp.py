@@ -33,7 +33,7 @@ FEEDBACK = "error_feedback(top_k(fraction=0.1))"
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Pool]:
-    with pool(SIZE, ("torch._dynamo", __name__)) as p:
+    with pool(SIZE) as p:
         yield p
 
 

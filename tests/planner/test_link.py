@@ -18,7 +18,7 @@ from tests.exchange.pool import Pool, pool
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Pool]:
-    with pool(3, ("tests.planner.test_link",)) as p:
+    with pool(3) as p:
         yield p
 
 
