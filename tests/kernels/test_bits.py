@@ -105,7 +105,7 @@ def test_elias(isa: str, code: int) -> None:
 
 
 @functools.cache
-def rice_wanted(count: int, k: int) -> tuple[torch.Tensor, int, tuple[int, int]]:
+def rice_wanted(count: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What the reference writes, which it reads back, its bits, and the best parameter."""
     values, room = heavy(count, seed=count), torch.empty(30 * count + 4, dtype=torch.uint8)
     size, out = int(reference.rice_encode(values, k, room)), torch.empty_like(values)

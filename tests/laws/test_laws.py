@@ -169,23 +169,22 @@ def test_backends_instruction_sets_and_threads_write_the_same_bytes(text: str) -
     c = tersegrad.parse(text)
     if not native.available():
         pytest.fail("the native kernels are not built")
-    for d in (65, 5000, 300_000):
+    for d in (65, 17_000):
         x = gaussian(d)
         with kernels.force("reference"):
-            wanted, decoded = once(c, x[: min(d, 20_000)])
-        got, again = once(c, x[: min(d, 20_000)])
+            wanted, decoded = once(c, x)
+        got, again = once(c, x)
         assert got.tobytes() == wanted.tobytes()
         assert torch.equal(again, decoded)
-        isas = native.supported_isas()
-        results = []
-        # Threads share the work alike on every instruction set.
-        for isa, threads in (*((isa, 1) for isa in isas), (isas[-1], 3)):
-            with native.using(isa=isa, threads=threads):
-                results.append((isa, threads, *once(c, x)))
-        _, _, best, best_decoded = results[0]
-        for isa, threads, message, decoded in results:
-            assert message.tobytes() == best.tobytes(), (isa, threads)
-            assert torch.equal(decoded, best_decoded), (isa, threads)
+    for d in (65, 5000, 300_000):
+        x = gaussian(d)
+        best, best_decoded = once(c, x)
+        for isa in native.supported_isas():
+            for threads in (1, 3):
+                with native.using(isa=isa, threads=threads):
+                    message, decoded = once(c, x)
+                assert message.tobytes() == best.tobytes(), (isa, threads)
+                assert torch.equal(decoded, best_decoded), (isa, threads)
 
 
 def decodes_safely(c: Compressor[Any], data: bytes, spec: Spec, ctx: Context) -> None:
