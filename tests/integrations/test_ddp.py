@@ -353,7 +353,7 @@ VIRTUAL = [(e, t) for e in ("two_shot", "all_gather", NODES) for t in (FEEDBACK,
 
 @pytest.mark.parametrize(("exchange", "text"), [*VIRTUAL, (FACTORS, None)])
 def test_equals_virtual_ranks(workers: Pool, exchange: str, text: str | None) -> None:
-    count = 3
+    count = 2
     real = workers.run(job_gradients, text, exchange, count)
     model = net()
     groups = make_groups({n: p for n, p in model.named_parameters() if p.requires_grad}, **SMALL_GROUPS)

@@ -122,7 +122,7 @@ def job_train(text: str | None, situation: str) -> tuple[Tensor, dict[str, Any]]
     if situation == "thawed":
         model.frozen.requires_grad_(True)
     optimizer = optimizer_of(model)
-    for step in range(3):
+    for step in range(2):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
         for micro in range(3 if situation in ("accumulate", "reduce_each") else 1):
             if situation == "accumulate":
@@ -187,7 +187,7 @@ def job_nodes(text: str | None, situation: str) -> Tensor:
         fsdp.attach(
             model, text, between=peers, exchange="all_gather" if situation == "all_gather" else "two_shot", dense_below=30
         )
-    steps(model, 0, 3)
+    steps(model, 0, 2)
     return whole(model)
 
 
@@ -368,7 +368,7 @@ def test_compressed_training_is_the_same_on_every_rank(workers: Pool, situation:
     results = workers.run(job_train, FEEDBACK, situation)
     assert all(torch.equal(results[0][0], r[0]) for r in results)
     for _, report in results:
-        assert report["steps"] == (9 if situation == "reduce_each" else 3)
+        assert report["steps"] == (6 if situation == "reduce_each" else 2)
         assert 0 < report["bits_per_coordinate"] < 16
         assert report["bytes/sent"] > 0
         assert report["state/bytes"] > 0
@@ -450,7 +450,7 @@ def test_nodes_agree_when_compressed(workers: Pool) -> None:
 
 
 def test_another_world_size_starts_from_the_mean_of_residuals(workers: Pool) -> None:
-    saved = workers.run(job_states, FEEDBACK, 3)
+    saved = workers.run(job_states, FEEDBACK, 2)
     loaded = workers.run(job_sized, saved, FEEDBACK)
     old = [s[f"rank{r}"]["reduce"] for r, s in enumerate(saved)]
     assert old[0]
