@@ -64,7 +64,7 @@ def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch, moved
     pixels, classes = datasets.load_digits(return_X_y=True)
     if moved:  # a release that keeps its files elsewhere
         monkeypatch.setattr(datasets, "load_digits", lambda return_X_y: (pixels, classes))
-        monkeypatch.setattr(data.Path, "exists", lambda self: False)
+        monkeypatch.setattr(Path, "exists", lambda self: False)
     found = data.load_digits()
     assert np.array_equal(found[0], pixels)
     assert np.array_equal(found[1], classes)
