@@ -6,6 +6,7 @@ They are forked from a process that has imported what most jobs need: importing 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import tempfile
 import time
@@ -19,19 +20,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-PRELOAD = [
-    "pytest",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "tersegrad.integrations.ddp",
-    "tersegrad.integrations.fsdp",
-    "tersegrad.integrations.local_sgd",
-    "tersegrad.train",
-]
-
 
 def _serve(rank: int, size: int, store: str, timeout: float, connection: Connection) -> None:
     torch.set_num_threads(1)
+    # What was imported stays as it is: collections that walk through it would copy all of its pages into every rank.
+    gc.freeze()
     limit = timedelta(seconds=timeout)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
     while True:
@@ -53,7 +46,7 @@ class Pool:
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         context: Any = mp.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
+        context.set_forkserver_preload(["tests.exchange.preload"])
         self._connections, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
