@@ -62,7 +62,7 @@ native-hostile: $(SANITIZED)/built
 	$(BIN)/python -W ignore tests/kernels/hostile.py $(SANITIZED)/_native*.so
 
 unit: $(VENV)/packages
-	$(RUN) -m pytest -q -n 3 --dist loadgroup
+	$(RUN) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/packages
 	$(CLOCK) $(RUN) -m benchmarks.run
