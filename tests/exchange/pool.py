@@ -20,6 +20,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# After so many jobs ranks are started anew.
+JOBS = 5
+
 
 def _serve(rank: int, size: int, store: str, timeout: float, connection: Connection) -> None:
     torch.set_num_threads(1)
@@ -43,25 +46,36 @@ class Pool:
     """``size`` gloo ranks on loopback; ``timeout``: seconds until one that hears nothing from the others fails."""
 
     def __init__(self, size: int, timeout: float = 60.0) -> None:
-        self.size = size
+        self.size, self.timeout = size, timeout
+        self._start()
+
+    def _start(self) -> None:
+        self._jobs = 0
         self._folder = tempfile.TemporaryDirectory()
         context: Any = mp.get_context("forkserver")
         context.set_forkserver_preload(["tests.exchange.preload"])
         self._connections, self._processes = [], []
-        for rank in range(size):
+        for rank in range(self.size):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, size, os.path.join(self._folder.name, "store"), timeout, theirs), daemon=True
-            )
+            arguments = (rank, self.size, os.path.join(self._folder.name, "store"), self.timeout, theirs)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()  # so that a rank that dies is seen to hang up
             self._connections.append(ours)
             self._processes.append(process)
 
-    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The results of function(*arguments) on every rank; raises with the traceback of the first that fails."""
+    def _send(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        """Hand out a job, to new ranks after some: a process group that a job leaves behind wakes up 100 times per second."""
+        if self._jobs == JOBS:
+            self.close()
+            self._start()
+        self._jobs += 1
         for connection in self._connections:
             connection.send((function, arguments))
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """The results of function(*arguments) on every rank; raises with the traceback of the first that fails."""
+        self._send(function, arguments)
         answers = [connection.recv() for connection in self._connections]
         for good, value in answers:
             if not good:
@@ -70,8 +84,7 @@ class Pool:
 
     def outcomes(self, function: Callable[..., Any], *arguments: Any, within: float = 60.0) -> list[Any]:
         """Of every rank (True, result), (False, traceback), or None if it died; raises if one takes longer than ``within`` seconds."""
-        for connection in self._connections:
-            connection.send((function, arguments))
+        self._send(function, arguments)
         found: list[Any] = []
         end = time.monotonic() + within
         for rank, connection in enumerate(self._connections):
