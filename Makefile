@@ -52,8 +52,8 @@ layers: $(VENV)/packages
 	$(BIN)/lint-imports
 
 native-test: $(SANITIZED)/built
-	@for program in $(SANITIZED)/test_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" || exit 1; done
-	@for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" 2000 || exit 1; done
+	@find $(SANITIZED) -maxdepth 1 -type f -executable -name "test_*" -print0 | sort -z | xargs -0 -n 1 -P 2 sh -c '"$$0" || exit 255'
+	@find $(SANITIZED) -maxdepth 1 -type f -executable -name "fuzz_*" -print0 | sort -z | xargs -0 -n 1 -P 2 sh -c '"$$0" 2000 || exit 255'
 	@$(MAKE) --no-print-directory native-hostile
 
 # Every function of the module with hostile arguments, under the sanitizers. Python itself leaks.
