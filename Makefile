@@ -39,7 +39,7 @@ demo: $(VENV)/packages
 	$(CLOCK) $(BIN)/tersegrad demo
 
 test: $(VENV)/packages
-	$(CLOCK) $(MAKE) --no-print-directory lint types layers native-test unit
+	$(CLOCK) $(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types layers native-test; $(MAKE) --no-print-directory unit
 
 lint: $(VENV)/packages
 	$(BIN)/ruff check .
