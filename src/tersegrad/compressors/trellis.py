@@ -38,7 +38,7 @@ from tersegrad.core import buffers, modes
 from tersegrad.core.numbers import HUGE
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import COARSE, Coded, meet_error, meet_size, sampled_step, strided, toward_zero
+from tersegrad.core.targets import COARSE, Coded, meet_error, meet_size, one_target, sampled_step, strided, toward_zero
 from tersegrad.core.text import require
 
 # Mean squared error in squared steps by the number of states: of endless trellises, and what a start in state 0 adds in all.
@@ -99,19 +99,11 @@ class Trellis(_TrellisCoded):
     chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
-        given = [n for n in ("nu", "alpha", "bits") if getattr(self, n) is not None]
-        require(len(given) == 1, f"trellis takes exactly one of nu, alpha and bits, got {given or 'none'}")
-        require(self.nu is None or 0 < self.nu <= 1, f"nu must lie in (0, 1], got {self.nu}: for larger errors use alpha=")
-        require(self.alpha is None or 0 < self.alpha < 1, f"alpha must lie in (0, 1), got {self.alpha}")
-        require(
-            self.bits is None or 0 < self.bits < math.inf,
-            f"bits is a budget per coordinate and must be positive, got {self.bits}",
-        )
+        one_target(self.name, self.nu, self.alpha, self.bits)
         self._check(self.states, self.chunk)
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        bound = self.nu if self.nu is not None else self.alpha if self.alpha is not None else 1.0
-        return Guarantee("contractive", bound, sure=True)
+        return Guarantee("contractive", one_target(self.name, self.nu, self.alpha, self.bits), sure=True)
 
     def max_nbytes(self, spec: Spec) -> int:
         return super().max_nbytes(spec) if self.bits is None else max(1, math.floor(self.bits * spec.numel / 8))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tersegrad.core.numbers import HUGE, TINY, float32, float32_bits, float32_of
 from tersegrad.core.search import Bracket
+from tersegrad.core.text import require
 
 # Coordinates that a search for the step looks at: often, and a few times; they come in blocks.
 COARSE, FINE, BLOCK = 1 << 16, 1 << 21, 1 << 12
@@ -39,6 +40,16 @@ class Coded:
     @property
     def data(self) -> Tensor:
         return self.buffer[: self.nbytes]
+
+
+def one_target(name: str, nu: float | None, alpha: float | None, bits: float | None) -> float:
+    """The error that is promised by the one of nu (a certificate), alpha (an error) and bits (a budget) that was given."""
+    given = [key for key, value in (("nu", nu), ("alpha", alpha), ("bits", bits)) if value is not None]
+    require(len(given) == 1, f"{name} takes exactly one of nu, alpha and bits, got {given or 'none'}")
+    require(nu is None or 0 < nu <= 1, f"nu must lie in (0, 1], got {nu}: for larger errors use alpha=")
+    require(alpha is None or 0 < alpha < 1, f"alpha must lie in (0, 1), got {alpha}")
+    require(bits is None or 0 < bits < math.inf, f"bits is a budget per coordinate and must be positive, got {bits}")
+    return nu if nu is not None else alpha if alpha is not None else 1.0
 
 
 def toward_zero(value: float) -> float:
