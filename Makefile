@@ -8,7 +8,7 @@
 #   make cluster  one all-reduce between hosts in network namespaces, by link speed (needs root)
 #   make fuzz   long fuzzing of the native decoders
 #   make install-check  sdist and wheels, with and without a compiler, in fresh environments with the newest of everything but torch
-#   make frameworks  the documentation's Lightning and Accelerate examples, on the real packages in an environment of their own
+#   make frameworks  what needs Lightning, Accelerate or Triton, on the real packages in an environment of their own
 #   make docs   the documentation as a website in site/
 #   make clean  remove everything that was made
 PYTHON ?= python3
@@ -39,7 +39,7 @@ demo: $(VENV)/packages
 	$(CLOCK) $(BIN)/tersegrad demo
 
 test: $(VENV)/packages
-	$(CLOCK) $(MAKE) --no-print-directory lint types layers native-test unit
+	$(CLOCK) $(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types layers native-test; $(MAKE) --no-print-directory unit
 
 lint: $(VENV)/packages
 	$(BIN)/ruff check .
@@ -52,8 +52,8 @@ layers: $(VENV)/packages
 	$(BIN)/lint-imports
 
 native-test: $(SANITIZED)/built
-	@for program in $(SANITIZED)/test_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" || exit 1; done
-	@for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" 2000 || exit 1; done
+	@find $(SANITIZED) -maxdepth 1 -type f -executable -name "test_*" -print0 | sort -z | xargs -0 -n 1 -P 2 sh -c '"$$0" || exit 255'
+	@find $(SANITIZED) -maxdepth 1 -type f -executable -name "fuzz_*" -print0 | sort -z | xargs -0 -n 1 -P 2 sh -c '"$$0" 2000 || exit 255'
 	@$(MAKE) --no-print-directory native-hostile
 
 # Every function of the module with hostile arguments, under the sanitizers. Python itself leaks.
@@ -62,7 +62,7 @@ native-hostile: $(SANITIZED)/built
 	$(BIN)/python -W ignore tests/kernels/hostile.py $(SANITIZED)/_native*.so
 
 unit: $(VENV)/packages
-	$(RUN) -m pytest -q -n 2
+	$(RUN) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/packages
 	$(CLOCK) $(RUN) -m benchmarks.run
@@ -107,9 +107,9 @@ install-check:
 FRAMEWORKS := build/frameworks
 frameworks:
 	$(CLOCK) rm -rf $(FRAMEWORKS); $(PYTHON) -m venv $(FRAMEWORKS); \
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt ".[dev]" lightning accelerate; \
-	$(FRAMEWORKS)/bin/python -m pip list 2> /dev/null | grep -E "^(torch|lightning|accelerate) "; \
-	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -q -rs tests/integrations/test_frameworks.py; rm -rf $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt ".[dev]" lightning accelerate triton; \
+	$(FRAMEWORKS)/bin/python -m pip list 2> /dev/null | grep -E "^(torch|lightning|accelerate|triton) "; \
+	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -q -rs tests/integrations/test_frameworks.py tests/kernels/test_add_a_kernel.py tests/moments/test_triton.py; rm -rf $(FRAMEWORKS)
 
 fuzz: $(SANITIZED)/built
 	$(CLOCK) for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" $(FUZZ); done

@@ -9,6 +9,7 @@ the files are the same on every machine.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -54,12 +55,17 @@ class Reject(NamedTuple):
 
 def numbers(d: int, key: int) -> torch.Tensor:
     """About normal: sums of four 16-bit draws, in units of 2^-14; standard deviation about 2.3."""
+    return torch.tensor(_sums(d, key), dtype=torch.float32) * 2.0**-14
+
+
+@functools.cache
+def _sums(d: int, key: int) -> list[int]:
     draws: list[int] = []
     for block in range(-(-d // 2)):
         words = decoder.philox(key, (block, 254 << 24, 0, 0))
         halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
         draws += [sum(halves[:4]) - 131070, sum(halves[4:]) - 131070]
-    return torch.tensor(draws[:d], dtype=torch.float32) * 2.0**-14
+    return draws[:d]
 
 
 def sparse(d: int, key: int, one_in: int) -> torch.Tensor:
@@ -362,14 +368,13 @@ CLASS_PIECES = (Piece((24, 12, 3, 3), 0, 2592, "conv"), Piece((130,), 0, 130, "b
 
 def uneven(d: int, pieces: tuple[Piece, ...]) -> torch.Tensor:
     """Normal numbers times powers of two by row and by column; a fifth of the rows are zero."""
-    x, at = numbers(d, 20), 0
+    factors = []
     for piece in pieces:
         columns, group = max(1, math.prod(piece.shape[1:])), math.prod(piece.shape[2:])
         for i in range(piece.numel):
             row, column = divmod(piece.start + i, columns)
-            x[at + i] *= 0.0 if row % 5 == 3 else 2.0 ** (row * 7 % 6 - column // group * 5 % 4)
-        at += piece.numel
-    return x
+            factors.append(0.0 if row % 5 == 3 else 2.0 ** (row * 7 % 6 - column // group * 5 % 4))
+    return numbers(d, 20) * torch.tensor(factors)
 
 
 def scale_classes() -> Iterator[Accept]:

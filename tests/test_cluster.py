@@ -200,8 +200,9 @@ def test_two_hosts_at_a_limited_rate(tmp_path: Path) -> None:
     with network.Network(2) as net, network.Hosts(net) as hosts:
         net.limit(rate)
         nbytes = 500_000
-        seconds = max(hosts.run("raw", [net.address(0), net.address(1)], nbytes))
-        assert 0.6 * rate < 8 * nbytes / seconds < 1.05 * rate
+        # A busy machine may send late, never more than the link lets through.
+        rates = [8 * nbytes / max(hosts.run("raw", [net.address(0), net.address(1)], nbytes)) for _ in range(3)]
+        assert 0.6 * rate < max(rates) < 1.05 * rate
         texts = ["float32", OURS]
         found = hosts.run("exchange_rounds", texts, numel, 2)
         dense, ours = (cluster.merge(text, 2, rate, [f[text] for f in found]) for text in texts)

@@ -42,6 +42,11 @@ SWEEPS: dict[str, tuple[str, ...]] = {
         *(f"random_sparse_dithering(omega={w}, coder=paper)" for w in (1.0, 0.25, 0.1)),
     ),
     "subtractive_dithering": tuple(f"subtractive_dithering(omega={w})" for w in (1.0, 0.25, 0.1, 0.03, 0.01)),
+    "trellis": (
+        *(f"trellis(alpha={a})" for a in (0.5, 0.25, 0.1, 0.03, 0.01)),
+        *(f"trellis(alpha={a}, states=32)" for a in (0.25, 0.1, 0.03)),
+    ),
+    "dithered_trellis": tuple(f"dithered_trellis(omega={w})" for w in (1.0, 0.25, 0.1, 0.03, 0.01)),
     "spherical": ("spherical(alpha=0.5, block=8)", "spherical(alpha=0.3, block=8)"),
     "top_k": (*(f"top_k(fraction={f})" for f in (0.001, 0.01, 0.1, 0.3)), "top_k(fraction=0.1, values=bf16)"),
     "random_k": tuple(f"random_k(fraction={f}, unbiased=false)" for f in (0.01, 0.1, 0.5)),

@@ -59,6 +59,8 @@ public:
         for (std::size_t at = 0; at < n; at += longest_) {
             const std::size_t length = std::min(longest_, n - at);
             const float top = convert(at, length, &norms[at / kSumChunk]);
+            // The largest of numbers does not show a NaN; the sum of squares does.
+            for (std::size_t part = at / kSumChunk; part * kSumChunk < at + length; ++part) far |= !std::isfinite(norms[part]);
             far |= !(top < limit_);
             if (far) continue;
             label(at, length);

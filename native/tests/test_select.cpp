@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cmath>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -21,15 +22,24 @@ using Indices = std::vector<std::int32_t>;
         }                                                                                 \
     } while (0)
 
+// The k largest keys, of equal ones the first, in order.
 static Indices sorted_top_k(const std::vector<float>& x, std::size_t k) {
+    std::vector<std::uint32_t> keys;
+    for (float v : x)
+        if (select::key(v)) keys.push_back(select::key(v));
     Indices order;
-    for (std::size_t i = 0; i < x.size(); ++i)
-        if (select::key(x[i])) order.push_back(static_cast<std::int32_t>(i));
-    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
-        return select::key(x[static_cast<std::size_t>(a)]) > select::key(x[static_cast<std::size_t>(b)]);
-    });
-    order.resize(std::min(order.size(), k));
-    std::sort(order.begin(), order.end());
+    if (keys.empty()) return order;
+    k = std::min(k, keys.size());
+    std::nth_element(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(k - 1), keys.end(), std::greater<>());
+    const std::uint32_t last = keys[k - 1];
+    auto ties = static_cast<std::size_t>(std::count(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(k), last));
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        const std::uint32_t key = select::key(x[i]);
+        if (key > last || (key == last && ties)) {
+            order.push_back(static_cast<std::int32_t>(i));
+            ties -= key == last;
+        }
+    }
     return order;
 }
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import math
 import re
@@ -358,6 +359,8 @@ def _takes_compressor(option: Any) -> bool:
     return origin is Compressor or (isinstance(origin, type) and issubclass(origin, Configuration))
 
 
+# Every frame is parsed, and resolving annotations would take most of that time.
+@functools.lru_cache(maxsize=256)
 def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(maker)

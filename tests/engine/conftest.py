@@ -9,12 +9,10 @@ import torch.distributed as dist
 
 from tests.exchange.pool import Pool, pool
 
-PRELOAD = ("torch._dynamo", "tests.engine.models")
-
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Pool]:
-    with pool(4, PRELOAD, timeout=20.0) as p:
+    with pool(4, timeout=20.0) as p:
         yield p
 
 

@@ -68,10 +68,14 @@ class Run:
 
 
 def whole(x: Tensor) -> Tensor:
-    """A tensor or all shards of it. DTensor.full_tensor may use an equal mesh of an earlier job, whose process group was broken."""
+    """A tensor or all shards of it.
+
+    A DTensor that torch made may carry an equal mesh of an earlier job, whose process group of all ranks was broken.
+    """
     if not isinstance(x, DTensor):
         return x
-    group = x.device_mesh.get_group()
+    everyone = x.device_mesh.size() == dist.get_world_size()
+    group: Any = dist.group.WORLD if everyone else x.device_mesh.get_group()
     parts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(parts, x.to_local().detach(), group=group)
     return torch.cat(parts)

@@ -149,7 +149,7 @@ def test_conditions_change(ranks: Pool) -> None:
 def job_stays() -> float:
     with world(SLOW, CHECK=2):
         run = start("ddp", "auto", dense_below=20)
-        run.steps(0, 30)
+        run.steps(0, 16)
         return float(run.handle.report()["changes"])
 
 

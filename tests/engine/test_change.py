@@ -53,12 +53,12 @@ def carried(lanes: list[Lane]) -> list[Tensor]:
 def job_change(name: str) -> dict[str, Any]:
     (compressor, exchange), (later, other), _ = CHANGES[name]
     run = start("ddp", compressor, exchange, dense_below=20)
-    run.steps(0, 3)
+    run.steps(0, 2)
     before = carried(run.handle.engine.lanes)
     left = run.handle.change(later, other)
     after = carried(run.handle.engine.lanes)
     report = run.handle.report()
-    run.steps(3, 5)
+    run.steps(2, 3)
     lost = {n: r for one in left.values() for n, r in one.residuals.items()}
     return {
         "before": before,

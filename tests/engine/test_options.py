@@ -82,7 +82,7 @@ def option_seed(kind: str) -> None:
     bits = []
     for seed in (1, 1, 2):
         run = start(kind, "random_k(fraction=0.3)", seed=seed)
-        run.steps(0, 2)
+        run.steps(0, 1)
         bits.append(run.bits())
         assert run.handle.seed == seed
     assert bits[0] == bits[1] != bits[2]
@@ -159,12 +159,12 @@ def option_state_dict(kind: str) -> None:
     run = start(kind, seed=5)
     run.steps(0, 2)
     saved, weights = run.handle.state_dict(), {k: v.clone() for k, v in run.model.state_dict().items()}
-    run.steps(2, 4)
+    run.steps(2, 3)
     again: Run = start(kind, seed=6)
     again.model.load_state_dict(weights)
     again.handle.load_state_dict(saved)
     assert same(again.handle.state_dict(), saved)
-    again.steps(2, 4)
+    again.steps(2, 3)
     assert again.bits() == run.bits()
     assert same(again.handle.state_dict(), run.handle.state_dict())
 

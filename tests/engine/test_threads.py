@@ -83,8 +83,11 @@ def test_ranks_that_differ_are_told() -> None:
         threads.run(2, work)
 
 
+GLOBAL_GENERATOR = threading.Lock()  # all threads share it, and modules draw from it
+
+
 def net(seed: int = 3) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
+    with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 5))
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.exchange.pool import Pool, pool
 
+collect_ignore = ["preload.py"]  # for the process that ranks are forked from alone: it compiles when it is imported
+
 
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Pool]:

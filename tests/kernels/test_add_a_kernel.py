@@ -27,7 +27,7 @@ def test_the_page_shows_a_kernel_and_its_comparison() -> None:
         compile(text, name, "exec")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which comes with torch's CUDA builds")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: make frameworks")
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_kernel_of_the_page_equals_the_reference(tmp_path: Path, wrong: bool) -> None:
     for name, text in files().items():

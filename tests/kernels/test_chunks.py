@@ -14,8 +14,6 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Piece, Spec
 from tersegrad.kernels import native, reference
 
-needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not installed")
-
 SPEC = Spec((Piece((128, 192), 0, 24576), Piece((77,), 0, 77), Piece((3, 100, 50), 0, 15000), Piece((100, 100), 50, 5000)))
 LAYOUTS = [
     tiles.regions(SPEC, 64, 64),
@@ -49,7 +47,6 @@ def coded(backend: object, places: torch.Tensor, regions: tuple[Region, ...], nu
     return out[: int(backend.chunk_encode(places, tiles.table(regions), numel, out))]  # type: ignore[attr-defined]
 
 
-@needs_native
 @pytest.mark.parametrize("regions", LAYOUTS, ids=range(len(LAYOUTS)))
 def test_backends_agree(regions: tuple[Region, ...]) -> None:
     numel, table = sum(r.numel for r in regions), tiles.table(regions)
@@ -78,7 +75,7 @@ def test_backends_agree(regions: tuple[Region, ...]) -> None:
                 assert torch.equal(theirs, added)
 
 
-@pytest.mark.parametrize("backend", [reference, pytest.param(native, marks=needs_native)], ids=["reference", "native"])
+@pytest.mark.parametrize("backend", [reference, native], ids=["reference", "native"])
 def test_the_largest_are_chosen_with_ties_to_the_lowest_place(backend: object) -> None:
     regions = (Region(0, 4, 4, 2, 2, keep=2),)
     x = torch.tensor([1.0, 1, 0, 0, -1, 0, 0, -0.0, 5, 0, 2, 3, 0, -4, 3, 1])
@@ -87,7 +84,7 @@ def test_the_largest_are_chosen_with_ties_to_the_lowest_place(backend: object) -
     assert values.tolist() == [1, 1, 0, 0, 5, -4, 3, 3]
 
 
-@pytest.mark.parametrize("backend", [reference, pytest.param(native, marks=needs_native)], ids=["reference", "native"])
+@pytest.mark.parametrize("backend", [reference, native], ids=["reference", "native"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at", [0, 4095, 4096, 5000])
 def test_what_is_not_finite_is_found(backend: object, bad: float, at: int) -> None:
@@ -112,7 +109,6 @@ def test_every_set_of_a_small_chunk_has_a_code_of_its_own() -> None:
     assert len(seen) == 2**7 - 2
 
 
-@needs_native
 def test_every_set_takes_about_as_many_bits_and_never_more_than_the_limit() -> None:
     """What is clustered is as long as what is spread: the chances of the halves multiply to 1 / C(n, k) for every set."""
     regions, count = (Region(0, 64, 4096, 64, 64, keep=64),), 64
@@ -124,7 +120,7 @@ def test_every_set_takes_about_as_many_bits_and_never_more_than_the_limit() -> N
         assert n <= chunk_sets.max_nbytes(regions)
 
 
-@pytest.mark.parametrize("backend", [reference, pytest.param(native, marks=needs_native)], ids=["reference", "native"])
+@pytest.mark.parametrize("backend", [reference, native], ids=["reference", "native"])
 def test_damaged_codes_are_refused_or_decode_to_valid_places(backend: object) -> None:
     regions = tiles.regions(Spec.flat(9000), 32, 37)
     numel, table = 9000, tiles.table(regions)
@@ -150,7 +146,7 @@ def test_damaged_codes_are_refused_or_decode_to_valid_places(backend: object) ->
         backend.chunk_decode(torch.cat((data, data[:1])), table, numel, back)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("backend", [reference, pytest.param(native, marks=needs_native)], ids=["reference", "native"])
+@pytest.mark.parametrize("backend", [reference, native], ids=["reference", "native"])
 def test_places_out_of_order_are_a_mistake_of_the_caller(backend: object) -> None:
     regions = (Region(0, 1, 8, 1, 8, keep=2),)
     for places in ([3, 3], [5, 1], [-1, 2], [0, 8]):
@@ -158,7 +154,6 @@ def test_places_out_of_order_are_a_mistake_of_the_caller(backend: object) -> Non
             coded(backend, torch.tensor(places, dtype=torch.int32), regions, 8)
 
 
-@needs_native
 def test_the_compiled_module_refuses_regions_that_do_not_fit() -> None:
     x, places, values = torch.randn(64), torch.empty(4, dtype=torch.int32), torch.empty(4)
     for row in (
@@ -173,7 +168,6 @@ def test_the_compiled_module_refuses_regions_that_do_not_fit() -> None:
             native.chunk_choose(x, torch.tensor(row), places, values)
 
 
-@needs_native
 @pytest.mark.parametrize("bins", [2, 4, 16])
 def test_backends_fill_the_same_bins(bins: int) -> None:
     x = torch.randn(3001, generator=torch.Generator().manual_seed(bins)).pow(3)
@@ -191,7 +185,6 @@ def test_backends_fill_the_same_bins(bins: int) -> None:
         assert torch.equal(a, b)
 
 
-@needs_native
 def test_backends_transform_alike() -> None:
     regions = tiles.regions(SPEC, 16, vector=16, run=16)
     for x in vectors(SPEC.numel).values():

@@ -141,7 +141,7 @@ def test_damaged_classes_are_refused_or_decode_alike() -> None:
     data, rng, refused = encode(x, 0.02, spec.layout, native), random.Random(0), 0
     assert data[4] == CLASSED
     # Kind, window, escapes and one scale come first; the classes begin at byte 11 and take some 60 bytes.
-    for trial in range(200):
+    for trial in range(120):
         bad = bytearray(data)
         if trial % 4 == 0:
             del bad[rng.randrange(4, len(bad)) :]
@@ -159,7 +159,7 @@ def test_damaged_classes_are_refused_or_decode_alike() -> None:
         if results[0] is not None and results[1] is not None:
             assert torch.equal(results[0], results[1])
         refused += results[0] is None
-    assert refused > 100
+    assert refused > 60
 
 
 def test_what_no_encoder_writes_is_refused() -> None:

@@ -180,7 +180,8 @@ def test_sampled_moments_agree() -> None:
 @pytest.mark.parametrize("coder", [AUTO, RANS])
 def test_mutations_and_truncations_are_safe_and_backends_agree(coder: int) -> None:
     rng = random.Random(coder)
-    n = 700
+    # The reference decodes short messages one symbol after the other.
+    n = 200
     x = heavy(n)
     data = encode(x, 0.02, 0.0, coder, None)[0]
     tries = [data[:size] for size in {*range(40), *(rng.randrange(len(data)) for _ in range(20))}]

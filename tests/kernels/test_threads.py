@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,13 +31,108 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def in_python(code: str, **environment: str) -> str:
-    """What a fresh interpreter prints; it must end well."""
+ONE_THREAD = "native.select_top_k(x, 1000); native.all_finite(x); print(native.threads(), module.kept_threads())"
+KEPT = """
+import os
+with native.using(threads=4):
+    x = x.repeat(4)
+    native.all_finite(x)
+    before = set(os.listdir("/proc/self/task"))
+    for _ in range(50):
+        native.all_finite(x); native.select_top_k(x, 1000)
+    print(module.kept_threads(), set(os.listdir("/proc/self/task")) == before)
+"""
+FORKED = """
+import hashlib, os, signal, threading
+
+def message():
+    out = torch.empty(native.dither_max_bytes(x.numel()), dtype=torch.uint8)
+    n = int(native.dither_encode(x, 0.1, 0.0, 0, 16, None, out)[0])
+    indices, values, _ = native.select_top_k(x, 10_000)
+    return hashlib.sha256(out[:n].numpy().tobytes() + indices.numpy().tobytes() + values.numpy().tobytes()).digest()
+
+module.set_threads(3)
+expected = message()
+stop = threading.Event()
+
+def busy():
+    while not stop.is_set():
+        message()
+
+other = threading.Thread(target=busy)
+other.start()
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        good = module.kept_threads() == 0 and message() == expected and module.kept_threads() == 2
+        os._exit(0 if good else 3)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set()
+other.join()
+assert message() == expected
+print("good")
+"""
+LEFT = """
+import threading
+module.set_threads(3)
+
+def busy():
+    while True:
+        module.all_finite(array); module.select_top_k(array, 1000, indices, values)
+
+array, indices, values = x.numpy(), torch.zeros(1000, dtype=torch.int32).numpy(), torch.zeros(1000).numpy()
+for _ in range(2):
+    threading.Thread(target=busy, daemon=True).start()
+for _ in range(10):
+    module.all_finite(array)
+print("good")
+"""
+# Runs each script of the input in a fork of its own, which ends as an interpreter ends.
+FORKS = (
+    WORK
+    + """
+import json, os, sys, tempfile
+answers = {}
+for name, code in json.load(sys.stdin).items():
+    with tempfile.TemporaryFile() as said:
+        child = os.fork()
+        if child == 0:
+            os.dup2(said.fileno(), 1)
+            break
+        answers[name] = [os.waitpid(child, 0)[1]]
+        said.seek(0)
+        answers[name].append(said.read().decode())
+else:
+    code = "print(json.dumps(answers))"
+exec(code)
+"""
+)
+SCRIPTS = {
+    "one thread": ONE_THREAD,
+    "kept": KEPT,
+    "forked": FORKED,
+    "left": LEFT,
+    "left again": LEFT,
+}
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    """What each of the scripts prints with one thread of torch; all must end well."""
     done = subprocess.run(
-        [sys.executable, "-c", WORK + code], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+        [sys.executable, "-c", FORKS],
+        input=json.dumps(SCRIPTS),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    answers = json.loads(done.stdout)
+    assert all(status == 0 for status, _ in answers.values()), (answers, done.stderr)
+    return {name: text for name, (_, text) in answers.items()}
 
 
 def message() -> bytes:
@@ -47,9 +143,8 @@ def message() -> bytes:
     return out[:nbytes].numpy().tobytes() + indices.numpy().tobytes() + values.numpy().tobytes()
 
 
-def test_one_thread_for_a_worker_of_torchrun() -> None:
-    code = "native.select_top_k(x, 1000); native.all_finite(x); print(native.threads(), module.kept_threads())"
-    assert in_python(code, OMP_NUM_THREADS="1") == "1 0\n"
+def test_one_thread_for_a_worker_of_torchrun(said: dict[str, str]) -> None:
+    assert said["one thread"] == "1 0\n"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
@@ -89,17 +184,8 @@ def test_follows_torch_in_other_threads() -> None:
     assert [ours for ours, _ in seen[1:]] == [1, 2]
 
 
-def test_threads_are_kept_not_started_again() -> None:
-    code = """
-import os
-with native.using(threads=4):
-    native.all_finite(x.repeat(4))
-    before = set(os.listdir("/proc/self/task"))
-    for _ in range(50):
-        native.all_finite(x.repeat(4)); native.select_top_k(x.repeat(4), 1000)
-    print(module.kept_threads(), set(os.listdir("/proc/self/task")) == before)
-"""
-    assert in_python(code, OMP_NUM_THREADS="1") == "3 True\n"
+def test_threads_are_kept_not_started_again(said: dict[str, str]) -> None:
+    assert said["kept"] == "3 True\n"
 
 
 def test_callers_at_the_same_time() -> None:
@@ -122,59 +208,12 @@ def test_callers_at_the_same_time() -> None:
     assert not wrong
 
 
-def test_children_start_their_own_threads() -> None:
-    code = """
-import hashlib, os, signal, threading
-
-def message():
-    out = torch.empty(native.dither_max_bytes(x.numel()), dtype=torch.uint8)
-    n = int(native.dither_encode(x, 0.1, 0.0, 0, 16, None, out)[0])
-    indices, values, _ = native.select_top_k(x, 10_000)
-    return hashlib.sha256(out[:n].numpy().tobytes() + indices.numpy().tobytes() + values.numpy().tobytes()).digest()
-
-module.set_threads(3)
-expected = message()
-stop = threading.Event()
-
-def busy():
-    while not stop.is_set():
-        message()
-
-other = threading.Thread(target=busy)
-other.start()
-for _ in range(5):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(30)
-        good = module.kept_threads() == 0 and message() == expected and module.kept_threads() == 2
-        os._exit(0 if good else 3)
-    assert os.waitpid(child, 0)[1] == 0
-stop.set()
-other.join()
-assert message() == expected
-print("good")
-"""
-    assert in_python(code, OMP_NUM_THREADS="1") == "good\n"
+def test_children_start_their_own_threads(said: dict[str, str]) -> None:
+    assert said["forked"] == "good\n"
 
 
-def test_leaving_while_threads_wait_or_work() -> None:
-    code = """
-import threading
-module.set_threads(3)
-
-def busy():
-    while True:
-        module.all_finite(array); module.select_top_k(array, 1000, indices, values)
-
-array, indices, values = x.numpy(), torch.zeros(1000, dtype=torch.int32).numpy(), torch.zeros(1000).numpy()
-for _ in range(2):
-    threading.Thread(target=busy, daemon=True).start()
-for _ in range(10):
-    module.all_finite(array)
-print("good")
-"""
-    for _ in range(2):
-        assert in_python(code, OMP_NUM_THREADS="1") == "good\n"
+def test_leaving_while_threads_wait_or_work(said: dict[str, str]) -> None:
+    assert said["left"] == said["left again"] == "good\n"
 
 
 def test_forced_threads_are_checked() -> None:

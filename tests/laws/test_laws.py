@@ -169,13 +169,15 @@ def test_backends_instruction_sets_and_threads_write_the_same_bytes(text: str) -
     c = tersegrad.parse(text)
     if not native.available():
         pytest.fail("the native kernels are not built")
-    for d in (65, 5000, 300_000):
+    for d in (65, 17_000):
         x = gaussian(d)
         with kernels.force("reference"):
-            wanted, decoded = once(c, x[: min(d, 20_000)])
-        got, again = once(c, x[: min(d, 20_000)])
+            wanted, decoded = once(c, x)
+        got, again = once(c, x)
         assert got.tobytes() == wanted.tobytes()
         assert torch.equal(again, decoded)
+    for d in (65, 5000, 300_000):
+        x = gaussian(d)
         best, best_decoded = once(c, x)
         for isa in native.supported_isas():
             for threads in (1, 3):
@@ -206,12 +208,12 @@ def test_every_truncation_and_random_mutations(text: str) -> None:
         for length in range(min(len(data), 600)):
             decodes_safely(c, data[:length], spec, ctx)
         decodes_safely(c, data + b"\0", spec, ctx)
-        for _ in range(300):
+        for _ in range(150):
             mutated = bytearray(data)
             for _ in range(rng.randrange(1, 4)):
                 mutated[rng.randrange(len(mutated))] = rng.randrange(256)
             decodes_safely(c, bytes(mutated), spec, ctx)
-        for _ in range(100):
+        for _ in range(50):
             decodes_safely(c, rng.randbytes(rng.randrange(2 * len(data) + 2)), spec, ctx)
 
 

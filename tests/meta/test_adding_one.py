@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,15 +66,42 @@ def run(copy: Path, *arguments: str) -> str:
     return found.stdout
 
 
-def test_the_copy_is_what_is_imported(copy: Path) -> None:
-    assert str(copy) in run(copy, "-c", "import tersegrad; print(tersegrad.__file__)")
+LOOK = """
+import json
+import tersegrad
+from benchmarks import registry
+from spec import make_vectors
+from tersegrad.report.catalog import CONFIGURATIONS, page
+from typer.testing import CliRunner
+from tersegrad.cli import app
+
+vectors = [v.name for v in (*make_vectors.accepted(), *make_vectors.refused()) if "first_k" in v.name]
+print(json.dumps({
+    "file": tersegrad.__file__,
+    "list": CliRunner().invoke(app, ["list"]).output,
+    "configurations": str(CONFIGURATIONS),
+    "page": page(),
+    "vectors": vectors,
+    "benchmarks": list(registry.load()),
+}))
+"""
 
 
-def test_list_bench_and_table_show_it(copy: Path) -> None:
-    assert "first_k(k=100)" in run(copy, "-m", "tersegrad.cli", "list")
-    assert "first_k(k=100)" in run(copy, "-c", "from tersegrad.report.catalog import CONFIGURATIONS; print(CONFIGURATIONS)")
-    page = run(copy, "-c", "from tersegrad.report.catalog import page; print(page())")
-    assert "| `first_k(k)` | Send the first k coordinates. | `first_k(k=100)` | none | 128 |" in page
+@pytest.fixture(scope="module")
+def seen(copy: Path) -> dict[str, Any]:
+    """What one interpreter finds in the copy."""
+    found: dict[str, Any] = json.loads(run(copy, "-c", LOOK))
+    return found
+
+
+def test_the_copy_is_what_is_imported(copy: Path, seen: dict[str, Any]) -> None:
+    assert str(copy) in seen["file"]
+
+
+def test_list_bench_and_table_show_it(seen: dict[str, Any]) -> None:
+    assert "first_k(k=100)" in seen["list"]
+    assert "first_k(k=100)" in seen["configurations"]
+    assert "| `first_k(k)` | Send the first k coordinates. | `first_k(k=100)` | none | 128 |" in seen["page"]
 
 
 def test_the_laws_run_over_it(copy: Path) -> None:
@@ -83,16 +112,13 @@ def test_the_laws_run_over_it(copy: Path) -> None:
     assert int(passed[1]) >= 15
 
 
-def test_vectors_are_made_of_it(copy: Path) -> None:
-    code = "from spec import make_vectors as m; print([v.name for v in (*m.accepted(), *m.refused()) if 'first_k' in v.name])"
-    names = run(copy, "-c", code)
+def test_vectors_are_made_of_it(seen: dict[str, Any]) -> None:
     for name in ("normal65", "nonfinite65", "normal700", "cut", "longer", "empty"):
-        assert f"first_k-k-100.{name}" in names
+        assert f"first_k-k-100.{name}" in seen["vectors"]
 
 
-def test_benchmarks_time_it(copy: Path) -> None:
-    code = "from benchmarks import registry; print('compressor/first_k(k=100)' in registry.load())"
-    assert run(copy, "-c", code).strip() == "True"
+def test_benchmarks_time_it(seen: dict[str, Any]) -> None:
+    assert "compressor/first_k(k=100)" in seen["benchmarks"]
 
 
 def test_the_page_of_all_compressors_is_made_from_the_registry() -> None:

@@ -23,9 +23,11 @@ if __name__ == "__main__":
 
     def die(now: Progress) -> None:
         if now.step == when and processes.restarts() == 0:
+            (folder / "died").write_text(f"{now.step}")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with processes.join(timeout=60) as worker:
+    # Long enough for a busy machine to start both ranks: else the first life may end before anyone is killed.
+    with processes.join(timeout=240) as worker:
         result = run(job(folder), worker, die)
         if worker.leads:
             (folder / "restarts").write_text(f"{processes.restarts()} {result.steps}")

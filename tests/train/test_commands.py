@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from tersegrad.cli import app
 from tersegrad.integrations import agent
 
 
@@ -35,8 +38,8 @@ def test_virtual_workers_train_on_text(tmp_path: Path) -> None:
     (tmp_path / "text" / "one.txt").write_text("to be or not to be\n" * 200)
     words = ["--data", f"text:{tmp_path / 'text'}", "--model", "gpt(layers=1, width=16, context=16)", "--optimizer", "adamw"]
     words += ["--virtual", "3", "--steps", "4", "--batch", "2", "--log", str(tmp_path / "log"), "--json", "-"]
-    done = command(*words)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, ["train", *words])  # in this process, as virtual workers are
+    assert done.exit_code == 0, done.output
     (result,) = json.loads(done.stdout)["results"]
     assert (result["workers"], result["steps"]) == (3, 4)
     assert len((tmp_path / "log").read_text().splitlines()) == 6

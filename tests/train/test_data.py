@@ -57,6 +57,20 @@ def test_cifar10(tmp_path: Path) -> None:
         data.load(str(tmp_path))
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch, moved: bool) -> None:
+    from sklearn import datasets
+
+    pixels, classes = datasets.load_digits(return_X_y=True)
+    if moved:  # a release that keeps its files elsewhere
+        monkeypatch.setattr(datasets, "load_digits", lambda return_X_y: (pixels, classes))
+        monkeypatch.setattr(Path, "exists", lambda self: False)
+    found = data.load_digits()
+    assert np.array_equal(found[0], pixels)
+    assert np.array_equal(found[1], classes)
+    assert [a.dtype for a in found] == [pixels.dtype, classes.dtype]
+
+
 def test_digits_are_scaled_and_split() -> None:
     found = data.load("digits")
     assert (len(found.train), len(found.test), found.classes) == (1500, 297, 10)

@@ -41,7 +41,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Pool]:
-    with pool(SIZE, preload=("tests.train.test_language",), timeout=120) as p:
+    with pool(SIZE, timeout=120) as p:
         yield p
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,26 +107,28 @@ def test_restarts_after_kill_and_ends_bit_identical(workers: Pool, tmp_path: Pat
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     workers.run(job_run, job(whole))
     assert processes.launch(["-m", "tests.train.elastic", str(killed), "10"], SIZE, restarts=1) == 0
+    assert (killed / "died").read_text() == "10"
     assert (killed / "restarts").read_text() == "1 18"
     assert same(learned(whole), learned(killed))
 
 
 def test_a_worker_leaves_while_gloo_still_works(tmp_path: Path) -> None:
     """The same worker without ``leave`` is aborted by one of gloo's threads."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(
+    words = (
+        "import sys\n"
         "import torch\n"
         "import torch.distributed as dist\n"
         "from torch.nn.parallel import DistributedDataParallel\n"
         "from tersegrad.integrations import processes\n"
-        "dist.init_process_group('gloo')\n"
+        "dist.init_process_group('gloo', init_method=f'file://{sys.argv[1]}', rank=int(sys.argv[2]), world_size=2)\n"
         "DistributedDataParallel(torch.nn.Linear(2, 2))  # keeps the group alive\n"
         "for _ in range(3000):\n"
         "    dist.all_reduce(torch.ones(3), async_op=True)\n"
         "dist.destroy_process_group()\n"
         "processes.leave()\n"
     )
-    assert processes.launch([str(worker)], 2) == 0
+    started = [subprocess.Popen([sys.executable, "-c", words, str(tmp_path / "store"), str(rank)]) for rank in range(2)]
+    assert [one.wait(280) for one in started] == [0, 0]
 
 
 def test_continues_on_another_world_size(workers: Pool, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from tersegrad.compressors import BF16
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats
+from tersegrad.kernels.reference.hadamard import rotated_numel
 from tersegrad.wrappers import ErrorFeedback, Metered, Rotated
-from tersegrad.wrappers.rotated import rotated_numel
 from tests.wrappers.toys import Coarse, Largest, Lottery, Toy
 
 SIZES = (0, 1, 2, 3, 63, 64, 65, 1000, 4096, 4097, 10_000)

@@ -42,7 +42,7 @@ class E3M0(FixedRate):
     >>> x, c = torch.tensor([4.0, -1.1, 0.01, 0.7]), E3M0()
     >>> message, _ = c.encode(x, Spec.of(x), None, Context())
     >>> c.decode(message, Spec.of(x), Context())
-    tensor([ 4., -1.,  0.,  0.5000])
+    tensor([ 4.0000, -1.0000,  0.0000,  0.5000])
     """
 
     name: ClassVar[str] = "e3m0"
@@ -82,7 +82,7 @@ class E3M0(FixedRate):
         power = torch.where(codes % 8 == 0, 0, (codes % 8 + 120) << 23).view(torch.float32)
         values = (power * self._each(scales, numel)).clamp_(-HUGE, HUGE)
         values = torch.where(codes > 7, -values, values)
-        values = values if bool(torch.isfinite(scales).all()) else torch.full_like(values, math.nan)
+        values = torch.where(torch.isfinite(scales).all(), values, math.nan)
         _ = out.copy_(values) if weight is None else out.add_(values * weight)
 
     def guarantee(self, spec: Spec) -> Guarantee:

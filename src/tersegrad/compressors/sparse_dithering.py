@@ -35,10 +35,10 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import rans
 from tersegrad.core import buffers, host, modes
-from tersegrad.core.numbers import HUGE, TINY, float32, float32_bits, float32_of
+from tersegrad.core.numbers import HUGE, TINY
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats
-from tersegrad.core.search import Bracket
 from tersegrad.core.stateless import Stateless
+from tersegrad.core.targets import COARSE, Coded, meet_error, meet_size, one_target, sampled_step, toward_zero
 from tersegrad.core.text import require
 
 Coder = Literal["auto", "rans", "paper"]
@@ -48,40 +48,6 @@ CODERS, SCALES = ("auto", "rans", "paper"), ("chunk", "global")
 WORDS = {0: modes.NAMES[modes.ZERO], 0x7FC00000: modes.NAMES[modes.NON_FINITE], 0x80000000: "rANS segments"}
 # The message of a vector of zeros.
 ZERO = bytes(4)
-# Coordinates that share a scale.
-SCALE_BLOCK = 1 << 16
-# Coordinates that a search for the step looks at: often, and a few times.
-COARSE, SAMPLE = 1 << 16, 1 << 21
-# A search on a sample may end this much (relative) below the target error: half a hundredth of a bit.
-SLACK = 0.006
-# log2 of an error over its target from which the slope leads to the target.
-NEAR = 0.05
-# log2 of an error over its target that costs less than 0.005 bit.
-CLOSE = -0.009
-# Whole messages after the first that meets the target, for one that is closer to it.
-CORRECTIONS = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Coded:
-    """A message, and what its encoder knows of the error."""
-
-    buffer: Tensor  # uint8, at least nbytes long
-    nbytes: int
-    norm: float = 0.0  # ||x||^2
-    error: float = 0.0  # ||x - decoded||^2
-
-    @property
-    def data(self) -> Tensor:
-        return self.buffer[: self.nbytes]
-
-
-def toward_zero(value: float) -> float:
-    """The nearest normal float32 that is not larger."""
-    value = min(max(value, TINY), HUGE)
-    rounded = float32(value)
-    # The one below a positive float32 has the next lower bits.
-    return float32_of(float32_bits(rounded) - 1) if rounded > value else rounded
 
 
 def encode_at(
@@ -142,51 +108,16 @@ def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
     return toward_zero(2 * math.sqrt(nu / x.numel() * norm)) if 0 < norm < math.inf else TINY
 
 
-def sampler(x: Tensor, carry: Tensor | None) -> Callable[[float, int], tuple[float, float]]:
-    """A function of step and stride: squared error and squared norm of a sample. A look is a read, where x is on a device."""
+def sampler(x: Tensor, carry: Tensor | None) -> Callable[[int, float], tuple[float, float]]:
+    """Squared error and squared norm of about so many coordinates at a step. A look is a read, where x is on a device."""
     run, found = kernels.get(x.device), torch.empty(2, dtype=torch.float64, device=x.device)
 
-    def look(step: float, stride: int) -> tuple[float, float]:
-        run.dither_sample(x, step, stride, found, carry)
+    def look(most: int, step: float) -> tuple[float, float]:
+        run.dither_sample(x, step, max(1, x.numel() // most), found, carry)
         error, norm = host.read(found).tolist()
         return error, norm
 
     return look
-
-
-def log2_error(wrong: float, norm: float, alpha: float) -> float:
-    """log2 of the relative error over alpha; errors below 1e-300 count as that much."""
-    return math.log2(max(wrong / norm if norm > 0 else 0.0, 1e-300)) - math.log2(alpha)
-
-
-def sampled_step(x: Tensor, carry: Tensor | None, alpha: float, norm: float) -> Bracket:
-    """A bracket that starts at log2 of a step whose error on a sample of x (plus ``carry``) is just below alpha."""
-    look, d = sampler(x, carry), x.numel()
-    coarse, fine = max(1, d // COARSE), max(1, d // SAMPLE)
-    # Below the target by what the sample may mislead.
-    aim = alpha * (1 - (SLACK / 2 if fine > 1 else SLACK / 6 if coarse > 1 else 0)) or alpha
-
-    def sampled(stride: int) -> Callable[[float], float]:
-        return lambda at: log2_error(*look(toward_zero(2.0**at), stride), aim)
-
-    # Small steps err by a twelfth of their square, so the logarithm rises by 2 per octave.
-    start = (math.log2(12 * norm / (d // coarse + 1)) + math.log2(aim)) / 2
-    error = sampled(coarse)
-    at, slope = Bracket(start=start, slope=2.0, tight=math.log2(1 - SLACK)).search(error, trials=60).low, 2.0
-    if coarse > 1:
-        # Refine on a larger sample, starting from the slope measured on the small one. From a near miss that slope leads to a
-        # place that need not be looked at.
-        slope = min(max(4 * (error(at + 0.125) - error(at - 0.125)), 0.25), 4.0)
-        near = Bracket(start=at, slope=slope, tight=math.log2(1 - SLACK * (0.8 if fine == 1 else 0.5)))
-        error, value = sampled(fine), math.inf
-        while near.looks < 4 and not near.good and abs(value) >= NEAR:
-            value = error(at)
-            near.tell(at, value)
-            at = at if near.good else near.guess()
-        if near.at is not None and abs(value) >= NEAR:
-            at = near.at
-        slope = near.slope
-    return Bracket(start=at, slope=slope, tight=CLOSE)
 
 
 def encode_to_error(
@@ -203,30 +134,17 @@ def encode_to_error(
 
     ``left``, a buffer of its own, becomes what the message leaves out.
     """
-    run, d = kernels.get(x.device), x.numel()
-    _, norm = sampler(x, carry)(HUGE, max(1, d // COARSE))
-    norm = norm or float(run.sum_squares(x if carry is None else x + carry))
+    run, d, look = kernels.get(x.device), x.numel(), sampler(x, carry)
+
+    def encode(step: float | None) -> Coded:
+        return encode_at(x, step, alpha, coder, chunk, out, left=left, carry=carry, layout=layout)
+
+    norm = look(COARSE, HUGE)[1] or float(run.sum_squares(x if carry is None else x + carry))
     if not 0 < norm < math.inf:
-        return encode_at(x, TINY, 0.0, coder, chunk, out, left=left, carry=carry, layout=layout)
-
-    def encoded(at: float) -> Coded:
-        return encode_at(x, toward_zero(2.0**at), 0.0, coder, chunk, out, left=left, carry=carry, layout=layout)
-
-    # The sample may mislead: verify on everything, and correct a few times where the vector is long enough to pay for it.
-    bracket = sampled_step(x, carry, alpha, norm)
-    corrections = CORRECTIONS if d > SCALE_BLOCK else 0
-    while (at := bracket.next()) is not None and bracket.looks < 40:
-        coded = encoded(at)
-        good, value = coded.error <= alpha * coded.norm, log2_error(coded.error, coded.norm, alpha)
-        # Logarithms round: the comparison itself decides.
-        bracket.tell(at, min(value, 0.0) if good else max(value, 1e-9))
-        if good and (bracket.good or not corrections or coded.error <= 0):
-            return coded
-        corrections = max(corrections - (bracket.at is not None), 0)
-    # The last message is not the best one, or there is none.
-    if bracket.at is not None:
-        return encoded(bracket.at)
-    return encode_at(x, None, alpha, coder, chunk, out, left=left, carry=carry, layout=layout)
+        return encode(TINY)
+    # Rounding errs by a twelfth of the squared step.
+    energy = 12 * norm / (d // max(1, d // COARSE) + 1)
+    return meet_error(sampled_step(look, d, alpha, energy, margin=0.5), alpha, d, encode) or encode(None)
 
 
 def encode_to_size(
@@ -237,20 +155,10 @@ def encode_to_size(
     zeros = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), len(ZERO), norm, norm)
     if not 0 < norm < math.inf:
         best = encode_at(x, HUGE, 0.0, "auto", chunk, None)
-    else:
+    elif budget <= len(ZERO):
         best = zeros
-        # Finer steps, the larger negative logarithms, take about one bit more per octave.
-        rate = 8 * budget / d
-        start = min(rate, 24.0) - 2 - math.log2(norm / d) / 2
-        bracket = Bracket(start=start, slope=1.0, tight=-0.0025 * rate, low=-127.0, high=126.0, reach=2.0)
-        while budget > len(ZERO) and (at := bracket.next()) is not None and bracket.looks < 60:
-            coded = encode_at(x, toward_zero(2.0**-at), 0.0, coder, chunk, None, layout=layout)
-            bracket.tell(at, 8 * (coded.nbytes - budget) / d)
-            if at == bracket.at:
-                best = coded
-                # Exact for all purposes: a longer message tells nothing more.
-                if coded.error <= 1e-12 * norm:
-                    break
+    else:
+        best = meet_size(norm, budget, d, lambda step: encode_at(x, step, 0.0, coder, chunk, None, layout=layout)) or zeros
     return best if out is None else dataclasses.replace(best, buffer=out[: best.nbytes].copy_(best.data))
 
 
@@ -292,21 +200,13 @@ class SparseDithering(_Dithering):
     chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
-        given = [n for n in ("nu", "alpha", "bits") if getattr(self, n) is not None]
-        require(len(given) == 1, f"sparse_dithering takes exactly one of nu, alpha and bits, got {given or 'none'}")
-        require(self.nu is None or 0 < self.nu <= 1, f"nu must lie in (0, 1], got {self.nu}: for larger errors use alpha=")
-        require(self.alpha is None or 0 < self.alpha < 1, f"alpha must lie in (0, 1), got {self.alpha}")
-        require(
-            self.bits is None or 0 < self.bits < math.inf,
-            f"bits is a budget per coordinate and must be positive, got {self.bits}",
-        )
+        one_target(self.name, self.nu, self.alpha, self.bits)
         require(self.coder in CODERS, f"coder is one of {', '.join(CODERS)}, got {self.coder!r}")
         require(self.scale in SCALES, f"scale is one of {', '.join(SCALES)}, got {self.scale!r}")
         require(self.chunk in rans.CHUNKS, f"{rans.CHUNK_RULE}, got {self.chunk!r}")
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        bound = self.nu if self.nu is not None else self.alpha if self.alpha is not None else 1.0
-        return Guarantee("contractive", bound, sure=True)
+        return Guarantee("contractive", one_target(self.name, self.nu, self.alpha, self.bits), sure=True)
 
     def max_nbytes(self, spec: Spec) -> int:
         return super().max_nbytes(spec) if self.bits is None else max(4, math.floor(self.bits * spec.numel / 8))

@@ -35,9 +35,10 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import rans
 from tersegrad.core import buffers, modes
+from tersegrad.core.numbers import HUGE
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import Coded, meet_error, meet_size, sampled_step, toward_zero
+from tersegrad.core.targets import COARSE, Coded, meet_error, meet_size, one_target, sampled_step, strided, toward_zero
 from tersegrad.core.text import require
 
 # Mean squared error in squared steps by the number of states: of endless trellises, and what a start in state 0 adds in all.
@@ -98,25 +99,17 @@ class Trellis(_TrellisCoded):
     chunk: rans.Chunk = "auto"
 
     def __post_init__(self) -> None:
-        given = [n for n in ("nu", "alpha", "bits") if getattr(self, n) is not None]
-        require(len(given) == 1, f"trellis takes exactly one of nu, alpha and bits, got {given or 'none'}")
-        require(self.nu is None or 0 < self.nu <= 1, f"nu must lie in (0, 1], got {self.nu}: for larger errors use alpha=")
-        require(self.alpha is None or 0 < self.alpha < 1, f"alpha must lie in (0, 1), got {self.alpha}")
-        require(
-            self.bits is None or 0 < self.bits < math.inf,
-            f"bits is a budget per coordinate and must be positive, got {self.bits}",
-        )
+        one_target(self.name, self.nu, self.alpha, self.bits)
         self._check(self.states, self.chunk)
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        bound = self.nu if self.nu is not None else self.alpha if self.alpha is not None else 1.0
-        return Guarantee("contractive", bound, sure=True)
+        return Guarantee("contractive", one_target(self.name, self.nu, self.alpha, self.bits), sure=True)
 
     def max_nbytes(self, spec: Spec) -> int:
         return super().max_nbytes(spec) if self.bits is None else max(1, math.floor(self.bits * spec.numel / 8))
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        return self._encode(x, data).data.numel()
+        return self._encode(x, data).nbytes
 
     def encode_split(
         self,
@@ -133,7 +126,7 @@ class Trellis(_TrellisCoded):
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         coded = self._encode(torch.add(x, residual, out=left), data)
         kernels.get(x.device).trellis_decode(coded.data, self.states, None, left, -1.0)
-        return Message(data if out is None else out, coded.data.numel()), None, math.isfinite(coded.norm)
+        return Message(data if out is None else out, coded.nbytes), None, math.isfinite(coded.norm)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         kernels.get(out.device).trellis_decode(data, self.states, None, out, weight)
@@ -145,7 +138,7 @@ class Trellis(_TrellisCoded):
 
         def encode(step: float) -> Coded:
             nbytes, norm, error = run.trellis_encode(x, step, self.states, rans.chunk_bits(self.chunk), None, room)
-            return Coded(room[: int(nbytes)], float(norm), float(error))
+            return Coded(room, int(nbytes), float(norm), float(error))
 
         norm = float(run.sum_squares(x)) if d else 0.0
         if not 0 < norm < math.inf:
@@ -154,17 +147,19 @@ class Trellis(_TrellisCoded):
             coded = _certified(self.nu, norm, d, encode)
         elif self.alpha is not None:
 
-            def error(part: Tensor, step: float) -> tuple[float, float]:
-                wrong, power = run.trellis_error(part, step, self.states)
+            def look(most: int, step: float) -> tuple[float, float]:
+                wrong, power = run.trellis_error(strided(x, most), step, self.states)
                 return float(wrong), float(power)
 
-            bracket = sampled_step(x, self.alpha, KAPPA[self.states][0], error)
+            sample = look(COARSE, HUGE)[1] or norm
+            energy = sample / (KAPPA[self.states][0] * strided(x, COARSE).numel())
+            bracket = sampled_step(look, d, self.alpha, energy, margin=0.25)
             coded = meet_error(bracket, self.alpha, d, encode) or _certified(self.alpha, norm, d, encode)
         else:
             found = meet_size(norm, out.numel(), d, lambda step: _kept(encode(step), out.numel()))
             zeros = torch.full((1,), modes.ZERO, dtype=torch.uint8, device=x.device)
-            coded = found or Coded(zeros, norm, norm)
-        return coded if room is out else dataclasses.replace(coded, data=out[: coded.data.numel()].copy_(coded.data))
+            coded = found or Coded(zeros, 1, norm, norm)
+        return coded if room is out else dataclasses.replace(coded, buffer=out[: coded.nbytes].copy_(coded.data))
 
 
 def _certified(nu: float, norm: float, numel: int, encode: Callable[[float], Coded]) -> Coded:
@@ -177,7 +172,7 @@ def _certified(nu: float, norm: float, numel: int, encode: Callable[[float], Cod
 
 def _kept(coded: Coded, budget: int) -> Coded:
     """A copy of a message that fits: the next one is written to the same place."""
-    return dataclasses.replace(coded, data=coded.data.clone()) if coded.data.numel() <= budget else coded
+    return dataclasses.replace(coded, buffer=coded.data.clone()) if coded.nbytes <= budget else coded
 
 
 @dataclasses.dataclass(frozen=True)

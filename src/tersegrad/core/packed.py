@@ -20,7 +20,7 @@ class Packed:
 
     >>> x = torch.tensor([1.0, -0.5, 0.003, 127.0])
     >>> pack(x).unpacked()
-    tensor([  1.,  -0.,   0., 127.])
+    tensor([  1.,   0.,   0., 127.])
     """
 
     def __init__(self, codes: Tensor, exponents: Tensor, lengths: Tensor) -> None:

@@ -10,11 +10,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from tersegrad.core.numbers import HUGE, TINY, float32
+from tersegrad.core.numbers import HUGE, TINY, float32, float32_bits, float32_of
 from tersegrad.core.search import Bracket
+from tersegrad.core.text import require
 
 # Coordinates that a search for the step looks at: often, and a few times; they come in blocks.
 COARSE, FINE, BLOCK = 1 << 16, 1 << 21, 1 << 12
@@ -32,9 +32,24 @@ CORRECTIONS = 5
 class Coded:
     """A message, and what its encoder knows of the error."""
 
-    data: Tensor  # uint8
+    buffer: Tensor  # uint8, at least nbytes long
+    nbytes: int
     norm: float = 0.0  # ||x||^2
     error: float = 0.0  # ||x - decoded||^2
+
+    @property
+    def data(self) -> Tensor:
+        return self.buffer[: self.nbytes]
+
+
+def one_target(name: str, nu: float | None, alpha: float | None, bits: float | None) -> float:
+    """The error that is promised by the one of nu (a certificate), alpha (an error) and bits (a budget) that was given."""
+    given = [key for key, value in (("nu", nu), ("alpha", alpha), ("bits", bits)) if value is not None]
+    require(len(given) == 1, f"{name} takes exactly one of nu, alpha and bits, got {given or 'none'}")
+    require(nu is None or 0 < nu <= 1, f"nu must lie in (0, 1], got {nu}: for larger errors use alpha=")
+    require(alpha is None or 0 < alpha < 1, f"alpha must lie in (0, 1), got {alpha}")
+    require(bits is None or 0 < bits < math.inf, f"bits is a budget per coordinate and must be positive, got {bits}")
+    return nu if nu is not None else alpha if alpha is not None else 1.0
 
 
 def toward_zero(value: float) -> float:
@@ -45,7 +60,8 @@ def toward_zero(value: float) -> float:
     """
     value = min(max(value, TINY), HUGE)
     rounded = float32(value)
-    return float(torch.nextafter(torch.tensor(rounded), torch.tensor(0.0))) if rounded > value else rounded
+    # The one below a positive float32 has the next lower bits.
+    return float32_of(float32_bits(rounded) - 1) if rounded > value else rounded
 
 
 def strided(x: Tensor, most: int) -> Tensor:
@@ -59,30 +75,32 @@ def log2_error(wrong: float, norm: float, alpha: float) -> float:
     return math.log2(max(wrong / norm if norm > 0 else 0.0, 1e-300)) - math.log2(alpha)
 
 
-def sampled_step(x: Tensor, alpha: float, kappa: float, error: Callable[[Tensor, float], tuple[float, float]]) -> Bracket:
-    """A bracket that starts at log2 of a step whose error on a sample of x is just below alpha.
+def sampled_step(
+    look: Callable[[int, float], tuple[float, float]], numel: int, alpha: float, energy: float, margin: float
+) -> Bracket:
+    """A bracket that starts at log2 of a step whose error on a sample of a vector is just below alpha.
 
-    ``error(part, step)``: squared error and squared norm. Small steps err by ``kappa`` times their square per coordinate.
+    ``look(most, step)``: squared error and squared norm of about ``most`` coordinates, evenly spread, of all ``numel`` where there
+    are no more. ``energy``: a small step is expected to err by alpha where its square is alpha times this. ``margin``: how far
+    below the target to end, as a share of what a sample may mislead by.
     """
-    coarse, fine = strided(x, COARSE), strided(x, FINE)
-    # Below the target by what the sample may mislead.
-    aim = alpha * (1 - (SLACK / 4 if fine is not x else SLACK / 6 if coarse is not x else 0)) or alpha
+    coarse, fine = numel // COARSE > 1, numel // FINE > 1
+    aim = alpha * (1 - (SLACK * margin if fine else SLACK / 6 if coarse else 0)) or alpha
 
-    def value(part: Tensor) -> Callable[[float], float]:
-        return lambda at: log2_error(*error(part, toward_zero(2.0**at)), aim)
+    def value(most: int) -> Callable[[float], float]:
+        return lambda at: log2_error(*look(most, toward_zero(2.0**at)), aim)
 
-    norm = error(coarse, HUGE)[1] or error(x, HUGE)[1]
-    start = (math.log2(norm / (kappa * coarse.numel())) + math.log2(aim)) / 2
-    look = value(coarse)
-    at, slope = Bracket(start=start, slope=2.0, tight=math.log2(1 - SLACK)).search(look, trials=60).low, 2.0
-    if coarse is not x:
+    # A small step errs in proportion to its square: the logarithm rises by 2 per octave.
+    start, error = (math.log2(energy) + math.log2(aim)) / 2, value(COARSE)
+    at, slope = Bracket(start=start, slope=2.0, tight=math.log2(1 - SLACK)).search(error, trials=60).low, 2.0
+    if coarse:
         # Refine on a larger sample, starting from the slope measured on the small one. From a near miss that slope leads to a
         # place that need not be looked at.
-        slope = min(max(4 * (look(at + 0.125) - look(at - 0.125)), 0.25), 4.0)
-        near = Bracket(start=at, slope=slope, tight=math.log2(1 - SLACK * (0.8 if fine is x else 0.25)))
-        look, here = value(fine), math.inf
+        slope = min(max(4 * (error(at + 0.125) - error(at - 0.125)), 0.25), 4.0)
+        near = Bracket(start=at, slope=slope, tight=math.log2(1 - SLACK * (margin if fine else 0.8)))
+        error, here = value(FINE), math.inf
         while near.looks < 4 and not near.good and abs(here) >= NEAR:
-            here = look(at)
+            here = error(at)
             near.tell(at, here)
             at = at if near.good else near.guess()
         if near.at is not None and abs(here) >= NEAR:
@@ -115,7 +133,7 @@ def meet_size(norm: float, budget: int, numel: int, encode: Callable[[float], Co
     bracket = Bracket(start=start, slope=1.0, tight=-0.0025 * rate, low=-127.0, high=126.0, reach=2.0)
     while (at := bracket.next()) is not None and bracket.looks < 60:
         coded = encode(toward_zero(2.0**-at))
-        bracket.tell(at, 8 * (coded.data.numel() - budget) / numel)
+        bracket.tell(at, 8 * (coded.nbytes - budget) / numel)
         if at == bracket.at:
             best = coded
             # Exact for all purposes: a longer message tells nothing more.

@@ -82,23 +82,25 @@ class ArithmeticDecoder:
             return 1
         if zeros == total:
             return 0
-        mid = self.low + (self.high - self.low + 1) * zeros // total - 1
-        bit = int(self.value > mid)
+        low, high, value = self.low, self.high, self.value
+        mid = low + (high - low + 1) * zeros // total - 1
+        bit = int(value > mid)
         if bit:
-            self.low = mid + 1
+            low = mid + 1
         else:
-            self.high = mid
+            high = mid
         while True:
-            if self.high < HALF:
+            if high < HALF:
                 shift = 0
-            elif self.low >= HALF:
+            elif low >= HALF:
                 shift = HALF
-            elif self.low >= QUARTER and self.high < HALF + QUARTER:
+            elif low >= QUARTER and high < HALF + QUARTER:
                 shift = QUARTER
             else:
+                self.low, self.high, self.value = low, high, value
                 return bit
-            self.low, self.high = self.low - shift << 1, self.high - shift << 1 | 1
-            self.value = self.value - shift << 1 | self.reader.get()
+            low, high = low - shift << 1, high - shift << 1 | 1
+            value = value - shift << 1 | self.reader.get()
 
 
 class Adaptive:

@@ -103,20 +103,20 @@ def _encode_chunks(symbols: Tensor, frequencies: Tensor, contexts: Tensor | None
     layout = _Layout(symbols.numel(), alphabet, chunk)
     index = layout.grid(symbols.long() if contexts is None else symbols.long() + contexts.long() * alphabet)
     active = layout.active(device)
-    f_of = frequencies.long().flatten()
     start_of = (frequencies.long().cumsum(1) - frequencies.long()).flatten()
+    # A padded symbol has all of the slots, which leaves the state as it is.
+    f = frequencies.long().flatten()[index].masked_fill_(~active, TOTAL)
+    start = start_of[index].masked_fill_(~active, 0)
     state = layout.first_states(symbols)
-    words = torch.zeros(index.shape, dtype=torch.int32, device=device)
-    emitted = torch.zeros(index.shape, dtype=torch.bool, device=device)
+    states = torch.empty_like(index)
+    emitted = torch.empty_like(active)
     for t in range(index.shape[1] - 1, -1, -1):
-        on = active[:, t]
-        f = torch.where(on, f_of[index[:, t]], TOTAL)
-        emits = state >> 20 >= f
-        words[:, t] = state & 0xFFFF
-        emitted[:, t] = emits
+        states[:, t] = state
+        emits = torch.ge(state >> 20, f[:, t], out=emitted[:, t])
         state = torch.where(emits, state >> 16, state)
-        quotient = torch.div(state, f, rounding_mode="floor")
-        state = torch.where(on, (quotient << BITS) + (state - quotient * f) + start_of[index[:, t]], state)
+        quotient = torch.div(state, f[:, t], rounding_mode="floor")
+        state = quotient * (TOTAL - f[:, t]) + state + start[:, t]
+    words = states & 0xFFFF
     parts = [_little_endian(emitted.sum((1, 2)), 4)]
     for c in range(len(layout.lengths)):
         parts.append(_little_endian(state[c], 4))
@@ -149,25 +149,27 @@ def _decode_chunks(data: Tensor, frequencies: Tensor, contexts: Tensor | None, c
 
     f_of = frequencies.long().flatten()
     start_of = (frequencies.long().cumsum(1) - frequencies.long()).flatten()
-    # (contexts * 4096): slot to context * alphabet + symbol
+    # By slot, (contexts * 4096): context * alphabet + symbol, its frequency, and how far the slot lies in it.
     cells = torch.arange(f_of.numel(), device=device).repeat_interleave(f_of)
+    gain, rest = f_of[cells], torch.arange(cells.numel(), device=device) % TOTAL - start_of[cells]
     active = layout.active(device)
-    context = None if contexts is None else layout.grid(contexts.long())
-    symbols = torch.zeros(active.shape, dtype=torch.uint8, device=device)
+    full = min(layout.coded) // lanes
+    context = None if contexts is None else layout.grid(contexts.long()) * TOTAL
+    slots = torch.empty(active.shape, dtype=torch.int64, device=device)
     good = (state >= FIRST).all()
     for t in range(active.shape[1]):
-        on = active[:, t]
-        slot = state & (TOTAL - 1)
-        cell = cells[slot if context is None else slot + context[:, t] * TOTAL]
-        symbols[:, t] = (cell % alphabet).to(torch.uint8)
-        state = torch.where(on, f_of[cell] * (state >> BITS) + slot - start_of[cell], state)
+        slot = torch.bitwise_and(state, TOTAL - 1, out=slots[:, t])
+        if context is not None:
+            slot += context[:, t]
+        after = gain[slot] * (state >> BITS) + rest[slot]
+        state = after if t < full else torch.where(active[:, t], after, state)
         needs = state < FIRST
         rank = needs.cumsum(1)
-        place = (begin[:, None] + rank - 1).clamp(0, stream.numel() - 1)
+        # Who reads beyond the end stays there, and is refused below.
+        place = (begin[:, None] + rank - 1).clamp_(0, stream.numel() - 1)
         state = torch.where(needs, state << 16 | stream[place], state)
         begin = begin + rank[:, -1]
-        good = good & (begin <= end).all()
-        begin = torch.minimum(begin, end)
+    symbols = (cells[slots] % alphabet).to(torch.uint8)
     free = state - FIRST
     raw = free[:, None] >> layout.shifts(device) & (1 << layout.width) - 1
     fits = (free >> layout.rows * layout.width == 0).all() & (raw < alphabet).all()
