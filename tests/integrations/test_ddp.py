@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tersegrad
+from tersegrad import engine
 from tersegrad.core.errors import BadCheckpoint, BadConfiguration
 from tersegrad.engine import ReplicasDiffer, make_groups
 from tersegrad.exchange import scheme, virtual
@@ -170,9 +171,21 @@ def job_gradients(text: str | None, exchange: Any, count: int) -> list[bytes]:
     return results
 
 
+def carry(saved: engine.Handle, resumed: engine.Handle, sharded: bool) -> None:
+    """One handle's state into another through files: of torch.save per rank, or of a distributed checkpoint."""
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    if sharded:
+        dcp_save({"exchange": saved}, checkpoint_id=folder[0])
+        dcp_load({"exchange": resumed}, checkpoint_id=folder[0])
+    else:
+        path = f"{folder[0]}/{dist.get_rank()}.pt"
+        torch.save(saved.state_dict(), path)
+        resumed.load_state_dict(torch.load(path, weights_only=True))
+
+
 def job_resume(text: str | None, exchange: Any, hows: tuple[str, ...]) -> tuple[bytes, dict[str, bytes]]:
     """Four steps at once, and two plus two through each kind of checkpoint (other buckets after resuming)."""
-    rank = dist.get_rank()
     options: dict[str, Any] = {"seed": 4, "warmup_steps": 1, **SMALL}
 
     def attach(model: DDP, how: str, **changes: Any) -> ddp.Handle:
@@ -194,14 +207,7 @@ def job_resume(text: str | None, exchange: Any, hows: tuple[str, ...]) -> tuple[
         again = wrap(net())
         resumed = attach(again, how) if how == "dcp" else attach(again, how, group_bytes=1 << 20, seed=0)
         again.module.load_state_dict(copy.deepcopy(model.module.state_dict()))
-        folder = [tempfile.mkdtemp()]
-        dist.broadcast_object_list(folder)
-        if how != "dcp":
-            torch.save(handle.state_dict(), f"{folder[0]}/{rank}.pt")
-            resumed.load_state_dict(torch.load(f"{folder[0]}/{rank}.pt", weights_only=True))
-        else:
-            dcp_save({"exchange": handle}, checkpoint_id=folder[0])
-            dcp_load({"exchange": resumed}, checkpoint_id=folder[0])
+        carry(handle, resumed, sharded=how == "dcp")
         steps(again, 2, 4)
         assert resumed.step == 4
         found[how] = flat(again)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -25,7 +22,7 @@ from tersegrad.integrations import fsdp
 from tersegrad.integrations.fsdp_units import Layout, Slot
 from tersegrad.wrappers import ByTensor
 from tests.exchange.pool import Pool, pool
-from tests.integrations.test_ddp import same
+from tests.integrations.test_ddp import carry, same
 
 SIZE = 4
 FEEDBACK = "error_feedback(top_k(fraction=0.1))"
@@ -147,7 +144,6 @@ def job_gradients(text: str, count: int) -> list[dict[str, Tensor]]:
 
 def job_resume(text: str, hows: tuple[str, ...], nodes: bool) -> tuple[Tensor, dict[str, Tensor]]:
     """Four steps at once, and two plus two through each kind of checkpoint."""
-    rank = dist.get_rank()
     mesh, peers = grid() if nodes else (flat_mesh(), None)
 
     def make(seed: int) -> tuple[Net, fsdp.Handle]:
@@ -164,14 +160,7 @@ def job_resume(text: str, hows: tuple[str, ...], nodes: bool) -> tuple[Tensor, d
     for how in hows:
         again, resumed = make(0)
         again.load_state_dict(copy.copy(first.state_dict()))
-        folder = [tempfile.mkdtemp()]
-        dist.broadcast_object_list(folder)
-        if how == "torch":
-            torch.save(handle.state_dict(), f"{folder[0]}/{rank}.pt")
-            resumed.load_state_dict(torch.load(f"{folder[0]}/{rank}.pt", weights_only=True))
-        else:
-            dcp_save({"exchange": handle}, checkpoint_id=folder[0])
-            dcp_load({"exchange": resumed}, checkpoint_id=folder[0])
+        carry(handle, resumed, sharded=how == "dcp")
         steps(again, 2, 4)
         found[how] = whole(again)
     return whole(model), found

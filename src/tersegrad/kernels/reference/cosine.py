@@ -30,10 +30,8 @@ def cosines(n: int) -> Tensor:
 
 def _pass(x: Tensor, basis: Tensor) -> Tensor:
     """Vectors x (..., n) times a basis (n, m), sums in ascending order."""
-    wide, total = (
-        host.send(basis.double(), x.device),
-        torch.zeros(*x.shape[:-1], basis.shape[1], dtype=torch.float64, device=x.device),
-    )
+    wide = host.send(basis.double(), x.device)
+    total = torch.zeros(*x.shape[:-1], basis.shape[1], dtype=torch.float64, device=x.device)
     for j in range(basis.shape[0]):
         total += x[..., j : j + 1].double() * wide[j]
     return total.to(torch.float32)
