@@ -1,4 +1,4 @@
-"""Compressors on one GPU: ``python -m benchmarks.gpu [--only PATTERN] [--sizes 64Mi 25MB 1Mi] [--json FILE]``.
+"""Compressors on one GPU: ``python -m benchmarks.gpu [--only PATTERN] [--sizes 64Mi 25MB 1Mi] [--dtypes float32 bfloat16] [--json FILE]``.
 
 One table: encode, decode, and decode-accumulate of 8 messages, in GB/s of the float32 vector (2 bytes per coordinate count double for
 bfloat16 input, so that columns compare), the share of a copy in the same run, bits per coordinate, error, launches, and host
@@ -26,6 +26,7 @@ from tersegrad import Context, Message, Spec, Stats, kernels
 from tersegrad.core.protocol import needs_second_moment
 
 SIZES = {"64Mi": 1 << 26, "25MB": 26 << 18, "1Mi": 1 << 20}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHECKED = 1 << 16
 TEXTS = (
     "bf16", "fp16", "fp8", "int8", "int4", "sign", "ternary", "natural", "natural_dithering(levels=8)",
@@ -206,6 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[], help="compressors whose text contains or globs one of these")
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), choices=list(DTYPES))
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--json", default="")
     options = parser.parse_args(arguments)
@@ -222,8 +224,8 @@ def main(arguments: list[str] | None = None) -> int:
             try:
                 check(text)
                 for size in options.sizes:
-                    for dtype in (torch.float32, torch.bfloat16):
-                        rows.append(measure(text, size, dtype, timer))
+                    for dtype in options.dtypes:
+                        rows.append(measure(text, size, DTYPES[dtype], timer))
                         print(show(rows[-1:]).splitlines()[-1], flush=True)
             except Exception as error:
                 failed.append(text)
