@@ -110,15 +110,14 @@ def synchronisations(run: Callable[[], object]) -> int:
     """How often the host waits for the device in ``run``, as torch sees it."""
     run()
     torch.cuda.synchronize()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
             run()
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-    return sum("synchroniz" in str(w.message) for w in seen)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("called a synchronizing" in str(w.message) for w in seen)
 
 
 def launches(run: Callable[[], object]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,14 +117,19 @@ def test_every_accepted_vector_decodes_to_its_values(operations: Any) -> None:
 
     for entry in index("accept"):
         data = (VECTORS / entry["file"]).read_bytes()
-        expected = torch.frombuffer(bytearray(make_vectors.from_package(data, pieces(entry))), dtype=torch.float32)
-        assert agree.same(_decode(data, entry), expected), entry
+        expected = make_vectors.from_package(data, pieces(entry))
+        assert _decode(data, entry).numpy().tobytes() == expected, entry
 
 
 def test_every_rejected_vector_is_rejected(operations: Any) -> None:
+    """By an error, or, where the length is right and nothing waits for the device, by values that are all NaN."""
+    accepted = []
     for entry in index("reject"):
-        with pytest.raises(CorruptMessage):
-            _decode((VECTORS / entry["file"]).read_bytes(), entry)
+        with contextlib.suppress(CorruptMessage):
+            values = _decode((VECTORS / entry["file"]).read_bytes(), entry)
+            if not values.isnan().all():
+                accepted.append(entry)
+    assert accepted == []
 
 
 @pytest.mark.parametrize("text", FIXED)
