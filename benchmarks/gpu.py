@@ -9,13 +9,12 @@ Needs torch, Triton and this package's sources on the path, nothing else.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import fnmatch
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,35 +35,6 @@ TEXTS = (
     "random_sparse_dithering(omega=1)", "subtractive_dithering(omega=1)", "vgc(alpha=6)", "rotated(int4)",
     "error_feedback(qsgd(bits=4))", "error_feedback(top_k(fraction=0.01))",
 )  # fmt: skip
-
-
-def operations() -> Any:
-    """The reference, overlaid by the Triton kernels and those by the CUDA kernels, as far as they can run here."""
-    from tersegrad.kernels import cuda
-    from tersegrad.kernels.cuda import loader
-
-    found: list[Any] = []
-    with contextlib.suppress(ImportError):
-        from tersegrad.kernels.triton import backend
-
-        found.append(backend)
-    if cuda.available():
-        found.append(cuda)
-    else:
-        print(f"without the CUDA C++ kernels: {loader.why_missing()}", file=sys.stderr)
-    return kernels.overlay(*found)
-
-
-@contextlib.contextmanager
-def overlaid(made: Any) -> Iterator[None]:
-    """Let CUDA tensors use ``made`` inside the block."""
-    chosen: dict[str, Any] = vars(kernels)["_chosen"]
-    kernels.get(torch.device("cuda"))
-    before, chosen["cuda"] = chosen["cuda"], made
-    try:
-        yield
-    finally:
-        chosen["cuda"] = before
 
 
 @dataclasses.dataclass
@@ -213,22 +183,22 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("torch sees no CUDA device", file=sys.stderr)
         return 2
-    made, timer, rows, failed = operations(), Timer(options.repeats), [], []
-    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {len(made.sources)} operations overlaid"
+    timer, rows, failed = Timer(options.repeats), [], []
+    backends = kernels.backends(torch.device("cuda"))
+    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, kernels: {', '.join(backends) or 'plain torch'}"
     print(machine)
-    with overlaid(made):
-        for text in TEXTS:
-            if options.only and not any(p in text or fnmatch.fnmatch(text, p) for p in options.only):
-                continue
-            try:
-                check(text)
-                for size in options.sizes:
-                    for dtype in options.dtypes:
-                        rows.append(measure(text, size, DTYPES[dtype], timer))
-                        print(show(rows[-1:]).splitlines()[-1], flush=True)
-            except Exception as error:
-                failed.append(text)
-                print(f"{text}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    for text in TEXTS:
+        if options.only and not any(p in text or fnmatch.fnmatch(text, p) for p in options.only):
+            continue
+        try:
+            check(text)
+            for size in options.sizes:
+                for dtype in options.dtypes:
+                    rows.append(measure(text, size, DTYPES[dtype], timer))
+                    print(show(rows[-1:]).splitlines()[-1], flush=True)
+        except Exception as error:
+            failed.append(text)
+            print(f"{text}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     print(show(rows))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from benchmarks import gpu
 from torch import Tensor
 
 import tersegrad
-from tersegrad import Context, Message, Spec, Stats
+from tersegrad import Context, Message, Spec, Stats, kernels
 from tersegrad.core import frame
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import needs_second_moment
@@ -29,10 +28,9 @@ FIXED = ("bf16", "fp16", "fp8", "int8", "int4", "sign", "natural", "natural_dith
 
 
 @pytest.fixture(scope="module")
-def operations() -> Iterator[Any]:
-    made = gpu.operations()
-    with gpu.overlaid(made):
-        yield made
+def operations() -> Any:
+    assert kernels.backends(torch.device("cuda")) == ["cuda", "triton"]
+    return kernels.get(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("topic", ["casts", "refused", "blocks", "sums", "rotations", "long"])
@@ -79,7 +77,7 @@ def _message(text: str, x: Tensor, device: str) -> tuple[Tensor, Tensor]:
 
 
 @every_case
-def test_messages_are_those_of_the_cpu(text: str, operations: Any) -> None:
+def test_messages_are_those_of_the_cpu(text: str) -> None:
     for d in (0, 1, 65, 3000):
         for name, x in adversarial(d).items():
             for dtype in (torch.float32, torch.bfloat16):
@@ -89,7 +87,7 @@ def test_messages_are_those_of_the_cpu(text: str, operations: Any) -> None:
 
 
 @every_case
-def test_what_is_not_finite_is_not_finite_on_a_gpu(text: str, operations: Any) -> None:
+def test_what_is_not_finite_is_not_finite_on_a_gpu(text: str) -> None:
     x = torch.randn(300, generator=torch.Generator().manual_seed(1))
     for bad in (torch.nan, torch.inf):
         x[77] = bad
@@ -112,7 +110,7 @@ def _decode(data: bytes, entry: dict[str, Any]) -> Tensor:
     return compressor.decode(Message(message, message.numel()), spec, opened.context).cpu()
 
 
-def test_every_accepted_vector_decodes_to_its_values(operations: Any) -> None:
+def test_every_accepted_vector_decodes_to_its_values() -> None:
     from spec import make_vectors
 
     for entry in index("accept"):
@@ -121,7 +119,7 @@ def test_every_accepted_vector_decodes_to_its_values(operations: Any) -> None:
         assert _decode(data, entry).numpy().tobytes() == expected, entry
 
 
-def test_every_rejected_vector_is_rejected(operations: Any) -> None:
+def test_every_rejected_vector_is_rejected() -> None:
     """By an error, or, where the length is right and nothing waits for the device, by values that are all NaN."""
     accepted = []
     for entry in index("reject"):
@@ -133,7 +131,7 @@ def test_every_rejected_vector_is_rejected(operations: Any) -> None:
 
 
 @pytest.mark.parametrize("text", FIXED)
-def test_fixed_rates_never_wait_for_the_device(text: str, operations: Any) -> None:
+def test_fixed_rates_never_wait_for_the_device(text: str) -> None:
     x = torch.randn(100_000, device="cuda")
     compressor, spec, ctx = tersegrad.parse(text), Spec.flat(x.numel()), Context()
     encode = gpu.encoder(compressor, x, spec, ctx)

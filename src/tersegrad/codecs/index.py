@@ -276,7 +276,7 @@ def decode(data: Tensor, count: int, numel: int) -> tuple[Tensor, int]:
     ops = kernels.get(data.device)
     complement = 2 * count > numel
     k = numel - count if complement else count
-    form = int(data[0])
+    form, parameter = (*data[:2].tolist(), 255)[:2]
     if form < GOLOMB:
         if k > SHORT:
             raise CorruptMessage(f"{k} indices are too many for the short form")
@@ -284,11 +284,11 @@ def decode(data: Tensor, count: int, numel: int) -> tuple[Tensor, int]:
     elif k == 0:
         raise CorruptMessage("an empty set has the short form")
     else:
-        indices, used = _decode_gaps(form, data, k, numel)
+        indices, used = _decode_gaps(form, parameter, data, k, numel)
     return (ops.index_complement(indices, numel) if complement else indices), used
 
 
-def _decode_gaps(form: int, data: Tensor, k: int, numel: int) -> tuple[Tensor, int]:
+def _decode_gaps(form: int, parameter: int, data: Tensor, k: int, numel: int) -> tuple[Tensor, int]:
     ops = kernels.get(data.device)
     if form == GOLOMB:
         return _decode_golomb(data[1:], k, numel, divisor(k, numel), 1)
@@ -297,7 +297,6 @@ def _decode_gaps(form: int, data: Tensor, k: int, numel: int) -> tuple[Tensor, i
     if form == ENTROPY_BITMAP:
         bitmap, used = rans.decode(data[1:], -(-numel // 8), 256)
         return ops.bitmap_decode(bitmap, k, numel), used + 1
-    parameter = int(data[1]) if data.numel() > 1 else 255
     if form == RICE:
         if parameter >= RICE_MAX:
             raise CorruptMessage(f"Rice parameters are 0 to {RICE_MAX - 1}")

@@ -52,6 +52,11 @@ def max_nbytes(count: int, alphabet: int, num_contexts: int = 1) -> int:
     return 0 if count == 0 or alphabet == 1 else 1 + -(-count * (alphabet - 1).bit_length() // 8)
 
 
+def codes_there(device: torch.device) -> bool:
+    """Whether symbols are coded on the device itself."""
+    return kernels.faster(device, "rans_encode", "rans_decode")
+
+
 def encode(
     symbols: Tensor,
     alphabet: int,

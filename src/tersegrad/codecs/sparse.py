@@ -6,6 +6,9 @@
     then     count (varint), index set (``codecs/index.py``), values (``codecs/values.py``)
 
 Mode 3 is for compressors that ask for it, mode 4 for value forms that have it.
+
+Where a device has kernels for index sets, long sets are written and read on it. Everything else is coded in the host's memory, and only
+what was chosen travels.
 """
 
 from __future__ import annotations
@@ -25,6 +28,14 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, RAW, ZERO
 from tersegrad.core.protocol import Context, Spec
 
+# Fewer coordinates than this are coded in the host's memory: a dozen launches would take longer.
+MANY = 1 << 14
+
+
+def codes_there(device: torch.device) -> bool:
+    """Whether long index sets are written and read on the device itself."""
+    return kernels.faster(device, "golomb_encode", "golomb_decode", "rans_encode", "rans_decode")
+
 
 @dataclasses.dataclass(frozen=True)
 class Sparse:
@@ -35,8 +46,11 @@ class Sparse:
 
 
 def found(indices: Tensor, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor, int]:
-    """What a selection found, in the host's memory (one read), and how many there are: more than that where it had no room."""
-    if not count.is_cpu:
+    """What a selection found and how many there are: more than that where it had no room.
+
+    It lies in the host's memory (one read), or on its device where many were found and are coded there.
+    """
+    if not count.is_cpu and not (codes_there(count.device) and int(count) >= MANY):
         indices, values, count = host.read_all(indices, values, count)
     total = int(count)
     return (indices[:total], values[:total], total) if total < indices.numel() else (indices, values, total)
@@ -53,6 +67,11 @@ def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[
     ``raw`` makes the whole vector, which is sent instead where the message might be longer than it. Values that are not finite
     make the message say so.
     """
+    if out.device != values.device:
+        here = host.empty(out.numel(), torch.uint8, out.device)
+        nbytes, decoded = write(values, place, form, here, raw)
+        out[:nbytes].copy_(here[:nbytes], non_blocking=True)
+        return nbytes, decoded
     indices, numel = place.indices, place.spec.numel
     if not indices.numel():
         out[0] = ZERO
@@ -63,7 +82,8 @@ def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[
     most = 1 + varint.nbytes(place.count) + index.max_nbytes(place.count, numel) + form.max_nbytes(place.count, 1)
     if raw is not None and most > 1 + 4 * numel:
         out[0] = RAW
-        out[1 : 1 + 4 * numel] = host.read(raw()).view(torch.uint8)
+        vector = raw()
+        out[1 : 1 + 4 * numel] = (vector if vector.device == out.device else host.read(vector)).view(torch.uint8)
         return 1 + 4 * numel, values
     written = form.write(values, place)
     if written.kept is not None:
@@ -73,8 +93,10 @@ def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[
             return 1, written.decoded
     head = (PACKED if written.packed else NORMAL, *varint.write(indices.numel()))
     at = len(head)
-    # Messages are written in the host's memory.
-    out.numpy()[:at] = head
+    if out.is_cpu:
+        out.numpy()[:at] = head
+    else:
+        out[:at] = host.send(torch.tensor(head, dtype=torch.uint8), out.device)
     at += index.encode(indices, numel, out[at:]).numel()
     end = at + written.data.numel()
     out[at:end] = written.data
@@ -87,7 +109,9 @@ def read(data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: 
     ``most``: no message carries more coordinates. ``raw``: whether there is mode 3.
     """
     numel = spec.numel
-    mode = int(data[0]) if data.numel() else -1
+    # The mode and the number of coordinates, which tells where the rest is read.
+    front = data[: 1 + varint.MAX_NBYTES].cpu()
+    mode = int(front[0]) if front.numel() else -1
     if mode == NON_FINITE and data.numel() == 1:
         return None
     if mode == ZERO and data.numel() == 1:
@@ -96,9 +120,11 @@ def read(data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: 
         return Sparse(None, data[1:].clone().view(torch.float32))
     if mode != NORMAL and not (mode == PACKED and form.packs):
         raise CorruptMessage(f"not a sparse message for {numel} coordinates: {data.numel()} bytes, mode {mode}")
-    count, at = varint.read(data, 1)
+    count, at = varint.read(front, 1)
     if not 1 <= count <= most:
         raise CorruptMessage(f"the message announces {count} coordinates, at most {most} are sent")
+    if not data.is_cpu and count < MANY:
+        data = host.read(data)
     indices, used = index.decode(data[at:], count, numel)
     values = form.read(data[at + used :], Place(indices, spec, ctx), mode == PACKED)
     return Sparse(indices, values)
@@ -106,15 +132,19 @@ def read(data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: 
 
 def scatter(found: Sparse | None, out: Tensor, weight: float | None) -> None:
     """The decoded vector into ``out``, or ``weight`` times it added there; None is one that is not finite."""
-    device = out.device
     if found is None:
         out.fill_(math.nan)
-    elif found.indices is None:
-        values = host.send(found.values, device)
+        return
+    values = _there(found.values, out.device)
+    if found.indices is None:
         _ = out.copy_(values) if weight is None else out.add_(values * weight)
-    elif weight is None:
-        kernels.get(out.device).sparse_scatter(host.send(found.indices, device), host.send(found.values, device), out)
+        return
+    indices, ops = _there(found.indices, out.device), kernels.get(out.device)
+    if weight is None:
+        ops.sparse_scatter(indices, values, out)
     else:
-        kernels.get(out.device).sparse_scatter_add(
-            host.send(found.indices, device), host.send(found.values, device), weight, out
-        )
+        ops.sparse_scatter_add(indices, values, weight, out)
+
+
+def _there(x: Tensor, device: torch.device) -> Tensor:
+    return x if x.device == device else host.send(x, device)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core import modes
+from tersegrad.core import host, modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
@@ -70,6 +70,9 @@ class Natural(Stateless):
     def mode(self, data: bytes) -> str | None:
         return None if self.fixed_size else modes.name(data)
 
+    def codes_on_host(self, device: torch.device) -> bool:
+        return not self.fixed_size and not rans.codes_there(device)
+
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         packed = data if self.fixed_size else data[1:]
         kernels.get(x.device).natural_encode(x, packed, ctx)
@@ -98,7 +101,7 @@ class Natural(Stateless):
         if 2 + coded.numel() >= numel:
             data[0] = PACKED
             return data.numel()
-        head = torch.tensor([NORMAL, least, largest], dtype=torch.uint8, device=data.device)
+        head = host.send(torch.tensor([NORMAL, least, largest], dtype=torch.uint8), data.device)
         kept = data[1 : 1 + signs].clone()
         torch.cat((head, kept, coded), out=data[: 3 + signs + coded.numel()])
         return 3 + signs + coded.numel()
@@ -106,7 +109,7 @@ class Natural(Stateless):
     def _expand(self, data: Tensor, numel: int) -> Tensor:
         """The packed message inside one of mode 0, 1, 2 or 4."""
         signs = -(-numel // 8)
-        mode = int(data[0]) if data.numel() else -1
+        mode, least, largest = (*data[:3].tolist(), -1, -1, -1)[:3]
         if mode == PACKED and data.numel() == 1 + signs + numel:
             return data[1:]
         packed = torch.zeros(signs + numel, dtype=torch.uint8, device=data.device)
@@ -117,7 +120,6 @@ class Natural(Stateless):
             return packed
         if mode != NORMAL or data.numel() < 3 + signs:
             raise CorruptMessage(f"a natural message of mode {mode} and {data.numel()} bytes does not fit {numel} coordinates")
-        least, largest = int(data[1]), int(data[2])
         if not 1 <= least <= largest <= 254:
             raise CorruptMessage(f"exponents {least}..{largest} are not in 1..254")
         symbols, used = rans.decode(data[3 + signs :], numel, largest - least + 2)
@@ -130,7 +132,8 @@ class Natural(Stateless):
 
 def _range(exponents: Tensor) -> tuple[int, int]:
     """The least exponent other than 0 and the largest; (0, 0) if all are 0."""
-    if exponents.numel() == 0 or not int(exponents.max()):
+    if exponents.numel() == 0:
         return 0, 0
     # In uint8, 0 - 1 is 255: zeros do not count as the least.
-    return int((exponents - 1).min()) + 1, int(exponents.max())
+    least, largest = host.read(torch.stack(((exponents - 1).min(), exponents.max()))).tolist()
+    return (least + 1, largest) if largest else (0, 0)

@@ -45,7 +45,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import bitpack, elias, rans, varint
-from tersegrad.core import modes
+from tersegrad.core import host, modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
@@ -128,6 +128,9 @@ class QSGD(Stateless):
     def max_nbytes(self, spec: Spec) -> int:
         return sum(self._sizes(spec.numel)) + (self.coder != "packed")
 
+    def codes_on_host(self, device: torch.device) -> bool:
+        return not self.fixed_size and not (self.coder == "rans" and rans.codes_there(device))
+
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         steps, codes = self._sizes(x.numel())
         if not self.fixed_size:
@@ -145,10 +148,11 @@ class QSGD(Stateless):
         self._quantise(x, ctx, scale, levels, 8)
         levels = levels.view(torch.int8)
         step = scale.view(torch.float32)
-        if not bool(step.isfinite().all()):
+        finite, some = host.read(torch.stack((step.isfinite().all(), step.any()))).tolist()
+        if not finite:
             data[:1] = NON_FINITE
             return 1
-        if not bool(step.any()):
+        if not some:
             data[:1] = ZERO
             return 1
         if self.coder == "elias":

@@ -79,6 +79,9 @@ class Threshold(Stateless):
         found = sparse.read(data, spec, ctx, self._form, spec.numel, raw=self.values == "exact")
         sparse.scatter(found, out, weight)
 
+    def codes_on_host(self, device: torch.device) -> bool:
+        return not sparse.codes_there(device)
+
     def max_nbytes(self, spec: Spec) -> int:
         d = spec.numel
         return 1 + 4 * d if self.values == "exact" else sparse.max_nbytes(d, d) + self._form.max_nbytes(d, 1)

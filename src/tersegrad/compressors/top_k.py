@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from tersegrad import kernels
@@ -79,6 +80,9 @@ class TopK(Stateless):
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         sparse.scatter(sparse.read(data, spec, ctx, self._form, self._most(spec.numel), raw=True), out, weight)
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return not sparse.codes_there(device)
 
     def max_nbytes(self, spec: Spec) -> int:
         d, most = spec.numel, self._most(spec.numel)

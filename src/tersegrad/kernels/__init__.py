@@ -28,8 +28,7 @@ Backend = Literal["auto", "reference", "native"]
 
 # By kind of device: the modules below this one that are faster there, each over those before it. They are imported when the first
 # tensor of the kind comes. A backend says by available() whether it can run here, and by OPERATIONS what it implements.
-# Not yet chosen: triton.backend and cuda, until `pytest -m gpu` has passed on a GPU; it lays them over the reference by itself.
-FASTER: dict[str, tuple[str, ...]] = {"cpu": ("native",), "cuda": ("triton",)}
+FASTER: dict[str, tuple[str, ...]] = {"cpu": ("native",), "cuda": ("triton", "triton.backend", "cuda")}
 
 if TYPE_CHECKING:
     _complete: Kernels = reference
@@ -57,12 +56,22 @@ def _choose(kind: str) -> Any:
     """The operations for a kind of device, chosen once."""
     backends: list[Any] = []
     if _forced != "reference":
-        found = [importlib.import_module(f"{__name__}.{name}") for name in FASTER.get(kind, ())]
-        backends = [backend for backend in found if backend.available()]
+        found = [_module(name) for name in FASTER.get(kind, ())]
+        backends = [backend for backend in found if backend is not None and backend.available()]
     if kind == "cpu" and not backends and _forced != "reference":
         _warn_once()
     _chosen[kind] = overlay(*backends)
     return _chosen[kind]
+
+
+def _module(name: str) -> Any:
+    """A module below this one, or nothing where it needs Triton and Triton is not there."""
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        return None
 
 
 def overlay(*backends: Any) -> Overlay:
@@ -74,7 +83,7 @@ def overlay(*backends: Any) -> Overlay:
             raise ValueError(f"{backend.__name__} implements {sorted(unknown)}, which the schema does not have")
         for name in backend.OPERATIONS:
             setattr(made, name, getattr(backend, name))
-            made.sources[name] = backend.__name__.rpartition(".")[2]
+            made.sources[name] = backend.__name__.removeprefix(f"{__name__}.").partition(".")[0]
     return made
 
 

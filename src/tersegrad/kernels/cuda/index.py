@@ -35,6 +35,14 @@ def _parts(indices: Tensor, divisor: int, head: Tensor) -> Tensor:
     return parts
 
 
+def running(rows: Tensor) -> Tensor:
+    """The running sums of each row; torch's own along the last dimension of several rows are a hundred times slower."""
+    sums = torch.empty_like(rows)
+    for row, into in zip(rows, sums, strict=True):
+        torch.cumsum(row, 0, out=into)
+    return sums
+
+
 def golomb_size(indices: Tensor, divisor: int) -> Tensor:
     """Bytes that :func:`golomb_encode` writes, int64, 0-d."""
     head = torch.zeros(3, dtype=torch.int64, device=indices.device)
@@ -51,7 +59,7 @@ def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
         return head[LENGTH]
     indices = indices.contiguous()
     width, short = _split(divisor)
-    sums = _parts(indices, divisor, head).cumsum(1)
+    sums = running(_parts(indices, divisor, head))
     words = torch.zeros(room // 4 + 2, dtype=torch.int32, device=out.device)
     arguments = (indices, _wide(indices), count, divisor, width, short, sums, room, words, head)
     launch(SOURCE, "golomb_write", _blocks(count), THREADS, *arguments)

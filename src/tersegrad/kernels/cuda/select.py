@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core import host
+from tersegrad.kernels.cuda.index import running
 from tersegrad.kernels.cuda.loader import Argument, launch
 from tersegrad.kernels.reference.select import index_dtype
 
@@ -82,7 +83,7 @@ def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     tiles = -(-n // TILE)
     counts = torch.empty(2, tiles, dtype=torch.int64, device=x.device)
     launch(SOURCE, "select_count", -(-tiles // WARPS), 32 * WARPS, x, n, state, tiles, counts)
-    sums = counts.cumsum(1)
+    sums = running(counts)
     indices, values = _room(n, k, x.device)
     places = (counts, sums, int(indices.dtype == torch.int64), indices, values)
     launch(SOURCE, "select_place", -(-tiles // WARPS), 32 * WARPS, x, n, state, tiles, *places)

@@ -28,8 +28,13 @@ __device__ __forceinline__ i64 segment_length(i64 count, i64 s) {
     return s + 1 < segments_of(count) ? SEGMENT : count - s * SEGMENT;
 }
 
+// Blocks with a scale of their own that a segment has at most.
+#define SCALES_MOST 8
+
+__device__ __forceinline__ float scale_at(const u8* scales, i64 block) { return __uint_as_float(load32(scales + 4 * block)); }
+
 // A level times the scale of its block, kept finite.
-__device__ __forceinline__ float scaled(i64 level, const u8* scales, i64 i) {
-    const u32 bits = __float_as_uint(__fmul_rn((float)level, __uint_as_float(load32(scales + 4 * (i >> 16)))));
+__device__ __forceinline__ float scaled(int level, float scale) {
+    const u32 bits = __float_as_uint(__fmul_rn((float)level, scale));
     return __uint_as_float((bits & 0x7fffffffu) == 0x7f800000u ? (bits & 0x80000000u) | HUGE_VALUE : bits);
 }

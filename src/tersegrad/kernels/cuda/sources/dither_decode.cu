@@ -141,6 +141,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
     __shared__ u32 own_cells[TOTAL];
     __shared__ u8 own_symbols[TOTAL];
     __shared__ u16 ring[RING];
+    __shared__ float scales[SCALES_MOST];
     const i64 s = blockIdx.x / CHUNKS, c = blockIdx.x % CHUNKS, n = segment_length(count, s);
     const i64* d = segments + s * SEGMENT_PLACES;
     if (state[WRONG] != FINE || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
@@ -148,18 +149,20 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
     const Layout l = layout_of(n, 2 * window + 1, d[CHUNK_OF]);
     if (c >= l.chunks) return;
     for (int i = threadIdx.x; i < TOTAL; i += 32) own_cells[i] = cells[s * TOTAL + i], own_symbols[i] = symbols[s * TOTAL + i];
+    if (threadIdx.x < (n + SCALE_BLOCK - 1) / SCALE_BLOCK) scales[threadIdx.x] = scale_at(data + d[SCALES], threadIdx.x);
     __syncwarp();
     const u32* near_cells = own_cells;
     const u8* near_symbols = own_symbols;
+    const float* near_scales = scales;
     auto look = [=](i64, u32 slot, u32* cell, u8* symbol) { *cell = near_cells[slot], *symbol = near_symbols[slot]; };
-    const u8 *states = data + offsets[s * CHUNKS + c], *scales = data + d[SCALES];
+    const u8* states = data + offsets[s * CHUNKS + c];
     const i64 first = s * SEGMENT;
     bool good;
     if (d[TAIL]) {
         good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, look, [=](i64 i, u8 symbol) { kept[first + i] = symbol; });
     } else {
         good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, look, [=](i64 i, u8 symbol) {
-            out[first + i] = scaled(symbol - window, scales, i);
+            out[first + i] = scaled(symbol - window, near_scales[i >> 16]);
         });
     }
     if (!good) state[WRONG] = CORRUPT;
@@ -190,7 +193,7 @@ extern "C" __global__ void dither_plain(
             if (i + 1 == n && end && p[shift + width > 8] >> end) state[WRONG] = CORRUPT;
         }
         if (d[TAIL]) kept[first + i] = (u8)symbol;
-        else out[first + i] = scaled((i64)symbol - window, data + d[SCALES], i);
+        else out[first + i] = scaled((int)symbol - window, scale_at(data + d[SCALES], i >> 16));
     }
 }
 
@@ -264,7 +267,7 @@ extern "C" __global__ void dither_escapes(
             i64 level = (i64)symbols[i] - window;
             if (level == window) level += more[j++];
             else if (level == -window) level -= more[j++];
-            out[first + i] = scaled(level, data + d[SCALES], i);
+            out[first + i] = scaled((int)level, scale_at(data + d[SCALES], i >> 16));
         }
         rank += total;
     }

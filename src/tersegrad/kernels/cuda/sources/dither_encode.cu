@@ -58,73 +58,90 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     float step = given;
     if (nu > 0) step = usable_step(2.0 * sqrt(nu / (double)size * norm));
     const float inverse = 1.0f / step;
-    float quick[2] = {0.0f, 0.0f};
-    double dot = 0, square = 0;
-    i64 energy = 0;
-    int top = 0, more15 = 0, more31 = 0;
-    for (i64 base = begin; base < stop; base += 256) {
-        u32 w[4];
-        if (drawn) philox(draws, ((u64)base >> 3) + lane, 0, w);
-#pragma unroll
-        for (int a = 0; a < 8; ++a) {
-            int draw = -1;
-            if (drawn) {
-                const int from = 4 * a + (lane >> 3);
-                const u32 words[4] = {
-                    __shfl_sync(FULL, w[0], from), __shfl_sync(FULL, w[1], from), __shfl_sync(FULL, w[2], from), __shfl_sync(FULL, w[3], from)
-                };
-                const u32 word = lane & 4 ? (lane & 2 ? words[3] : words[2]) : (lane & 2 ? words[1] : words[0]);
-                draw = (int)(word >> 16 * (lane & 1) & 0xffff);
-            }
-            const i64 i = base + 32 * a + lane;
-            if (i >= stop) continue;
-            const float value = x[i];
-            bool large = false;
-            const int k = empty || !finite ? 0 : level_of(value, inverse, draw, &large);
-            const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
-            levels[i] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
-            top = magnitude > top ? magnitude : top;
-            more15 += magnitude > 15;
-            more31 += magnitude > 31;
-            energy += (i64)k * k;
-            // Coordinates of a row of 64 add to as many lanes, in order.
-            quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(__fmul_rn(value, inverse), (float)k));
-            dot += (double)value * (double)k;
-            square += (double)k * (double)k;
-        }
-    }
-    for (int by = 16; by; by >>= 1) {
-        const int other = __shfl_xor_sync(FULL, top, by);
-        top = other > top ? other : top;
-        more15 += __shfl_xor_sync(FULL, more15, by);
-        more31 += __shfl_xor_sync(FULL, more31, by);
-        energy += __shfl_xor_sync(FULL, energy, by);
-    }
-    if (lane == 0) tops[warp] = top, over15[warp] = more15, over31[warp] = more31, energies[warp] = energy;
-    const double fast = fold_chunks(fold((double)quick[0] + (double)quick[1]), parts, &folded);
-    __syncthreads();
-    const double exact = fold_chunks(fold(dot), parts, &folded);
-    __syncthreads();
-    const double squares = fold_chunks(fold(square), parts, &folded);
-    if (threadIdx.x) return;
+    double fast = 0, exact = 0, squares = 0;
     i64 all = 0;
-    for (int k = 1; k < 16; ++k) {
-        tops[0] = tops[k] > tops[0] ? tops[k] : tops[0];
-        over15[0] += over15[k];
-        over31[0] += over31[k];
+    int top = 0, more15 = 0, more31 = 0;
+    // Sums of small levels are exact in float32 and in 32 bits; a block with large ones is gone through once more.
+    bool wide = !(nu > 0);
+    for (;;) {
+        float quick[2] = {0.0f, 0.0f};
+        double dot = 0, square = 0;
+        u32 energy = 0;
+        top = more15 = more31 = 0;
+        for (i64 base = begin; base < stop; base += 256) {
+            float v[8];
+#pragma unroll
+            for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? x[base + 32 * a + lane] : 0.0f;
+            u32 w[4];
+            if (drawn) philox(draws, ((u64)base >> 3) + lane, 0, w);
+#pragma unroll
+            for (int a = 0; a < 8; ++a) {
+                int draw = -1;
+                if (drawn) {
+                    const int from = 4 * a + (lane >> 3);
+                    const u32 words[4] = {
+                        __shfl_sync(FULL, w[0], from), __shfl_sync(FULL, w[1], from), __shfl_sync(FULL, w[2], from), __shfl_sync(FULL, w[3], from)
+                    };
+                    const u32 word = lane & 4 ? (lane & 2 ? words[3] : words[2]) : (lane & 2 ? words[1] : words[0]);
+                    draw = (int)(word >> 16 * (lane & 1) & 0xffff);
+                }
+                const i64 i = base + 32 * a + lane;
+                bool large = false;
+                const int k = empty || !finite ? 0 : level_of(v[a], inverse, draw, &large);
+                const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
+                if (i < stop) levels[i] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
+                top = magnitude > top ? magnitude : top;
+                more15 += magnitude > 15;
+                more31 += magnitude > 31;
+                if (wide) {
+                    dot += (double)v[a] * (double)k;
+                    square += (double)k * (double)k;
+                } else {
+                    energy += (u32)(k * k);
+                    // Coordinates of a row of 64 add to as many lanes, in order.
+                    quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(__fmul_rn(v[a], inverse), (float)k));
+                }
+            }
+        }
+        u64 energy_sum = energy;
+        for (int by = 16; by; by >>= 1) {
+            const int other = __shfl_xor_sync(FULL, top, by);
+            top = other > top ? other : top;
+            more15 += __shfl_xor_sync(FULL, more15, by);
+            more31 += __shfl_xor_sync(FULL, more31, by);
+            energy_sum += __shfl_xor_sync(FULL, energy_sum, by);
+        }
+        __syncthreads();
+        if (lane == 0) tops[warp] = top, over15[warp] = more15, over31[warp] = more31, energies[warp] = (i64)energy_sum;
+        if (wide) {
+            exact = fold_chunks(fold(dot), parts, &folded);
+            __syncthreads();
+            squares = fold_chunks(fold(square), parts, &folded);
+        } else {
+            fast = fold_chunks(fold((double)quick[0] + (double)quick[1]), parts, &folded);
+        }
+        top = more15 = more31 = 0;
+        all = 0;
+        for (int k = 0; k < 16; ++k) {
+            top = tops[k] > top ? tops[k] : top;
+            more15 += over15[k];
+            more31 += over31[k];
+            all += energies[k];
+        }
+        if (wide || top < QUICK_LIMIT) break;
+        wide = true;
+        __syncthreads();
     }
-    for (int k = 0; k < 16; ++k) all += energies[k];
-    top = tops[0];
+    if (threadIdx.x) return;
     i64* known = counts + blockIdx.x * COUNT_PLACES;
-    known[TOP] = top, known[ABOVE_15] = over15[0], known[ABOVE_31] = over31[0];
-    const bool is_quick = nu > 0 && top < QUICK_LIMIT;
-    const double product = is_quick ? (double)step * fast : exact, power = is_quick ? (double)all : squares;
+    known[TOP] = top, known[ABOVE_15] = more15, known[ABOVE_31] = more31;
+    const double product = wide ? exact : (double)step * fast, power = wide ? squares : (double)all;
     float scale = 0.0f;
     if (top > 0 && top < 1 << 26) scale = drawn ? step : usable_step(product / power);
     if (top > 0 && drawn) scale = step;
-    const double wide = scale;
+    const double by = scale;
     norms[blockIdx.x] = norm;
-    errors[blockIdx.x] = drawn || empty ? 0.0 : norm - 2.0 * wide * product + wide * wide * power;
+    errors[blockIdx.x] = drawn || empty ? 0.0 : norm - 2.0 * by * product + by * by * power;
     steps[blockIdx.x] = step;
     scales[blockIdx.x] = scale;
     if (!finite) result[RESULT_WRONG] = NOT_FINITE;
@@ -248,18 +265,20 @@ extern "C" __global__ void dither_segments(
 extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
     i64 n, i64 exponent, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
-    __shared__ u32 own[256];
+    __shared__ Code own[256];
     const i64 s = blockIdx.x / CHUNKS, c = blockIdx.x % CHUNKS, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
     const Layout l = layout_of(size, alphabet, exponent);
     if (c >= l.chunks) return;
-    for (int k = threadIdx.x; k < alphabet; k += 32) own[k] = codes[s * 256 + k];
+    for (int k = threadIdx.x; k < alphabet; k += 32) own[k] = code_of(codes[s * 256 + k]);
     __syncwarp();
-    const u32* from = own;
+    const Code* near = own;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };
-    const i64 number = encode_chunk(l, c, symbol, [=](i64 i) { return from[symbol(i)]; }, words + first, states + s * CHUNKS * 64);
+    auto load = [=](i64 i) { return Raw{(u32)(int)levels[first + i], 0}; };
+    auto look = [=](const Raw& r) { return near[symbol_of((int)r.symbol, window)]; };
+    const i64 number = encode_chunk(l, c, symbol, load, look, words + first, states + s * CHUNKS * 64);
     if (threadIdx.x == 0) numbers[s * CHUNKS + c] = number;
 }
 

@@ -170,6 +170,8 @@ extern "C" __global__ void rans_decode_plain(
 // ---- encoding ----
 
 #define CELLS 4096
+// Codes that a warp has near.
+#define NEAR 1024
 
 // Counts of symbols by context, exact or of every eighth block of 4096 (`sample`), and which occur at all.
 extern "C" __global__ void rans_count(
@@ -222,18 +224,30 @@ extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
     const u8* symbols, const u8* contexts, i64 each, i64 count, i64 alphabet, i64 tables, i64 exponent, const u32* codes,
     u16* words, i64* numbers, u32* states, const i64* head
 ) {
-    __shared__ u32 own[CELLS];
+    __shared__ Code own[NEAR];
     if (head[STATUS] != FINE || !head[INFORMATIVE]) return;
     const Layout l = layout_of(count, alphabet, exponent);
     const i64 c = blockIdx.x, cells = alphabet * tables;
     if (c >= l.chunks) return;
-    const bool mine = cells <= CELLS;
+    const bool mine = cells <= NEAR;
     if (mine)
-        for (i64 k = threadIdx.x; k < cells; k += 32) own[k] = codes[k];
+        for (i64 k = threadIdx.x; k < cells; k += 32) own[k] = code_of(codes[k]);
     __syncwarp();
-    const u32* from = mine ? own : codes;
-    auto look = [=](i64 i) { return from[context_of(contexts, each, i) * (u32)alphabet + symbols[i]]; };
-    const i64 number = encode_chunk(l, c, [=](i64 i) { return symbols[i]; }, look, words, states);
+    const Code* near = own;
+    const u32 size = (u32)alphabet;
+    auto symbol = [=](i64 i) { return (u32)symbols[i]; };
+    i64 number;
+    if (tables == 1) {
+        auto load = [=](i64 i) { return Raw{symbols[i], 0}; };
+        number = encode_chunk(l, c, symbol, load, [=](const Raw& r) { return near[r.symbol]; }, words, states);
+    } else {
+        auto load = [=](i64 i) { return Raw{symbols[i], context_of(contexts, each, i)}; };
+        auto look = [=](const Raw& r) {
+            const u32 k = r.context * size + r.symbol;
+            return mine ? near[k] : code_of(codes[k]);
+        };
+        number = encode_chunk(l, c, symbol, load, look, words, states);
+    }
     if (threadIdx.x == 0) numbers[c] = number;
 }
 

@@ -24,24 +24,23 @@ __device__ Layout layout_of(i64 count, i64 alphabet, i64 exponent) {
 #define UNIT 128
 #define RING (4 * UNIT)
 
-// Words of a chunk from the bytes at p on, of any alignment, through a ring in shared memory; the next unit waits in registers.
+// Words of a chunk from the bytes at p on, of any alignment, through a ring in shared memory. The next unit waits in registers, and is
+// shifted into place when it is stored: nothing waits for memory before that.
 struct Words {
     const u32* base;
-    u32 shift, low, high;
-    i64 whole, loaded;
+    u32 shift, a, b, c;
+    int whole, loaded;
     u16* ring;
-    __device__ u32 word32(i64 i) const { return i < whole ? base[i] : 0; }
+    __device__ u32 word32(int i) const { return i < whole ? base[i] : 0; }
     __device__ void fetch() {
-        const i64 i = loaded / 2 + 2 * (threadIdx.x & 31);
-        const u32 a = word32(i), b = word32(i + 1), c = word32(i + 2);
-        low = __funnelshift_r(a, b, shift);
-        high = __funnelshift_r(b, c, shift);
+        const int i = loaded / 2 + 2 * (threadIdx.x & 31);
+        a = word32(i), b = word32(i + 1), c = word32(i + 2);
     }
     __device__ void begin(const u8* p, const u8* end, u16* place) {
         const u64 address = (u64)p;
         base = (const u32*)(address & ~(u64)3);
         shift = 8 * (address & 3);
-        whole = ((i64)((u64)end - (u64)base) + 3) / 4;
+        whole = (int)(((i64)((u64)end - (u64)base) + 3) / 4);
         loaded = 0;
         ring = place;
         fetch();
@@ -51,8 +50,8 @@ struct Words {
     __device__ void turn() {
         __syncwarp();
         u32* to = (u32*)(ring + loaded % RING) + 2 * (threadIdx.x & 31);
-        to[0] = low;
-        to[1] = high;
+        to[0] = __funnelshift_r(a, b, shift);
+        to[1] = __funnelshift_r(b, c, shift);
         loaded += UNIT;
         __syncwarp();
         fetch();
@@ -63,25 +62,48 @@ struct Words {
 // symbols. Whether the chunk is well-formed, as far as this thread saw.
 template <class Look, class Put>
 __device__ bool decode_chunk(const Layout& l, i64 c, i64 alphabet, const u8* states, i64 number, u16* ring, Look look, Put put) {
-    const int t = threadIdx.x & 31;
-    const i64 coded = l.coded(c), first = c * l.size;
+    const int t = threadIdx.x & 31, coded = (int)l.coded(c), lanes = l.lanes;
+    const u32 before = (1u << t) - 1;
+    const i64 first = c * l.size;
     Words in;
-    in.begin(states + 4 * l.lanes, states + 4 * l.lanes + 2 * number, ring);
+    in.begin(states + 4 * lanes, states + 4 * lanes + 2 * number, ring);
     u32 x[2];
     bool good = true;
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
-        x[h] = lane < l.lanes ? load32(states + 4 * lane) : 65536;
+        x[h] = lane < lanes ? load32(states + 4 * lane) : 65536;
         good &= x[h] >= 65536;
     }
-    i64 at = 0;
-    for (i64 base = 0; base < coded; base += l.lanes) {
+    int at = 0, base = 0;
+    // A malformed chunk may ask for more words than it has. What lies in the ring then is as good as anything: the count tells.
+    auto refill = [&](const bool(&needs)[2]) {
+        const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]);
+        const int from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
+        const u32 word0 = ring[from0 % RING], word1 = ring[from1 % RING];
+        if (needs[0]) x[0] = x[0] << 16 | word0;
+        if (needs[1]) x[1] = x[1] << 16 | word1;
+        at += __popc(votes) + __popc(later);
+        if (at + 64 > in.loaded) in.turn();
+    };
+    // Whole steps of 64 lanes, which are nearly all, have no lane that waits.
+    for (; lanes == 64 && base + 64 <= coded; base += 64) {
+        u32 cell[2];
+        u8 symbol[2];
+        bool needs[2];
+        for (int h = 0; h < 2; ++h) look(first + base + t + 32 * h, x[h] & (TOTAL - 1), &cell[h], &symbol[h]);
+        for (int h = 0; h < 2; ++h) {
+            x[h] = (cell[h] & 0xffff) * (x[h] >> 12) + (cell[h] >> 16);
+            needs[h] = x[h] < 65536;
+        }
+        refill(needs);
+        for (int h = 0; h < 2; ++h) put(first + base + t + 32 * h, symbol[h]);
+    }
+    for (; base < coded; base += lanes) {
         bool needs[2];
         for (int h = 0; h < 2; ++h) {
-            const int lane = t + 32 * h;
-            const i64 i = base + lane;
+            const int lane = t + 32 * h, i = base + lane;
             needs[h] = false;
-            if (lane < l.lanes && i < coded) {
+            if (lane < lanes && i < coded) {
                 u32 cell;
                 u8 symbol;
                 look(first + i, x[h] & (TOTAL - 1), &cell, &symbol);
@@ -90,82 +112,131 @@ __device__ bool decode_chunk(const Layout& l, i64 c, i64 alphabet, const u8* sta
                 needs[h] = x[h] < 65536;
             }
         }
-        const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]), before = (1u << t) - 1;
-        const i64 from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
-        if (needs[0]) x[0] = x[0] << 16 | ring[from0 % RING];
-        if (needs[1]) x[1] = x[1] << 16 | ring[from1 % RING];
-        at += __popc(votes) + __popc(later);
-        if (at > number) break;
-        if (at + 64 > in.loaded) in.turn();
+        refill(needs);
     }
     good &= at == number;
     // The symbols that were not coded are what a state has above the smallest one.
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
-        if (lane >= l.lanes) continue;
+        if (lane >= lanes) continue;
         const u32 rest = x[h] - 65536;
         good &= x[h] >= 65536 && rest >> l.rows * l.width == 0;
         for (int r = 0; r < l.rows; ++r) {
             const u32 s = rest >> r * l.width & ((1u << l.width) - 1);
             good &= s < alphabet;
-            const i64 column = (lane - coded % l.lanes + l.lanes) % l.lanes;
-            put(first + coded + (i64)r * l.lanes + column, (u8)(s < alphabet ? s : 0));
+            const int column = (lane - coded % lanes + lanes) % lanes;
+            put(first + coded + r * lanes + column, (u8)(s < alphabet ? s : 0));
         }
     }
     return good;
 }
 
-#define AHEAD 8
+#define AHEAD 16
 
-// A warp encodes chunk c: `symbol(i)` is symbol i of the block, `look(i)` its frequency | start << 16. The number of words, which end where
-// those of all coded symbols would.
-template <class Symbol, class Look>
-__device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Look look, u16* words, u32* states) {
-    const int t = threadIdx.x & 31;
-    const i64 coded = l.coded(c), first = c * l.size;
-    u32 x[2];
+// How a symbol is coded: frequency | start << 16, and the inverse of the frequency.
+struct Code {
+    u32 code, inverse;
+};
+
+__device__ __forceinline__ Code code_of(u32 code) {
+    const u32 f = code & 0xffff;
+    Code made = {code, f ? 0xffffffffu / f : 0};
+    return made;
+}
+
+// What is read of memory for a symbol; what it means is found out later, so that nothing waits for it.
+struct Raw {
+    u32 symbol, context;
+};
+
+// The states of a warp's lanes, and where their words go, backwards. A step's words are stored in the next one: their places are known
+// late, and the processor would wait for them.
+struct Encoder {
+    u32 x[2], word[2];
+    int left, place[2];
+    bool emits[2];
+    u16* words;
+    __device__ void store() {
+        if (emits[0]) words[place[0]] = (u16)word[0];
+        if (emits[1]) words[place[1]] = (u16)word[1];
+    }
+    // One symbol per lane, those without one (a code of 0) excepted.
+    __device__ __forceinline__ void step(const Code& first, const Code& second) {
+        const Code code[2] = {first, second};
+        const u32 before = (1u << (threadIdx.x & 31)) - 1;
+        u32 out[2];
+        bool full[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const u32 f = code[h].code & 0xffff;
+            out[h] = x[h];
+            full[h] = f && x[h] >> 20 >= f;
+            if (full[h]) x[h] >>= 16;
+        }
+        const u32 votes = __ballot_sync(FULL, full[0]), later = __ballot_sync(FULL, full[1]);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const u32 f = code[h].code & 0xffff;
+            // The product may be one too small.
+            u32 quotient = __umulhi(x[h], code[h].inverse), rest = x[h] - quotient * f;
+            if (rest >= f) ++quotient, rest -= f;
+            if (f) x[h] = (quotient << 12) + rest + (code[h].code >> 16);
+        }
+        store();
+        left -= __popc(votes) + __popc(later);
+        place[0] = left + __popc(votes & before);
+        place[1] = left + __popc(votes) + __popc(later & before);
+        for (int h = 0; h < 2; ++h) word[h] = out[h], emits[h] = full[h];
+    }
+};
+
+// A warp encodes chunk c: `symbol(i)` is symbol i of the block, `load(i)` what is read for it, `look(raw)` its code. The number of words,
+// which end where those of all coded symbols would.
+template <class Symbol, class Load, class Look>
+__device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Load load, Look look, u16* words, u32* states) {
+    const int t = threadIdx.x & 31, coded = (int)l.coded(c), lanes = l.lanes;
+    const i64 first = c * l.size;
+    Encoder e;
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
-        x[h] = 65536;
-        if (lane >= l.lanes) continue;
+        e.x[h] = 65536;
+        e.emits[h] = false;
+        if (lane >= lanes) continue;
         for (int r = 0; r < l.rows; ++r) {
-            const i64 column = (lane - coded % l.lanes + l.lanes) % l.lanes;
-            x[h] += (u32)symbol(first + coded + (i64)r * l.lanes + column) << r * l.width;
+            const int column = (lane - coded % lanes + lanes) % lanes;
+            e.x[h] += (u32)symbol(first + coded + r * lanes + column) << r * l.width;
         }
     }
-    i64 left = coded;
-    const i64 steps = (coded + l.lanes - 1) / l.lanes;
-    u32 code[AHEAD][2];
-    for (i64 group = (steps + AHEAD - 1) / AHEAD - 1; group >= 0; --group) {
-        // All loads of a group are on their way before the first is used.
+    e.left = coded;
+    e.words = words + first;
+    // Groups of whole steps at the front are coded with their symbols read ahead; what follows them comes first, step by step.
+    const int groups = lanes == 64 ? coded / (64 * AHEAD) : 0;
+    for (int s = (coded + lanes - 1) / lanes - 1; s >= groups * AHEAD; --s) {
+        Code code[2];
+        for (int h = 0; h < 2; ++h) {
+            const int lane = t + 32 * h, i = s * lanes + lane;
+            code[h] = lane < lanes && i < coded ? look(load(first + i)) : Code{0, 0};
+        }
+        e.step(code[0], code[1]);
+    }
+    Raw ahead[AHEAD][2];
+    auto read = [&](int group) {
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a)
-            for (int h = 0; h < 2; ++h) {
-                const int lane = t + 32 * h;
-                const i64 i = (group * AHEAD + a) * l.lanes + lane;
-                code[a][h] = lane < l.lanes && i < coded ? look(first + i) : 0;
-            }
+            for (int h = 0; h < 2; ++h) ahead[a][h] = load(first + (group * AHEAD + a) * 64 + t + 32 * h);
+    };
+    if (groups) read(groups - 1);
+    for (int group = groups - 1; group >= 0; --group) {
+        Raw now[AHEAD][2];
 #pragma unroll
-        for (int a = AHEAD - 1; a >= 0; --a) {
-            u32 word[2];
-            bool emits[2];
-            for (int h = 0; h < 2; ++h) {
-                emits[h] = code[a][h] && x[h] >> 20 >= (code[a][h] & 0xffff);
-                word[h] = x[h];
-                if (emits[h]) x[h] >>= 16;
-            }
-            const u32 votes = __ballot_sync(FULL, emits[0]), later = __ballot_sync(FULL, emits[1]), before = (1u << t) - 1;
-            for (int h = 0; h < 2; ++h) {
-                if (!code[a][h]) continue;
-                const u32 f = code[a][h] & 0xffff, quotient = x[h] / f;
-                x[h] = (quotient << 12) + (x[h] - quotient * f) + (code[a][h] >> 16);
-            }
-            left -= __popc(votes) + __popc(later);
-            if (emits[0]) words[first + left + __popc(votes & before)] = (u16)word[0];
-            if (emits[1]) words[first + left + __popc(votes) + __popc(later & before)] = (u16)word[1];
-        }
+        for (int a = 0; a < AHEAD; ++a)
+            for (int h = 0; h < 2; ++h) now[a][h] = ahead[a][h];
+        if (group) read(group - 1);
+#pragma unroll
+        for (int a = AHEAD - 1; a >= 0; --a) e.step(look(now[a][0]), look(now[a][1]));
     }
+    e.store();
     for (int h = 0; h < 2; ++h)
-        if (t + 32 * h < l.lanes) states[c * l.lanes + t + 32 * h] = x[h];
-    return coded - left;
+        if (t + 32 * h < lanes) states[c * lanes + t + 32 * h] = e.x[h];
+    return coded - e.left;
 }
