@@ -14,7 +14,7 @@ from tersegrad import Context, Message, Spec, Stats, kernels
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import needs_second_moment
 from tersegrad.kernels import cuda, native, reference
-from tersegrad.kernels.cuda import dither, index, loader, nvrtc, rans, select
+from tersegrad.kernels.cuda import dither, index, loader, nvrtc, rans, select, vectors
 from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
 
@@ -239,6 +239,38 @@ def test_values_are_put_back() -> None:
         for bad in ([0, 0, 1], [3, 2, 4], [-1, 2, 3], [1, 2, 10]):
             with pytest.raises(ValueError, match="increase strictly"):
                 select.sparse_scatter(torch.tensor(bad), values, torch.ones(10))
+
+
+@needs_compiler
+def test_vectors_are_settled() -> None:
+    x = torch.tensor([1.0, -3e38, 0.0, torch.nan, 1e-40]).repeat(77)
+    yes, no, by = torch.tensor(True), torch.tensor(False), torch.tensor(2.0**32)
+    with emulated():
+        for good, factor in ((yes, None), (no, None), (yes, by), (no, by), (yes, torch.tensor(1.0))):
+            expected = reference.settle(x.clone(), good, factor)
+            assert same(vectors.settle(x.clone(), good, factor), expected)
+            assert same(vectors.settle(x.clone().view(-1, 5).T, good, factor).T.reshape(-1), expected)
+        for n in (0, 1, 9, 5000):
+            assert bool(vectors.all_finite(torch.ones(n)))
+            for bad in (torch.nan, -torch.inf):
+                for at in range(0, n, 1234):
+                    y = torch.ones(n)
+                    y[at] = bad
+                    assert not bool(vectors.all_finite(y))
+
+
+@needs_compiler
+def test_permutations_are_those_of_the_reference() -> None:
+    keys = [0xFFFFFFFF, 7, 0x12345678, 0x80000000, 3, 99]
+    with emulated():
+        for n, k, rotation in ((1, 1, 0), (2, 1, 1), (1000, 300, 999), (4097, 4097, 5)):
+            x, values = torch.randn(n), torch.randn(k)
+            assert torch.equal(vectors.permuted_gather(x, keys, rotation, k), reference.permuted_gather(x, keys, rotation, k))
+            for name, weight in (("permuted_scatter", ()), ("permuted_scatter_add", (0.3,))):
+                found, expected = x.clone(), x.clone()
+                getattr(vectors, name)(values, keys, rotation, *weight, found)
+                getattr(reference, name)(values, keys, rotation, *weight, expected)
+                assert torch.equal(found, expected), name
 
 
 @needs_compiler

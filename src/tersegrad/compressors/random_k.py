@@ -28,7 +28,7 @@ from tersegrad import kernels
 from tersegrad.core import philox
 from tersegrad.core.numbers import HUGE, share
 from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
-from tersegrad.core.stateless import Stateless, exactly, spoilt_unless
+from tersegrad.core.stateless import Stateless, exactly
 from tersegrad.core.text import require
 
 ROUNDS = 6
@@ -76,7 +76,7 @@ class RandomK(Stateless):
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         ops = kernels.get(x.device)
         values = ops.permuted_gather(x, *permutation_key(ctx, x.numel()), self._count(x.numel()))
-        values = spoilt_unless(ops.all_finite(x), values)
+        ops.settle(values, ops.all_finite(x))
         if self.values == "bf16":
             # Not beyond the largest finite bfloat16, which would turn a number into Inf. NaN stays NaN.
             largest = torch.finfo(torch.bfloat16).max
@@ -95,7 +95,7 @@ class RandomK(Stateless):
             ops.permuted_scatter(values, *key, out)
         else:
             ops.permuted_scatter_add(values, *key, weight, out)
-        spoilt_unless(finite, out)
+        ops.settle(out, finite)
 
     def max_nbytes(self, spec: Spec) -> int:
         return self._count(spec.numel) * (4 if self.values == "float32" else 2)

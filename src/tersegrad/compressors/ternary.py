@@ -25,7 +25,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context, Guarantee, Spec
-from tersegrad.core.stateless import FixedRate, spoilt_unless
+from tersegrad.core.stateless import FixedRate
 from tersegrad.core.text import require
 
 
@@ -60,7 +60,7 @@ class Ternary(FixedRate):
         fine = run.ternary_decode(data, out, bucket, weight)
         if not data.is_cpu:
             # Raising would wait for the device: bad trits decode to NaN, as if the sender had had no number to send.
-            spoilt_unless(fine, out)
+            run.settle(out, fine)
         elif not fine:
             raise CorruptMessage("a byte of trits is at most 242 and ends in zeros")
 

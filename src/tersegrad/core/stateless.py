@@ -7,7 +7,6 @@ messages whose length follows from the number of coordinates alone, and asks for
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import torch
@@ -24,13 +23,6 @@ def exactly(data: Tensor, expected: int) -> None:
     """Raise :class:`CorruptMessage` unless a fixed-rate message has ``expected`` bytes."""
     if data.numel() != expected:
         raise CorruptMessage(f"expected a message of {expected} bytes, got {data.numel()}")
-
-
-def spoilt_unless(good: Tensor, values: Tensor) -> Tensor:
-    """All of ``values`` become NaN, in place, where the flag is not set; nothing waits for a device."""
-    if not good.is_cpu:
-        return values.masked_fill_(~good, math.nan)
-    return values if good else values.fill_(math.nan)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -214,6 +214,13 @@ class SelectKernels(Protocol):
         """Whether ``x`` (flat float32) holds neither NaN nor Inf (bool, 0-d)."""
         ...
 
+    def settle(self, values: Tensor, good: Tensor, factor: Tensor | None = None) -> Tensor:
+        """``values`` in place: NaN unless the flag is set, else times ``factor`` (float32, 0-d) and kept finite where that is not 1.
+
+        Flag and factor are read on the device; where there is nothing to do, ``values`` is not touched.
+        """
+        ...
+
     def select_top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Room for ``k`` indices and values, in index order, of the largest non-zero coordinates by key; how many there are."""
         ...

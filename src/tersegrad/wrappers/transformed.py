@@ -36,7 +36,6 @@ from tersegrad.core.protocol import (
     mode_of,
     wire_omega,
 )
-from tersegrad.core.stateless import spoilt_unless
 from tersegrad.core.text import Configuration, require
 
 _BIG, _SHRINK = 2.0**96, 2.0**-32
@@ -109,9 +108,11 @@ class Transformed(Configuration):
                 self.forward(x * _SHRINK, y, spec, ctx)
                 return 1
             return 0
-        big = kernels.get(x.device).abs_max(x) >= _BIG
-        finite = self.forward(torch.where(big, x * _SHRINK, x), y, spec, ctx).isfinite()
-        y.masked_fill_(~finite, math.nan)
+        ops = kernels.get(x.device)
+        largest = ops.abs_max(x)
+        big, finite = largest >= _BIG, largest.isfinite()
+        self.forward(x * torch.where(big, _SHRINK, 1.0), y, spec, ctx)
+        ops.settle(y, finite)
         return big & finite
 
     def opened(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Tensor, int | Tensor]:
@@ -160,5 +161,4 @@ def enlarged(x: Tensor, big: int | Tensor) -> Tensor:
     """``x`` in place, 2^32 times as large where the byte of its message says so."""
     if isinstance(big, int):
         return x.mul_(1.0 / _SHRINK).clamp_(-HUGE, HUGE) if big else x
-    x.copy_(torch.where(big == 1, (x * (1.0 / _SHRINK)).clamp_(-HUGE, HUGE), x))
-    return spoilt_unless(big <= 1, x)
+    return kernels.get(x.device).settle(x, big <= 1, torch.where(big == 1, 1.0 / _SHRINK, 1.0))

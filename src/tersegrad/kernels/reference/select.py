@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from tersegrad.core import host
+from tersegrad.core.numbers import HUGE
 
 __all__ = [
     "all_finite",
@@ -18,6 +20,7 @@ __all__ = [
     "select_compact",
     "select_sample_key",
     "select_top_k",
+    "settle",
     "sparse_scatter",
     "sparse_scatter_add",
 ]
@@ -46,6 +49,16 @@ def compacted(x: Tensor, chosen: Tensor, room: int) -> tuple[Tensor, Tensor, Ten
     indices = torch.zeros(room + 1, dtype=at.dtype, device=x.device).scatter_(0, place, at)
     values = torch.zeros(room + 1, dtype=x.dtype, device=x.device).scatter_(0, place, x)
     return indices[:room], values[:room], chosen.sum()
+
+
+def settle(values: Tensor, good: Tensor, factor: Tensor | None = None) -> Tensor:
+    if values.is_cpu:
+        if not good:
+            return values.fill_(math.nan)
+        return values if factor is None or factor == 1 else values.mul_(factor).clamp_(-HUGE, HUGE)
+    if factor is not None:
+        values.copy_(torch.where(factor == 1, values, (values * factor).clamp_(-HUGE, HUGE)))
+    return values.masked_fill_(~good, math.nan)
 
 
 def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
