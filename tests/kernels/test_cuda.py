@@ -225,6 +225,34 @@ def test_selection_agrees_with_the_reference() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("kind", ["normal", "sorted", "few", "ties", "large at the sampled places"])
+def test_the_largest_of_a_long_vector_are_found_among_candidates(kind: str) -> None:
+    """A sample may mislead: then the whole vector is gone through."""
+    n = 16 * select.SAMPLE + 77
+    x = torch.randn(n, generator=torch.Generator().manual_seed(1))
+    if kind == "sorted":
+        x = x.sort().values
+    elif kind == "few":
+        x[torch.arange(n) % 1000 > 0] = 0
+    elif kind == "ties":
+        x = (4 * x).round()
+    elif kind == "large at the sampled places":
+        x[:: n // select.SAMPLE] += 100
+    with emulated():
+        for a, b in zip(reference.select_top_k(x, 400), select.select_top_k(x, 400), strict=True):
+            assert same(a, b)
+
+
+@needs_compiler
+def test_classes_of_gaps_are_those_of_the_reference() -> None:
+    indices = torch.randint(0, 10**6, (3000,), generator=torch.Generator().manual_seed(1)).unique()
+    with emulated():
+        for wide in (indices.int(), indices.long() * (1 << 20), indices[:0]):
+            assert torch.equal(index.gap_classes(wide), reference.gap_classes(wide))
+            assert torch.equal(index.gap_histogram(wide, 1 << 40), reference.gap_histogram(wide, 1 << 40))
+
+
+@needs_compiler
 def test_values_are_put_back() -> None:
     indices, values = torch.tensor([0, 3, 9], dtype=torch.int32), torch.tensor([1.5, -2.0, 0.1])
     with emulated():

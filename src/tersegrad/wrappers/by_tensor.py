@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tersegrad import kernels
 from tersegrad.codecs import varint
 from tersegrad.core import buffers, host
 from tersegrad.core import state as states
@@ -143,7 +144,7 @@ class ByTensor(Configuration):
             decoded = part.decode(payload, sub, child, whole)
             if whole is None:
                 _spread(decoded, out, runs)
-        return out
+        return self._settled(out, message, spec)
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         """``out += weight * decode(message)``; the largest group in one pass where its compressor can and it lies in one run.
@@ -168,7 +169,25 @@ class ByTensor(Configuration):
         for values, runs in decoded:
             for part_of, (a, b) in zip(values.split([b - a for a, b in runs]), runs):
                 out[a:b] += part_of
-        return out
+        return self._settled(out, message, spec)
+
+    def _settled(self, out: Tensor, message: Message, spec: Spec) -> Tensor:
+        """``out``, NaN where a device's message of known length announces other lengths: raising would wait for the device."""
+        if out.is_cpu or not self.fixed_size:
+            return out
+        places: list[int] = []
+        expected = b""
+        at = 0
+        for share in _layout(self, spec):
+            head = varint.write(share.limit)
+            places += range(at, at + len(head))
+            expected += head
+            at += len(head) + share.limit
+        if not places:
+            return out
+        where = host.numbers(places, out.device)
+        wanted = host.send(torch.frombuffer(bytearray(expected), dtype=torch.uint8), out.device)
+        return kernels.get(out.device).settle(out, (message.data[where] == wanted).all())
 
     def decode_sent(self, message: Message, spec: Spec, ctx: Context) -> Tensor:
         """What the groups sent, before it is transformed back (see :class:`~tersegrad.core.protocol.Transformed`)."""

@@ -9,7 +9,7 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.cuda.loader import launch
 from tersegrad.kernels.reference.index import _split
 
-__all__ = ["golomb_decode", "golomb_encode", "golomb_size"]
+__all__ = ["gap_classes", "gap_histogram", "golomb_decode", "golomb_encode", "golomb_size"]
 
 SOURCE = "index.cu"
 # As in index.cu.
@@ -69,7 +69,23 @@ def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
         raise ValueError("indices must increase strictly and lie within the vector")
     if status == TOO_SMALL:
         raise ValueError(f"the codes take {length} bytes, out has {room}")
-    return head[LENGTH].clone()
+    # Known here by now: nobody has to wait for it again.
+    return torch.tensor(length)
+
+
+def gap_classes(indices: Tensor) -> Tensor:
+    classes = torch.empty(indices.numel(), dtype=torch.uint8, device=indices.device)
+    launch(
+        SOURCE, "gap_classes", _blocks(indices.numel()), THREADS, indices.contiguous(), _wide(indices), indices.numel(), classes
+    )
+    return classes
+
+
+def gap_histogram(indices: Tensor, numel: int) -> Tensor:
+    """The counts of the 128 classes. That the indices increase is not looked at, for which the host would wait."""
+    counts, number = torch.zeros(128, dtype=torch.int64, device=indices.device), indices.numel()
+    launch(SOURCE, "gap_histogram", min(_blocks(number), 528), THREADS, indices.contiguous(), _wide(indices), number, counts)
+    return counts
 
 
 def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor:
@@ -96,6 +112,7 @@ def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor
     launch(SOURCE, "golomb_resolve", _blocks(count), THREADS, data, nbytes, count, width, short, longs, parts, head)
     rests = parts[0].cumsum(0)
     launch(SOURCE, "golomb_indices", _blocks(count), THREADS, count, numel, divisor, places, rests, _wide(out), out, head)
-    if int(head[STATUS]) == CORRUPT:
+    length, status, _ = head.tolist()
+    if status == CORRUPT:
         raise CorruptMessage("not an index set: it ends early, its padding is not zero, or an index lies outside the vector")
-    return head[LENGTH].clone()
+    return torch.tensor(length)

@@ -90,9 +90,11 @@ def rans_encode(
             SOURCE, "rans_write", blocks, 256,
             symbols, count, alphabet, chunk, tables, words, numbers, states, offsets, head, out,
         )  # fmt: skip
-    if int(head[STATUS]) == BAD_SYMBOL:
+    found = head.tolist()
+    if found[STATUS] == BAD_SYMBOL:
         raise ValueError("a symbol lies outside the alphabet, or a context is not below the number of contexts")
-    return head[LENGTH].clone()
+    # Known here by now: nobody has to wait for it again.
+    return torch.tensor(found[LENGTH])
 
 
 def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
@@ -129,6 +131,7 @@ def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contex
     )  # fmt: skip
     blocks = min(-(-count // 256), 1024)
     launch(SOURCE, "rans_decode_plain", blocks, 256, held, known, each, *sizes, frequencies, head, out)
-    if int(head[STATUS]) == CORRUPT:
+    found = head.tolist()
+    if found[STATUS] == CORRUPT:
         raise CorruptMessage("not a block of rANS symbols: tables, words or raw symbols are malformed or cut short")
-    return head[LENGTH].clone()
+    return torch.tensor(found[LENGTH])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ __all__ = [
 
 SOURCE = "select.cu"
 # As in select.cu.
-TILE, SLOTS = 4096, 256
+TILE, SLOTS, SAMPLE = 4096, 256, 1 << 14
 WARPS = 4
 THREADS = 256
 
@@ -71,22 +73,43 @@ def select_compact(x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Te
     return *slots.spread("select_spread", x, x.numel(), least, room=min(limit, x.numel())), count
 
 
+def _candidates(x: Tensor, k: int) -> tuple[Tensor, Tensor, int, Tensor, Tensor]:
+    """Indices and values of coordinates that the k largest are very probably among, how many fit, their least key, how many there are.
+
+    There is room for none where a sample would not tell enough.
+    """
+    n, expected = x.numel(), k * SAMPLE / x.numel()
+    if n < 16 * SAMPLE or expected > SAMPLE / 8:
+        nothing = torch.zeros(1, dtype=torch.int64, device=x.device)
+        return nothing, x, 0, nothing, nothing
+    # Four standard deviations and a little more on both sides.
+    rank = math.ceil(expected + 4 * math.sqrt(expected) + 8)
+    room = math.ceil(n / SAMPLE * (rank + 4 * math.sqrt(rank) + 8))
+    key = torch.empty(1, dtype=torch.int64, device=x.device)
+    launch(SOURCE, "select_bound", 1, 1024, x, n, rank, key)
+    slots = _Slots(x)
+    found = slots.collect("select_collect", x, n, key)
+    return *slots.spread("select_spread", x, n, key, room=room), room, key, found
+
+
 def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     n, k = x.numel(), min(k, x.numel())
     if k == 0:
         return _nothing(x)
     x, state = x.contiguous(), host.numbers([0, k], x.device)
+    origins, candidates, room, key, found = _candidates(x, k)
+    which = (room, key, found, k)
     histogram = torch.zeros(256, dtype=torch.int64, device=x.device)
     for shift in (24, 16, 8, 0):
-        launch(SOURCE, "select_digit", min(-(-n // 2048), 1024), THREADS, x, n, shift, state, histogram)
+        launch(SOURCE, "select_digit", min(-(-n // 2048), 528), THREADS, x, n, candidates, *which, shift, state, histogram)
         launch(SOURCE, "select_choose", 1, THREADS, histogram, shift, state)
     tiles = -(-n // TILE)
     counts = torch.empty(2, tiles, dtype=torch.int64, device=x.device)
-    launch(SOURCE, "select_count", -(-tiles // WARPS), 32 * WARPS, x, n, state, tiles, counts)
+    launch(SOURCE, "select_count", -(-tiles // WARPS), 32 * WARPS, x, n, candidates, *which, state, tiles, counts)
     sums = running(counts)
     indices, values = _room(n, k, x.device)
     places = (counts, sums, int(indices.dtype == torch.int64), indices, values)
-    launch(SOURCE, "select_place", -(-tiles // WARPS), 32 * WARPS, x, n, state, tiles, *places)
+    launch(SOURCE, "select_place", -(-tiles // WARPS), 32 * WARPS, x, n, candidates, origins, *which, state, tiles, *places)
     return indices, values, sums[0, -1] + torch.minimum(sums[1, -1], state[1])
 
 

@@ -74,6 +74,30 @@ extern "C" __global__ void planes_copy(const u8* from, i64 room, u8* out, const 
     for (i64 b = (i64)blockIdx.x * blockDim.x + threadIdx.x; b < length; b += stride) out[b] = from[b];
 }
 
+// ---- classes of gaps ----
+
+// Two classes for each power of two of gap + 1.
+__device__ __forceinline__ int gap_class(const void* indices, i64 wide, i64 j) {
+    const u64 g = (u64)(index_at(indices, wide, j) - (j ? index_at(indices, wide, j - 1) : -1));
+    const int e = bit_length(g) - 1;
+    return e > 0 ? 2 * e + (int)(g >> (e - 1) & 1) - 1 : 0;
+}
+
+extern "C" __global__ void gap_classes(const void* indices, i64 wide, i64 count, u8* classes) {
+    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (j < count) classes[j] = (u8)gap_class(indices, wide, j);
+}
+
+extern "C" __global__ void gap_histogram(const void* indices, i64 wide, i64 count, u64* histogram) {
+    __shared__ u32 own[128];
+    if (threadIdx.x < 128) own[threadIdx.x] = 0;
+    __syncthreads();
+    const i64 stride = (i64)gridDim.x * blockDim.x;
+    for (i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x; j < count; j += stride) atomicAdd(&own[gap_class(indices, wide, j) & 127], 1u);
+    __syncthreads();
+    if (threadIdx.x < 128 && own[threadIdx.x]) atomicAdd(&histogram[threadIdx.x], (u64)own[threadIdx.x]);
+}
+
 // ---- reading ----
 
 __device__ __forceinline__ u32 four_bytes(const u8* data, i64 nbytes, i64 at) {

@@ -146,81 +146,154 @@ extern "C" __global__ void variance_spread(
     lay_out(source, n, offsets, values, counts, sums, limit, wide, indices, out);
 }
 
-// ---- the k-th largest key of `count` values, eight bits at a time ----
+// ---- the k largest keys ----
+//
+// A sample gives a key that about a third more than k coordinates reach. These are collected, and the k-th largest key is found among them,
+// eight bits at a time. Should there be too few or too many of them, the same kernels go through the whole vector.
+
+struct Candidates {
+    const float *x, *values;
+    const void* indices;
+    i64 n, room;
+    bool enough;
+    __device__ Candidates(const float* x, i64 n, const float* values, const void* indices, i64 room, const i64* key, const i64* found, i64 k)
+        : x(x), values(values), indices(indices), n(n), room(room) {
+        enough = room > 0 && *found <= room && (*found >= k || *key <= 1);
+    }
+    __device__ const float* from() const { return enough ? values : x; }
+    __device__ i64 size() const { return enough ? room : n; }
+    __device__ i64 index(i64 i, i64 wide) const {
+        return !enough ? i : wide ? ((const i64*)indices)[i] : ((const int*)indices)[i];
+    }
+};
+
+#define SAMPLE 16384
+#define SAMPLERS 1024
+
+// One block finds the key of the given rank among SAMPLE coordinates at even distances.
+extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const float* x, i64 n, i64 rank, i64* key) {
+    __shared__ u32 histogram[256];
+    __shared__ u32 prefix;
+    __shared__ i64 left;
+    u32 keys[SAMPLE / SAMPLERS];
+#pragma unroll
+    for (int a = 0; a < SAMPLE / SAMPLERS; ++a) keys[a] = key_of(x[(i64)(a * SAMPLERS + threadIdx.x) * (n / SAMPLE)]);
+    if (threadIdx.x == 0) prefix = 0, left = rank;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
+        __syncthreads();
+        const u32 known = prefix;
+#pragma unroll
+        for (int a = 0; a < SAMPLE / SAMPLERS; ++a)
+            if (shift == 24 || keys[a] >> (shift + 8) == known >> (shift + 8)) atomicAdd(&histogram[keys[a] >> shift & 255], 1u);
+        __syncthreads();
+        const int d = 255 - (int)threadIdx.x;
+        const i64 mine = d >= 0 ? histogram[d] : 0, wanted = left;
+        i64 total;
+        const i64 above = block_scan(mine, &total);
+        __syncthreads();
+        if (d >= 0 && above < wanted && (wanted <= above + mine || d == 0)) prefix = known | (u32)d << shift, left = wanted - above;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) *key = prefix;
+}
 
 // Places of the state: the bits found so far, and how many values are still to be taken among those that have them.
 enum { PREFIX, LEFT };
 
-extern "C" __global__ void select_digit(const float* values, i64 count, i64 shift, const i64* state, u64* histogram) {
+extern "C" __global__ void select_digit(
+    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, i64 shift, const i64* state, u64* histogram
+) {
     __shared__ u32 own[256];
     for (int d = threadIdx.x; d < 256; d += blockDim.x) own[d] = 0;
     __syncthreads();
+    const Candidates all(x, n, values, 0, room, key, found, k);
+    const float* from = all.from();
+    const i64 count = all.size();
     const u32 prefix = (u32)state[PREFIX];
     const i64 stride = (i64)gridDim.x * blockDim.x;
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
-        const u32 key = key_of(values[i]);
-        if (shift == 24 || key >> (shift + 8) == prefix >> (shift + 8)) atomicAdd(&own[key >> shift & 255], 1u);
+        const u32 seen = key_of(from[i]);
+        if (shift == 24 || seen >> (shift + 8) == prefix >> (shift + 8)) atomicAdd(&own[seen >> shift & 255], 1u);
     }
     __syncthreads();
     for (int d = threadIdx.x; d < 256; d += blockDim.x)
         if (own[d]) atomicAdd(&histogram[d], (u64)own[d]);
 }
 
-// One thread takes the digit in which the value lies, and clears the histogram.
+// One block of 256 threads takes the digit in which the value lies, and clears the histogram.
 extern "C" __global__ void select_choose(u64* histogram, i64 shift, i64* state) {
-    if (threadIdx.x == 0) {
-        i64 left = state[LEFT];
-        int d = 255;
-        while (d > 0 && left > (i64)histogram[d]) left -= (i64)histogram[d--];
-        state[PREFIX] |= (i64)d << shift;
-        state[LEFT] = left;
-    }
+    const int d = 255 - (int)threadIdx.x;
+    const i64 mine = (i64)histogram[d], wanted = state[LEFT];
+    i64 total;
+    const i64 above = block_scan(mine, &total);
     __syncthreads();
-    for (int d = threadIdx.x; d < 256; d += blockDim.x) histogram[d] = 0;
+    if (above < wanted && (wanted <= above + mine || d == 0)) {
+        state[PREFIX] |= (i64)d << shift;
+        state[LEFT] = wanted - above;
+    }
+    histogram[d] = 0;
 }
 
 // Keys above the k-th largest, and those equal to it: how many there are in each tile, then their places, with the first of those that
 // are equal. Zeros are never chosen. Rows of `counts` and of `sums`, the running sums: above; equal.
-extern "C" __global__ void select_count(const float* x, i64 n, const i64* state, i64 tiles, i64* counts) {
-    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (tile >= tiles) return;
-    const int lane = threadIdx.x & 31;
-    const u32 prefix = (u32)state[PREFIX];
-    const i64 stop = smaller((tile + 1) * TILE, n);
-    i64 above = 0, equal = 0;
-    for (i64 i = tile * TILE + lane; i < stop; i += 32) {
-        const u32 key = key_of(x[i]);
-        above += key > prefix;
-        equal += key == prefix && key;
-    }
-    above = warp_scan(above);
-    equal = warp_scan(equal);
-    if (lane == 31) counts[tile] = above, counts[tiles + tile] = equal;
-}
-
-extern "C" __global__ void select_place(
-    const float* x, i64 n, const i64* state, i64 tiles, const i64* counts, const i64* sums, i64 wide, void* indices, float* out
+extern "C" __global__ void select_count(
+    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, const i64* state, i64 tiles, i64* counts
 ) {
     const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (tile >= tiles) return;
+    const Candidates all(x, n, values, 0, room, key, found, k);
+    const float* from = all.from();
+    const int lane = threadIdx.x & 31;
+    const u32 prefix = (u32)state[PREFIX];
+    const i64 stop = smaller((tile + 1) * TILE, all.size());
+    i64 above = 0, equal = 0;
+    for (i64 i = tile * TILE + lane; i < stop; i += 32) {
+        const u32 seen = key_of(from[i]);
+        above += seen > prefix;
+        equal += seen == prefix && seen;
+    }
+    above = warp_sum(above);
+    equal = warp_sum(equal);
+    if (lane == 0) counts[tile] = above, counts[tiles + tile] = equal;
+}
+
+extern "C" __global__ void select_place(
+    const float* x, i64 n, const float* values, const void* origins, i64 room, const i64* key, const i64* found, i64 k, const i64* state, i64 tiles,
+    const i64* counts, const i64* sums, i64 wide, void* indices, float* out
+) {
+    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (tile >= tiles) return;
+    const Candidates all(x, n, values, origins, room, key, found, k);
+    const float* from = all.from();
+    const i64 size = all.size();
+    if (tile * TILE >= size) return;
     const int lane = threadIdx.x & 31;
     const u32 prefix = (u32)state[PREFIX], before = (1u << lane) - 1;
     const i64 left = state[LEFT];
     i64 above = sums[tile] - counts[tile], equal = sums[tiles + tile] - counts[tiles + tile];
-    for (int group = 0; group < TILE; group += 32) {
-        const i64 i = tile * TILE + group + lane;
-        const u32 bits = i < n ? __float_as_uint(x[i]) : 0, key = bits & 0x7fffffffu;
-        const bool more = key > prefix, tie = key == prefix && key;
-        const u32 mores = __ballot_sync(FULL, more), ties = __ballot_sync(FULL, tie);
-        const i64 rank = equal + __popc(ties & before);
-        if (more || (tie && rank < left)) {
-            const i64 at = above + __popc(mores & before) + smaller(rank, left);
-            if (wide) ((i64*)indices)[at] = i;
-            else ((int*)indices)[at] = (int)i;
-            out[at] = __uint_as_float(bits);
+    for (int group = 0; group < TILE; group += 32 * AHEAD) {
+        u32 held[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const i64 i = tile * TILE + group + 32 * a + lane;
+            held[a] = i < size ? __float_as_uint(from[i]) : 0;
         }
-        above += __popc(mores);
-        equal += __popc(ties);
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const u32 seen = held[a] & 0x7fffffffu;
+            const bool more = seen > prefix, tie = seen == prefix && seen;
+            const u32 mores = __ballot_sync(FULL, more), ties = __ballot_sync(FULL, tie);
+            const i64 rank = equal + __popc(ties & before);
+            if (more || (tie && rank < left)) {
+                const i64 at = above + __popc(mores & before) + smaller(rank, left), i = all.index(tile * TILE + group + 32 * a + lane, wide);
+                if (wide) ((i64*)indices)[at] = i;
+                else ((int*)indices)[at] = (int)i;
+                out[at] = __uint_as_float(held[a]);
+            }
+            above += __popc(mores);
+            equal += __popc(ties);
+        }
     }
 }
 
