@@ -221,11 +221,18 @@ def interpreted(topic: str) -> list[str]:
         "casts": lambda: casts((1, 203)),
         "refused": lambda: refused((7, 10)),
         "blocks": lambda: blocks((5, 600)),
+        "whole": whole_tiles,
         "sums": lambda: sums((1, 333)),
         "long": long_ones,
         "rotations": lambda: rotations(((1, 4096), (77, 16), (300, 256), (8200, 8192))),
     }
     return differences(backend, lambda t: t.clone(), cases[topic]())
+
+
+def whole_tiles() -> Iterator[tuple[str, Case]]:
+    """Vectors of a whole tile and of part of another."""
+    yield from (case for case in casts((2600,)) if "ordinary" in case[0] and "fp8 (4096" not in case[0])
+    yield from (case for case in blocks((2100,)) if "ordinary" in case[0] and "4104" not in case[0] and "8192" not in case[0])
 
 
 def long_ones() -> Iterator[tuple[str, Case]]:

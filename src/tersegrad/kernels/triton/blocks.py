@@ -17,7 +17,7 @@ from tersegrad.kernels.reference.rounding import MARGIN, _largest_step
 from tersegrad.kernels.schema import RoundingRule
 from tersegrad.kernels.triton.codes import pack, unpack
 from tersegrad.kernels.triton.launch import (
-    aligned,
+    alignment,
     as_bits,
     as_float,
     cdiv,
@@ -25,8 +25,12 @@ from tersegrad.kernels.triton.launch import (
     emit,
     flag,
     flat,
+    fours,
     get_word,
+    inside,
     launch,
+    left_of,
+    load_eights,
     put_word,
     raise_flag,
 )
@@ -40,9 +44,14 @@ TILE = 1024
 
 
 @triton.jit
-def _step(statistic, levels, margin, most, BFLOAT16: tl.constexpr):
+def _step(statistic, margin, most, LEVELS: tl.constexpr, BFLOAT16: tl.constexpr):
     """The bits (int32) of the step for a float64 statistic."""
-    step = (statistic / levels * margin).to(tl.float32)
+    # The quotient by an integer below 2^8, rounded correctly: the rest is exact, and no quotient lies half way between two numbers.
+    INVERSE: tl.constexpr = 1.0 / LEVELS
+    inverse = tl.full(statistic.shape, INVERSE, tl.float64)
+    near = statistic * inverse
+    rest = tl.fma(near, tl.full(statistic.shape, -LEVELS, tl.float64), statistic)
+    step = (tl.fma(rest, inverse, near) * margin).to(tl.float32)
     step = tl.where(step < 1.1754943508222875e-38, 1.1754943508222875e-38, step)
     bits = as_bits(tl.where(step > most, most, step))
     if BFLOAT16:
@@ -52,11 +61,11 @@ def _step(statistic, levels, margin, most, BFLOAT16: tl.constexpr):
 
 
 @triton.jit
-def _put_step(steps, row, bits, mask, BFLOAT16: tl.constexpr, ALIGNED: tl.constexpr):
+def _put_step(steps, row, bits, mask, BFLOAT16: tl.constexpr, ALIGN: tl.constexpr):
     if BFLOAT16:
-        put_word(steps, row, (bits >> 16) & 0xFFFF, mask, 2, ALIGNED)
+        put_word(steps, row, (bits >> 16) & 0xFFFF, mask, 2, ALIGN)
     else:
-        put_word(steps, row, bits.to(tl.uint32, bitcast=True), mask, 4, ALIGNED)
+        put_word(steps, row, bits.to(tl.uint32, bitcast=True), mask, 4, ALIGN)
 
 
 @triton.jit
@@ -64,67 +73,85 @@ def _inverse(bits):
     """fl32(1 / step), and 0 where there is no positive step, so that all levels are 0 there."""
     live = (bits > 0) & (bits < 0x7F800000)
     step = as_float(tl.where(live, bits, 0x3F800000))
-    return tl.where(live, (1.0 / step.to(tl.float64)).to(tl.float32), 0.0)
+    return tl.where(live, tl.div_rn(tl.full(step.shape, 1.0, tl.float32), step), 0.0)
 
 
 @triton.jit
-def _rounded(v):
-    """``v`` rounded to an integer, ties to even; |v| < 2^23."""
-    size = as_bits(tl.abs(v) + 8388608.0) - 0x4B000000
-    return tl.where(v < 0, -size, size)
+def _rounded(v, LIMIT: tl.constexpr):
+    """``v`` within -LIMIT..LIMIT, rounded to an integer, ties to even."""
+    v = tl.minimum(tl.maximum(v, -LIMIT), LIMIT)
+    if LIMIT < 4194304:
+        return as_bits(v + 12582912.0) - 0x4B400000
+    else:
+        size = as_bits(tl.abs(v) + 8388608.0) - 0x4B000000
+        return tl.where(v < 0, -size, size)
 
 
 @triton.jit
-def _levels(v, inverse, levels, u, RULE: tl.constexpr):
+def _level(v, inverse, u, LEVELS: tl.constexpr, RULE: tl.constexpr):
     y = tl.where(inverse > 0, v * inverse, 0.0)
-    limit = levels.to(tl.float32)
     if RULE == 0:
-        return tl.minimum(tl.maximum(_rounded(tl.minimum(tl.maximum(y, -limit), limit)), -levels), levels)
+        return _rounded(y, LEVELS)
     else:
-        limit = limit * 65536.0
-        return (_rounded(tl.minimum(tl.maximum(y * 65536.0, -limit), limit)) + u) >> 16
+        return (_rounded(y * 65536.0, LEVELS * 65536) + u) >> 16
 
 
-@triton.jit(do_not_specialize=["n", "blocks", "levels", "margin", "most", "step", "who", "k0", "k1"])
-def _quantise(
-    x, steps, codes, n, blocks, levels, margin, most, step, who, k0, k1,
-    RULE: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, BFLOAT16: tl.constexpr,
-    ROWS: tl.constexpr, GROUPS: tl.constexpr, STEPS_ALIGNED: tl.constexpr, CODES_ALIGNED: tl.constexpr,
-):  # fmt: skip
-    """``ROWS`` blocks in rows of eight coordinates, ``GROUPS`` (a power of two, at least BLOCK / 8) to a block."""
-    block = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    group = tl.arange(0, GROUPS)
-    rows = block[:, None] * (BLOCK // 8) + group[None, :]
-    inside = (group < BLOCK // 8)[None, :] & (block < blocks)[:, None]
-    row = tl.reshape(tl.where(inside, rows, n), (ROWS * GROUPS,))
-    i = row[:, None] * 8 + tl.arange(0, 8)[None, :]
-    v = tl.load(x + i, mask=i < n, other=0.0).to(tl.float32)
-    if RULE == 2:
-        lane = tl.arange(0, 32)
-        total = tl.zeros((ROWS, 32), tl.float64)
-        for at in tl.static_range(0, BLOCK, 32):
-            j = block[:, None] * BLOCK + (at + lane)[None, :]
-            w = tl.load(x + j, mask=(j < n) & (at + lane < BLOCK)[None, :], other=0.0).to(tl.float32).to(tl.float64)
-            total += w * w
-        statistic = tl.sqrt(fold_last(total, ROWS, 32))
-    else:
-        size = tl.reshape(as_bits(v) & 0x7FFFFFFF, (ROWS, GROUPS * 8))
-        statistic = as_float(tl.max(size, 1)).to(tl.float64)
-    bits = _step(statistic, levels.to(tl.float64), margin, most, BFLOAT16)
-    _put_step(steps, block, bits, block < blocks, BFLOAT16, STEPS_ALIGNED)
-    inverse = tl.reshape(tl.broadcast_to(_inverse(bits)[:, None], (ROWS, GROUPS)), (ROWS * GROUPS,))
+@triton.jit
+def _codes_of(
+    row, first, v, inverse, step, who, k0, k1, LEVELS: tl.constexpr, RULE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
+):
+    """Codes of rows of eight coordinates, of which the vector's ``first`` and following."""
     if RULE == 0:
         u = 0
     else:
-        u = draws(row, step, who, k0, k1, 0, ROWS * GROUPS)
-    level = _levels(v, inverse[:, None], levels, u, RULE)
-    pack(level & ((1 << WIDTH) - 1), row, codes, n, WIDTH, CODES_ALIGNED)
+        u = draws(first + row, step, who, k0, k1, 0, ROWS)
+    return _level(v, inverse[:, None], u, LEVELS, RULE) & ((1 << WIDTH) - 1)
 
 
-@triton.jit(do_not_specialize=["blocks", "levels", "margin", "most"])
+@triton.jit(do_not_specialize=["n", "blocks", "margin", "most", "step", "who", "k0", "k1"])
+def _quantise(
+    x, steps, codes, n, blocks, margin, most, step, who, k0, k1,
+    RULE: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr, BFLOAT16: tl.constexpr,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, STEPS_ALIGN: tl.constexpr, CODES_ALIGN: tl.constexpr,
+):  # fmt: skip
+    """``ROWS`` blocks in rows of eight coordinates, ``GROUPS`` (a power of two, at least BLOCK / 8) to a block."""
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    base = first * BLOCK
+    left = left_of(n, base, ROWS * BLOCK)
+    block = tl.arange(0, ROWS)
+    for RAGGED in tl.static_range(2):
+        if (left < ROWS * 8 * GROUPS) == RAGGED:
+            if RAGGED:
+                group = tl.arange(0, GROUPS)[None, :]
+                rows = block[:, None] * (BLOCK // 8) + group
+                row = tl.reshape(tl.where(group < BLOCK // 8, rows, 1 << 24), (ROWS * GROUPS,))
+            else:
+                row = tl.arange(0, ROWS * GROUPS)
+            v = load_eights(x + base, row, left, ROWS * GROUPS, RAGGED)
+            if RULE == 2:
+                lane = tl.arange(0, 32)
+                total = tl.zeros((ROWS, 32), tl.float64)
+                for at in tl.static_range(0, BLOCK, 32):
+                    j = block[:, None] * BLOCK + (at + lane)[None, :]
+                    mask = inside(j, left, RAGGED) & (at + lane < BLOCK)[None, :]
+                    w = tl.load(x + base + j, mask=mask, other=0.0).to(tl.float32).to(tl.float64)
+                    total += w * w
+                statistic = tl.sqrt(fold_last(total, ROWS, 32))
+            else:
+                size = tl.reshape(as_bits(v) & 0x7FFFFFFF, (ROWS, GROUPS * 8))
+                statistic = as_float(tl.max(size, 1)).to(tl.float64)
+            bits = _step(statistic, margin, most, LEVELS, BFLOAT16)
+            here = inside(block, blocks - first, RAGGED)
+            _put_step(steps + first * (2 if BFLOAT16 else 4), block, bits, here, BFLOAT16, STEPS_ALIGN)
+            inverse = tl.reshape(tl.broadcast_to(_inverse(bits)[:, None], (ROWS, GROUPS)), (ROWS * GROUPS,))
+            code = _codes_of(row, base // 8, v, inverse, step, who, k0, k1, LEVELS, RULE, WIDTH, ROWS * GROUPS)
+            pack(code, row, tl.multiple_of(codes + base // 8 * WIDTH, CODES_ALIGN), left, WIDTH, CODES_ALIGN, RAGGED)
+
+
+@triton.jit(do_not_specialize=["blocks", "margin", "most"])
 def _steps(
-    statistics, steps, inverses, blocks, levels, margin, most,
-    RULE: tl.constexpr, BFLOAT16: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr,
+    statistics, steps, inverses, blocks, margin, most,
+    RULE: tl.constexpr, LEVELS: tl.constexpr, BFLOAT16: tl.constexpr, TILE: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     mask = i < blocks
@@ -132,26 +159,28 @@ def _steps(
         statistic = tl.sqrt(tl.load(statistics + i, mask=mask, other=0.0))
     else:
         statistic = as_float(tl.load(statistics + i, mask=mask, other=0)).to(tl.float64)
-    bits = _step(statistic, levels.to(tl.float64), margin, most, BFLOAT16)
-    _put_step(steps, i, bits, mask, BFLOAT16, ALIGNED)
+    bits = _step(statistic, margin, most, LEVELS, BFLOAT16)
+    _put_step(steps, i, bits, mask, BFLOAT16, ALIGN)
     tl.store(inverses + i, _inverse(bits), mask=mask)
 
 
-@triton.jit(do_not_specialize=["n", "block", "levels", "step", "who", "k0", "k1"])
+@triton.jit(do_not_specialize=["n", "block", "step", "who", "k0", "k1"])
 def _codes(
-    x, inverses, codes, n, block, levels, step, who, k0, k1,
-    RULE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr,
+    x, inverses, codes, n, block, step, who, k0, k1,
+    RULE: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    i = row[:, None] * 8 + tl.arange(0, 8)[None, :]
-    v = tl.load(x + i, mask=i < n, other=0.0).to(tl.float32)
-    inverse = tl.load(inverses + row * 8 // block, mask=row * 8 < n, other=0.0)
-    if RULE == 0:
-        u = 0
-    else:
-        u = draws(row, step, who, k0, k1, 0, ROWS)
-    level = _levels(v, inverse[:, None], levels, u, RULE)
-    pack(level & ((1 << WIDTH) - 1), row, codes, n, WIDTH, ALIGNED)
+    """Codes of long blocks: a tile has parts of one or two of them."""
+    base = tl.program_id(0).to(tl.int64) * (8 * ROWS)
+    left, row = left_of(n, base, 8 * ROWS), tl.arange(0, ROWS)
+    here = base // block
+    border = (here + 1) * block - base
+    for RAGGED in tl.static_range(2):
+        if (left < 8 * ROWS) == RAGGED:
+            v = load_eights(x + base, row, left, ROWS, RAGGED)
+            after = tl.load(inverses + here + (border < left).to(tl.int32))
+            inverse = tl.where(8 * row < border, tl.load(inverses + here), after)
+            code = _codes_of(row, base // 8, v, inverse, step, who, k0, k1, LEVELS, RULE, WIDTH, ROWS)
+            pack(code, row, tl.multiple_of(codes + base // 8 * WIDTH, ALIGN), left, WIDTH, ALIGN, RAGGED)
 
 
 def quantise_blocks(
@@ -170,60 +199,68 @@ def quantise_blocks(
     n = x.numel()
     if n == 0:
         return
-    x, number, blocks = flat(x), RULES[rule], cdiv(n, block)
-    scaling = (levels, 1.0 if rule == "nearest" else MARGIN, _largest_step(levels))
-    steps_aligned, codes_aligned = aligned(steps, 2 if bfloat16 else 4), aligned(codes, 4)
+    x, blocks = flat(x), cdiv(n, block)
+    scaling = (1.0 if rule == "nearest" else MARGIN, _largest_step(levels))
+    kind = {"RULE": RULES[rule], "LEVELS": levels, "WIDTH": width}
     if block <= LONGEST:
         groups = 1 << (block // 8 - 1).bit_length()
         rows = max(1, TILE // (8 * groups))
         launch(
             _quantise, cdiv(blocks, rows), (x, steps, codes), (n, blocks, *scaling, *draws_of(ctx)),
-            RULE=number, BLOCK=block, WIDTH=width, BFLOAT16=bfloat16, ROWS=rows, GROUPS=groups,
-            STEPS_ALIGNED=steps_aligned, CODES_ALIGNED=codes_aligned, num_warps=1 if block <= TILE else 4,
+            **kind, BLOCK=block, BFLOAT16=bfloat16, ROWS=rows, GROUPS=groups, STEPS_ALIGN=alignment(steps),
+            CODES_ALIGN=alignment(codes, rows * block // 8 * width), num_warps=1 if block <= TILE else 4,
         )  # fmt: skip
         return
     statistics = fold(chunk_sums(x, block, SQUARES)) if rule == "l2" else block_max_bits(x, block)
     inverses = torch.empty(blocks, dtype=torch.float32, device=x.device)
     launch(
         _steps, cdiv(blocks, 256), (statistics, steps, inverses), (blocks, *scaling),
-        RULE=number, BFLOAT16=bfloat16, TILE=256, ALIGNED=steps_aligned,
+        RULE=RULES[rule], LEVELS=levels, BFLOAT16=bfloat16, TILE=256, ALIGN=alignment(steps),
     )  # fmt: skip
     launch(
-        _codes, cdiv(n, TILE), (x, inverses, codes), (n, block, levels, *draws_of(ctx)),
-        RULE=number, WIDTH=width, ROWS=TILE // 8, ALIGNED=codes_aligned, num_warps=1,
+        _codes, cdiv(n, TILE), (x, inverses, codes), (n, block, *draws_of(ctx)),
+        **kind, ROWS=TILE // 8, ALIGN=alignment(codes), num_warps=1,
     )  # fmt: skip
 
 
 @triton.jit
-def _get_step(steps, row, mask, BFLOAT16: tl.constexpr, ALIGNED: tl.constexpr):
+def _get_step(steps, row, mask, BFLOAT16: tl.constexpr, ALIGN: tl.constexpr):
     if BFLOAT16:
-        return (get_word(steps, row, mask, 2, ALIGNED) << 16).to(tl.int32, bitcast=True)
+        return (get_word(steps, row, mask, 2, ALIGN) << 16).to(tl.int32, bitcast=True)
     else:
-        return get_word(steps, row, mask, 4, ALIGNED).to(tl.int32, bitcast=True)
+        return get_word(steps, row, mask, 4, ALIGN).to(tl.int32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def _check_steps(steps, flag, blocks, BFLOAT16: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    bits = _get_step(steps, i, i < blocks, BFLOAT16, ALIGNED)
-    raise_flag(flag, tl.max(bits & 0x7FFFFFFF, 0) >= 0x7F800000)
+def _check_steps(steps, flag, blocks, BFLOAT16: tl.constexpr, TILE: tl.constexpr, ALIGN: tl.constexpr):
+    base = tl.program_id(0).to(tl.int64) * TILE
+    left, i = left_of(blocks, base, TILE), fours(TILE)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            bits = _get_step(steps + base * (2 if BFLOAT16 else 4), i, inside(i, left, RAGGED), BFLOAT16, ALIGN)
+            raise_flag(flag, tl.max(tl.max(bits & 0x7FFFFFFF, 1), 0) >= 0x7F800000)
 
 
-@triton.jit(do_not_specialize=["n", "block", "weight"])
+@triton.jit(do_not_specialize=["n", "weight"])
 def _dequantise(
-    steps, codes, flag, out, n, block, weight,
-    WIDTH: tl.constexpr, BFLOAT16: tl.constexpr, ROWS: tl.constexpr,
-    STEPS_ALIGNED: tl.constexpr, CODES_ALIGNED: tl.constexpr, WEIGHTED: tl.constexpr,
+    steps, codes, flag, out, n, weight,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, BFLOAT16: tl.constexpr, TILE: tl.constexpr,
+    STEPS_ALIGN: tl.constexpr, CODES_ALIGN: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
     poisoned = tl.load(flag) != 0
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    i = row[:, None] * 8 + tl.arange(0, 8)[None, :]
-    step = as_float(_get_step(steps, row * 8 // block, row * 8 < n, BFLOAT16, STEPS_ALIGNED))
-    HALF: tl.constexpr = 1 << (WIDTH - 1)
-    level = (unpack(codes, row, n, WIDTH, CODES_ALIGNED) ^ HALF) - HALF
-    value = level.to(tl.float32) * step[:, None]
-    value = tl.where(poisoned, as_float(level * 0 + 0x7FC00000), value)
-    emit(out + i, value, i < n, weight, WEIGHTED)
+    base = tl.program_id(0).to(tl.int64) * TILE
+    left, i, row = left_of(n, base, TILE), fours(TILE), tl.arange(0, TILE // 4)
+    steps += base // BLOCK * (2 if BFLOAT16 else 4)
+    # Blocks that do not divide a tile may begin before it.
+    within = base % BLOCK if TILE % BLOCK else 0
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            place = ((within + 4 * row) // BLOCK).to(tl.int32)
+            bits = _get_step(steps, place, inside(4 * row, left, RAGGED), BFLOAT16, STEPS_ALIGN)
+            bits = tl.where(poisoned, 0x7FC00000, bits)
+            HALF: tl.constexpr = 1 << (WIDTH - 1)
+            level = (unpack(codes + base // 8 * WIDTH, row, left, WIDTH, CODES_ALIGN, RAGGED) ^ HALF) - HALF
+            emit(out + base + i, level.to(tl.float32) * as_float(bits)[:, None], inside(i, left, RAGGED), weight, WEIGHTED)
 
 
 def dequantise_blocks(
@@ -240,13 +277,11 @@ def dequantise_blocks(
     n = out.numel()
     if n == 0:
         return out
-    raised, blocks = flag(out), cdiv(n, block)
-    steps_aligned = aligned(steps, 2 if bfloat16 else 4)
-    kind = {"BFLOAT16": bfloat16, "TILE": 2048, "ALIGNED": steps_aligned}
-    launch(_check_steps, cdiv(blocks, 2048), (steps, raised), (blocks,), **kind)
+    raised, blocks, align = flag(out), cdiv(n, block), alignment(steps)
+    launch(_check_steps, cdiv(blocks, 2048), (steps, raised), (blocks,), BFLOAT16=bfloat16, TILE=2048, ALIGN=align)
     launch(
-        _dequantise, cdiv(n, TILE), (steps, codes, raised, out), (n, block, 0.0 if weight is None else float(weight)),
-        WIDTH=width, BFLOAT16=bfloat16, ROWS=TILE // 8, STEPS_ALIGNED=steps_aligned, CODES_ALIGNED=aligned(codes, 4),
-        WEIGHTED=weight is not None, num_warps=1,
+        _dequantise, cdiv(n, 2048), (steps, codes, raised, out), (n, 0.0 if weight is None else float(weight)),
+        BLOCK=block, WIDTH=width, BFLOAT16=bfloat16, TILE=2048, STEPS_ALIGN=align, CODES_ALIGN=alignment(codes),
+        WEIGHTED=weight is not None,
     )  # fmt: skip
     return out

@@ -12,7 +12,7 @@ from tersegrad.core.protocol import Context
 from tersegrad.kernels.triton.codes import pack, unpack
 from tersegrad.kernels.triton.launch import (
     NAN,
-    aligned,
+    alignment,
     as_bits,
     as_float,
     cdiv,
@@ -20,13 +20,17 @@ from tersegrad.kernels.triton.launch import (
     emit,
     flag,
     flat,
+    fours,
     get_word,
+    inside,
     launch,
+    left_of,
+    load_eights,
     poison,
     put_word,
     raise_flag,
 )
-from tersegrad.kernels.triton.philox import draws
+from tersegrad.kernels.triton.philox import draws, words_of
 from tersegrad.kernels.triton.sums import SQUARES, block_max_bits, chunk_sums, fold
 
 
@@ -37,7 +41,7 @@ def _inverse(scale):
 
 
 @triton.jit(do_not_specialize=["count"])
-def _scales(statistics, flag, out, inverses, count, NORMS: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr):
+def _scales(statistics, flag, out, inverses, count, NORMS: tl.constexpr, TILE: tl.constexpr, ALIGN: tl.constexpr):
     """Scales from the bits of maxima, or from sums of squares (``NORMS``): into the message; and their inverses."""
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     mask = i < count
@@ -51,7 +55,7 @@ def _scales(statistics, flag, out, inverses, count, NORMS: tl.constexpr, TILE: t
         finite = top < 0x7F800000
         bits = tl.maximum(top, 0x00800000)
     raise_flag(flag, tl.max(tl.where(mask & (finite == 0), 1, 0), 0) > 0)
-    put_word(out, i, bits.to(tl.uint32, bitcast=True), mask, 4, ALIGNED)
+    put_word(out, i, bits.to(tl.uint32, bitcast=True), mask, 4, ALIGN)
     tl.store(inverses + i, _inverse(as_float(bits)), mask=mask)
 
 
@@ -60,40 +64,58 @@ def _scaled(statistics: Tensor, out: Tensor, raised: Tensor, norms: bool) -> Ten
     count = statistics.numel()
     inverses = torch.empty(count, dtype=torch.float32, device=out.device)
     launch(
-        _scales, cdiv(count, 512), (statistics, raised, out, inverses), (count,), NORMS=norms, TILE=512, ALIGNED=aligned(out, 4)
+        _scales, cdiv(count, 512), (statistics, raised, out, inverses), (count,), NORMS=norms, TILE=512, ALIGN=alignment(out)
     )  # fmt: skip
     return inverses
 
 
-@triton.jit(do_not_specialize=["n", "bucket", "step", "who", "k0", "k1"])
-def _ternary_encode(x, inverses, out, n, bucket, step, who, k0, k1, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
+@triton.jit
+def _bucket(base, i, BUCKET: tl.constexpr):
+    """The bucket of place ``i`` after coordinate ``base`` (int64); ``BUCKET`` is 0 where there is only one."""
+    if BUCKET == 0:
+        return i * 0
+    else:
+        return (base + i) // BUCKET
+
+
+@triton.jit(do_not_specialize=["n", "head", "step", "who", "k0", "k1"])
+def _ternary_encode(
+    x, inverses, out, n, head, step, who, k0, k1, BUCKET: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr
+):
     """A row is 40 coordinates: five Philox blocks, eight bytes."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    lane = tl.arange(0, 8)
-    word = tl.zeros((ROWS,), tl.int64)
-    for j in tl.static_range(5):
-        i = row[:, None] * 40 + (8 * j + lane)[None, :]
-        mask = i < n
-        v = tl.load(x + i, mask=mask, other=0.0).to(tl.float32)
-        inverse = tl.load(inverses + i // bucket, mask=mask, other=1.0)
-        u = draws(row * 5 + j, step, who, k0, k1, 0, ROWS)
-        # 32 bits: a coordinate's own, then its neighbour's.
-        even, odd = tl.split(tl.reshape(u, (ROWS, 4, 2)))
-        other = tl.reshape(tl.join(odd, even), (ROWS, 8))
-        wide = (u.to(tl.uint32) << 16) | other.to(tl.uint32)
-        share = tl.minimum(tl.abs(v) * inverse, 1.0)
-        hit = (wide >> 2).to(tl.int32) < (share * 1073741824.0).to(tl.int32)
-        trit = tl.where(mask, 1 + tl.where(hit, tl.where(as_bits(v) < 0, -1, 1), 0), 0)
-        place = 8 * j + lane
-        digit = place % 5
-        power = tl.where(digit == 0, 1, tl.where(digit == 1, 3, tl.where(digit == 2, 9, tl.where(digit == 3, 27, 81))))
-        weight = power.to(tl.int64) << (place // 5 * 8).to(tl.int64)
-        word += tl.sum(trit.to(tl.int64) * weight[None, :], 1)
-    left = (n - row * 40 + 4) // 5
-    put_word(out, row * 2, word.to(tl.uint32), left >= 8, 4, ALIGNED)
-    put_word(out, row * 2 + 1, (word >> 32).to(tl.uint32), left >= 8, 4, ALIGNED)
-    for b in tl.static_range(8):
-        tl.store(out + row * 8 + b, (word >> (8 * b)).to(tl.uint8), mask=(left < 8) & (b < left))
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    base = first * 40
+    left, row, lane = left_of(n, base, 40 * ROWS), tl.arange(0, ROWS), tl.arange(0, 8)
+    trits = tl.multiple_of(out + head, ALIGN) + first * 8
+    for RAGGED in tl.static_range(2):
+        if (left < 40 * ROWS) == RAGGED:
+            low = tl.zeros((ROWS,), tl.int32)
+            high = tl.zeros((ROWS,), tl.int32)
+            for j in tl.static_range(5):
+                eight = row * 5 + j
+                v = load_eights(x + base, eight, left, ROWS, RAGGED)
+                inverse = tl.load(inverses + _bucket(base, eight * 8, BUCKET), mask=inside(eight * 8, left, RAGGED), other=0.0)
+                words = words_of(first * 5 + eight, step, who, k0, k1, 0, ROWS)
+                # 32 bits: a coordinate's own 16, then its neighbour's.
+                wide = tl.reshape(tl.join((words << 16) | (words >> 16), words), (ROWS, 8))
+                share = tl.minimum(tl.abs(v) * inverse[:, None], 1.0)
+                hit = (wide >> 2).to(tl.int32) < (share * 1073741824.0).to(tl.int32)
+                trit = tl.where(hit, tl.where(as_bits(v) < 0, 0, 2), 1)
+                if RAGGED:
+                    trit = tl.where(eight[:, None] * 8 + lane[None, :] < left, trit, 0)
+                place = 8 * j + lane
+                digit = place % 5
+                power = tl.where(digit == 0, 1, tl.where(digit == 1, 3, tl.where(digit == 2, 9, tl.where(digit == 3, 27, 81))))
+                power = power << (place // 5 % 4 * 8)
+                low += tl.sum(trit * tl.where(place < 20, power, 0)[None, :], 1)
+                high += tl.sum(trit * tl.where(place < 20, 0, power)[None, :], 1)
+            if RAGGED:
+                for b in tl.static_range(4):
+                    tl.store(trits + row * 8 + b, (low >> (8 * b)).to(tl.uint8), mask=row * 40 + 5 * b < left)
+                    tl.store(trits + row * 8 + b + 4, (high >> (8 * b)).to(tl.uint8), mask=row * 40 + 5 * b + 20 < left)
+            else:
+                put_word(trits, row * 2, low.to(tl.uint32, bitcast=True), True, 4, ALIGN)
+                put_word(trits, row * 2 + 1, high.to(tl.uint32, bitcast=True), True, 4, ALIGN)
 
 
 def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
@@ -101,36 +123,52 @@ def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
     n = x.numel()
     if n == 0:
         return
-    x, bucket, raised = flat(x), min(bucket, n), flag(x)
-    head = 4 * cdiv(n, bucket)
+    x, raised, buckets = flat(x), flag(x), cdiv(n, bucket)
     inverses = _scaled(block_max_bits(x, bucket), out, raised, False)
-    kind = {"ROWS": 32, "ALIGNED": aligned(out, 4), "num_warps": 1}
-    launch(_ternary_encode, cdiv(n, 40 * 32), (x, inverses, out[head:]), (n, bucket, *draws_of(ctx)), **kind)
-    poison(raised, out, head, NAN, 0)
+    kind = {"BUCKET": bucket if buckets > 1 else 0, "ROWS": 32, "ALIGN": alignment(out, 4 * buckets), "num_warps": 1}
+    launch(_ternary_encode, cdiv(n, 40 * 32), (x, inverses, out), (n, 4 * buckets, *draws_of(ctx)), **kind)
+    poison(raised, out, 4 * buckets, NAN, 0)
 
 
-@triton.jit(do_not_specialize=["count", "last"])
-def _ternary_check(trits, flag, count, last, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["head", "count", "last"])
+def _ternary_check(data, flag, head, count, last, TILE: tl.constexpr, ALIGN: tl.constexpr):
     """Bytes are below 243 = 3^5, the last one below 3 to the number of its trits."""
-    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    byte = tl.load(trits + i, mask=i < count, other=0).to(tl.int32)
-    raise_flag(flag, tl.max((byte >= tl.where(i == count - 1, last, 243)).to(tl.int32), 0) > 0)
+    base = tl.program_id(0).to(tl.int64) * TILE
+    left, i = left_of(count, base, TILE), tl.arange(0, TILE)
+    trits = tl.multiple_of(data + head, ALIGN) + base
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            byte = tl.load(trits + i, mask=inside(i, left, RAGGED), other=0)
+            raise_flag(flag, tl.max(byte.to(tl.int32), 0) >= 243)
+    if base + TILE >= count:
+        raise_flag(flag, tl.load(data + head + count - 1).to(tl.int32) >= last)
 
 
-@triton.jit(do_not_specialize=["n", "bucket", "weight"])
+@triton.jit(do_not_specialize=["n", "head", "weight"])
 def _ternary_decode(
-    data, trits, flag, out, n, bucket, weight, TILE: tl.constexpr, ALIGNED: tl.constexpr, WEIGHTED: tl.constexpr
+    data, flag, out, n, head, weight, BUCKET: tl.constexpr, PART: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr
 ):
-    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    mask = i < n
+    """Five times ``PART`` coordinates."""
+    base = tl.program_id(0).to(tl.int64) * (5 * PART)
+    left, four = left_of(n, base, 5 * PART), tl.arange(0, PART // 4) * 4
+    trits = data + head + tl.program_id(0).to(tl.int64) * PART
     if WEIGHTED:
-        mask = mask & (tl.load(flag) == 0)
-    byte = tl.load(trits + i // 5, mask=mask, other=0).to(tl.int32)
-    digit = (i % 5).to(tl.int32)
-    power = tl.where(digit == 0, 1, tl.where(digit == 1, 3, tl.where(digit == 2, 9, tl.where(digit == 3, 27, 81))))
-    trit = byte // power % 3
-    scale = as_float(get_word(data, i // bucket, mask, 4, ALIGNED))
-    emit(out + i, (trit - 1).to(tl.float32) * scale, mask, weight, WEIGHTED)
+        left = tl.where(tl.load(flag) == 0, left, 0)
+    for RAGGED in tl.static_range(2):
+        if (left < 5 * PART) == RAGGED:
+            for j in tl.static_range(5):
+                row = j * PART + four
+                i = row[:, None] + tl.arange(0, 4)[None, :]
+                mask = inside(i, left, RAGGED)
+                at = i.to(tl.uint32) // 5
+                byte = tl.load(trits + at, mask=mask, other=0).to(tl.int32)
+                # Digit d of a number below 3^5, from its product with 2^16 / 3^(1 + d), rounded up. Seven bits hold a power of 3.
+                digit = i - 5 * at.to(tl.int32)
+                power = (0x10624DD1 >> (7 * digit)) & 127
+                trit = (((byte * 270 * power) & 0xFFFF) * 3) >> 16
+                place = _bucket(base, row, BUCKET)
+                scale = as_float(get_word(data, place, inside(row, left, RAGGED), 4, ALIGN))
+                emit(out + base + i, (trit - 1).to(tl.float32) * scale[:, None], mask, weight, WEIGHTED)
 
 
 def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> Tensor:
@@ -138,45 +176,37 @@ def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None 
     n = out.numel()
     if n == 0:
         return torch.ones((), dtype=torch.bool, device=out.device)
-    bucket, count, raised = min(bucket, n), cdiv(n, 5), flag(out)
-    trits = data[4 * cdiv(n, bucket) :]
-    launch(_ternary_check, cdiv(count, 1024), (trits, raised), (count, 3 ** (n - 5 * (count - 1))), TILE=1024)
+    count, buckets, raised = cdiv(n, 5), cdiv(n, bucket), flag(out)
+    head, last = 4 * buckets, 3 ** (n - 5 * (count - 1))
+    launch(_ternary_check, cdiv(count, 4096), (data, raised), (head, count, last), TILE=4096, ALIGN=alignment(data, head))
     launch(
-        _ternary_decode, cdiv(n, 1024), (data, trits, raised, out), (n, bucket, 0.0 if weight is None else float(weight)),
-        TILE=1024, ALIGNED=aligned(data, 4), WEIGHTED=weight is not None,
+        _ternary_decode, cdiv(n, 5 * 512), (data, raised, out), (n, head, 0.0 if weight is None else float(weight)),
+        BUCKET=bucket if buckets > 1 else 0, PART=512, ALIGN=alignment(data), WEIGHTED=weight is not None,
     )  # fmt: skip
     return (raised == 0).view(())
 
 
-@triton.jit(do_not_specialize=["n", "bucket", "levels", "least", "step", "who", "k0", "k1"])
+@triton.jit(do_not_specialize=["n", "head", "levels", "least", "step", "who", "k0", "k1"])
 def _dithering_encode(
-    x,
-    inverses,
-    out,
-    n,
-    bucket,
-    levels,
-    least,
-    step,
-    who,
-    k0,
-    k1,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    i = row[:, None] * 8 + tl.arange(0, 8)[None, :]
-    mask = i < n
-    v = tl.load(x + i, mask=mask, other=0.0).to(tl.float32)
-    inverse = tl.load(inverses + i // bucket, mask=mask, other=1.0)
-    y = tl.minimum(tl.abs(v) * inverse, 1.0)
-    # The fraction of z is the chance to go up, its exponent the level.
-    z = y + tl.maximum(y, least)
-    u = draws(row, step, who, k0, k1, 0, ROWS)
-    level = ((as_bits(z) + 64 + (u << 7)) >> 23) - (128 - levels)
-    code = (level << 1) | ((as_bits(v) < 0) & (level > 0)).to(tl.int32)
-    pack(tl.where(mask, code, 0) & ((1 << WIDTH) - 1), row, out, n, WIDTH, ALIGNED)
+    x, inverses, out, n, head, levels, least, step, who, k0, k1,
+    BUCKET: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    base = tl.program_id(0).to(tl.int64) * (8 * ROWS)
+    left, row = left_of(n, base, 8 * ROWS), tl.arange(0, ROWS)
+    u = draws(base // 8 + row, step, who, k0, k1, 0, ROWS)
+    for RAGGED in tl.static_range(2):
+        if (left < 8 * ROWS) == RAGGED:
+            v = load_eights(x + base, row, left, ROWS, RAGGED)
+            inverse = tl.load(inverses + _bucket(base, 8 * row, BUCKET), mask=inside(8 * row, left, RAGGED), other=0.0)
+            y = tl.minimum(tl.abs(v) * inverse[:, None], 1.0)
+            # The fraction of z is the chance to go up, its exponent the level.
+            z = y + tl.maximum(y, least)
+            level = ((as_bits(z) + 64 + (u << 7)) >> 23) - (128 - levels)
+            code = (level << 1) | ((as_bits(v) < 0) & (level > 0)).to(tl.int32)
+            if RAGGED:
+                code = tl.where(row[:, None] * 8 + tl.arange(0, 8)[None, :] < left, code, 0)
+            codes = tl.multiple_of(out + head, ALIGN) + base // 8 * WIDTH
+            pack(code & ((1 << WIDTH) - 1), row, codes, left, WIDTH, ALIGN, RAGGED)
 
 
 def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
@@ -184,28 +214,29 @@ def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: in
     n = x.numel()
     if n == 0:
         return
-    x, bucket, raised = flat(x), min(bucket, n), flag(x)
-    head = 4 * cdiv(n, bucket)
+    x, raised, buckets = flat(x), flag(x), cdiv(n, bucket)
     inverses = _scaled(fold(chunk_sums(x, bucket, SQUARES)), out, raised, True)
-    numbers = (n, bucket, levels, 2.0 ** (1 - levels), *draws_of(ctx))
-    kind = {"WIDTH": width, "ROWS": 128, "ALIGNED": aligned(out, 4), "num_warps": 1}
-    launch(_dithering_encode, cdiv(n, 1024), (x, inverses, out[head:]), numbers, **kind)
-    poison(raised, out, head, NAN, 0)
+    numbers = (n, 4 * buckets, levels, 2.0 ** (1 - levels), *draws_of(ctx))
+    kind = {"BUCKET": bucket if buckets > 1 else 0, "WIDTH": width, "ROWS": 128, "ALIGN": alignment(out, 4 * buckets)}
+    launch(_dithering_encode, cdiv(n, 1024), (x, inverses, out), numbers, **kind, num_warps=1)
+    poison(raised, out, 4 * buckets, NAN, 0)
 
 
-@triton.jit(do_not_specialize=["n", "bucket", "levels", "weight"])
+@triton.jit(do_not_specialize=["n", "head", "levels", "weight"])
 def _dithering_decode(
-    data, codes, out, n, bucket, levels, weight,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr, WEIGHTED: tl.constexpr,
+    data, out, n, head, levels, weight,
+    BUCKET: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    i = row[:, None] * 8 + tl.arange(0, 8)[None, :]
-    mask = i < n
-    code = unpack(codes, row, n, WIDTH, ALIGNED)
-    level = code >> 1
-    size = tl.where(level > 0, (level + (127 - levels)) << 23, 0)
-    scale = as_float(get_word(data, i // bucket, mask, 4, ALIGNED))
-    emit(out + i, as_float(size | ((code & 1) << 31)) * scale, mask, weight, WEIGHTED)
+    base = tl.program_id(0).to(tl.int64) * TILE
+    left, i, row = left_of(n, base, TILE), fours(TILE), tl.arange(0, TILE // 4)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            code = unpack(data + head + base // 8 * WIDTH, row, left, WIDTH, ALIGN, RAGGED)
+            level = code >> 1
+            size = tl.where(level > 0, (level + (127 - levels)) << 23, 0)
+            scale = as_float(get_word(data, _bucket(base, 4 * row, BUCKET), inside(4 * row, left, RAGGED), 4, ALIGN))
+            value = as_float(size | ((code & 1) << 31)) * scale[:, None]
+            emit(out + base + i, value, inside(i, left, RAGGED), weight, WEIGHTED)
 
 
 def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
@@ -213,7 +244,7 @@ def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width:
     n = out.numel()
     if n == 0:
         return
-    bucket = min(bucket, n)
-    numbers = (n, bucket, levels, 0.0 if weight is None else float(weight))
-    kind = {"WIDTH": width, "ROWS": 128, "ALIGNED": aligned(data, 4), "WEIGHTED": weight is not None}
-    launch(_dithering_decode, cdiv(n, 1024), (data, data[4 * cdiv(n, bucket) :], out), numbers, **kind)
+    buckets = cdiv(n, bucket)
+    numbers = (n, 4 * buckets, levels, 0.0 if weight is None else float(weight))
+    kind = {"BUCKET": bucket if buckets > 1 else 0, "WIDTH": width, "TILE": 2048, "ALIGN": alignment(data, 4 * buckets)}
+    launch(_dithering_decode, cdiv(n, 2048), (data, out), numbers, **kind, WEIGHTED=weight is not None)

@@ -12,9 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from tersegrad.core.protocol import Context
+from tersegrad.kernels.triton.codes import pack, unpack
 from tersegrad.kernels.triton.launch import (
     NAN,
-    aligned,
+    alignment,
     as_bits,
     as_float,
     cdiv,
@@ -22,8 +23,12 @@ from tersegrad.kernels.triton.launch import (
     emit,
     flag,
     flat,
+    fours,
     get_word,
+    inside,
     launch,
+    left_of,
+    load_eights,
     poison,
     put_word,
     raise_flag,
@@ -39,55 +44,60 @@ def _weight(weight: float | None) -> float:
 
 
 @triton.jit(do_not_specialize=["n"])
-def _bf16_encode(x, out, n, TILE: tl.constexpr, ALIGNED: tl.constexpr):
+def _bf16_encode(x, out, n, TILE: tl.constexpr, ALIGN: tl.constexpr):
     base = tl.program_id(0).to(tl.int64) * TILE
-    i = tl.arange(0, TILE)
-    mask = base + i < n
-    b = as_bits(tl.load(x + base + i, mask=mask, other=0.0).to(tl.float32))
-    a = b & 0x7FFFFFFF
-    nearest = tl.minimum((a + 0x7FFF + ((a >> 16) & 1)) >> 16, 0x7F7F)
-    special = (a >> 16) | tl.where(a > 0x7F800000, 0x40, 0)
-    h = tl.where(a < 0x7F800000, nearest, special) | ((b >> 16) & 0x8000)
-    put_word(out + 2 * base, i, h, mask, 2, ALIGNED)
+    left, i = left_of(n, base, TILE), fours(TILE)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            mask = inside(i, left, RAGGED)
+            v = tl.load(x + base + i, mask=mask, other=0.0).to(tl.float32)
+            b = as_bits(v)
+            # NaN, Inf and what would become Inf lose their low half; NaN stays NaN.
+            nearest = b + tl.where(tl.abs(v) < 3.3961775292304601e38, 0x7FFF + ((b >> 16) & 1), 0)
+            put_word(out + 2 * base, i, (nearest | tl.where(v != v, 0x400000, 0)) >> 16, mask, 2, ALIGN)
 
 
 def bf16_encode(x: Tensor, out: Tensor) -> None:
     """Nearest, ties to even; finite values stay finite; NaN and infinities pass."""
     n = x.numel()
     if n:
-        launch(_bf16_encode, cdiv(n, TILE), (flat(x), out), (n,), TILE=TILE, ALIGNED=aligned(out, 2))
+        launch(_bf16_encode, cdiv(n, TILE), (flat(x), out), (n,), TILE=TILE, ALIGN=alignment(out))
 
 
 @triton.jit(do_not_specialize=["n", "weight"])
-def _bf16_decode(data, out, n, weight, TILE: tl.constexpr, ALIGNED: tl.constexpr, WEIGHTED: tl.constexpr):
+def _bf16_decode(data, out, n, weight, TILE: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr):
     base = tl.program_id(0).to(tl.int64) * TILE
-    i = tl.arange(0, TILE)
-    mask = base + i < n
-    value = as_float(get_word(data + 2 * base, i, mask, 2, ALIGNED) << 16)
-    emit(out + base + i, value, mask, weight, WEIGHTED)
+    left, i = left_of(n, base, TILE), fours(TILE)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            mask = inside(i, left, RAGGED)
+            value = as_float(get_word(data + 2 * base, i, mask, 2, ALIGN) << 16)
+            emit(out + base + i, value, mask, weight, WEIGHTED)
 
 
 def bf16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """The float32 values of bfloat16 numbers."""
     n = out.numel()
     if n:
-        kind = {"TILE": TILE, "ALIGNED": aligned(data, 2), "WEIGHTED": weight is not None}
+        kind = {"TILE": TILE, "ALIGN": alignment(data), "WEIGHTED": weight is not None}
         launch(_bf16_decode, cdiv(n, TILE), (data, out), (n, _weight(weight)), **kind)
 
 
 @triton.jit(do_not_specialize=["n"])
-def _fp16_encode(x, most, out, n, TILE: tl.constexpr, ALIGNED: tl.constexpr):
+def _fp16_encode(x, most, out, n, TILE: tl.constexpr, ALIGN: tl.constexpr):
     top = tl.load(most)
     finite = top < 0x7F800000
     e = tl.maximum((top >> 23) - 141, -126)
     scale = tl.where(finite, (127 + e) << 23, 0x7FC00000)
     factor = as_float((127 - e) << 23)
     base = tl.program_id(0).to(tl.int64) * TILE
-    i = tl.arange(0, TILE)
-    mask = base + i < n
-    half = (tl.load(x + base + i, mask=mask, other=0.0).to(tl.float32) * factor).to(tl.float16)
-    h = tl.where(finite, half.to(tl.uint16, bitcast=True), 0)
-    put_word(out + 4 + 2 * base, i, h, mask, 2, ALIGNED)
+    left, i = left_of(n, base, TILE), fours(TILE)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            mask = inside(i, left, RAGGED)
+            half = (tl.load(x + base + i, mask=mask, other=0.0).to(tl.float32) * factor).to(tl.float16)
+            h = tl.where(finite, half.to(tl.uint16, bitcast=True), 0)
+            put_word(out + 4 + 2 * base, i, h, mask, 2, ALIGN)
     if base == 0:
         for j in tl.static_range(4):
             tl.store(out + j, (scale >> (8 * j)).to(tl.uint8))
@@ -98,53 +108,64 @@ def fp16_encode(x: Tensor, out: Tensor) -> None:
     n = x.numel()
     if n:
         x = flat(x)
-        launch(_fp16_encode, cdiv(n, TILE), (x, block_max_bits(x, n), out), (n,), TILE=TILE, ALIGNED=aligned(out, 2))
+        launch(_fp16_encode, cdiv(n, TILE), (x, block_max_bits(x, n), out), (n,), TILE=TILE, ALIGN=alignment(out))
 
 
 @triton.jit(do_not_specialize=["n", "weight"])
-def _fp16_decode(data, out, n, weight, TILE: tl.constexpr, ALIGNED: tl.constexpr, WEIGHTED: tl.constexpr):
-    scale = as_float(get_word(data, 0, True, 4, False) & 0x7FFFFFFF)
+def _fp16_decode(data, out, n, weight, TILE: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr):
+    scale = as_float(get_word(data, 0, True, 4, 1) & 0x7FFFFFFF)
     base = tl.program_id(0).to(tl.int64) * TILE
-    i = tl.arange(0, TILE)
-    mask = base + i < n
-    h = get_word(data + 4 + 2 * base, i, mask, 2, ALIGNED)
-    size = (h & 0x7FFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * scale
-    size = tl.where(size > 3.4028234663852886e38, 3.4028234663852886e38, size)
-    value = as_float(as_bits(size).to(tl.uint32, bitcast=True) | ((h & 0x8000) << 16))
-    emit(out + base + i, value, mask, weight, WEIGHTED)
+    left, i = left_of(n, base, TILE), fours(TILE)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            mask = inside(i, left, RAGGED)
+            h = get_word(data + 4 + 2 * base, i, mask, 2, ALIGN)
+            size = (h & 0x7FFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * scale
+            size = tl.where(size > 3.4028234663852886e38, 3.4028234663852886e38, size)
+            value = as_float(as_bits(size).to(tl.uint32, bitcast=True) | ((h & 0x8000) << 16))
+            emit(out + base + i, value, mask, weight, WEIGHTED)
 
 
 def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """Half-precision numbers times their scale."""
     n = out.numel()
     if n:
-        kind = {"TILE": TILE, "ALIGNED": aligned(data, 2), "WEIGHTED": weight is not None}
+        kind = {"TILE": TILE, "ALIGN": alignment(data), "WEIGHTED": weight is not None}
         launch(_fp16_decode, cdiv(n, TILE), (data, out), (n, _weight(weight)), **kind)
 
 
 @triton.jit(do_not_specialize=["n", "blocks"])
 def _fp8_encode(
-    x, most, flag, out, n, blocks, ROWS: tl.constexpr, WIDTH: tl.constexpr, FUSED: tl.constexpr, PARTS: tl.constexpr
-):
+    x, most, flag, out, n, blocks,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, FUSED: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
     """``ROWS`` blocks of ``WIDTH`` coordinates; not ``FUSED``: a tile of ``WIDTH``, ``PARTS`` to a block whose maximum is given."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    i = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    mask = i < n
-    v = tl.load(x + i, mask=mask, other=0.0).to(tl.float32)
-    block = row // PARTS
-    if FUSED:
-        top = tl.max(as_bits(v) & 0x7FFFFFFF, 1)
-    else:
-        top = tl.load(most + block, mask=block < blocks, other=0)
-    raise_flag(flag, tl.max(top, 0) >= 0x7F800000)
-    e = tl.maximum(((top + 0x17FFFF) >> 23) - 8, 1)
-    y = tl.abs(v * as_float((254 - e) << 23)[:, None])
-    b = as_bits(y)
-    normal = ((b + 0x7FFFF + ((b >> 20) & 1)) >> 20) - 960
-    subnormal = as_bits(y + 16384.0) - 0x46800000
-    code = tl.where(b >= 0x3C800000, normal, subnormal) | ((as_bits(v) >> 24) & 0x80)
-    tl.store(out + blocks + i, code.to(tl.uint8), mask=mask)
-    tl.store(out + block, e.to(tl.uint8), mask=(block < blocks) & (row % PARTS == 0))
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    base = first * WIDTH
+    left, i = left_of(n, base, ROWS * WIDTH), fours(ROWS * WIDTH)
+    block = first // PARTS + tl.arange(0, ROWS)
+    codes = tl.multiple_of(out + blocks, ALIGN) + base
+    for RAGGED in tl.static_range(2):
+        if (left < ROWS * WIDTH) == RAGGED:
+            mask = inside(i, left, RAGGED)
+            v = tl.load(x + base + i, mask=mask, other=0.0).to(tl.float32)
+            if FUSED:
+                top = tl.max(tl.reshape(as_bits(v) & 0x7FFFFFFF, (ROWS, WIDTH)), 1)
+            else:
+                top = tl.load(most + block)
+            raise_flag(flag, tl.max(top, 0) >= 0x7F800000)
+            e = tl.maximum(((top + 0x17FFFF) >> 23) - 8, 1)
+            if FUSED:
+                tl.store(out + block, e.to(tl.uint8), mask=inside(block, blocks, RAGGED))
+            else:
+                tl.store(out + block, e.to(tl.uint8), mask=first % PARTS == 0)
+            scale = tl.broadcast_to(as_float((254 - e) << 23)[:, None], (ROWS, WIDTH // 4))
+            y = tl.abs(v * tl.reshape(scale, (ROWS * WIDTH // 4, 1)))
+            b = as_bits(y)
+            normal = ((b + 0x7FFFF + ((b >> 20) & 1)) >> 20) - 960
+            subnormal = as_bits(y + 16384.0) - 0x46800000
+            code = tl.where(b >= 0x3C800000, normal, subnormal) | ((as_bits(v) >> 24) & 0x80)
+            tl.store(codes + i, code.to(tl.uint8), mask=mask)
 
 
 def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
@@ -158,32 +179,38 @@ def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
     rows, parts = TILE // width, block // width
     most = raised if fused else block_max_bits(x, block)
     launch(
-        _fp8_encode, cdiv(blocks * parts, rows), (x, most, raised, out), (n, blocks),
-        ROWS=rows, WIDTH=width, FUSED=fused, PARTS=parts,
+        _fp8_encode, cdiv(n, TILE), (x, most, raised, out), (n, blocks),
+        ROWS=rows, WIDTH=width, FUSED=fused, PARTS=parts, ALIGN=alignment(out, blocks),
     )  # fmt: skip
     poison(raised, out, blocks, 0xFFFFFFFF, 0)
 
 
-@triton.jit(do_not_specialize=["n", "blocks", "block", "weight"])
-def _fp8_decode(data, out, n, blocks, block, weight, TILE: tl.constexpr, WEIGHTED: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    mask = i < n
-    e = tl.load(data + i // block, mask=mask, other=0).to(tl.int32)
-    scale = as_float(tl.where(e == 0, 0x00400000, tl.where(e == 255, 0x7FC00000, e << 23)))
-    b = tl.load(data + blocks + i, mask=mask, other=0).to(tl.int32)
-    m = b & 0x7F
-    size = tl.where(m < 8, m.to(tl.float32) * 0.001953125, as_float((m << 20) + 0x3C000000))
-    size = tl.where(m == 0x7F, as_float(m * 0 + 0x7FC00000), size) * scale
-    size = tl.where(size > 3.4028234663852886e38, 3.4028234663852886e38, size)
-    emit(out + i, as_float(as_bits(size) ^ ((b >> 7) << 31)), mask, weight, WEIGHTED)
+@triton.jit(do_not_specialize=["n", "blocks", "weight"])
+def _fp8_decode(
+    data, out, n, blocks, weight, BLOCK: tl.constexpr, TILE: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr
+):
+    base = tl.program_id(0).to(tl.int64) * TILE
+    left, i, row = left_of(n, base, TILE), fours(TILE), tl.arange(0, TILE // 4)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            e = tl.load(data + base // BLOCK + (base % BLOCK + 4 * row) // BLOCK, mask=inside(4 * row, left, RAGGED), other=0)
+            e = e.to(tl.int32)
+            scale = as_float(tl.where(e == 0, 0x00400000, tl.where(e == 255, 0x7FC00000, e << 23)))
+            b = unpack(tl.multiple_of(data + blocks, ALIGN) + base, row, left, 8, ALIGN, RAGGED)
+            m = b & 0x7F
+            size = tl.where(m < 8, m.to(tl.float32) * 0.001953125, as_float((m << 20) + 0x3C000000))
+            size = tl.where(m == 0x7F, as_float(m * 0 + 0x7FC00000), size) * scale[:, None]
+            size = tl.where(size > 3.4028234663852886e38, 3.4028234663852886e38, size)
+            emit(out + base + i, as_float(as_bits(size) ^ ((b >> 7) << 31)), inside(i, left, RAGGED), weight, WEIGHTED)
 
 
 def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None:
     """e4m3 numbers times their block's scale."""
     n = out.numel()
     if n:
-        numbers = (n, cdiv(n, block), block, _weight(weight))
-        launch(_fp8_decode, cdiv(n, TILE), (data, out), numbers, TILE=TILE, WEIGHTED=weight is not None)
+        blocks = cdiv(n, block)
+        kind = {"BLOCK": block, "TILE": TILE, "ALIGN": alignment(data, blocks), "WEIGHTED": weight is not None}
+        launch(_fp8_decode, cdiv(n, TILE), (data, out), (n, blocks, _weight(weight)), **kind)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -207,13 +234,14 @@ def sign_encode(x: Tensor, out: Tensor) -> None:
 
 @triton.jit(do_not_specialize=["n", "weight"])
 def _sign_decode(data, out, n, weight, TILE: tl.constexpr, WEIGHTED: tl.constexpr):
-    scale = get_word(data, 0, True, 4, False)
+    scale = get_word(data, 0, True, 4, 1)
     base = tl.program_id(0).to(tl.int64) * TILE
-    i = tl.arange(0, TILE)
-    mask = base + i < n
-    byte = tl.load(data + 4 + base // 8 + i // 8, mask=mask, other=0).to(tl.uint32)
-    value = as_float(scale ^ (((byte >> (i % 8).to(tl.uint32)) & 1) << 31))
-    emit(out + base + i, value, mask, weight, WEIGHTED)
+    left, i = left_of(n, base, TILE), fours(TILE)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            negative = unpack(data + 4 + base // 8, tl.arange(0, TILE // 4), left, 1, 1, RAGGED)
+            value = as_float(scale ^ (negative.to(tl.uint32) << 31))
+            emit(out + base + i, value, inside(i, left, RAGGED), weight, WEIGHTED)
 
 
 def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
@@ -224,19 +252,19 @@ def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
         launch(_sign_decode, cdiv(n, TILE), (data, out), (n, _weight(weight)), **kind)
 
 
-@triton.jit(do_not_specialize=["n", "step", "who", "k0", "k1"])
-def _natural_encode(x, flag, signs, exponents, n, step, who, k0, k1, ROWS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    i = row[:, None] * 8 + tl.arange(0, 8)[None, :]
-    mask = i < n
-    b = as_bits(tl.load(x + i, mask=mask, other=0.0).to(tl.float32))
-    a = b & 0x7FFFFFFF
-    raise_flag(flag, tl.max(tl.max(a, 1), 0) >= 0x7F800000)
-    u = draws(row, step, who, k0, k1, 0, ROWS)
-    up = tl.minimum((a + 64 + (u << 7)) >> 23, 254)
-    tl.store(exponents + i, up.to(tl.uint8), mask=mask)
-    negative = tl.sum((b < 0).to(tl.int32) << tl.arange(0, 8)[None, :], 1)
-    tl.store(signs + row, negative.to(tl.uint8), mask=row * 8 < n)
+@triton.jit(do_not_specialize=["n", "signs", "step", "who", "k0", "k1"])
+def _natural_encode(x, flag, out, n, signs, step, who, k0, k1, ROWS: tl.constexpr, ALIGN: tl.constexpr):
+    base = tl.program_id(0).to(tl.int64) * (8 * ROWS)
+    left, row = left_of(n, base, 8 * ROWS), tl.arange(0, ROWS)
+    u = draws(base // 8 + row, step, who, k0, k1, 0, ROWS)
+    for RAGGED in tl.static_range(2):
+        if (left < 8 * ROWS) == RAGGED:
+            b = as_bits(load_eights(x + base, row, left, ROWS, RAGGED))
+            a = b & 0x7FFFFFFF
+            raise_flag(flag, tl.max(tl.max(a, 1), 0) >= 0x7F800000)
+            up = tl.minimum((a + 64 + (u << 7)) >> 23, 254)
+            pack(up, row, tl.multiple_of(out + signs, ALIGN) + base, left, 8, ALIGN, RAGGED)
+            pack((b < 0).to(tl.int32), row, out + base // 8, left, 1, 1, RAGGED)
 
 
 def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
@@ -244,24 +272,27 @@ def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
     n = x.numel()
     if n:
         signs, raised = cdiv(n, 8), flag(x)
-        launch(_natural_encode, cdiv(n, 1024), (flat(x), raised, out, out[signs:]), (n, *draws_of(ctx)), ROWS=128, num_warps=1)
+        kind = {"ROWS": 128, "ALIGN": alignment(out, signs), "num_warps": 1}
+        launch(_natural_encode, cdiv(n, 1024), (flat(x), raised, out), (n, signs, *draws_of(ctx)), **kind)
         poison(raised, out, signs, 0, 255)
 
 
-@triton.jit(do_not_specialize=["n", "weight"])
-def _natural_decode(signs, exponents, out, n, weight, TILE: tl.constexpr, WEIGHTED: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "signs", "weight"])
+def _natural_decode(data, out, n, signs, weight, TILE: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr):
     base = tl.program_id(0).to(tl.int64) * TILE
-    i = tl.arange(0, TILE)
-    mask = base + i < n
-    e = tl.load(exponents + base + i, mask=mask, other=0).to(tl.int32)
-    byte = tl.load(signs + base // 8 + i // 8, mask=mask, other=0).to(tl.int32)
-    value = as_float((e << 23) | (((e + 1) >> 8) << 22) | (((byte >> (i % 8)) & 1) << 31))
-    emit(out + base + i, value, mask, weight, WEIGHTED)
+    left, i, row = left_of(n, base, TILE), fours(TILE), tl.arange(0, TILE // 4)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            e = unpack(data + signs + base, row, left, 8, ALIGN, RAGGED)
+            negative = unpack(data + base // 8, row, left, 1, 1, RAGGED)
+            value = as_float((e << 23) | (((e + 1) >> 8) << 22) | (negative << 31))
+            emit(out + base + i, value, inside(i, left, RAGGED), weight, WEIGHTED)
 
 
 def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """Powers of two."""
     n = out.numel()
     if n:
-        kind = {"TILE": TILE, "WEIGHTED": weight is not None}
-        launch(_natural_decode, cdiv(n, TILE), (data, data[cdiv(n, 8) :], out), (n, _weight(weight)), **kind)
+        signs = cdiv(n, 8)
+        kind = {"TILE": TILE, "ALIGN": alignment(data, signs), "WEIGHTED": weight is not None}
+        launch(_natural_decode, cdiv(n, TILE), (data, out), (n, signs, _weight(weight)), **kind)

@@ -70,9 +70,12 @@ def draws_of(ctx: Context) -> tuple[int, int, int, int]:
     return signed(ctx.step), signed(ctx.buffer << 16 | ctx.sender), signed(ctx.seed), signed(ctx.seed >> 32)
 
 
-def aligned(t: Tensor, nbytes: int) -> bool:
-    """Whether words of ``nbytes`` may be read and written from the start of ``t`` on."""
-    return t.data_ptr() % nbytes == 0
+def alignment(t: Tensor, *offsets: int) -> int:
+    """The largest power of two up to 16 that divides the address of ``t`` and the ``offsets`` from it, in bytes."""
+    bits = t.data_ptr() | 16
+    for offset in offsets:
+        bits |= offset
+    return bits & -bits
 
 
 def flag(t: Tensor) -> Tensor:
@@ -91,6 +94,37 @@ def flat(x: Tensor) -> Tensor:
 
 
 @triton.jit
+def left_of(n, base, TILE: tl.constexpr):
+    """How many of the ``TILE`` coordinates from ``base`` (int64) on lie in a vector of ``n``: int32."""
+    return tl.minimum(n - base, TILE).to(tl.int32)
+
+
+@triton.jit
+def inside(i, left, RAGGED: tl.constexpr):
+    """Whether places ``i`` of a tile lie before ``left``. Where the tile is not ``RAGGED`` that is known when compiling.
+
+    Only then can a thread read and write its adjacent coordinates as one word of up to 16 bytes. Kernels therefore hold their code
+    twice, for whole tiles and for the last one of a vector.
+    """
+    return (i < left) | (RAGGED == 0)
+
+
+@triton.jit
+def fours(TILE: tl.constexpr):
+    """The places of a tile in rows of four. A thread owns a row: 16 bytes of float32."""
+    return tl.arange(0, TILE // 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
+
+
+@triton.jit
+def load_eights(x, row, left, ROWS: tl.constexpr, RAGGED: tl.constexpr):
+    """Rows of eight coordinates, (ROWS, 8) float32, 0 beyond ``left``. A thread owns a row, read in two words of 16 bytes."""
+    i = row[:, None] * 8 + tl.arange(0, 4)[None, :]
+    a = tl.load(x + i, mask=inside(i, left, RAGGED), other=0.0)
+    b = tl.load(x + i + 4, mask=inside(i + 4, left, RAGGED), other=0.0)
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (ROWS, 8)).to(tl.float32)
+
+
+@triton.jit
 def emit(pointer, value, mask, weight, WEIGHTED: tl.constexpr):
     """Store ``value``, or add ``weight`` times it."""
     if WEIGHTED:
@@ -99,30 +133,37 @@ def emit(pointer, value, mask, weight, WEIGHTED: tl.constexpr):
 
 
 @triton.jit
-def put_word(pointer, index, value, mask, BYTES: tl.constexpr, ALIGNED: tl.constexpr):
-    """Store the low ``BYTES`` (1, 2, 4 or 8) bytes of ``value`` as word ``index`` from the uint8 ``pointer`` on."""
+def _word(pointer, index, BYTES: tl.constexpr):
+    """Pointers to words of 1, 2, 4 or 8 bytes; one per thread, where ``index`` has one dimension: rows stay with their threads."""
     if BYTES == 1:
-        tl.store(pointer + index, value.to(tl.uint8), mask=mask)
-    elif ALIGNED:
-        if BYTES == 2:
-            tl.store(pointer.to(tl.pointer_type(tl.uint16)) + index, value.to(tl.uint16), mask=mask)
-        elif BYTES == 4:
-            tl.store(pointer.to(tl.pointer_type(tl.uint32)) + index, value.to(tl.uint32), mask=mask)
-        else:
-            tl.store(pointer.to(tl.pointer_type(tl.uint64)) + index, value.to(tl.uint64), mask=mask)
+        place = pointer + index
+    elif BYTES == 2:
+        place = pointer.to(tl.pointer_type(tl.uint16)) + index
+    elif BYTES == 4:
+        place = pointer.to(tl.pointer_type(tl.uint32)) + index
+    else:
+        place = pointer.to(tl.pointer_type(tl.uint64)) + index
+    if len(index.shape) == 1:
+        place = tl.max_contiguous(place, 1)
+    return place
+
+
+@triton.jit
+def put_word(pointer, index, value, mask, BYTES: tl.constexpr, ALIGN: tl.constexpr):
+    """Store the low ``BYTES`` (1, 2, 4 or 8) bytes of ``value`` as word ``index`` from the uint8 ``pointer`` on."""
+    if ALIGN >= BYTES:
+        place = _word(pointer, index, BYTES)
+        tl.store(place, value.to(place.dtype.scalar.element_ty), mask=mask)
     else:
         for j in tl.static_range(BYTES):
             tl.store(pointer + index * BYTES + j, (value >> (8 * j)).to(tl.uint8), mask=mask)
 
 
 @triton.jit
-def get_word(pointer, index, mask, BYTES: tl.constexpr, ALIGNED: tl.constexpr):
-    """Word ``index`` of ``BYTES`` (2 or 4) bytes from the uint8 ``pointer`` on, as uint32; 0 where masked out."""
-    if ALIGNED:
-        if BYTES == 2:
-            return tl.load(pointer.to(tl.pointer_type(tl.uint16)) + index, mask=mask, other=0).to(tl.uint32)
-        else:
-            return tl.load(pointer.to(tl.pointer_type(tl.uint32)) + index, mask=mask, other=0)
+def get_word(pointer, index, mask, BYTES: tl.constexpr, ALIGN: tl.constexpr):
+    """Word ``index`` of ``BYTES`` (1, 2 or 4) bytes from the uint8 ``pointer`` on, as uint32; 0 where masked out."""
+    if ALIGN >= BYTES:
+        return tl.load(_word(pointer, index, BYTES), mask=mask, other=0).to(tl.uint32)
     else:
         word = tl.load(pointer + index * BYTES, mask=mask, other=0).to(tl.uint32)
         for j in tl.static_range(1, BYTES):
@@ -145,7 +186,7 @@ def as_bits(value):
 @triton.jit
 def raise_flag(flag, raised):
     """Set ``flag`` where the scalar ``raised`` is true."""
-    tl.atomic_max(flag, 1, mask=raised)
+    tl.store(flag, 1, mask=raised)
 
 
 @triton.jit(do_not_specialize=["head", "total", "first", "rest"])

@@ -47,10 +47,16 @@ def blocks(index, step, who, k0, k1, PURPOSE: tl.constexpr):
 
 
 @triton.jit
+def words_of(index, step, who, k0, k1, PURPOSE: tl.constexpr, ROWS: tl.constexpr):
+    """The words of ``ROWS`` blocks with int64 numbers ``index``: (ROWS, 4) uint32."""
+    a, b, c, d = blocks(index, step, who, k0, k1, PURPOSE)
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, 4))
+
+
+@triton.jit
 def draws(index, step, who, k0, k1, PURPOSE: tl.constexpr, ROWS: tl.constexpr):
     """The 16-bit draws of ``ROWS`` blocks with int64 numbers ``index``: (ROWS, 8) int32, low half first."""
-    a, b, c, d = blocks(index, step, who, k0, k1, PURPOSE)
-    words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, 4))
+    words = words_of(index, step, who, k0, k1, PURPOSE, ROWS)
     return tl.reshape(tl.join(words & 0xFFFF, words >> 16), (ROWS, 8)).to(tl.int32)
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tersegrad.kernels.triton.launch import as_bits, cdiv, flat, launch, put_word
+from tersegrad.kernels.triton.launch import alignment, as_bits, cdiv, flat, launch, put_word
 
 CHUNK = 4096
 SQUARES, MAGNITUDES, SIGNS = 0, 1, 2
@@ -39,7 +39,7 @@ def fold_first(a, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit(do_not_specialize=["n", "block", "chunks"])
 def _chunk_sums(
     x, sums, bits, n, block, chunks,
-    KIND: tl.constexpr, SPAN: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr,
+    KIND: tl.constexpr, SPAN: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Sums of chunks; of kind ``SIGNS`` those of magnitudes, and the sign bits, 32 in a word."""
     chunk = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -59,7 +59,7 @@ def _chunk_sums(
             if KIND == 2:
                 word = tl.sum((v < 0).to(tl.uint32) << lane[None, :].to(tl.uint32), 1)
                 row = first + (at + 32 * j)
-                put_word(bits, row // 32, word, row + 32 <= stop, 4, ALIGNED)
+                put_word(bits, row // 32, word, row + 32 <= stop, 4, ALIGN)
                 # The last word of a vector may have bytes that lie beyond the message.
                 for b in tl.static_range(4):
                     tail = (row + 32 > stop) & (row + 8 * b < stop)
@@ -101,7 +101,7 @@ def chunk_sums(x: Tensor, block: int, kind: int, bits: Tensor | None = None) -> 
     if n:
         launch(
             _chunk_sums, cdiv(blocks * chunks, 2), (x, sums, where), (n, block, chunks),
-            KIND=kind, SPAN=span, AHEAD=min(16, span // 32), ROWS=2, ALIGNED=where.data_ptr() % 4 == 0, num_warps=1,
+            KIND=kind, SPAN=span, AHEAD=min(16, span // 32), ROWS=2, ALIGN=alignment(where), num_warps=1,
         )  # fmt: skip
     return sums
 
