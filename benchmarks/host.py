@@ -120,7 +120,7 @@ class Audited(Watched):
     def encode(self, x: Tensor, spec: Spec, state: Any, ctx: Context, **options: Any) -> tuple[Message, Any]:
         target = x.double() + (state.residual.double() if isinstance(self.inner, ErrorFeedback) else 0.0)
         message, after = super().encode(x, spec, state, ctx, **options)
-        decoded = self.inner.decode(message, Spec.flat(x.numel()), ctx).double()
+        decoded = self.inner.decode(message, spec, ctx).double()
         self.errors.append(float((decoded - target).square().sum() / target.square().sum()))
         return message, after
 
