@@ -1,10 +1,14 @@
-"""Whole training steps on one GPU: ``python -m benchmarks.gpu_steps alone [--only PATTERN] [--tiny] [--json FILE]``.
+"""Whole training steps on one GPU: ``python -m benchmarks.gpu_steps alone|links [--only PATTERN] [--tiny] [--json FILE]``.
 
 ``alone``: one process, DistributedDataParallel over a group of one rank, a ResNet-50 and a transformer of 124 million parameters, in
 bfloat16 autocast. Every method codes as it does among many ranks: it encodes, and decodes what it has sent. The methods take turns, a
 few steps each, and medians are shown: milliseconds per step, the ratio to a step without a hook, what the hook adds, what the same
 exchange takes by itself (the same gradients, from a backward pass that only copies them), hence how much was hidden; host
 synchronisations, message bytes, the error of the first gradient, and memory.
+
+``links`` (as root): four processes share the GPU and a gloo group; each is in a network namespace whose link has a limited rate
+(:mod:`benchmarks.network`). Seconds per step of the transformer, from the first process's begin to the last one's end, how many times
+faster that is than bfloat16 and PowerSGD, and the bytes that left a process's interface.
 
 Methods are texts, ``compressor + exchange`` (:mod:`benchmarks.methods`). ``float32`` is DDP without a hook, ``bf16`` torch's own hook.
 ``--tiny`` takes small networks on the CPU. Needs torch, Triton and this package's sources on the path, nothing else.
@@ -35,10 +39,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gpu import operations, overlaid, synchronisations
 from benchmarks.methods import Method
+from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
 from benchmarks.resnet import ResNet, resnet50
-from tersegrad.report.tables import Column, Table
+from tersegrad.report.tables import Column, Table, number
 from tersegrad.train.gpt import GPT
 
+MODULE = "benchmarks.gpu_steps"  # by which the processes of links know it
 DENSE = "float32"
 COMPRESSORS = (
     "bf16", "qsgd(bits=4, norm=max)", "error_feedback(sparse_dithering(nu=0.1))", "top_k(fraction=0.01)",
@@ -47,6 +53,10 @@ COMPRESSORS = (
 ALONE = (
     DENSE, "bf16", *(f"{c} + {e}" for e in ("all_gather", "two_shot") for c in COMPRESSORS), "power_sgd(rank=4)",
     "vgc(alpha=2) + all_gather",
+)  # fmt: skip
+LINKS = (
+    "bf16", "power_sgd(rank=4)", "qsgd(bits=4, norm=max)", "error_feedback(sparse_dithering(nu=0.1))",
+    "error_feedback(top_k(fraction=0.01))",
 )  # fmt: skip
 
 
@@ -286,10 +296,10 @@ def measure(
             failed.append(f"{task.name}: {text}: {type(error).__name__}: {error}")
             say(failed[-1])
         gc.collect()
-    for number in range(rounds):
-        say(f"{task.name}: round {number + 1} of {rounds}")
+    for turn in range(rounds):
+        say(f"{task.name}: round {turn + 1} of {rounds}")
         for entry in entries:
-            if entry.training.handle is not None and number == 0:
+            if entry.training.handle is not None and turn == 0:
                 entry.training.handle.reset_report()
             entry.samples += lap(entry.training.step, steps, device)
     rows = [row(task, entry, exact, entries[0], device, steps) for entry in entries]
@@ -350,7 +360,7 @@ def alone(options: argparse.Namespace, device: torch.device) -> tuple[list[Any],
     rows: list[Row] = []
     failed: list[str] = []
     warm, rounds, steps = (2, 1, 2) if options.tiny else (5, 4, 5)
-    with group_of_one(device):
+    with group_of_one(device), overlaid(operations()) if device.type == "cuda" else contextlib.nullcontext():
         for name, task in tasks(options.tiny, options.batch).items():
             if name not in options.networks:
                 continue
@@ -360,6 +370,164 @@ def alone(options: argparse.Namespace, device: torch.device) -> tuple[list[Any],
             failed += broken
             gc.collect()
     return rows, failed
+
+
+# -------------------------------------------------------------------------------------------------------------------------- links
+
+# What begin has made in this process, and the kernels that it uses.
+NOW: dict[str, Training] = {}
+KERNELS = contextlib.ExitStack()
+
+
+def begin(size: int, text: str, tiny: bool, batch: int, warm: int) -> None:
+    """A job of every process: make network and method, and take ``warm`` steps."""
+    device = device_of(tiny)
+    if device.type == "cuda" and not NOW:
+        KERNELS.enter_context(overlaid(operations()))
+    NOW.clear()
+    gc.collect()
+    NOW["training"] = Training(tasks(tiny, batch)["transformer"], text, device)
+    for _ in range(warm):
+        NOW["training"].step()
+    NOW["training"].check()
+
+
+def timed(size: int, count: int, exchange: bool) -> dict[str, Any]:
+    """A job of every process: begin and end of so many steps, each begun together, with or without the exchange."""
+    training, times = NOW["training"], []
+    if training.handle is not None:
+        training.handle.reset_report()
+    with contextlib.nullcontext() if exchange else training.model.no_sync():
+        for _ in range(count):
+            if training.device.type == "cuda":
+                torch.cuda.synchronize()
+            dist.barrier()
+            begun = time.perf_counter()
+            training.step()
+            if training.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append((begun, time.perf_counter()))
+    training.check()
+    if training.handle is not None and exchange:
+        training.handle.check_replicas()
+    return {"times": times, "report": None if training.handle is None else training.handle.report()}
+
+
+@dataclasses.dataclass
+class LinkRow:
+    """One line of the table of ``links``; seconds and bytes."""
+
+    method: str
+    ranks: int
+    rate: float | None
+    step: float
+    sent: float
+    message: float
+    drops: int
+    samples: list[float]
+    report: dict[str, Any] | None
+
+
+class Links:
+    """Processes on limited links; those that have failed are replaced."""
+
+    def __init__(self, options: argparse.Namespace, network: Network) -> None:
+        self.options, self.network, self.rate = options, network, parse_rate(options.rate)
+        self._hosts: Hosts | None = None
+
+    def run(self, job: str, *arguments: Any) -> list[Any]:
+        """Do a job in every process."""
+        if self._hosts is None:
+            self._hosts = Hosts(self.network, timeout=180).__enter__()
+        try:
+            return self._hosts.run(job, *arguments)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._hosts is not None:
+            self._hosts.close()
+        self._hosts = None
+
+    def measured_rate(self) -> float:
+        """Bits per second that plain TCP moves when every process sends to the next."""
+        nbytes = round((self.rate or 4e9) / 16)
+        addresses = [self.network.address(k) for k in range(self.network.size)]
+        return float(8 * nbytes / max(self.run("raw", addresses, nbytes)))
+
+    def start(self, text: str) -> None:
+        """Make the networks, and warm up, without a limit."""
+        self.network.limit(None)
+        self.run(f"{MODULE}.begin", text, self.options.tiny, self.options.batch, 2)
+
+    def steps(self, count: int, exchange: bool = True) -> tuple[list[float], list[Any]]:
+        """Seconds of so many steps, and what the processes report."""
+        found = self.run(f"{MODULE}.timed", count, exchange)
+        times = [max(e for _, e in together) - min(b for b, _ in together) for together in zip(*(f["times"] for f in found))]
+        return times, [f["report"] for f in found]
+
+    def measure(self, text: str) -> LinkRow:
+        """One line of the table: after one step over the limited link, as many as fit into a few seconds."""
+        self.start(text)
+        self.network.limit(self.rate)
+        (first,), _ = self.steps(1)
+        count = min(10, max(2, int((1 if self.options.tiny else 6) / first)))
+        before, drops = self.network.sent(), self.network.drops()
+        times, reports = self.steps(count)
+        sent = statistics.median(b - a for a, b in zip(before, self.network.sent())) / count
+        report = reports[0]
+        message = 16.0 if report is None else float(report["bits_per_coordinate"])
+        lost = self.network.drops() - drops
+        return LinkRow(
+            str(Method.parse(text)), self.network.size, self.rate, statistics.median(times), sent, message, lost, times, report
+        )
+
+
+def links(options: argparse.Namespace) -> tuple[list[Any], list[str], dict[str, Any]]:
+    """The table of several processes on limited links."""
+    rows: list[LinkRow] = []
+    failed: list[str] = []
+    with interruptible(), Network(options.ranks) as network, contextlib.closing(Links(options, network)) as made:
+        say(f"{options.ranks} processes at {rate_text(made.rate)}")
+        network.limit(made.rate)
+        moved = made.measured_rate()
+        say(f"plain TCP moves {rate_text(float(f'{moved:.3g}'))}")
+        if made.rate is not None and not 0.7 * made.rate / HEADERS <= moved <= 1.1 * made.rate / HEADERS:
+            failed.append(
+                f"the limit of {rate_text(made.rate)} gives {rate_text(float(f'{moved:.3g}'))}: the table means little"
+            )
+        made.start(DENSE)
+        compute = statistics.median(made.steps(3, exchange=False)[0])
+        say(f"without an exchange: {compute:.3f} s per step")
+        for text in chosen(LINKS, options.only):
+            try:
+                rows.append(made.measure(text))
+                say(f"{text}: {rows[-1].step:.3f} s per step")
+            except (RuntimeError, ArithmeticError) as error:
+                failed.append(f"{text}: {error}")
+                say(failed[-1])
+    facts = {"rate": made.rate, "plain TCP": moved, "without an exchange": compute}
+    print(link_table(rows, tasks(options.tiny, options.batch)["transformer"].name, facts), end="\n\n", flush=True)
+    return rows, failed, facts
+
+
+def link_table(rows: Sequence[LinkRow], network: str, facts: dict[str, Any]) -> str:
+    """The rows of ``links`` as Markdown."""
+    steps = {r.method: r.step for r in rows}
+    columns = [Column("method", number=False)]
+    columns += map(Column, ["s per step", "x bf16", "x PowerSGD", "bits per coordinate", "MB sent", "packets dropped"])
+    lines = []
+    for r in rows:
+        ratios = [number(steps[str(Method.parse(m))] / r.step if str(Method.parse(m)) in steps else None) for m in LINKS[:2]]
+        cells = (f"{r.step:.3f}", *ratios, number(r.message), number(r.sent / 1e6), str(r.drops))
+        lines.append((f"`{r.method}`", *cells))
+    ranks = rows[0].ranks if rows else 0
+    moved, compute = rate_text(float(f"{facts['plain TCP']:.3g}")), facts["without an exchange"]
+    title = f"{network}, {ranks} processes at {rate_text(facts['rate'])}"
+    return Table(
+        tuple(columns), tuple(lines), title, f"Plain TCP moves {moved}. Without an exchange: {compute:.3f} s."
+    ).markdown()
 
 
 @contextlib.contextmanager
@@ -382,34 +550,46 @@ def chosen(texts: Sequence[str], only: Sequence[str]) -> list[str]:
     return [t for t in texts if not only or t == texts[0] or any(p in t or fnmatch.fnmatch(t, p) for p in only)]
 
 
+def device_of(tiny: bool) -> torch.device:
+    return torch.device("cpu") if tiny else torch.device("cuda", torch.cuda.current_device())
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("part", choices=["alone"])
+    parser.add_argument("part", choices=["alone", "links"])
     parser.add_argument("--only", nargs="*", default=[], help="methods whose text contains or globs one of these")
     parser.add_argument("--networks", nargs="*", default=["resnet", "transformer"], choices=["resnet", "transformer"])
     parser.add_argument("--batch", type=int, default=12, help="sequences of 1024 tokens per step of the transformer")
+    parser.add_argument("--ranks", type=int, default=4, help="processes of links")
+    parser.add_argument("--rate", default="", help="of a link: 100mbit, 1gbit, ... or unlimited (1gbit; 20mbit with --tiny)")
     parser.add_argument("--tiny", action="store_true", help="small networks on the CPU")
     parser.add_argument("--json", default="")
     options = parser.parse_args(arguments)
+    options.rate = options.rate or ("20mbit" if options.tiny else "1gbit")
     if not options.tiny and not torch.cuda.is_available():
         print("torch sees no CUDA device; --tiny runs small networks on the CPU", file=sys.stderr)
         return 2
-    device = torch.device("cpu") if options.tiny else torch.device("cuda", torch.cuda.current_device())
-    begin = time.perf_counter()
-    with contextlib.ExitStack() as stack:
-        machine = f"{'CPU' if options.tiny else torch.cuda.get_device_name()}, torch {torch.__version__}"
-        if device.type == "cuda":
-            made = operations()
-            stack.enter_context(overlaid(made))
-            machine += f", {len(made.sources)} operations overlaid"
-        print(machine, flush=True)
-        rows, failed = alone(options, device)
+    begun = time.perf_counter()
+    facts: dict[str, Any] = {}
+    machine = f"{'CPU' if options.tiny else torch.cuda.get_device_name()}, torch {torch.__version__}"
+    print(machine, flush=True)
+    try:
+        if options.part == "alone":
+            rows, failed = alone(options, device_of(options.tiny))
+        else:
+            rows, failed, facts = links(options)
+    except (NoNetwork, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; what was made is removed", file=sys.stderr)
+        return 130
     if options.json:
-        document = {"machine": machine, "part": options.part, "rows": [dataclasses.asdict(r) for r in rows], "failed": failed}
-        Path(options.json).write_text(json.dumps(document, indent=1), encoding="utf-8")
+        document = {"machine": machine, "part": options.part, **facts, "rows": [dataclasses.asdict(r) for r in rows]}
+        Path(options.json).write_text(json.dumps({**document, "failed": failed}, indent=1), encoding="utf-8")
     for line in failed:
         say(line)
-    say(f"{time.perf_counter() - begin:.0f} s")
+    say(f"{time.perf_counter() - begun:.0f} s")
     return 1 if failed else 0
 
 

@@ -338,7 +338,7 @@ class Hosts:
         self.close()
 
     def run(self, job: str, *arguments: Any, size: int | None = None) -> list[Any]:
-        """Call a function of ``benchmarks.host`` on the first ``size`` hosts; their results in rank order."""
+        """Call a function of ``benchmarks.host`` (others by their full name) on the first ``size`` hosts; their results in rank order."""
         ranks = range(size or self.network.size)
         for rank in ranks:
             self._connections[rank].send((job, len(ranks), arguments))

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import network
 from benchmarks.gpu_steps import ALONE, Copies, chosen, main
 from benchmarks.resnet import resnet50
 
 ROOT = Path(__file__).parents[1]
+NUMEL = 115_072  # of the small transformer
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,6 +48,23 @@ def test_alone(tmp_path: Path) -> None:
         assert all(len(r["samples"]) == 2 and min(r["samples"]) > 0 and r["by_itself"] is not None for r in (coded, fed_back))
     for line in ("| `float32 + all_reduce`", "| `qsgd(bits=4, norm=max) + all_gather`", "x no hook", "ms hidden"):
         assert done.stdout.count(line) == 2
+
+
+@pytest.mark.skipif(network.why_not() is not None, reason=str(network.why_not()))
+def test_links(tmp_path: Path) -> None:
+    file, rate = tmp_path / "links.json", 10e6
+    arguments = ["--ranks", "2", "--only", "qsgd", "--rate", "10mbit", "--json", str(file)]
+    done = run("links", "--tiny", *arguments)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    half, coded = found["rows"]
+    assert (half["method"], coded["method"]) == ("bf16 + all_reduce", "qsgd(bits=4, norm=max) + two_shot")
+    assert found["plain TCP"] < 1.05 * rate
+    # A link lets no more through than its rate, and two ranks send each number once: nothing is faster than that.
+    assert half["step"] > 0.9 * 8 * half["sent"] / rate
+    assert half["sent"] > 2 * NUMEL
+    assert coded["sent"] < half["sent"] / 3
+    assert "| `bf16 + all_reduce`" in done.stdout
 
 
 def test_the_baseline_is_always_there() -> None:
