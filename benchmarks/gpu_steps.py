@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import gc
 import itertools
 import json
@@ -30,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,9 @@ from benchmarks.resnet import ResNet, resnet50
 from tersegrad.report.tables import Column, Table, number
 from tersegrad.train.gpt import GPT
 
+T = TypeVar("T")
 MODULE = "benchmarks.gpu_steps"  # by which the processes of links know it
+SLOW = 0.5  # seconds; a step that takes longer is timed once
 DENSE = "float32"
 COMPRESSORS = (
     "bf16", "qsgd(bits=4, norm=max)", "error_feedback(sparse_dithering(nu=0.1))", "top_k(fraction=0.01)",
@@ -137,12 +140,15 @@ class Training:
     def __init__(self, task: Task, text: str, device: torch.device, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.device = device
-        self.model = DistributedDataParallel(task.build().to(device), gradient_as_bucket_view=True)
+        with device:
+            network = task.build()
+        self.model = DistributedDataParallel(network, gradient_as_bucket_view=True)
         self.handle = Method.parse(text).attach(self.model, 0)
         self.parameters = list(self.model.module.parameters())
         self.optimiser = task.optimiser(self.parameters)
         torch.manual_seed(1000 + dist.get_rank())
-        self.inputs, self.targets = (x.to(device) for x in task.batch())
+        with device:
+            self.inputs, self.targets = task.batch()
 
     def backward(self) -> None:
         self.optimiser.zero_grad()
@@ -235,8 +241,17 @@ class Entry:
     training: Training
     error: float
     peak: int
+    slow: bool
     samples: list[float] = dataclasses.field(default_factory=list)
     by_itself: float | None = None
+
+    def turn(self, number: int, steps: int) -> int:
+        """Take this method's turn; how many samples there are now."""
+        if self.training.handle is not None and number == 0:
+            self.training.handle.reset_report()
+        if not (number and self.slow):
+            self.samples += lap(self.training.step, 1 if self.slow else steps, self.training.device)
+        return len(self.samples)
 
 
 def relative_error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
@@ -260,11 +275,13 @@ def prepare(task: Task, text: str, device: torch.device, warm: int, exact: Seque
     training.optimiser.step()
     allocated(device)
     for _ in range(warm - 1):
+        begun = time.perf_counter()
         training.step()
-    training.check()
+        # The check waits for the device.
+        training.check()
     if not math.isfinite(error):
         raise ArithmeticError(f"the first gradients have an error of {error}")
-    return Entry(text, training, error, peak(device) - before)
+    return Entry(text, training, error, peak(device) - before, time.perf_counter() - begun > SLOW)
 
 
 def by_itself(text: str, gradients: Sequence[Tensor], device: torch.device, count: int) -> float:
@@ -285,30 +302,39 @@ def measure(
     task: Task, texts: Sequence[str], device: torch.device, *, warm: int, rounds: int, steps: int
 ) -> tuple[list[Row], list[str]]:
     """The rows of one network, and the methods that failed with the reason."""
-    entries: list[Entry] = []
-    exact = first_gradients(task, device)
     failed: list[str] = []
-    for text in texts:
-        say(f"{task.name}: {text}")
+
+    def attempt(text: str, body: Callable[[], T]) -> T | None:
         try:
-            entries.append(prepare(task, text, device, warm, exact))
+            return body()
         except Exception as error:
+            if text == DENSE:
+                raise
             failed.append(f"{task.name}: {text}: {type(error).__name__}: {error}")
             say(failed[-1])
+            return None
+
+    exact = first_gradients(task, device)
+    entries: dict[str, Entry] = {}
+    for text in texts:
+        say(f"{task.name}: {text}")
+        entry = attempt(text, functools.partial(prepare, task, text, device, warm, exact))
+        if entry is not None:
+            entries[text] = entry
         gc.collect()
     for turn in range(rounds):
         say(f"{task.name}: round {turn + 1} of {rounds}")
-        for entry in entries:
-            if entry.training.handle is not None and turn == 0:
-                entry.training.handle.reset_report()
-            entry.samples += lap(entry.training.step, steps, device)
-    rows = [row(task, entry, exact, entries[0], device, steps) for entry in entries]
-    return rows, failed
+        for text, entry in list(entries.items()):
+            if attempt(text, functools.partial(entry.turn, turn, steps)) is None:
+                del entries[text]
+    rows = [attempt(text, functools.partial(row, task, e, exact, entries[DENSE], steps)) for text, e in entries.items()]
+    return [r for r in rows if r is not None], failed
 
 
-def row(task: Task, entry: Entry, exact: Sequence[Tensor], dense: Entry, device: torch.device, steps: int) -> Row:
+def row(task: Task, entry: Entry, exact: Sequence[Tensor], dense: Entry, steps: int) -> Row:
     """The line of a method, from its samples and its handle."""
     training, seconds = entry.training, statistics.median(entry.samples)
+    device = training.device
     training.check()
     counted = waits(training.step, device)
     numel = sum(p.numel() for p in training.parameters)
