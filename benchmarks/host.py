@@ -1,7 +1,7 @@
 """What one host of ``benchmarks.cluster`` runs: a process in its own network namespace that is told what to measure.
 
 All hosts are on one machine and read the same monotonic clock, so a time is taken from the first host's start to the last one's
-end. Jobs are the functions below that take a group size first; the caller gives their names.
+end. Jobs are functions that take a group size first; the caller gives their names, in full where they are not below.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import gzip
+import importlib
 import itertools
 import os
 import socket
@@ -120,7 +121,7 @@ class Audited(Watched):
     def encode(self, x: Tensor, spec: Spec, state: Any, ctx: Context, **options: Any) -> tuple[Message, Any]:
         target = x.double() + (state.residual.double() if isinstance(self.inner, ErrorFeedback) else 0.0)
         message, after = super().encode(x, spec, state, ctx, **options)
-        decoded = self.inner.decode(message, Spec.flat(x.numel()), ctx).double()
+        decoded = self.inner.decode(message, spec, ctx).double()
         self.errors.append(float((decoded - target).square().sum() / target.square().sum()))
         return message, after
 
@@ -573,6 +574,13 @@ JOBS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+def job_named(name: str) -> Callable[..., Any]:
+    """One of the jobs above, or a function of another module by its full name."""
+    module, _, function = name.rpartition(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function) if module else JOBS[name]
+    return found
+
+
 def serve(connection: Connection[Any, Any], rank: int, size: int, store: str, groups: list[int]) -> None:
     """Join the group, then do what the connection asks for until it says None."""
     torch.set_num_threads(1)
@@ -588,7 +596,7 @@ def serve(connection: Connection[Any, Any], rank: int, size: int, store: str, gr
         while (job := connection.recv()) is not None:
             name, members, arguments = job
             try:
-                connection.send((True, JOBS[name](members, *arguments)))
+                connection.send((True, job_named(name)(members, *arguments)))
             except Exception:
                 connection.send((False, traceback.format_exc()))
         dist.destroy_process_group()

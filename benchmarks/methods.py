@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
@@ -152,7 +153,8 @@ class Method:
         """Make a DDP model use this method; None where torch does it alone."""
         if self.dense:
             if self.compressor == "bf16":
-                model.register_comm_hook(model.process_group, bf16_hook)
+                hook: Any = default_hooks.bf16_compress_hook if torch.cuda.is_available() else bf16_hook
+                model.register_comm_hook(model.process_group, hook)
             return None
         if self.compressor == "auto":
             return ddp.attach(model, "auto", seed=seed, **self.options)

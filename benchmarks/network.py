@@ -8,6 +8,8 @@ is removed when the context ends, also after an error or Ctrl-C; what a killed r
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -23,6 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from benchmarks.netlink import Netlink
+
 PREFIX = "tgrad"  # of every namespace: tgrad-<process id>-<host>
 INTERFACE = "eth0"
 SUBNET = "10.99.0"
@@ -33,19 +37,104 @@ class NoNetwork(RuntimeError):
     """The machine or the user cannot make namespaces."""
 
 
+class Iproute2:
+    """Namespaces, cables and rate limits through the commands ``ip`` and ``tc``."""
+
+    def add(self, namespace: str) -> None:
+        _run("ip", "netns", "add", namespace)
+
+    def remove(self, namespace: str) -> None:
+        _run("ip", "netns", "del", namespace, check=False)
+
+    def inside(self, namespace: str) -> list[str]:
+        """What stands before a command that runs in a namespace."""
+        return ["ip", "netns", "exec", namespace]
+
+    def bridge(self, namespace: str, device: str) -> None:
+        self._ip(namespace, f"link add {device} type bridge")
+        self._ip(namespace, f"link set {device} up")
+
+    def cable(self, namespace: str, device: str, switch: str, port: str, bridge: str) -> None:
+        _run(*f"ip link add {device} netns {namespace} type veth peer name {port} netns {switch}".split())
+        self._ip(switch, f"link set {port} master {bridge} up")
+
+    def up(self, namespace: str, device: str, address: str | None = None) -> None:
+        if address is not None:
+            self._ip(namespace, f"addr add {address} dev {device}")
+        self._ip(namespace, f"link set {device} up")
+
+    def sysctl(self, namespace: str, name: str, value: str) -> bool:
+        """Whether a setting of the namespace could be made."""
+        return _run(*self.inside(namespace), "sysctl", "-q", "-w", f"{name}={value}", check=False).returncode == 0
+
+    def limit(self, namespace: str, device: str, rate: float, burst: int, queue: int) -> None:
+        tbf = f"rate {rate:.0f}bit burst {burst} limit {queue}"
+        _run(*f"tc -n {namespace} qdisc replace dev {device} root tbf {tbf}".split())
+
+    def unlimit(self, namespace: str, device: str) -> None:
+        _run(*f"tc -n {namespace} qdisc del dev {device} root".split())
+
+    def largest(self, namespace: str, device: str, nbytes: int) -> None:
+        """Limit the packets that the kernel merges."""
+        self._ip(namespace, f"link set {device} gso_max_size {nbytes}")
+
+    def drops(self, namespace: str, device: str) -> int:
+        shown = _run(*f"tc -n {namespace} -s -j qdisc show dev {device}".split(), check=False)
+        if shown.returncode or not shown.stdout.strip():
+            return 0
+        return sum(int(q.get("drops", 0)) for q in json.loads(shown.stdout))
+
+    def sent(self, namespace: str, device: str) -> int:
+        shown = _run(*f"ip -n {namespace} -s -j link show dev {device}".split())
+        return int(json.loads(shown.stdout)[0]["stats64"]["tx"]["bytes"])
+
+    def names(self) -> list[str]:
+        """The namespaces of this and other runs."""
+        lines = _run("ip", "netns", "list", check=False).stdout.splitlines()
+        return [line.split()[0] for line in lines if line.startswith(f"{PREFIX}-")]
+
+    def _ip(self, namespace: str, command: str) -> None:
+        _run("ip", "-n", namespace, *command.split())
+
+
+@functools.cache
+def tools() -> Iproute2 | Netlink:
+    """pyroute2 where it can be imported, else the commands of iproute2."""
+    return Netlink() if importlib.util.find_spec("pyroute2") else Iproute2()
+
+
 def why_not() -> str | None:
     """Why hosts cannot be made here, or None."""
     if sys.platform != "linux":
         return "network namespaces exist on Linux only"
-    for tool in ("ip", "tc"):
+    needed = ("unshare", "nsenter") if isinstance(tools(), Netlink) else ("ip", "tc")
+    for tool in needed:
         if shutil.which(tool, path=_path()) is None:
-            return f"the command {tool!r} is missing: install iproute2"
+            return f"the command {tool!r} is missing: install {'util-linux' if 'unshare' in needed else 'iproute2 or pyroute2'}"
     if os.geteuid() != 0:
         return "making network namespaces needs root: run the same command with sudo"
-    name = f"{PREFIX}-{os.getpid()}-try"
-    made = _run("ip", "netns", "add", name, check=False)
-    _run("ip", "netns", "del", name, check=False)
-    return None if made.returncode == 0 else f"ip netns add failed: {made.stderr.strip()}"
+    return _try()
+
+
+def _try() -> str | None:
+    """Why a limited cable between two namespaces cannot be made, or None."""
+    one, two = (f"{PREFIX}-{os.getpid()}-try{k}" for k in range(2))
+    doing = "a network namespace"
+    try:
+        for name in (one, two):
+            tools().add(name)
+        doing = "a bridge"
+        tools().bridge(two, "br0")
+        doing = "a veth pair"
+        tools().cable(one, INTERFACE, two, "port0", "br0")
+        doing = "a token bucket (tc tbf)"
+        tools().limit(one, INTERFACE, 1e9, *bucket(1e9)[:2])
+    except Exception as error:
+        return f"this machine's kernel cannot make {doing}: {error}"
+    finally:
+        for name in (one, two):
+            tools().remove(name)
+    return None
 
 
 def parse_rate(text: str) -> float | None:
@@ -102,15 +191,14 @@ def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 def namespaces() -> list[str]:
     """The namespaces of this and other runs."""
-    lines = _run("ip", "netns", "list", check=False).stdout.splitlines()
-    return [line.split()[0] for line in lines if line.startswith(f"{PREFIX}-")]
+    return tools().names()
 
 
 def remove_leftovers() -> list[str]:
     """Delete what runs that no longer live have left; returns the names."""
     gone = [name for name in namespaces() if not Path(f"/proc/{name.split('-')[1]}").exists()]
     for name in gone:
-        _run("ip", "netns", "del", name, check=False)
+        tools().remove(name)
     return gone
 
 
@@ -142,15 +230,12 @@ class Network:
 
     def _build(self) -> None:
         for name in (self.switch, *self.names):
-            _run("ip", "netns", "add", name)
-        self._ip(self.switch, "link add br0 type bridge")
-        self._ip(self.switch, "link set br0 up")
+            tools().add(name)
+        tools().bridge(self.switch, "br0")
         for k, name in enumerate(self.names):
-            _run(*f"ip link add {INTERFACE} netns {name} type veth peer name port{k} netns {self.switch}".split())
-            self._ip(self.switch, f"link set port{k} master br0 up")
-            self._ip(name, "link set lo up")
-            self._ip(name, f"addr add {self.address(k)}/24 dev {INTERFACE}")
-            self._ip(name, f"link set {INTERFACE} up")
+            tools().cable(name, INTERFACE, self.switch, f"port{k}", "br0")
+            tools().up(name, "lo")
+            tools().up(name, INTERFACE, f"{self.address(k)}/24")
             self._control(name)
 
     def _control(self, name: str) -> None:
@@ -158,13 +243,8 @@ class Network:
 
         BBR, which sends at the rate that it has measured before, needs a while to find the rate of a link that was idle.
         """
-        for control in ("cubic", "reno"):  # namespaces may choose among what their machine allows
-            setting = f"net.ipv4.tcp_congestion_control={control}"
-            if _run("ip", "netns", "exec", name, "sysctl", "-q", "-w", setting, check=False).returncode == 0:
-                return
-
-    def _ip(self, namespace: str, command: str) -> None:
-        _run("ip", "-n", namespace, *command.split())
+        # Namespaces may choose among what their machine allows.
+        any(tools().sysctl(name, "net.ipv4.tcp_congestion_control", control) for control in ("cubic", "reno"))
 
     def address(self, host: int) -> str:
         """The address of a host, known inside the namespaces only."""
@@ -178,37 +258,27 @@ class Network:
     def limit(self, rate: float | None) -> None:
         """Limit both directions of every host's cable to ``rate`` bits per second, or to nothing."""
         for namespace, device in self._ends():
-            if self.rate is not None:
-                _run(*f"tc -n {namespace} qdisc del dev {device} root".split())
             largest = 65536
             if rate is not None:
                 burst, queue, largest = bucket(rate)
-                tbf = f"rate {rate:.0f}bit burst {burst} limit {queue}"
-                _run(*f"tc -n {namespace} qdisc add dev {device} root tbf {tbf}".split())
-            self._ip(namespace, f"link set {device} gso_max_size {largest}")
+                tools().limit(namespace, device, rate, burst, queue)
+            elif self.rate is not None:
+                tools().unlimit(namespace, device)
+            tools().largest(namespace, device, largest)
         self.rate = rate
 
     def drops(self) -> int:
         """Packets that the token buckets have dropped since the limit was set."""
-        total = 0
-        for namespace, device in self._ends():
-            shown = _run(*f"tc -n {namespace} -s -j qdisc show dev {device}".split(), check=False)
-            if shown.returncode == 0 and shown.stdout.strip():
-                total += sum(int(q.get("drops", 0)) for q in json.loads(shown.stdout))
-        return total
+        return sum(tools().drops(namespace, device) for namespace, device in self._ends())
 
     def sent(self) -> list[int]:
         """Bytes that have left each host's interface, headers and all, since it was made."""
-        counts = []
-        for name in self.names:
-            shown = _run(*f"ip -n {name} -s -j link show dev {INTERFACE}".split())
-            counts.append(int(json.loads(shown.stdout)[0]["stats64"]["tx"]["bytes"]))
-        return counts
+        return [tools().sent(name, INTERFACE) for name in self.names]
 
     def close(self) -> None:
         """Remove everything."""
         for name in (*self.names, self.switch):
-            _run("ip", "netns", "del", name, check=False)
+            tools().remove(name)
 
 
 @contextlib.contextmanager
@@ -249,7 +319,7 @@ class Hosts:
         try:
             for rank, name in enumerate(self.network.names):
                 ours, theirs = socket.socketpair()
-                command = ["ip", "netns", "exec", name, sys.executable, "-m", "benchmarks.host"]
+                command = [*tools().inside(name), sys.executable, "-m", "benchmarks.host"]
                 command += [str(theirs.fileno()), str(rank), str(self.network.size), str(Path(self._folder.name) / "store")]
                 command += [",".join(map(str, self.groups))]
                 process = subprocess.Popen(
@@ -268,7 +338,7 @@ class Hosts:
         self.close()
 
     def run(self, job: str, *arguments: Any, size: int | None = None) -> list[Any]:
-        """Call a function of ``benchmarks.host`` on the first ``size`` hosts; their results in rank order."""
+        """Call a function of ``benchmarks.host`` (others by their full name) on the first ``size`` hosts; their results in rank order."""
         ranks = range(size or self.network.size)
         for rank in ranks:
             self._connections[rank].send((job, len(ranks), arguments))

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from benchmarks import cluster, host, network, planned
 from benchmarks.host import Sample
 from benchmarks.methods import Call, Method
+from benchmarks.netlink import Netlink
 
-from tersegrad.core.protocol import Spec
+import tersegrad
+from tersegrad.core.protocol import Context, Spec
 from tersegrad.planner import Coding, Link, Measured
 
 OURS = "error_feedback(sparse_dithering(alpha=0.1))"
@@ -167,6 +170,13 @@ def test_vectors_are_cut_at_layers() -> None:
     assert host.cut(Spec.flat(10), 1) == [(0, Spec.flat(10))]
 
 
+def test_messages_are_audited_in_the_shapes_they_were_written_for() -> None:
+    errors: list[float] = []
+    audited, spec = host.Audited(tersegrad.parse(OURS), errors), host.describe(600_000)
+    audited.encode(host.vector(600_000, 0, 0), spec, audited.init(spec, "cpu"), Context())
+    assert 0 < errors[0] <= 0.1
+
+
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     cells = [
         cluster.Cell(m, m, hosts, rate, seconds=hosts / (rate or 1e10))
@@ -194,8 +204,13 @@ def environment() -> dict[str, str]:
 
 
 @needs_root
-def test_two_hosts_at_a_limited_rate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [network.Iproute2, Netlink])
+def test_two_hosts_at_a_limited_rate(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The link is as fast as was asked for, the exchange waits for it, and nothing remains."""
+    if kind is Netlink:
+        pytest.importorskip("pyroute2")
+    made = kind()
+    monkeypatch.setattr(network, "tools", lambda: made)
     numel, rate = 100_000, 20e6
     with network.Network(2) as net, network.Hosts(net) as hosts:
         net.limit(rate)
@@ -219,6 +234,7 @@ def test_two_hosts_at_a_limited_rate(tmp_path: Path) -> None:
 
 
 @needs_root
+@pytest.mark.skipif(isinstance(network.tools(), Netlink), reason="pyroute2's namespaces have no names for others to see")
 def test_a_stopped_run_leaves_nothing(tmp_path: Path) -> None:
     arguments = command("allreduce", "--rate", "10mbit", "--hosts", "2", "--out", str(tmp_path))
     process = subprocess.Popen(arguments, env=environment(), stdout=subprocess.PIPE, text=True)
