@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "classes_loops.hpp"
 #include "tersegrad/rans.hpp"
@@ -13,7 +14,7 @@
 
 namespace tersegrad::classes {
 namespace detail {
-const Implementation portable = {sum_plain, add_plain, raise_plain};
+const Implementation portable = {sum_plain, block_sums_plain, add_plain, raise_plain};
 }
 namespace {
 
@@ -21,7 +22,7 @@ using rans::kBad;
 
 enum Mode : std::uint8_t { one = 0, rows_only = 1, grid = 2, blocks = 3 };
 constexpr int kMiddle = 8, kMean = 16, kTopBase = 31;  // octaves and bases that stand for the mean of the region, and for one
-constexpr std::size_t kBlock = 64, kShortest = 512, kExact = std::size_t{1} << 16, kCounted = 8, kFewRows = 4;
+constexpr std::size_t kShortest = 512, kExact = std::size_t{1} << 16, kCounted = 8, kFewRows = 4;
 constexpr int kSideChunk = 14;
 constexpr double kWorthCounting = 0.98, kWorthColumns = 0.97, kWorthSending = 0.99;
 
@@ -119,20 +120,25 @@ struct Scales {
 // Scales of the rows, columns or blocks of a region, and what they hold together.
 struct Axis {
     std::vector<std::uint8_t> octaves;
-    std::uint64_t counts[kOctaves] = {}, totals[kOctaves] = {};  // coordinates and magnitudes, by octave
+    std::uint64_t numbers[kOctaves] = {}, counts[kOctaves] = {}, totals[kOctaves] = {};  // of them, their coordinates and magnitudes, by octave
     double side = 0;
 
     void tell(std::uint64_t sum, std::uint64_t length, std::uint64_t n, std::uint64_t total) {
+        octaves.push_back(hold(sum, length, 1, n, total));
+    }
+    // Adds up `number` rows, columns or blocks of the same sum and length; their octave.
+    std::uint8_t hold(std::uint64_t sum, std::uint64_t length, std::uint64_t number, std::uint64_t n, std::uint64_t total) {
         const int octave = sum ? std::clamp(kMiddle + log2_near(sum * n, total * length), 1, kOctaves - 1) : 0;
-        octaves.push_back(static_cast<std::uint8_t>(octave));
-        counts[octave] += length;
-        totals[octave] += sum;
+        numbers[octave] += number;
+        counts[octave] += number * length;
+        totals[octave] += number * sum;
+        return static_cast<std::uint8_t>(octave);
     }
     void finish() {
-        std::uint64_t number[kOctaves] = {};
-        for (const std::uint8_t o : octaves) ++number[o];
-        const auto all = static_cast<double>(octaves.size());
-        for (const std::uint64_t c : number)
+        std::uint64_t every = 0;
+        for (const std::uint64_t c : numbers) every += c;
+        const auto all = static_cast<double>(every);
+        for (const std::uint64_t c : numbers)
             if (c) side += 4.0 + static_cast<double>(c) * std::log2(all / static_cast<double>(c));
     }
     double cost() const {
@@ -152,18 +158,12 @@ struct Axis {
 // Finds the scales of one region; returns the bits that its levels are estimated to take.
 class Describer {
 public:
-    Describer(const std::uint8_t* levels, int center) : levels_(levels), center_(center) {}
+    Describer(const std::uint8_t* levels, int center, int window) : levels_(levels), center_(center), window_(window) {}
 
     double describe(const Region& r, std::size_t start, std::uint64_t& magnitude, Scales& scales) {
         const std::uint8_t* const levels = levels_ + start;
-        sums_.clear();
-        column_sums_.clear();
         const bool whole = r.count <= kBlock, by_rows = !whole && r.rows() >= kFewRows;
-        if (by_rows) measure_rows(r, levels);
-        else
-            for (std::size_t at = 0; at < r.count; at += kBlock) sums_.push_back(ops().sum(levels + at, std::min(kBlock, r.count - at), center_));
-        std::uint64_t total = 0;
-        for (const std::uint64_t s : sums_) total += s;
+        const std::uint64_t total = whole ? ops().sum(levels, r.count, center_) : by_rows ? measure_rows(r, levels) : measure_blocks(r, levels);
         magnitude += total;
         if (!total) {
             scales.fields.push_back(0);
@@ -174,11 +174,8 @@ public:
         Mode mode = one;
         Axis rows, columns;
         if (!whole) {
-            std::size_t at = 0;
-            if (by_rows) each_row(r, [&](std::size_t row, std::size_t, std::size_t, std::size_t length) { rows.tell(sums_[row], length, r.count, total); });
-            else
-                for (const std::uint64_t s : sums_) rows.tell(s, std::min(kBlock, r.count - at), r.count, total), at += kBlock;
-            rows.finish();
+            if (by_rows) tell_rows(r, total, rows);
+            else tell_blocks(r, total, rows);
             const double cost = rows.cost();
             if (cost < best) best = cost, mode = by_rows ? rows_only : blocks;
         }
@@ -188,6 +185,7 @@ public:
             if (cost < kWorthColumns * best) best = cost, mode = grid;
         }
         scales.fields.push_back(static_cast<std::uint8_t>(mode << 5 | base));
+        if (mode == blocks) name_blocks(rows);
         if (mode != one) append(scales, rows.octaves, 0);
         if (mode == grid) append(scales, columns.octaves, 1);
         return best;
@@ -199,7 +197,9 @@ private:
         scales.columns.insert(scales.columns.end(), octaves.size(), column);
     }
 
-    void measure_rows(const Region& r, const std::uint8_t* levels) {
+    // Each of these returns the sum of all.
+    std::uint64_t measure_rows(const Region& r, const std::uint8_t* levels) {
+        sums_.clear();
         narrow_.assign(r.columns, 0);
         column_sums_.assign(r.columns, 0);
         int held = 0;
@@ -209,10 +209,36 @@ private:
             if (++held == 256) drain(), held = 0;
         });
         drain();
+        return std::accumulate(sums_.begin(), sums_.end(), std::uint64_t{0});
     }
     void drain() {
         for (std::size_t j = 0; j < narrow_.size(); ++j) column_sums_[j] += narrow_[j];
         std::fill(narrow_.begin(), narrow_.end(), std::uint16_t{0});
+    }
+    std::uint64_t measure_blocks(const Region& r, const std::uint8_t* levels) {
+        block_sums_.resize(r.count / kBlock);
+        ops().block_sums(levels, block_sums_.size(), center_, block_sums_.data());
+        rest_ = ops().sum(levels + block_sums_.size() * kBlock, r.count % kBlock, center_);
+        return std::accumulate(block_sums_.begin(), block_sums_.end(), rest_);
+    }
+
+    void tell_rows(const Region& r, std::uint64_t total, Axis& rows) const {
+        each_row(r, [&](std::size_t row, std::size_t, std::size_t, std::size_t length) { rows.tell(sums_[row], length, r.count, total); });
+        rows.finish();
+    }
+    // Blocks with the same sum have the same octave. Those of whole blocks are named only if they are sent, by name_blocks.
+    void tell_blocks(const Region& r, std::uint64_t total, Axis& blocks) {
+        by_sum_.assign(kBlock * static_cast<std::size_t>(window_) + 1, 0);
+        for (const std::uint16_t s : block_sums_) ++by_sum_[s];
+        for (std::size_t s = 0; s < by_sum_.size(); ++s)
+            if (by_sum_[s]) by_sum_[s] = blocks.hold(s, kBlock, by_sum_[s], r.count, total);
+        if (r.count % kBlock) blocks.tell(rest_, r.count % kBlock, r.count, total);
+        blocks.finish();
+    }
+    void name_blocks(Axis& blocks) const {
+        std::vector<std::uint8_t> whole(block_sums_.size());
+        std::transform(block_sums_.begin(), block_sums_.end(), whole.begin(), [&](std::uint16_t s) { return static_cast<std::uint8_t>(by_sum_[s]); });
+        blocks.octaves.insert(blocks.octaves.begin(), whole.begin(), whole.end());
     }
 
     void tell_columns(const Region& r, std::uint64_t total, Axis& columns) const {
@@ -227,9 +253,11 @@ private:
     }
 
     const std::uint8_t* levels_;
-    int center_;
+    int center_, window_;
     std::vector<std::uint64_t> sums_, column_sums_;
-    std::vector<std::uint16_t> narrow_;
+    std::vector<std::uint16_t> narrow_, block_sums_;
+    std::vector<std::uint32_t> by_sum_;  // how many blocks have a sum, then its octave
+    std::uint64_t rest_ = 0;             // of a last block that is not whole
 };
 
 // Classes to numbers of tables.
@@ -339,7 +367,7 @@ bool choose(const std::uint8_t* levels, std::size_t n, int center, int window, c
             Chosen& chosen) {
     if (n < kShortest || regions.empty()) return false;
     Scales scales;
-    Describer describer(levels, center);
+    Describer describer(levels, center, window);
     double cost = 0;
     std::uint64_t magnitude = 0;
     std::size_t at = 0;

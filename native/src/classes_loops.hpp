@@ -1,6 +1,8 @@
 // The loops of classes.cpp, compiled once for each instruction set. Plain C++: compilers make vectors of it.
 #pragma once
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 #include "tersegrad/classes.hpp"
 
@@ -24,6 +26,17 @@ std::uint64_t sum_plain(const std::uint8_t* levels, std::size_t n, int center) {
         n -= run;
     }
     return total;
+}
+
+void block_sums_plain(const std::uint8_t* __restrict levels, std::size_t blocks, int center, std::uint16_t* __restrict sums) {
+    // An array of centers, because compilers know the sum of absolute differences of two arrays as one instruction.
+    std::uint8_t centers[kBlock];
+    std::memset(centers, center, kBlock);
+    for (std::size_t b = 0; b < blocks; ++b, levels += kBlock) {
+        int sum = 0;
+        for (std::size_t i = 0; i < kBlock; ++i) sum += std::abs(levels[i] - centers[i]);
+        sums[b] = static_cast<std::uint16_t>(sum);
+    }
 }
 
 void add_plain(const std::uint8_t* __restrict levels, std::size_t n, int center, std::uint16_t* __restrict sums) {

@@ -11,14 +11,15 @@
 namespace tersegrad::rans::detail {
 namespace {
 
-using Moves = std::array<std::array<std::uint8_t, 8>, 256>;
+using Moves = std::array<std::array<std::uint8_t, 16>, 256>;
 
-// expand[m][lane] = how many lanes below it are in m;  compact[m] brings the lanes of m, in order, to the top.
+// Shuffles of eight words. Of expand[m], lane k of those in m takes the word whose number is that of the lanes in m below k; compact[m] brings
+// the words of the lanes that are not in m, in order, to the top.
 constexpr Moves make_expand() {
     Moves t{};
     for (unsigned m = 0; m < 256; ++m)
         for (unsigned lane = 0, k = 0; lane < 8; ++lane)
-            if (m >> lane & 1) t[m][lane] = static_cast<std::uint8_t>(k++);
+            if (m >> lane & 1) t[m][2 * lane] = static_cast<std::uint8_t>(2 * k), t[m][2 * lane + 1] = static_cast<std::uint8_t>(2 * k + 1), ++k;
     return t;
 }
 constexpr Moves make_compact() {
@@ -26,14 +27,14 @@ constexpr Moves make_compact() {
     for (unsigned m = 0; m < 256; ++m) {
         unsigned k = 8;
         for (unsigned lane = 8; lane-- > 0;)
-            if (m >> lane & 1) t[m][--k] = static_cast<std::uint8_t>(lane);
+            if (!(m >> lane & 1)) --k, t[m][2 * k] = static_cast<std::uint8_t>(2 * lane), t[m][2 * k + 1] = static_cast<std::uint8_t>(2 * lane + 1);
     }
     return t;
 }
-constexpr Moves expand = make_expand(), compact = make_compact();
+alignas(64) constexpr Moves expand = make_expand(), compact = make_compact();
 
-inline __m256i move(const Moves& moves, unsigned mask, __m256i v) {
-    return _mm256_permutevar8x32_epi32(v, _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(moves[mask].data()))));
+inline __m128i move(const Moves& moves, unsigned mask, __m128i words) {
+    return _mm_shuffle_epi8(words, _mm_load_si128(reinterpret_cast<const __m128i*>(moves[mask].data())));
 }
 
 inline __m256i bytes_at(const std::uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
@@ -85,10 +86,12 @@ inline __m256i encode_8(__m256i v, __m256i entry, std::uint8_t*& p) {
     const __m256i word = _mm256_set1_epi32(0xffff);
     const __m256i f = _mm256_and_si256(entry, word);
     const __m256i stays = _mm256_cmpgt_epi32(f, _mm256_srli_epi32(v, 20));
-    const unsigned mask = sign_mask(stays) ^ 0xff;
-    const __m256i words = move(compact, mask, _mm256_and_si256(v, word));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p - 16), _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-    p -= 2 * std::popcount(mask);
+    const unsigned mask = sign_mask(stays);
+    const __m256i low_words = _mm256_and_si256(v, word);
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low_words), _mm256_extracti128_si256(low_words, 1));
+    p -= 16;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), move(compact, mask, words));
+    p += 2 * std::popcount(mask);
     v = _mm256_blendv_epi8(_mm256_srli_epi32(v, 16), v, stays);
     // X as float32, its upper half shortened by 2^-22: that outweighs the roundings, so q is right or one too small.
     const __m256 high = _mm256_cvtepi32_ps(_mm256_srli_epi32(v, 16)), low = _mm256_cvtepi32_ps(_mm256_and_si256(v, word));
@@ -198,6 +201,58 @@ std::uint8_t* encode_by_size(int entries, const EncodeModel& model, const std::u
     return encode_shuffles<4, C>(model, symbols, steps, ctx, p, states);
 }
 
+template <Choice C>
+void decode_slots(const DecodeModel& model, Cursor& c) {
+    const __m256i slot = _mm256_set1_epi32(kTotal - 1);
+    __m256i x[8];
+    for (int g = 0; g < 8; ++g) x[g] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(c.states + 8 * g));
+    // Local copies: a store of symbols may alias anything else.
+    const std::uint8_t *words = c.words, *const limit = c.limit, *const contexts = c.contexts.data;
+    const std::uint32_t* const tables = model.slots.data();
+    std::uint8_t* const symbols = c.symbols;
+    std::size_t step = c.step;
+    for (const std::size_t steps = c.steps; step < steps && words <= limit; ++step) {
+        const std::size_t first = step * kLanes;
+        if constexpr (C == Choice::symbol)
+            if (uniform(contexts + first) && model.only[contexts[first]] >= 0) {  // no choice, no words
+                std::memset(symbols + first, model.only[contexts[first]], kLanes);
+                continue;
+            }
+        const std::uint32_t* const slots = C == Choice::step ? tables + (static_cast<std::size_t>(contexts[step]) << kPrecision) : tables;
+        __m256i e[8];
+        alignas(32) std::uint32_t at[kLanes];
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g) {
+            __m256i index = _mm256_and_si256(x[g], slot);
+            if constexpr (C == Choice::symbol)
+                index = _mm256_or_si256(index, _mm256_slli_epi32(bytes_at(contexts + first + 8 * static_cast<std::size_t>(g)), kPrecision));
+            _mm256_store_si256(reinterpret_cast<__m256i*>(at + 8 * g), index);
+        }
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g) e[g] = load_eight(slots, at + 8 * g);
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g) {
+            const __m256i f = _mm256_add_epi32(_mm256_and_si256(_mm256_srli_epi32(e[g], 8), slot), _mm256_set1_epi32(1));
+            const __m256i y = _mm256_add_epi32(_mm256_mullo_epi32(f, _mm256_srli_epi32(x[g], kPrecision)), _mm256_srli_epi32(e[g], 20));
+            const __m256i empty = _mm256_cmpeq_epi32(_mm256_srli_epi32(y, 16), _mm256_setzero_si256());
+            const unsigned mask = sign_mask(empty);
+            const __m256i w = _mm256_cvtepu16_epi32(move(expand, mask, _mm_loadu_si128(reinterpret_cast<const __m128i*>(words))));
+            x[g] = _mm256_blendv_epi8(y, _mm256_or_si256(_mm256_slli_epi32(y, 16), w), empty);
+            words += 2 * std::popcount(mask);
+        }
+        const __m256i byte = _mm256_set1_epi32(0xff), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        for (int g = 0; g < 8; g += 4) {
+            const __m256i ab = _mm256_packus_epi32(_mm256_and_si256(e[g], byte), _mm256_and_si256(e[g + 1], byte));
+            const __m256i cd = _mm256_packus_epi32(_mm256_and_si256(e[g + 2], byte), _mm256_and_si256(e[g + 3], byte));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(symbols + first + 8 * static_cast<std::size_t>(g)),
+                                _mm256_permutevar8x32_epi32(_mm256_packus_epi16(ab, cd), order));
+        }
+    }
+    for (int g = 0; g < 8; ++g) _mm256_storeu_si256(reinterpret_cast<__m256i*>(c.states + 8 * g), x[g]);
+    c.words = words;
+    c.step = step;
+}
+
 }  // namespace
 
 std::uint8_t* encode_steps_avx2(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
@@ -212,49 +267,9 @@ std::uint8_t* encode_steps_avx2(const EncodeModel& model, const std::uint8_t* sy
 }
 
 void decode_steps_avx2(const DecodeModel& model, Cursor& c) {
-    const __m256i slot = _mm256_set1_epi32(kTotal - 1);
-    __m256i x[8];
-    for (int g = 0; g < 8; ++g) x[g] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(c.states + 8 * g));
-    const std::uint8_t* words = c.words;
-    const bool own = c.contexts.data && !c.contexts.per_step;
-    for (; c.step < c.steps && words <= c.limit; ++c.step) {
-        const std::size_t first = c.step * kLanes;
-        if (own && uniform(c.contexts.data + first) && model.only[c.contexts.data[first]] >= 0) {  // no choice, no words
-            std::memset(c.symbols + first, model.only[c.contexts.data[first]], kLanes);
-            continue;
-        }
-        const std::size_t table = c.contexts.data && c.contexts.per_step ? c.contexts.data[c.step] : 0;
-        const std::uint32_t* slots = model.slots.data() + (table << kPrecision);
-        __m256i e[8];
-        alignas(32) std::uint32_t at[kLanes];
-#pragma GCC unroll 8
-        for (int g = 0; g < 8; ++g) {
-            __m256i index = _mm256_and_si256(x[g], slot);
-            if (own) index = _mm256_or_si256(index, _mm256_slli_epi32(bytes_at(c.contexts.data + first + 8 * static_cast<std::size_t>(g)), kPrecision));
-            _mm256_store_si256(reinterpret_cast<__m256i*>(at + 8 * g), index);
-        }
-#pragma GCC unroll 8
-        for (int g = 0; g < 8; ++g) e[g] = load_eight(slots, at + 8 * g);
-#pragma GCC unroll 8
-        for (int g = 0; g < 8; ++g) {
-            const __m256i f = _mm256_add_epi32(_mm256_and_si256(_mm256_srli_epi32(e[g], 8), slot), _mm256_set1_epi32(1));
-            const __m256i y = _mm256_add_epi32(_mm256_mullo_epi32(f, _mm256_srli_epi32(x[g], kPrecision)), _mm256_srli_epi32(e[g], 20));
-            const __m256i empty = _mm256_cmpeq_epi32(_mm256_srli_epi32(y, 16), _mm256_setzero_si256());
-            const unsigned mask = sign_mask(empty);
-            const __m256i w = move(expand, mask, _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words))));
-            x[g] = _mm256_blendv_epi8(y, _mm256_or_si256(_mm256_slli_epi32(y, 16), w), empty);
-            words += 2 * std::popcount(mask);
-        }
-        const __m256i byte = _mm256_set1_epi32(0xff), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-        for (int g = 0; g < 8; g += 4) {
-            const __m256i ab = _mm256_packus_epi32(_mm256_and_si256(e[g], byte), _mm256_and_si256(e[g + 1], byte));
-            const __m256i cd = _mm256_packus_epi32(_mm256_and_si256(e[g + 2], byte), _mm256_and_si256(e[g + 3], byte));
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(c.symbols + first + 8 * static_cast<std::size_t>(g)),
-                                _mm256_permutevar8x32_epi32(_mm256_packus_epi16(ab, cd), order));
-        }
-    }
-    for (int g = 0; g < 8; ++g) _mm256_storeu_si256(reinterpret_cast<__m256i*>(c.states + 8 * g), x[g]);
-    c.words = words;
+    if (!c.contexts.data) decode_slots<Choice::one>(model, c);
+    else if (c.contexts.per_step) decode_slots<Choice::step>(model, c);
+    else decode_slots<Choice::symbol>(model, c);
 }
 
 void mark_present_avx2(const std::uint8_t* s, std::size_t n, std::uint8_t* present) {

@@ -8,6 +8,7 @@
 namespace tersegrad::classes {
 
 inline constexpr int kClasses = 16, kOctaves = 16;
+inline constexpr std::size_t kBlock = 64;
 
 // Where rows and columns are: numel, columns, group and phase of every piece, one after another. No pieces: no classes.
 struct Rows {
@@ -41,6 +42,8 @@ namespace detail {
 struct Implementation {
     // Sum of |level - center|.
     std::uint64_t (*sum)(const std::uint8_t* levels, std::size_t n, int center);
+    // The same of whole blocks of kBlock levels, one after another.
+    void (*block_sums)(const std::uint8_t* levels, std::size_t blocks, int center, std::uint16_t* sums);
     // sums[j] += |levels[j] - center|
     void (*add)(const std::uint8_t* levels, std::size_t n, int center, std::uint16_t* sums);
     // tops[j] = max(tops[j], |levels[j] - center|)
