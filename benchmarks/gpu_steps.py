@@ -6,9 +6,10 @@ few steps each, and medians are shown: milliseconds per step, the ratio to a ste
 exchange takes by itself (the same gradients, from a backward pass that only copies them), hence how much was hidden; host
 synchronisations, message bytes, the error of the first gradient, and memory.
 
-``links`` (as root): four processes share the GPU and a gloo group; each is in a network namespace whose link has a limited rate
-(:mod:`benchmarks.network`). Seconds per step of the transformer, from the first process's begin to the last one's end, how many times
-faster that is than bfloat16 and PowerSGD, and the bytes that left a process's interface.
+``links``: four processes share the GPU and a gloo group; each is in a network namespace whose link has a limited rate
+(:mod:`benchmarks.network`, as root), or limits itself where the kernel cannot (:mod:`benchmarks.throttle`). Seconds per step of the
+transformer, from the first process's begin to the last one's end, how many times faster that is than bfloat16 and PowerSGD, and the
+bytes that left a process.
 
 Methods are texts, ``compressor + exchange`` (:mod:`benchmarks.methods`). ``float32`` is DDP without a hook, ``bf16`` torch's own hook.
 ``--tiny`` takes small networks on the CPU. Needs torch, Triton and this package's sources on the path, nothing else.
@@ -40,8 +41,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gpu import synchronisations
 from benchmarks.methods import Method
-from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
+from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text, why_not
 from benchmarks.resnet import ResNet, resnet50
+from benchmarks.throttle import NoCompiler, Throttled
 from tersegrad.report.tables import Column, Table, number
 from tersegrad.train.gpt import GPT
 
@@ -454,7 +456,7 @@ class LinkRow:
 class Links:
     """Processes on limited links; those that have failed are replaced."""
 
-    def __init__(self, options: argparse.Namespace, network: Network) -> None:
+    def __init__(self, options: argparse.Namespace, network: Network | Throttled) -> None:
         self.options, self.network, self.rate = options, network, parse_rate(options.rate)
         self._hosts: Hosts | None = None
 
@@ -511,8 +513,11 @@ def links(options: argparse.Namespace) -> tuple[list[Any], list[str], dict[str, 
     """The table of several processes on limited links."""
     rows: list[LinkRow] = []
     failed: list[str] = []
-    with interruptible(), Network(options.ranks) as network, contextlib.closing(Links(options, network)) as made:
-        say(f"{options.ranks} processes at {rate_text(made.rate)}")
+    reason = "asked for" if options.throttle else why_not()
+    limit = "namespaces, token buckets of the kernel" if reason is None else f"token buckets in the processes ({reason})"
+    kind = Network if reason is None else Throttled
+    with interruptible(), kind(options.ranks) as network, contextlib.closing(Links(options, network)) as made:
+        say(f"{options.ranks} processes at {rate_text(made.rate)}: {limit}")
         network.limit(made.rate)
         moved = made.measured_rate()
         say(f"plain TCP moves {rate_text(float(f'{moved:.3g}'))}")
@@ -530,7 +535,7 @@ def links(options: argparse.Namespace) -> tuple[list[Any], list[str], dict[str, 
             except (RuntimeError, ArithmeticError) as error:
                 failed.append(f"{text}: {error}")
                 say(failed[-1])
-    facts = {"rate": made.rate, "plain TCP": moved, "without an exchange": compute}
+    facts = {"limit": limit, "rate": made.rate, "plain TCP": moved, "without an exchange": compute}
     print(link_table(rows, tasks(options.tiny, options.batch)["transformer"].name, facts), end="\n\n", flush=True)
     return rows, failed, facts
 
@@ -548,9 +553,8 @@ def link_table(rows: Sequence[LinkRow], network: str, facts: dict[str, Any]) -> 
     ranks = rows[0].ranks if rows else 0
     moved, compute = rate_text(float(f"{facts['plain TCP']:.3g}")), facts["without an exchange"]
     title = f"{network}, {ranks} processes at {rate_text(facts['rate'])}"
-    return Table(
-        tuple(columns), tuple(lines), title, f"Plain TCP moves {moved}. Without an exchange: {compute:.3f} s."
-    ).markdown()
+    note = f"Links: {facts['limit']}; plain TCP moves {moved}. Without an exchange: {compute:.3f} s."
+    return Table(tuple(columns), tuple(lines), title, note).markdown()
 
 
 @contextlib.contextmanager
@@ -585,6 +589,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=12, help="sequences of 1024 tokens per step of the transformer")
     parser.add_argument("--ranks", type=int, default=4, help="processes of links")
     parser.add_argument("--rate", default="", help="of a link: 100mbit, 1gbit, ... or unlimited (1gbit; 20mbit with --tiny)")
+    parser.add_argument("--throttle", action="store_true", help="limit links in the processes, not by the kernel")
     parser.add_argument("--tiny", action="store_true", help="small networks on the CPU")
     parser.add_argument("--json", default="")
     options = parser.parse_args(arguments)
@@ -601,7 +606,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows, failed = alone(options, device_of(options.tiny))
         else:
             rows, failed, facts = links(options)
-    except (NoNetwork, ValueError) as error:
+    except (NoCompiler, NoNetwork, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.netlink import Netlink
+from benchmarks.throttle import Throttled
 
 PREFIX = "tgrad"  # of every namespace: tgrad-<process id>-<host>
 INTERFACE = "eth0"
@@ -205,6 +206,8 @@ def remove_leftovers() -> list[str]:
 class Network:
     """``size`` hosts on a switch; a context manager."""
 
+    interface = INTERFACE
+
     def __init__(self, size: int) -> None:
         if not 2 <= size <= 200:
             raise ValueError(f"a network has 2 to 200 hosts, got {size}")
@@ -249,6 +252,10 @@ class Network:
     def address(self, host: int) -> str:
         """The address of a host, known inside the namespaces only."""
         return f"{SUBNET}.{host + 1}"
+
+    def inside(self, host: int) -> list[str]:
+        """What stands before a command of a host."""
+        return tools().inside(self.names[host])
 
     def _ends(self) -> Iterator[tuple[str, str]]:
         for k, name in enumerate(self.names):
@@ -297,9 +304,9 @@ def interruptible() -> Iterator[None]:
 
 
 class Hosts:
-    """One process in each namespace of a network, all in one gloo group; a context manager."""
+    """One process on each host of a network, all in one gloo group; a context manager."""
 
-    def __init__(self, network: Network, groups: Sequence[int] = (), timeout: float = 600.0) -> None:
+    def __init__(self, network: Network | Throttled, groups: Sequence[int] = (), timeout: float = 600.0) -> None:
         self.network, self.timeout = network, timeout
         self.groups = sorted({*groups, network.size})
         self._connections: list[Connection[Any, Any]] = []
@@ -311,15 +318,15 @@ class Hosts:
         paths = [root, str(Path(root) / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
             **os.environ,
-            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "GLOO_SOCKET_IFNAME": self.network.interface,
             "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
             "PYTHONPATH": os.pathsep.join(paths),
             "PATH": _path(),
         }
         try:
-            for rank, name in enumerate(self.network.names):
+            for rank in range(self.network.size):
                 ours, theirs = socket.socketpair()
-                command = [*tools().inside(name), sys.executable, "-m", "benchmarks.host"]
+                command = [*self.network.inside(rank), sys.executable, "-m", "benchmarks.host"]
                 command += [str(theirs.fileno()), str(rank), str(self.network.size), str(Path(self._folder.name) / "store")]
                 command += [",".join(map(str, self.groups))]
                 process = subprocess.Popen(

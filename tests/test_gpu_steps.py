@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import network
 from benchmarks.gpu_steps import ALONE, Copies, chosen, main
 from benchmarks.resnet import resnet50
+from benchmarks.throttle import compiler
 
 ROOT = Path(__file__).parents[1]
 NUMEL = 115_072  # of the small transformer
@@ -50,13 +50,14 @@ def test_alone(tmp_path: Path) -> None:
         assert done.stdout.count(line) == 2
 
 
-@pytest.mark.skipif(network.why_not() is not None, reason=str(network.why_not()))
+@pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
 def test_links(tmp_path: Path) -> None:
     file, rate = tmp_path / "links.json", 10e6
     arguments = ["--ranks", "2", "--only", "qsgd", "--rate", "10mbit", "--json", str(file)]
-    done = run("links", "--tiny", *arguments)
-    assert done.returncode == 0, done.stderr
+    done = run("links", "--tiny", "--throttle", *arguments)
     found = json.loads(file.read_text())
+    # A busy machine may fall behind the rate, which the benchmark says.
+    assert all("the table means little" in line for line in found["failed"]), done.stderr
     half, coded = found["rows"]
     assert (half["method"], coded["method"]) == ("bf16 + all_reduce", "qsgd(bits=4, norm=max) + two_shot")
     assert found["plain TCP"] < 1.05 * rate
@@ -65,6 +66,7 @@ def test_links(tmp_path: Path) -> None:
     assert half["sent"] > 2 * NUMEL
     assert coded["sent"] < half["sent"] / 3
     assert "| `bf16 + all_reduce`" in done.stdout
+    assert "token buckets in the processes" in done.stdout
 
 
 def test_the_baseline_is_always_there() -> None:
