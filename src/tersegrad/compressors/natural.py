@@ -96,7 +96,8 @@ class Natural(Stateless):
         if largest == 255:
             data[0] = NON_FINITE
             return 1
-        symbols = torch.where(exponents == 0, 0, exponents - (least - 1)).to(torch.uint8)
+        # Zeros stay zero: nothing else lies below the least.
+        symbols = exponents.clamp(min=least - 1).sub_(least - 1)
         coded = rans.encode(symbols, largest - least + 2, chunk=self.chunk)
         if 2 + coded.numel() >= numel:
             data[0] = PACKED
@@ -126,7 +127,7 @@ class Natural(Stateless):
         if used != data.numel() - 3 - signs:
             raise CorruptMessage("bytes are left after the exponents")
         packed[:signs] = data[3 : 3 + signs]
-        packed[signs:] = torch.where(symbols == 0, 0, symbols + (least - 1)).to(torch.uint8)
+        torch.add(symbols, symbols.clamp(max=1).mul_(least - 1), out=packed[signs:])
         return packed
 
 

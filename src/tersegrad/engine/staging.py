@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.engine.groups import Group
 
@@ -16,14 +17,19 @@ class Staging:
 
     def __init__(self, groups: Sequence[Group], parameters: Mapping[str, Tensor]) -> None:
         self._groups = groups
-        self._where: dict[int, tuple[int, int]] = {}  # id of a parameter -> its group and where it begins there
-        for group in groups:
-            at = 0
-            for piece in group.spec.pieces:
-                self._where[id(parameters[piece.name])] = group.number, at
-                at += piece.numel
         self.flats = [torch.zeros(g.spec.numel, dtype=torch.float32, device=g.device) for g in groups]
+        # id of a parameter -> its group, its number among the pieces there, and its place in the group's buffer
+        self._where: dict[int, tuple[int, int, Tensor]] = {}
+        for group, flat in zip(groups, self.flats):
+            for at, (piece, place) in enumerate(zip(group.spec.pieces, self._places(group, flat))):
+                self._where[id(parameters[piece.name])] = group.number, at, place
         self.clear()
+
+    @staticmethod
+    def _places(group: Group, flat: Tensor) -> list[Tensor]:
+        """A group's vector by parameter."""
+        pieces = group.spec.pieces
+        return [part.view(p.shape) for p, part in zip(pieces, flat.split([p.numel for p in pieces]))]
 
     def clear(self) -> None:
         """Wait for the gradients of the next step."""
@@ -36,23 +42,24 @@ class Staging:
 
     def put(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[int]:
         """Copy gradients in; the groups that are complete by them, in ascending order."""
-        complete = []
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            place = self._where.get(id(parameter))
-            if place is None:
+        complete, places = [], []
+        for parameter in parameters:
+            found = self._where.get(id(parameter))
+            if found is None:
                 raise BadConfiguration(
                     f"there is a gradient of shape {tuple(parameter.shape)} for a parameter that was frozen or absent when the "
                     "handle was attached: attach right after building the model"
                 )
-            number, at = place
-            self.flats[number][at : at + gradient.numel()].view(gradient.shape).copy_(gradient)
+            number, _, place = found
+            places.append(place)
             self._missing[number] -= 1
             if not self._missing[number]:
                 complete.append(number)
+        buffers.copy_all(gradients, places)
         return sorted(complete)
 
     def get(self, results: Mapping[int, Tensor], parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Write the results of groups into the gradients of parameters."""
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            number, at = self._where[id(parameter)]
-            gradient.copy_(results[number][at : at + gradient.numel()].view(gradient.shape))
+        found = [self._where[id(parameter)] for parameter in parameters]
+        parts = {number: self._places(self._groups[number], results[number]) for number in {number for number, _, _ in found}}
+        buffers.copy_all([parts[number][at] for number, at, _ in found], gradients)

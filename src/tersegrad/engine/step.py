@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tersegrad import kernels
 from tersegrad.compressors import Identity
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Stats
@@ -166,4 +167,4 @@ def _finite(x: Tensor) -> Tensor:
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
         quick = torch.isfinite(x.sum(dtype=torch.float32))
         return quick if bool(quick) else torch.isfinite(x).all()
-    return torch.isfinite(x).all()
+    return kernels.get(x.device).all_finite(x) if x.dtype == torch.float32 else torch.isfinite(x).all()

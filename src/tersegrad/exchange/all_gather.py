@@ -104,7 +104,8 @@ class AllGatherExchange:
         _, messages = yield from gather_messages(message, limits, fixed, rank, size, on_host)
         if not self.rule.plain:
             return combine(self.rule, self.compressor, messages, spec, ctx, x.device, self.left_out), state
-        return add_up(self.compressor, messages, spec, ctx, x.device).mul_(1.0 / size), state
+        total = add_up(self.compressor, messages, spec, ctx, x.device)
+        return total.mul_(1.0 / size) if size > 1 else total, state
 
     def parts(self, state: Any, spec: Spec, rank: int, size: int) -> list[Part]:
         return [Part("first", 0, spec.numel, size, state)]

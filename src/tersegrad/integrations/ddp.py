@@ -181,8 +181,8 @@ class Handle(engine.Handle):
             step.submit(number, flat, Stats(second), owned=True)
         self._moments.clear()
         means, buckets = step.results(), self._buckets
-        for bucket in buckets:
-            self._staging.get(means, bucket.parameters, bucket.gradients)
+        parameters, gradients = ([p for b in buckets for p in b.parameters], [g for b in buckets for g in b.gradients])
+        self._staging.get(means, parameters, gradients)
         step.check(*(bucket.buffer for bucket in buckets))
         step.commit()
         self._step, self._buckets = None, []

@@ -297,5 +297,4 @@ def _gather(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
 
 def _spread(part: Tensor, out: Tensor, runs: Sequence[tuple[int, int]]) -> None:
     """The reverse: a sub-buffer into its runs."""
-    for values, (a, b) in zip(part.split([b - a for a, b in runs]), runs):
-        out[a:b] = values
+    buffers.copy_all(part.split([b - a for a, b in runs]), [out[a:b] for a, b in runs])

@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -50,9 +51,12 @@ def library(name: str) -> ctypes.CDLL:
 
 
 def _launch(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[loader.Argument, ...]) -> None:
-    pointers, values = loader.packed(arguments)
+    kinds, data = loader.packed(arguments)
+    held = ctypes.create_string_buffer(data, len(data))
+    # Each parameter begins at a multiple of its size.
+    places = [struct.calcsize(f"{kinds[:i]}0{kind}") for i, kind in enumerate(kinds)]
+    pointers = (ctypes.c_void_p * len(kinds))(*(ctypes.addressof(held) + at for at in places))
     getattr(library(name), f"run_{kernel}")(ctypes.c_uint(blocks), ctypes.c_uint(threads), pointers)
-    del values
 
 
 @contextlib.contextmanager

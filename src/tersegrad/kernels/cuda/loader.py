@@ -15,6 +15,7 @@ import hashlib
 import os
 import pathlib
 import re
+import struct
 import tempfile
 import threading
 from collections.abc import Callable
@@ -131,37 +132,36 @@ def _function(name: str, kernel: str, device: int) -> ctypes.c_void_p:
     return function
 
 
-def packed(arguments: tuple[Argument, ...]) -> tuple[Any, list[Any]]:
-    """The array of pointers that the driver takes, and what it points to."""
-    values: list[Any] = []
-    for value in arguments:
-        if isinstance(value, Tensor):
-            values.append(ctypes.c_void_p(value.data_ptr()))
-        else:
-            kind: Any = (
-                ctypes.c_double if isinstance(value, Double) else ctypes.c_float if isinstance(value, float) else ctypes.c_int64
-            )
-            values.append(kind(value))
-    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-    return pointers, values
+_KINDS: dict[type, str] = {int: "q", bool: "q", float: "f", Double: "d"}
+
+
+def packed(arguments: tuple[Argument, ...]) -> tuple[str, bytes]:
+    """The parameters of a kernel as they lie in memory, and their kinds in the terms of :mod:`struct`."""
+    kinds = "".join([_KINDS.get(type(value), "P") for value in arguments])
+    return kinds, struct.pack(kinds, *[value.data_ptr() if isinstance(value, Tensor) else value for value in arguments])
 
 
 _thread = threading.local()
+# The driver's words for a launch with all parameters in one piece of memory.
+_POINTER, _SIZE = 1, 2
 
 
 def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None:
     device = next(a for a in arguments if isinstance(a, Tensor)).device
-    index = torch.cuda.current_device() if device.index is None else device.index
-    pointers, values = packed(arguments)
-    with torch.cuda.device(index):
+    current = torch.cuda.current_device()
+    index = current if device.index is None else device.index
+    _, data = packed(arguments)
+    size = ctypes.c_size_t(len(data))
+    extra = (ctypes.c_void_p * 5)(
+        _POINTER, ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p), _SIZE, ctypes.addressof(size), None
+    )
+    with contextlib.nullcontext() if index == current else torch.cuda.device(index):
         if getattr(_thread, "device", None) != index:
             # The driver knows no context in a thread that has not used torch's device yet.
             torch.cuda.set_device(index)
             _thread.device = index
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        function = _function(name, kernel, index)
-        _call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, None)
-    del values
+        stream = ctypes.c_void_p(torch.cuda.current_stream(index).cuda_stream)
+        _call("cuLaunchKernel", _function(name, kernel, index), blocks, 1, 1, threads, 1, 1, 0, stream, None, extra)
 
 
 # What :func:`launch` goes through; tests put an emulation on the CPU in its place.

@@ -133,7 +133,8 @@ extern "C" __global__ void dither_tables(
     if (bad) state[WRONG] = CORRUPT;
 }
 
-// A warp for each chunk. Values go out at once, unless the segment has escapes: then its symbols are kept.
+// A warp for each chunk; the last blocks, for chunks that a segment may have, have nothing to do, and so those that do lie evenly on the
+// processors. Values go out at once, unless the segment has escapes: then its symbols are kept.
 extern "C" __global__ void __launch_bounds__(32) dither_chunks(
     const u8* data, i64 count, const i64* segments, const u32* cells, const u8* symbols, const i64* offsets, const i64* words,
     u8* kept, float* out, i64* state
@@ -142,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
     __shared__ u8 own_symbols[TOTAL];
     __shared__ u16 ring[RING];
     __shared__ float scales[SCALES_MOST];
-    const i64 s = blockIdx.x / CHUNKS, c = blockIdx.x % CHUNKS, n = segment_length(count, s);
+    const i64 s = blockIdx.x % segments_of(count), c = blockIdx.x / segments_of(count), n = segment_length(count, s);
     const i64* d = segments + s * SEGMENT_PLACES;
     if (state[WRONG] != FINE || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
     const int window = (int)d[WINDOW];

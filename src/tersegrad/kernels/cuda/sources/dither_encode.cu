@@ -266,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
     i64 n, i64 exponent, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
     __shared__ Code own[256];
-    const i64 s = blockIdx.x / CHUNKS, c = blockIdx.x % CHUNKS, size = segment_length(n, s), first = s * SEGMENT;
+    const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n), size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
