@@ -28,6 +28,7 @@ from tersegrad.kernels.triton.launch import (
     fours,
     get_word,
     inside,
+    last_first,
     launch,
     left_of,
     load_eights,
@@ -170,7 +171,7 @@ def _codes(
     RULE: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Codes of long blocks: a tile has parts of one or two of them."""
-    base = tl.program_id(0).to(tl.int64) * (8 * ROWS)
+    base = last_first() * (8 * ROWS)
     left, row = left_of(n, base, 8 * ROWS), tl.arange(0, ROWS)
     here = base // block
     border = (here + 1) * block - base
@@ -238,7 +239,7 @@ def _check_steps(steps, flag, blocks, BFLOAT16: tl.constexpr, TILE: tl.constexpr
     for RAGGED in tl.static_range(2):
         if (left < TILE) == RAGGED:
             bits = _get_step(steps + base * (2 if BFLOAT16 else 4), i, inside(i, left, RAGGED), BFLOAT16, ALIGN)
-            raise_flag(flag, tl.max(tl.max(bits & 0x7FFFFFFF, 1), 0) >= 0x7F800000)
+            raise_flag(flag, tl.max(bits & 0x7FFFFFFF, 1) >= 0x7F800000)
 
 
 @triton.jit(do_not_specialize=["n", "weight"])

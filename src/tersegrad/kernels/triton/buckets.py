@@ -23,6 +23,7 @@ from tersegrad.kernels.triton.launch import (
     fours,
     get_word,
     inside,
+    last_first,
     launch,
     left_of,
     load_eights,
@@ -54,7 +55,7 @@ def _scales(statistics, flag, out, inverses, count, NORMS: tl.constexpr, TILE: t
         top = tl.load(statistics + i, mask=mask, other=0)
         finite = top < 0x7F800000
         bits = tl.maximum(top, 0x00800000)
-    raise_flag(flag, tl.max(tl.where(mask & (finite == 0), 1, 0), 0) > 0)
+    raise_flag(flag, mask & (finite == 0))
     put_word(out, i, bits.to(tl.uint32, bitcast=True), mask, 4, ALIGN)
     tl.store(inverses + i, _inverse(as_float(bits)), mask=mask)
 
@@ -83,7 +84,7 @@ def _ternary_encode(
     x, inverses, out, n, head, step, who, k0, k1, BUCKET: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr
 ):
     """A row is 40 coordinates: five Philox blocks, eight bytes."""
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    first = last_first() * ROWS
     base = first * 40
     left, row, lane = left_of(n, base, 40 * ROWS), tl.arange(0, ROWS), tl.arange(0, 8)
     trits = tl.multiple_of(out + head, ALIGN) + first * 8
@@ -134,12 +135,12 @@ def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
 def _ternary_check(data, flag, head, count, last, TILE: tl.constexpr, ALIGN: tl.constexpr):
     """Bytes are below 243 = 3^5, the last one below 3 to the number of its trits."""
     base = tl.program_id(0).to(tl.int64) * TILE
-    left, i = left_of(count, base, TILE), tl.arange(0, TILE)
+    left, i = left_of(count, base, TILE), tl.arange(0, TILE // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
     trits = tl.multiple_of(data + head, ALIGN) + base
     for RAGGED in tl.static_range(2):
         if (left < TILE) == RAGGED:
             byte = tl.load(trits + i, mask=inside(i, left, RAGGED), other=0)
-            raise_flag(flag, tl.max(byte.to(tl.int32), 0) >= 243)
+            raise_flag(flag, tl.max(byte.to(tl.int32), 1) >= 243)
     if base + TILE >= count:
         raise_flag(flag, tl.load(data + head + count - 1).to(tl.int32) >= last)
 
@@ -191,7 +192,7 @@ def _dithering_encode(
     x, inverses, out, n, head, levels, least, step, who, k0, k1,
     BUCKET: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    base = tl.program_id(0).to(tl.int64) * (8 * ROWS)
+    base = last_first() * (8 * ROWS)
     left, row = left_of(n, base, 8 * ROWS), tl.arange(0, ROWS)
     u = draws(base // 8 + row, step, who, k0, k1, 0, ROWS)
     for RAGGED in tl.static_range(2):
