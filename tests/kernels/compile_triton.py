@@ -21,6 +21,7 @@ TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.uint8: "*u8",
+    torch.bool: "*i1",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bfloat16: "*bf16",

@@ -147,14 +147,18 @@ def _ternary_check(data, flag, head, count, last, TILE: tl.constexpr, ALIGN: tl.
 
 @triton.jit(do_not_specialize=["n", "head", "weight"])
 def _ternary_decode(
-    data, flag, out, n, head, weight, BUCKET: tl.constexpr, PART: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr
-):
-    """Five times ``PART`` coordinates."""
+    data, flag, fine, out, n, head, weight,
+    BUCKET: tl.constexpr, PART: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """Five times ``PART`` coordinates; ``fine`` becomes whether the flag is down."""
     base = tl.program_id(0).to(tl.int64) * (5 * PART)
     left, four = left_of(n, base, 5 * PART), tl.arange(0, PART // 4) * 4
     trits = data + head + tl.program_id(0).to(tl.int64) * PART
+    down = tl.load(flag) == 0
+    if base == 0:
+        tl.store(fine, down)
     if WEIGHTED:
-        left = tl.where(tl.load(flag) == 0, left, 0)
+        left = tl.where(down, left, 0)
     for RAGGED in tl.static_range(2):
         if (left < 5 * PART) == RAGGED:
             for j in tl.static_range(5):
@@ -177,14 +181,14 @@ def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None 
     n = out.numel()
     if n == 0:
         return torch.ones((), dtype=torch.bool, device=out.device)
-    count, buckets, raised = cdiv(n, 5), cdiv(n, bucket), flag(out)
+    count, buckets, raised, fine = cdiv(n, 5), cdiv(n, bucket), flag(out), torch.empty((), dtype=torch.bool, device=out.device)
     head, last = 4 * buckets, 3 ** (n - 5 * (count - 1))
     launch(_ternary_check, cdiv(count, 4096), (data, raised), (head, count, last), TILE=4096, ALIGN=alignment(data, head))
     launch(
-        _ternary_decode, cdiv(n, 5 * 512), (data, raised, out), (n, head, 0.0 if weight is None else float(weight)),
+        _ternary_decode, cdiv(n, 5 * 512), (data, raised, fine, out), (n, head, 0.0 if weight is None else float(weight)),
         BUCKET=bucket if buckets > 1 else 0, PART=512, ALIGN=alignment(data), WEIGHTED=weight is not None,
     )  # fmt: skip
-    return (raised == 0).view(())
+    return fine
 
 
 @triton.jit(do_not_specialize=["n", "head", "levels", "least", "step", "who", "k0", "k1"])

@@ -31,33 +31,28 @@ def launch(
     kernel: Any, programs: int | tuple[int, int], tensors: tuple[Any, ...], numbers: tuple[Any, ...], **options: Any
 ) -> None:
     """Run ``kernel(*tensors, *numbers, **constants)`` on ``programs``; ``options`` are its constants, ``num_warps`` among them."""
-    grid = (programs, 1, 1) if isinstance(programs, int) else (*programs, 1)
-    options.setdefault("num_warps", 4)
-    # No product is fused with a sum: every operation rounds, as in plain torch.
-    options["enable_fp_fusion"] = False
+    x, y = (programs, 1) if isinstance(programs, int) else programs
+    pointers = [t.data_ptr() for t in tensors]
     key = (
-        kernel,
-        tuple((t.dtype, t.data_ptr() % 16 == 0) for t in tensors),
-        tuple(_kind(n) for n in numbers),
-        tuple(options.items()),
-        tensors[0].device,
+        kernel.fn,
+        tensors[0].get_device(),
+        *[t.dtype for t in tensors],
+        *[p % 16 == 0 for p in pointers],
+        *[isinstance(n, int) and not -(2**31) <= n < 2**31 for n in numbers],
+        *options,
+        *options.values(),
     )
     found = _ready.get(key)
     if found is not None:
         run, constants = found
-        run[grid](*tensors, *numbers, *constants)
+        run[x, y, 1](*pointers, *numbers, *constants)
         return
-    compiled = kernel[grid](*tensors, *numbers, **options)
+    # No product is fused with a sum: every operation rounds, as in plain torch.
+    compiled = kernel[x, y, 1](*tensors, *numbers, **{"num_warps": 4, **options}, enable_fp_fusion=False)
     if compiled is not None and _DIRECT:
         # The constants in the order of the kernel's parameters, which follow the numbers.
         names = kernel.arg_names[len(tensors) + len(numbers) :]
         _ready[key] = compiled, tuple(options[name] for name in names)
-
-
-def _kind(number: Any) -> str:
-    if isinstance(number, float):
-        return "float"
-    return "int32" if -(2**31) <= number < 2**31 else "int64"
 
 
 def signed(word: int) -> int:
