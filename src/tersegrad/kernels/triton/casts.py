@@ -121,7 +121,7 @@ def _fp16_decode(data, out, n, weight, TILE: tl.constexpr, ALIGN: tl.constexpr, 
             mask = inside(i, left, RAGGED)
             h = get_word(data + 4 + 2 * base, i, mask, 2, ALIGN)
             size = (h & 0x7FFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * scale
-            size = tl.where(size > 3.4028234663852886e38, 3.4028234663852886e38, size)
+            size = tl.minimum(size, 3.4028234663852886e38, tl.PropagateNan.ALL)
             value = as_float(as_bits(size).to(tl.uint32, bitcast=True) | ((h & 0x8000) << 16))
             emit(out + base + i, value, mask, weight, WEIGHTED)
 
@@ -198,9 +198,10 @@ def _fp8_decode(
             scale = as_float(tl.where(e == 0, 0x00400000, tl.where(e == 255, 0x7FC00000, e << 23)))
             b = unpack(tl.multiple_of(data + blocks, ALIGN) + base, row, left, 8, ALIGN, RAGGED)
             m = b & 0x7F
-            size = tl.where(m < 8, m.to(tl.float32) * 0.001953125, as_float((m << 20) + 0x3C000000))
-            size = tl.where(m == 0x7F, as_float(m * 0 + 0x7FC00000), size) * scale[:, None]
-            size = tl.where(size > 3.4028234663852886e38, 3.4028234663852886e38, size)
+            # The bits of a float32 2^120 times smaller, also where it is subnormal.
+            size = as_float(m << 20) * 1329227995784915872903807060280344576.0
+            size = tl.where(m == 0x7F, float("nan"), size) * scale[:, None]
+            size = tl.minimum(size, 3.4028234663852886e38, tl.PropagateNan.ALL)
             emit(out + base + i, as_float(as_bits(size) ^ ((b >> 7) << 31)), inside(i, left, RAGGED), weight, WEIGHTED)
 
 
