@@ -33,12 +33,13 @@ def operations() -> Any:
     return kernels.get(torch.device("cuda"))
 
 
-@pytest.mark.parametrize("topic", ["casts", "refused", "blocks", "sums", "rotations", "long"])
+@pytest.mark.parametrize("topic", ["casts", "refused", "blocks", "added", "sums", "rotations", "long"])
 def test_operations_agree(topic: str, operations: Any) -> None:
     cases = {
         "casts": lambda: agree.casts((1, 333, 70001)),
         "refused": lambda: agree.refused((1, 7, 10, 70001)),
         "blocks": lambda: agree.blocks((5, 1100, 70001)),
+        "added": lambda: agree.added_up((1, 77, 70001)),
         "sums": lambda: agree.sums((1, 333, 70001)),
         "rotations": lambda: agree.rotations(((1, 4096), (77, 16), (300, 256), (8200, 8192), (140000, 65536))),
         "long": agree.long_ones,

@@ -152,6 +152,40 @@ def blocks(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
                     yield f"blocks {form} {n} {kind}", _blocks(x, 1 if kind == "huge" else 0, *form)
 
 
+def added_up(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
+    """Sums of ten messages: message by message in the reference, eight at a time by the Triton kernel."""
+    options: Any = {"block": 32, "width": 4, "bfloat16": True}
+
+    def total(ops: Any, messages: list[Tensor], head: int, out: Tensor, weight: float | None) -> Tensor:
+        if ops is not reference:
+            from tersegrad.kernels.triton.blocks import dequantise_messages
+
+            dequantise_messages(messages, out, **options, weight=weight)
+        else:
+            for k, m in enumerate(messages):
+                ops.dequantise_blocks(
+                    m[:head], m[head:], out, **options, weight=(1.0 if k else None) if weight is None else weight
+                )
+        return out
+
+    for n in sizes:
+        for bad in (False, True):
+
+            def case(ops: Any, put: Put, n: int = n, bad: bool = bad) -> list[Tensor]:
+                head = 2 * -(-n // 32)
+                messages = []
+                for k, (_, x) in enumerate(inputs(n)):
+                    if bad or bool(x.isfinite().all()):
+                        m = _message(n, head + -(-n // 2), put, 2 * k)
+                        ops.quantise_blocks(put(x), CTX, m[:head], m[head:], rule="nearest", levels=7, **options)
+                        messages.append(m)
+                messages = (messages * 10)[:10]
+                stored = total(ops, messages, head, put(torch.empty(n)), None)
+                return [stored, total(ops, messages[:3], head, put(torch.linspace(-1, 1, n)), -0.7)]
+
+            yield f"added up {n} {bad}", case
+
+
 def sums(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
     """Norms, and draws."""
 
@@ -222,6 +256,7 @@ def interpreted(topic: str) -> list[str]:
         "refused": lambda: refused((7, 10)),
         "blocks": lambda: blocks((5, 600)),
         "whole": whole_tiles,
+        "added": lambda: added_up((1, 77, 2100)),
         "sums": lambda: sums((1, 333)),
         "long": long_ones,
         "rotations": lambda: rotations(((1, 4096), (77, 16), (300, 256), (8200, 8192))),

@@ -21,6 +21,7 @@ TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.uint8: "*u8",
+    torch.bool: "*i1",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bfloat16: "*bf16",
@@ -33,7 +34,8 @@ def launches() -> dict[Any, tuple[Any, dict[str, str], dict[str, Any], list[int]
 
     def record(kernel: Any, programs: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...], **options: Any) -> None:
         warps = options.pop("num_warps", 4)
-        types = [TYPES[t.dtype] for t in tensors] + ["fp32" if isinstance(n, float) else "i32" for n in numbers]
+        types = [TYPES[t.dtype] for t in tensors]
+        types += ["fp32" if isinstance(n, float) else "i32" if -(2**31) <= n < 2**31 else "i64" for n in numbers]
         whole = [i for i, t in enumerate(tensors) if t.data_ptr() % 16 == 0]
         signature = dict(zip(kernel.arg_names, [*types, *["constexpr"] * len(options)], strict=True))
         key = kernel.fn.__name__, tuple(types), tuple(options.items())
@@ -48,6 +50,7 @@ def launches() -> dict[Any, tuple[Any, dict[str, str], dict[str, Any], list[int]
         *agree.casts((333,)),
         *agree.refused((7,)),
         *agree.blocks((333,)),
+        *agree.added_up((333,)),
         *agree.sums((333,)),
         *agree.rotations(((300, 256), (8200, 8192))),
     ]

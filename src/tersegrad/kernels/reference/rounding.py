@@ -6,6 +6,7 @@ in a fixed order, so that other backends can reproduce the bytes.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -137,6 +138,7 @@ def abs_max(x: Tensor) -> Tensor:
     return block_abs_max(x, x.numel()).view(()) if x.numel() else x.new_zeros(())
 
 
+@functools.cache
 def _largest_step(levels: int) -> float:
     """The largest float32 c with levels * c finite."""
     most = FLOAT32_MAX / levels

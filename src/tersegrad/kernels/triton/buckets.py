@@ -23,6 +23,7 @@ from tersegrad.kernels.triton.launch import (
     fours,
     get_word,
     inside,
+    last_first,
     launch,
     left_of,
     load_eights,
@@ -54,7 +55,7 @@ def _scales(statistics, flag, out, inverses, count, NORMS: tl.constexpr, TILE: t
         top = tl.load(statistics + i, mask=mask, other=0)
         finite = top < 0x7F800000
         bits = tl.maximum(top, 0x00800000)
-    raise_flag(flag, tl.max(tl.where(mask & (finite == 0), 1, 0), 0) > 0)
+    raise_flag(flag, mask & (finite == 0))
     put_word(out, i, bits.to(tl.uint32, bitcast=True), mask, 4, ALIGN)
     tl.store(inverses + i, _inverse(as_float(bits)), mask=mask)
 
@@ -83,7 +84,7 @@ def _ternary_encode(
     x, inverses, out, n, head, step, who, k0, k1, BUCKET: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr
 ):
     """A row is 40 coordinates: five Philox blocks, eight bytes."""
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    first = last_first() * ROWS
     base = first * 40
     left, row, lane = left_of(n, base, 40 * ROWS), tl.arange(0, ROWS), tl.arange(0, 8)
     trits = tl.multiple_of(out + head, ALIGN) + first * 8
@@ -134,26 +135,30 @@ def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
 def _ternary_check(data, flag, head, count, last, TILE: tl.constexpr, ALIGN: tl.constexpr):
     """Bytes are below 243 = 3^5, the last one below 3 to the number of its trits."""
     base = tl.program_id(0).to(tl.int64) * TILE
-    left, i = left_of(count, base, TILE), tl.arange(0, TILE)
+    left, i = left_of(count, base, TILE), tl.arange(0, TILE // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
     trits = tl.multiple_of(data + head, ALIGN) + base
     for RAGGED in tl.static_range(2):
         if (left < TILE) == RAGGED:
             byte = tl.load(trits + i, mask=inside(i, left, RAGGED), other=0)
-            raise_flag(flag, tl.max(byte.to(tl.int32), 0) >= 243)
+            raise_flag(flag, tl.max(byte.to(tl.int32), 1) >= 243)
     if base + TILE >= count:
         raise_flag(flag, tl.load(data + head + count - 1).to(tl.int32) >= last)
 
 
 @triton.jit(do_not_specialize=["n", "head", "weight"])
 def _ternary_decode(
-    data, flag, out, n, head, weight, BUCKET: tl.constexpr, PART: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr
-):
-    """Five times ``PART`` coordinates."""
+    data, flag, fine, out, n, head, weight,
+    BUCKET: tl.constexpr, PART: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """Five times ``PART`` coordinates; ``fine`` becomes whether the flag is down."""
     base = tl.program_id(0).to(tl.int64) * (5 * PART)
     left, four = left_of(n, base, 5 * PART), tl.arange(0, PART // 4) * 4
     trits = data + head + tl.program_id(0).to(tl.int64) * PART
+    down = tl.load(flag) == 0
+    if base == 0:
+        tl.store(fine, down)
     if WEIGHTED:
-        left = tl.where(tl.load(flag) == 0, left, 0)
+        left = tl.where(down, left, 0)
     for RAGGED in tl.static_range(2):
         if (left < 5 * PART) == RAGGED:
             for j in tl.static_range(5):
@@ -176,14 +181,14 @@ def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None 
     n = out.numel()
     if n == 0:
         return torch.ones((), dtype=torch.bool, device=out.device)
-    count, buckets, raised = cdiv(n, 5), cdiv(n, bucket), flag(out)
+    count, buckets, raised, fine = cdiv(n, 5), cdiv(n, bucket), flag(out), torch.empty((), dtype=torch.bool, device=out.device)
     head, last = 4 * buckets, 3 ** (n - 5 * (count - 1))
     launch(_ternary_check, cdiv(count, 4096), (data, raised), (head, count, last), TILE=4096, ALIGN=alignment(data, head))
     launch(
-        _ternary_decode, cdiv(n, 5 * 512), (data, raised, out), (n, head, 0.0 if weight is None else float(weight)),
+        _ternary_decode, cdiv(n, 5 * 512), (data, raised, fine, out), (n, head, 0.0 if weight is None else float(weight)),
         BUCKET=bucket if buckets > 1 else 0, PART=512, ALIGN=alignment(data), WEIGHTED=weight is not None,
     )  # fmt: skip
-    return (raised == 0).view(())
+    return fine
 
 
 @triton.jit(do_not_specialize=["n", "head", "levels", "least", "step", "who", "k0", "k1"])
@@ -191,7 +196,7 @@ def _dithering_encode(
     x, inverses, out, n, head, levels, least, step, who, k0, k1,
     BUCKET: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    base = tl.program_id(0).to(tl.int64) * (8 * ROWS)
+    base = last_first() * (8 * ROWS)
     left, row = left_of(n, base, 8 * ROWS), tl.arange(0, ROWS)
     u = draws(base // 8 + row, step, who, k0, k1, 0, ROWS)
     for RAGGED in tl.static_range(2):

@@ -14,7 +14,6 @@ from torch import Tensor
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.triton.codes import pack, unpack
 from tersegrad.kernels.triton.launch import (
-    NAN,
     alignment,
     as_bits,
     as_float,
@@ -26,6 +25,7 @@ from tersegrad.kernels.triton.launch import (
     fours,
     get_word,
     inside,
+    last_first,
     launch,
     left_of,
     load_eights,
@@ -90,7 +90,7 @@ def _fp16_encode(x, most, out, n, TILE: tl.constexpr, ALIGN: tl.constexpr):
     e = tl.maximum((top >> 23) - 141, -126)
     scale = tl.where(finite, (127 + e) << 23, 0x7FC00000)
     factor = as_float((127 - e) << 23)
-    base = tl.program_id(0).to(tl.int64) * TILE
+    base = last_first() * TILE
     left, i = left_of(n, base, TILE), fours(TILE)
     for RAGGED in tl.static_range(2):
         if (left < TILE) == RAGGED:
@@ -121,7 +121,7 @@ def _fp16_decode(data, out, n, weight, TILE: tl.constexpr, ALIGN: tl.constexpr, 
             mask = inside(i, left, RAGGED)
             h = get_word(data + 4 + 2 * base, i, mask, 2, ALIGN)
             size = (h & 0x7FFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * scale
-            size = tl.where(size > 3.4028234663852886e38, 3.4028234663852886e38, size)
+            size = tl.minimum(size, 3.4028234663852886e38, tl.PropagateNan.ALL)
             value = as_float(as_bits(size).to(tl.uint32, bitcast=True) | ((h & 0x8000) << 16))
             emit(out + base + i, value, mask, weight, WEIGHTED)
 
@@ -142,30 +142,30 @@ def _fp8_encode(
     """``ROWS`` blocks of ``WIDTH`` coordinates; not ``FUSED``: a tile of ``WIDTH``, ``PARTS`` to a block whose maximum is given."""
     first = tl.program_id(0).to(tl.int64) * ROWS
     base = first * WIDTH
-    left, i = left_of(n, base, ROWS * WIDTH), fours(ROWS * WIDTH)
+    left = left_of(n, base, ROWS * WIDTH)
+    i = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     block = first // PARTS + tl.arange(0, ROWS)
-    codes = tl.multiple_of(out + blocks, ALIGN) + base
+    # Four adjacent coordinates per thread, as float32 and as bytes.
+    codes = tl.max_contiguous(tl.multiple_of(out + blocks, ALIGN) + base + i, (1, 4))
     for RAGGED in tl.static_range(2):
         if (left < ROWS * WIDTH) == RAGGED:
             mask = inside(i, left, RAGGED)
             v = tl.load(x + base + i, mask=mask, other=0.0).to(tl.float32)
             if FUSED:
-                top = tl.max(tl.reshape(as_bits(v) & 0x7FFFFFFF, (ROWS, WIDTH)), 1)
+                top = tl.max(as_bits(v) & 0x7FFFFFFF, 1)
+                here = inside(block, blocks, RAGGED)
             else:
                 top = tl.load(most + block)
-            raise_flag(flag, tl.max(top, 0) >= 0x7F800000)
+                here = (first + tl.arange(0, ROWS)) % PARTS == 0
+            raise_flag(flag, top >= 0x7F800000)
             e = tl.maximum(((top + 0x17FFFF) >> 23) - 8, 1)
-            if FUSED:
-                tl.store(out + block, e.to(tl.uint8), mask=inside(block, blocks, RAGGED))
-            else:
-                tl.store(out + block, e.to(tl.uint8), mask=first % PARTS == 0)
-            scale = tl.broadcast_to(as_float((254 - e) << 23)[:, None], (ROWS, WIDTH // 4))
-            y = tl.abs(v * tl.reshape(scale, (ROWS * WIDTH // 4, 1)))
+            tl.store(out + block, e.to(tl.uint8), mask=here)
+            y = tl.abs(v * as_float((254 - e) << 23)[:, None])
             b = as_bits(y)
             normal = ((b + 0x7FFFF + ((b >> 20) & 1)) >> 20) - 960
             subnormal = as_bits(y + 16384.0) - 0x46800000
             code = tl.where(b >= 0x3C800000, normal, subnormal) | ((as_bits(v) >> 24) & 0x80)
-            tl.store(codes + i, code.to(tl.uint8), mask=mask)
+            tl.store(codes, code.to(tl.uint8), mask=mask)
 
 
 def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
@@ -198,9 +198,10 @@ def _fp8_decode(
             scale = as_float(tl.where(e == 0, 0x00400000, tl.where(e == 255, 0x7FC00000, e << 23)))
             b = unpack(tl.multiple_of(data + blocks, ALIGN) + base, row, left, 8, ALIGN, RAGGED)
             m = b & 0x7F
-            size = tl.where(m < 8, m.to(tl.float32) * 0.001953125, as_float((m << 20) + 0x3C000000))
-            size = tl.where(m == 0x7F, as_float(m * 0 + 0x7FC00000), size) * scale[:, None]
-            size = tl.where(size > 3.4028234663852886e38, 3.4028234663852886e38, size)
+            # The bits of a float32 2^120 times smaller, also where it is subnormal.
+            size = as_float(m << 20) * 1329227995784915872903807060280344576.0
+            size = tl.where(m == 0x7F, float("nan"), size) * scale[:, None]
+            size = tl.minimum(size, 3.4028234663852886e38, tl.PropagateNan.ALL)
             emit(out + base + i, as_float(as_bits(size) ^ ((b >> 7) << 31)), inside(i, left, RAGGED), weight, WEIGHTED)
 
 
@@ -214,22 +215,27 @@ def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = Non
 
 
 @triton.jit(do_not_specialize=["n"])
-def _sign_scale(total, flag, out, n):
+def _sign_scale(total, out, n, TILE: tl.constexpr):
+    """The scale; where it is not finite, bits of zero too."""
     mean = tl.load(total) / n.to(tl.float64)
     finite = mean < float("inf")
     scale = tl.where(finite, as_bits(mean.to(tl.float32)), 0x7FC00000)
-    tl.store(flag, tl.where(finite, 0, 1))
-    for j in tl.static_range(4):
-        tl.store(out + j, (scale >> (8 * j)).to(tl.uint8))
+    if tl.program_id(0) == 0:
+        for j in tl.static_range(4):
+            tl.store(out + j, (scale >> (8 * j)).to(tl.uint8))
+    if finite == 0:
+        count = (n + 7) // 8
+        for base in range(tl.program_id(0).to(tl.int64) * TILE, count, tl.num_programs(0) * TILE):
+            i = base + tl.arange(0, TILE)
+            tl.store(out + 4 + i, tl.zeros((TILE,), tl.uint8), mask=i < count)
 
 
 def sign_encode(x: Tensor, out: Tensor) -> None:
     """The mean magnitude and one bit per coordinate, set where x < 0."""
     n = x.numel()
     if n:
-        total, raised = fold(chunk_sums(flat(x), n, SIGNS, out[4:])), flag(x)
-        launch(_sign_scale, 1, (total, raised, out), (n,), num_warps=1)
-        poison(raised, out, 4, NAN, 0)
+        total = fold(chunk_sums(flat(x), n, SIGNS, out[4:]))
+        launch(_sign_scale, min(cdiv(n, 8 * 4096), 256), (total, out), (n,), TILE=4096)
 
 
 @triton.jit(do_not_specialize=["n", "weight"])
@@ -261,7 +267,7 @@ def _natural_encode(x, flag, out, n, signs, step, who, k0, k1, ROWS: tl.constexp
         if (left < 8 * ROWS) == RAGGED:
             b = as_bits(load_eights(x + base, row, left, ROWS, RAGGED))
             a = b & 0x7FFFFFFF
-            raise_flag(flag, tl.max(tl.max(a, 1), 0) >= 0x7F800000)
+            raise_flag(flag, tl.max(a, 1) >= 0x7F800000)
             up = tl.minimum((a + 64 + (u << 7)) >> 23, 254)
             pack(up, row, tl.multiple_of(out + signs, ALIGN) + base, left, 8, ALIGN, RAGGED)
             pack((b < 0).to(tl.int32), row, out + base // 8, left, 1, 1, RAGGED)

@@ -21,6 +21,7 @@ from tersegrad.core.protocol import Context
 # Compiled kernels take all arguments since then; Triton's interpreter compiles nothing.
 _DIRECT = tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 3)
 _ready: dict[Any, Any] = {}
+_zeros: dict[Any, list[Tensor]] = {}
 
 NAN = 0x7FC00000
 INFINITY = 0x7F800000
@@ -30,33 +31,28 @@ def launch(
     kernel: Any, programs: int | tuple[int, int], tensors: tuple[Any, ...], numbers: tuple[Any, ...], **options: Any
 ) -> None:
     """Run ``kernel(*tensors, *numbers, **constants)`` on ``programs``; ``options`` are its constants, ``num_warps`` among them."""
-    grid = (programs, 1, 1) if isinstance(programs, int) else (*programs, 1)
-    options.setdefault("num_warps", 4)
-    # No product is fused with a sum: every operation rounds, as in plain torch.
-    options["enable_fp_fusion"] = False
+    x, y = (programs, 1) if isinstance(programs, int) else programs
+    pointers = [t.data_ptr() for t in tensors]
     key = (
-        kernel,
-        tuple((t.dtype, t.data_ptr() % 16 == 0) for t in tensors),
-        tuple(_kind(n) for n in numbers),
-        tuple(options.items()),
-        tensors[0].device,
+        kernel.fn,
+        tensors[0].get_device(),
+        *[t.dtype for t in tensors],
+        *[p % 16 == 0 for p in pointers],
+        *[isinstance(n, int) and not -(2**31) <= n < 2**31 for n in numbers],
+        *options,
+        *options.values(),
     )
     found = _ready.get(key)
     if found is not None:
         run, constants = found
-        run[grid](*tensors, *numbers, *constants)
+        run[x, y, 1](*pointers, *numbers, *constants)
         return
-    compiled = kernel[grid](*tensors, *numbers, **options)
+    # No product is fused with a sum: every operation rounds, as in plain torch.
+    compiled = kernel[x, y, 1](*tensors, *numbers, **{"num_warps": 4, **options}, enable_fp_fusion=False)
     if compiled is not None and _DIRECT:
         # The constants in the order of the kernel's parameters, which follow the numbers.
         names = kernel.arg_names[len(tensors) + len(numbers) :]
         _ready[key] = compiled, tuple(options[name] for name in names)
-
-
-def _kind(number: Any) -> str:
-    if isinstance(number, float):
-        return "float"
-    return "int32" if -(2**31) <= number < 2**31 else "int64"
 
 
 def signed(word: int) -> int:
@@ -80,7 +76,15 @@ def alignment(t: Tensor, *offsets: int) -> int:
 
 def flag(t: Tensor) -> Tensor:
     """A zero on the device of ``t``, which kernels raise."""
-    return torch.zeros(1, dtype=torch.int32, device=t.device)
+    if not t.is_cuda or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(1, dtype=torch.int32, device=t.device)
+    # Many are made at a time, 16 bytes apart; each is handed out once, on the stream that made them zero.
+    key = t.device, triton.runtime.driver.active.get_current_stream(t.device.index)
+    while True:
+        try:
+            return _zeros[key].pop()
+        except (KeyError, IndexError):
+            _zeros[key] = [row[:1] for row in torch.zeros(256, 4, dtype=torch.int32, device=t.device).unbind()]
 
 
 def cdiv(a: int, b: int) -> int:
@@ -185,19 +189,26 @@ def as_bits(value):
 
 @triton.jit
 def raise_flag(flag, raised):
-    """Set ``flag`` where the scalar ``raised`` is true."""
-    tl.store(flag, 1, mask=raised)
+    """Set ``flag`` where ``raised`` is true anywhere."""
+    tl.store(flag + raised.to(tl.int32) * 0, 1, mask=raised)
+
+
+@triton.jit
+def last_first():
+    """The number of this program (int64), counted from the last: what the kernel before read last is still in the cache."""
+    return (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["head", "total", "first", "rest"])
 def _poison(flag, out, head, total, first, rest, TILE: tl.constexpr):
     if tl.load(flag) != 0:
-        base = tl.program_id(0).to(tl.int64) * TILE
-        i = base + tl.arange(0, TILE)
-        byte = tl.where(i < head, first >> ((i % 4) * 8).to(tl.int32), rest)
-        tl.store(out + i, byte.to(tl.uint8), mask=i < total)
+        for base in range(tl.program_id(0).to(tl.int64) * TILE, total, tl.num_programs(0) * TILE):
+            i = base + tl.arange(0, TILE)
+            byte = tl.where(i < head, first >> ((i % 4) * 8).to(tl.int32), rest)
+            tl.store(out + i, byte.to(tl.uint8), mask=i < total)
 
 
 def poison(raised: Tensor, out: Tensor, head: int, first: int, rest: int) -> None:
     """Where the flag is raised: ``head`` bytes of the 32-bit word ``first``, again and again, and bytes ``rest`` up to the end."""
-    launch(_poison, cdiv(out.numel(), 4096), (raised, out), (head, out.numel(), signed(first), rest), TILE=4096)
+    total = out.numel()
+    launch(_poison, min(cdiv(total, 4096), 256), (raised, out), (head, total, signed(first), rest), TILE=4096)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tersegrad.kernels.triton.launch import alignment, as_bits, cdiv, flat, launch, put_word
+from tersegrad.kernels.triton.launch import alignment, as_bits, cdiv, flag, flat, inside, launch, left_of, put_word
 
 CHUNK = 4096
 SQUARES, MAGNITUDES, SIGNS = 0, 1, 2
@@ -36,35 +36,48 @@ def fold_first(a, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.reshape(a, (COLUMNS,))
 
 
-@triton.jit(do_not_specialize=["n", "block", "chunks"])
+@triton.jit(do_not_specialize=["n", "block", "chunks", "count"])
 def _chunk_sums(
-    x, sums, bits, n, block, chunks,
-    KIND: tl.constexpr, SPAN: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr,
+    x, sums, bits, n, block, chunks, count,
+    KIND: tl.constexpr, SPAN: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr,
+    EXACT: tl.constexpr, CHUNKED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Sums of chunks; of kind ``SIGNS`` those of magnitudes, and the sign bits, 32 in a word."""
+    """Sums of chunks; of kind ``SIGNS`` those of magnitudes, and the sign bits, 32 in a word.
+
+    ``CHUNKED``: blocks have several chunks; else one each, and ``EXACT``: of ``SPAN`` coordinates.
+    """
     chunk = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    first = chunk // chunks * block + chunk % chunks * 4096
-    stop = tl.minimum(tl.minimum(first + 4096, (chunk // chunks + 1) * block), n)
-    lane = tl.arange(0, 32)
-    total = tl.zeros((ROWS, 32), tl.float64)
-    for at in range(0, SPAN, 32 * AHEAD):
-        for j in tl.static_range(AHEAD):
-            i = first[:, None] + (at + 32 * j + lane)[None, :]
-            v = tl.load(x + i, mask=i < stop[:, None], other=0.0).to(tl.float32)
-            wide = v.to(tl.float64)
-            if KIND == 0:
-                total += wide * wide
-            else:
-                total += tl.abs(wide)
-            if KIND == 2:
-                word = tl.sum((v < 0).to(tl.uint32) << lane[None, :].to(tl.uint32), 1)
-                row = first + (at + 32 * j)
-                put_word(bits, row // 32, word, row + 32 <= stop, 4, ALIGN)
-                # The last word of a vector may have bytes that lie beyond the message.
-                for b in tl.static_range(4):
-                    tail = (row + 32 > stop) & (row + 8 * b < stop)
-                    tl.store(bits + row // 8 + b, (word >> (8 * b)).to(tl.uint8), mask=tail)
-    tl.store(sums + chunk, fold_last(total, ROWS, 32), mask=first < stop)
+    if CHUNKED:
+        first = chunk // chunks * block + chunk % chunks * 4096
+        stop = tl.minimum(tl.minimum(first + 4096, (chunk // chunks + 1) * block), n)
+    else:
+        first = chunk * (SPAN if EXACT else block)
+        stop = tl.minimum(first + block, n)
+    lane = tl.arange(0, 32)[None, :]
+    for RAGGED in tl.static_range(2):
+        if (tl.min(stop - first, 0) < SPAN) == RAGGED:
+            total = tl.zeros((ROWS, 32), tl.float64)
+            for at in range(0, SPAN, 32 * AHEAD):
+                words = tl.zeros((ROWS, 32), tl.uint32)
+                for j in tl.static_range(AHEAD):
+                    i = first[:, None] + (at + 32 * j + lane)
+                    v = tl.load(x + i, mask=inside(i, stop[:, None], RAGGED), other=0.0).to(tl.float32)
+                    wide = v.to(tl.float64)
+                    if KIND == 0:
+                        total += wide * wide
+                    else:
+                        total += tl.abs(wide)
+                    if KIND == 2:
+                        word = tl.sum((v < 0).to(tl.uint32) << lane.to(tl.uint32), 1)
+                        words = tl.where(lane == j, word[:, None], words)
+                if KIND == 2:
+                    byte = (first + at)[:, None] // 8 + 4 * lane
+                    if RAGGED:
+                        for b in tl.static_range(4):
+                            tl.store(bits + byte + b, (words >> (8 * b)).to(tl.uint8), mask=8 * (byte + b) < stop[:, None])
+                    else:
+                        put_word(bits, byte // 4, words, True, 4, ALIGN)
+            tl.store(sums + chunk, fold_last(total, ROWS, 32), mask=chunk < count)
 
 
 @triton.jit(do_not_specialize=["count", "columns"])
@@ -95,14 +108,21 @@ def chunk_sums(x: Tensor, block: int, kind: int, bits: Tensor | None = None) -> 
     n = x.numel()
     block = min(block, max(n, 1))
     blocks, chunks = cdiv(n, block), cdiv(block, CHUNK)
-    sums = torch.zeros(blocks, chunks, dtype=torch.float64, device=x.device)
+    sums = torch.empty(blocks, chunks, dtype=torch.float64, device=x.device)
+    if n == 0:
+        return sums
+    count = blocks * chunks
+    if blocks == 1:
+        # The same as blocks of one chunk.
+        block, chunks = min(block, CHUNK), 1
     span = max(32, 1 << (min(block, CHUNK) - 1).bit_length())
+    rows = 2048 // span if span <= 1024 else 1
     where = sums if bits is None else bits
-    if n:
-        launch(
-            _chunk_sums, cdiv(blocks * chunks, 2), (x, sums, where), (n, block, chunks),
-            KIND=kind, SPAN=span, AHEAD=min(16, span // 32), ROWS=2, ALIGN=alignment(where), num_warps=1,
-        )  # fmt: skip
+    launch(
+        _chunk_sums, cdiv(count, rows), (x, sums, where), (n, block, chunks, count),
+        KIND=kind, SPAN=span, AHEAD=min(32, span // 32), ROWS=rows, EXACT=block == span, CHUNKED=chunks > 1,
+        ALIGN=alignment(where), num_warps=1,
+    )  # fmt: skip
     return sums
 
 
@@ -133,21 +153,31 @@ def sum_abs(x: Tensor) -> Tensor:
 @triton.jit(do_not_specialize=["n", "block", "blocks"])
 def _row_max(x, out, n, block, blocks, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Largest magnitudes of ``ROWS`` blocks of at most ``WIDTH`` coordinates."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, WIDTH)
-    i = row[:, None] * block + column[None, :]
-    v = tl.load(x + i, mask=(i < n) & (column < block)[None, :], other=0.0).to(tl.float32)
-    tl.store(out + row, tl.max(as_bits(v) & 0x7FFFFFFF, 1), mask=row < blocks)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
+    for RAGGED in tl.static_range(2):
+        if (((first + ROWS) * WIDTH > n) | (block < WIDTH)) == RAGGED:
+            if RAGGED:
+                i = (first + row)[:, None] * block + column
+                mask = (i < n) & (column < block)
+            else:
+                i = (first + row)[:, None] * WIDTH + column
+                mask = inside(column, block, RAGGED)
+            v = tl.load(x + i, mask=mask, other=0.0).to(tl.float32)
+            tl.store(out + first + row, tl.max(as_bits(v) & 0x7FFFFFFF, 1), mask=first + row < blocks)
 
 
 @triton.jit(do_not_specialize=["n", "block", "tiles"])
-def _tile_max(x, out, n, block, tiles, TILE: tl.constexpr):
-    """The largest magnitude of a tile, into that of its block."""
+def _tile_max(x, out, n, block, tiles, TILE: tl.constexpr, ALIGN: tl.constexpr, ONE: tl.constexpr):
+    """The largest magnitude of a tile, into that of its block, of which there is only ``ONE``."""
     at = tl.program_id(0).to(tl.int64)
-    row = at // tiles
-    i = row * block + at % tiles * TILE + tl.arange(0, TILE)
-    v = tl.load(x + i, mask=i < tl.minimum((row + 1) * block, n), other=0.0).to(tl.float32)
-    tl.atomic_max(out + row, tl.max(as_bits(v) & 0x7FFFFFFF, 0))
+    row = tl.zeros((), tl.int64) if ONE else at // tiles
+    first = row * block + (at - row * tiles) * TILE
+    left, i = left_of(tl.minimum((row + 1) * block, n), first, TILE), tl.arange(0, TILE)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            v = tl.load(tl.multiple_of(x + first, ALIGN) + i, mask=inside(i, left, RAGGED), other=0.0).to(tl.float32)
+            tl.atomic_max(out + row, tl.max(as_bits(v) & 0x7FFFFFFF, 0), sem="relaxed")
 
 
 def block_max_bits(x: Tensor, block: int) -> Tensor:
@@ -162,9 +192,14 @@ def block_max_bits(x: Tensor, block: int) -> Tensor:
         if blocks:
             launch(_row_max, cdiv(blocks, rows), (x, out), (n, block, blocks), ROWS=rows, WIDTH=width)
         return out
-    out = torch.zeros(blocks, dtype=torch.int32, device=x.device)
-    tiles = cdiv(block, 4096)
-    launch(_tile_max, blocks * tiles, (x, out), (n, block, tiles), TILE=4096)
+    out = flag(x) if blocks == 1 else torch.zeros(blocks, dtype=torch.int32, device=x.device)
+    tiles = cdiv(block, 8192)
+    # The tiles of one block begin at multiples of their length.
+    apart = 0 if blocks == 1 else block * x.element_size()
+    launch(
+        _tile_max, blocks * tiles, (x, out), (n, block, tiles),
+        TILE=8192, ALIGN=alignment(x, apart), ONE=blocks == 1, num_warps=8,
+    )  # fmt: skip
     return out
 
 
