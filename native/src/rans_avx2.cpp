@@ -60,6 +60,14 @@ struct Lookup {
             for (int m = 0; m < M; ++m)
                 planes[plane][m] = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table.planes[plane] + 16 * m)));
     }
+    // One table of 16 entries, from which the low bits of a symbol choose: the others tell no two symbols of it apart.
+    void fold(const EncodeTable& table) {
+        for (int plane = 0; plane < 4; ++plane) {
+            const auto* from = reinterpret_cast<const __m128i*>(table.planes[plane]);
+            const __m128i low = _mm_or_si128(_mm_load_si128(from), _mm_load_si128(from + 1));
+            planes[plane][0] = _mm256_broadcastsi128_si256(_mm_or_si128(low, _mm_or_si128(_mm_load_si128(from + 2), _mm_load_si128(from + 3))));
+        }
+    }
     void find(__m256i s, __m256i entry[4]) const {
         // Groups of four bytes alternate between the halves, so that the unpacks below end in lane order.
         s = _mm256_permutevar8x32_epi32(s, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
@@ -82,32 +90,51 @@ struct Lookup {
     }
 };
 
-inline __m256i encode_8(__m256i v, __m256i entry, std::uint8_t*& p) {
+// Codes four groups of eight lanes, the last one first, and stage by stage, so that one group's results arrive while the others are worked on.
+inline void encode_32(__m256i* x, const __m256i* entry, std::uint8_t*& p) {
     const __m256i word = _mm256_set1_epi32(0xffff);
-    const __m256i f = _mm256_and_si256(entry, word);
-    const __m256i stays = _mm256_cmpgt_epi32(f, _mm256_srli_epi32(v, 20));
-    const unsigned mask = sign_mask(stays);
-    const __m256i low_words = _mm256_and_si256(v, word);
-    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low_words), _mm256_extracti128_si256(low_words, 1));
-    p -= 16;
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), move(compact, mask, words));
-    p += 2 * std::popcount(mask);
-    v = _mm256_blendv_epi8(_mm256_srli_epi32(v, 16), v, stays);
-    // X as float32, its upper half shortened by 2^-22: that outweighs the roundings, so q is right or one too small.
-    const __m256 high = _mm256_cvtepi32_ps(_mm256_srli_epi32(v, 16)), low = _mm256_cvtepi32_ps(_mm256_and_si256(v, word));
-    const __m256 whole = _mm256_add_ps(_mm256_mul_ps(high, _mm256_set1_ps(65536.0f * (1.0f - 0x1p-22f))), low);
-    const __m256i q = _mm256_cvttps_epi32(_mm256_div_ps(whole, _mm256_cvtepi32_ps(f)));
-    const __m256i r = _mm256_and_si256(_mm256_sub_epi16(v, _mm256_mullo_epi16(q, f)), word);  // in [0, 2f)
-    const __m256i fine = _mm256_cmpgt_epi32(f, r);
-    const __m256i y = _mm256_add_epi32(_mm256_slli_epi32(q, kPrecision), _mm256_add_epi32(r, _mm256_srli_epi32(entry, 16)));
-    return _mm256_add_epi32(y, _mm256_andnot_si256(fine, _mm256_sub_epi32(_mm256_set1_epi32(kTotal), f)));
+    __m256i v[4], f[4], q[4];
+#pragma GCC unroll 4
+    for (int g = 3; g >= 0; --g) {
+        f[g] = _mm256_and_si256(entry[g], word);
+        const __m256i stays = _mm256_cmpgt_epi32(f[g], _mm256_srli_epi32(x[g], 20)), low = _mm256_and_si256(x[g], word);
+        const unsigned mask = sign_mask(stays);
+        const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+        p -= 16;
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), move(compact, mask, words));
+        p += 2 * std::popcount(mask);
+        v[g] = _mm256_blendv_epi8(_mm256_srli_epi32(x[g], 16), x[g], stays);
+    }
+#pragma GCC unroll 4
+    for (int g = 3; g >= 0; --g) {
+        // In float32, with f made larger by 2^-22: that outweighs the roundings (the two of X together are below 1.5 * 2^-24), so that q is
+        // right or one too small.
+        const __m256 part = _mm256_cvtepi32_ps(v[g]), whole = _mm256_blendv_ps(part, _mm256_add_ps(part, _mm256_set1_ps(0x1p32f)), part);
+        q[g] = _mm256_cvttps_epi32(_mm256_div_ps(whole, _mm256_mul_ps(_mm256_cvtepi32_ps(f[g]), _mm256_set1_ps(1.0f + 0x1p-22f))));
+    }
+#pragma GCC unroll 4
+    for (int g = 3; g >= 0; --g) {
+        const __m256i r = _mm256_and_si256(_mm256_sub_epi16(v[g], _mm256_mullo_epi16(q[g], f[g])), word);  // in [0, 2f)
+        const __m256i fine = _mm256_cmpgt_epi32(f[g], r);
+        const __m256i y = _mm256_add_epi32(_mm256_slli_epi32(q[g], kPrecision), _mm256_add_epi32(r, _mm256_srli_epi32(entry[g], 16)));
+        x[g] = _mm256_add_epi32(y, _mm256_andnot_si256(fine, _mm256_sub_epi32(_mm256_set1_epi32(kTotal), f[g])));
+    }
+}
+
+// Whether no two of the first 64 symbols that occur have the same low bits.
+bool foldable(const EncodeTable& table) {
+    for (int s = 0; s < 16; ++s)
+        if ((table.packed[s] != 0) + (table.packed[s + 16] != 0) + (table.packed[s + 32] != 0) + (table.packed[s + 48] != 0) > 1) return false;
+    return true;
 }
 
 template <int M, Choice C>
 std::uint8_t* encode_shuffles(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, const std::uint8_t* ctx,
                               std::uint8_t* p, std::uint32_t* states) {
     Lookup<M> lookup;
-    if constexpr (C != Choice::step) lookup.load(C == Choice::one ? model.tables[0] : model.flat);
+    if constexpr (C == Choice::symbol) lookup.load(model.flat);
+    if constexpr (C == Choice::one && M == 1) lookup.fold(model.tables[0]);
+    if constexpr (C == Choice::one && M > 1) lookup.load(model.tables[0]);
     const __m128i shift = _mm_cvtsi32_si128(model.shift);
     __m256i x[8];
     for (int g = 0; g < 8; ++g) x[g] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(states + 8 * g));
@@ -121,8 +148,7 @@ std::uint8_t* encode_shuffles(const EncodeModel& model, const std::uint8_t* symb
                 s = _mm256_or_si256(s, _mm256_sll_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(ctx + at)), shift));
             __m256i entry[4];
             lookup.find(s, entry);
-#pragma GCC unroll 4
-            for (int g = 3; g >= 0; --g) x[4 * half + g] = encode_8(x[4 * half + g], entry[g], p);
+            encode_32(x + 4 * half, entry, p);
         }
     }
     for (int g = 0; g < 8; ++g) _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + 8 * g), x[g]);
@@ -139,9 +165,9 @@ std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols
         for (std::size_t t = begin; t < end; ++t)
             look_up(model, symbols + t * kLanes, ctx.at(t * kLanes), entries[t - begin]);
         for (std::size_t t = end; t-- > begin;) {
-#pragma GCC unroll 8
-            for (int g = 7; g >= 0; --g)
-                x[g] = encode_8(x[g], _mm256_load_si256(reinterpret_cast<const __m256i*>(entries[t - begin] + 8 * g)), p);
+            const __m256i* const entry = reinterpret_cast<const __m256i*>(entries[t - begin]);
+            encode_32(x + 4, entry + 4, p);
+            encode_32(x, entry, p);
         }
         end = begin;
     }
@@ -174,8 +200,7 @@ std::uint8_t* encode_mixed(const EncodeModel& model, const std::uint8_t* symbols
             for (int half = 1; half >= 0; --half) {
                 __m256i entry[4];
                 lookup.find(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(s + 32 * half)), entry);
-#pragma GCC unroll 4
-                for (int g = 3; g >= 0; --g) x[4 * half + g] = encode_8(x[4 * half + g], entry[g], p);
+                encode_32(x + 4 * half, entry, p);
             }
             continue;
         }
@@ -186,8 +211,8 @@ std::uint8_t* encode_mixed(const EncodeModel& model, const std::uint8_t* symbols
         __m256i entry[8];
 #pragma GCC unroll 8
         for (int g = 0; g < 8; ++g) entry[g] = load_eight(packed, at + 8 * g);
-#pragma GCC unroll 8
-        for (int g = 7; g >= 0; --g) x[g] = encode_8(x[g], entry[g], p);
+        encode_32(x + 4, entry + 4, p);
+        encode_32(x, entry, p);
     }
     for (int g = 0; g < 8; ++g) _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + 8 * g), x[g]);
     return p;
@@ -258,7 +283,7 @@ void decode_slots(const DecodeModel& model, Cursor& c) {
 std::uint8_t* encode_steps_avx2(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
                                 std::uint32_t* states) {
     if (model.alphabet <= 64) {
-        if (!ctx.data || model.contexts == 1) return encode_by_size<Choice::one>(model.alphabet, model, symbols, steps, ctx.data, p, states);
+        if (!ctx.data || model.contexts == 1) return encode_by_size<Choice::one>(foldable(model.tables[0]) ? 16 : model.alphabet, model, symbols, steps, ctx.data, p, states);
         if (ctx.per_step) return encode_by_size<Choice::step>(model.alphabet, model, symbols, steps, ctx.data, p, states);
         if (model.shift >= 0) return encode_by_size<Choice::symbol>(model.contexts << model.shift, model, symbols, steps, ctx.data, p, states);
         if (model.alphabet <= 32) return encode_mixed(model, symbols, steps, ctx.data, p, states);
