@@ -11,8 +11,8 @@ from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
+from tersegrad.kernels.cuda import classes
 from tersegrad.kernels.cuda.loader import Double, launch
-from tersegrad.kernels.reference.classes import SHORTEST as CLASSES_FROM
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _decode_segment as decode_segment
 from tersegrad.kernels.reference.dither import _put as put
@@ -23,7 +23,7 @@ __all__ = ["dither_decode", "dither_encode", "dither_sample"]
 
 DECODE, ENCODE = "dither_decode.cu", "dither_encode.cu"
 # As in dither.cuh.
-PLACES, CHUNKS, ESCAPES = 10, 32, 8192
+PLACES, CHUNKS, ESCAPES = 12, 32, 8192
 PLANE_WORDS = ESCAPES * 53 // 32 + 8
 ONLY = 9
 FINE, CORRUPT, MANY_ESCAPES, NOT_FINITE = 0, 1, 4, 5
@@ -127,17 +127,16 @@ def dither_encode(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``.
 
-    Short messages, the published code, segments with very many escapes, and vectors with a layout, for which scale classes may be chosen,
-    are left to the CPU's kernels over a copy.
+    Short messages, the published code and segments with very many escapes are left to the CPU's kernels over a copy.
     """
     n, device = x.numel(), x.device
     total = x.contiguous() if carry is None else x + carry
-    classed = layout is not None and n >= CLASSES_FROM
-    if n == 0 or coder == PAPER or (coder == AUTO and n <= SHORT) or classed:
+    if n == 0 or coder == PAPER or (n <= SHORT and (coder == AUTO or layout is not None)):
         return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)
-    chunk = chunk or USUAL_CHUNK
-    if not SHORTEST <= chunk <= LONGEST:
+    if chunk and not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
+    regions = classes.regions_of(layout, n, device)
+    where = regions.to(device)
     segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
 
     def empty(size: int, dtype: torch.dtype) -> Tensor:
@@ -166,21 +165,22 @@ def dither_encode(
     )  # fmt: skip
     launch(
         ENCODE, "dither_segments", segments, THREADS,
-        total, n, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
+        total, n, chunk or USUAL_CHUNK, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
     )  # fmt: skip
-    launch(
-        ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, chunk, levels, known, codes, words, numbers, states, result
-    )
-    launch(ENCODE, "dither_close", 1, THREADS, n, chunk, known, numbers, offsets, norms, errors, sums, result)
+    described = tables
+    if layout is not None:
+        described = classes.choose(regions, where, n, chunk, levels, known, tables, words, numbers, states, result)
+    launch(ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, levels, known, codes, words, numbers, states, result)
+    launch(ENCODE, "dither_close", 1, THREADS, n, known, numbers, offsets, norms, errors, sums, result)
     launch(
         ENCODE, "dither_write", segments * SHARE, THREADS,
-        total, n, chunk, SHARE, levels, scales, known, tables, words, numbers, states, offsets, planes, result, out,
+        total, n, SHARE, levels, scales, known, *where, described, tables, words, numbers, states, offsets, planes, result, out,
     )  # fmt: skip
     length, wrong = result.tolist()
     if wrong == MANY_ESCAPES:
-        return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, None)
+        return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)
     if left is not None:
-        dither_decode(out[:length], left.copy_(total), -1.0)
+        dither_decode(out[:length], left.copy_(total), -1.0, layout)
     if wrong == NOT_FINITE:
         sums = torch.tensor([torch.inf, 0.0], dtype=torch.float64, device=device)
         return result[0].clone(), sums[0], sums[1]

@@ -17,9 +17,14 @@
 enum { FIRST, WRONG, LEFT_OVER };
 enum { ANOTHER = 3, MANY_ESCAPES = 4, NOT_FINITE = 5 };
 
+// What comes of encoding.
+enum { RESULT_LENGTH, RESULT_WRONG, RESULT_PLACES };
+
 // Kinds of segments, and what is known of one.
 enum { ZERO_KIND, RAW_KIND, CODED_KIND, CLASSED_KIND };
-enum { KIND, WINDOW, SCALES, AT, TAIL, END, FORM_OF, CHUNK_OF, TABLES_OF, ONLY, SEGMENT_PLACES };
+enum { KIND, WINDOW, SCALES, AT, TAIL, END, FORM_OF, CHUNK_OF, TABLES_OF, ONLY, CLASSES_OF, OCTAVES_OF, SEGMENT_PLACES };
+
+__device__ __forceinline__ bool has_levels(const i64* d) { return d[KIND] == CODED_KIND || d[KIND] == CLASSED_KIND; }
 
 __device__ __forceinline__ i64 segments_of(i64 count) {
     return count == 0 ? 0 : count < SEGMENT ? 1 : (count + SEGMENT / 2) / SEGMENT;

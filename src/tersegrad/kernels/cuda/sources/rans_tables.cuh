@@ -195,11 +195,19 @@ struct BitWriter {
     }
 };
 
-// A warp writes a table as bits, from its counts (`count(s)`), and its row of q; the number of bits. Room: 32 size + 2 bytes.
+// What a warp needs to write a table.
+struct TableRoom {
+    short dense[256];
+    u8 here[256];
+};
+// No table takes more bytes: at most 13.5 bits per symbol, and 15.
+#define TABLE_BYTES 448
+
+// A warp writes a table as bits, from its counts (`count(s)`), and its row of q; the number of bits.
 template <class Count>
-__device__ i64 write_table(Count count, int size, short* q, u8* bits) {
-    __shared__ short dense[256];
-    __shared__ u8 here[256];
+__device__ i64 write_table(Count count, int size, short* q, u8* bits, TableRoom& room) {
+    short* const dense = room.dense;
+    u8* const here = room.here;
     const u32 halves[8] = {68438, 74632, 81387, 88753, 96786, 105546, 115098, 125515};
     const int lane = threadIdx.x & 31;
     i64 total = 0;
@@ -267,4 +275,24 @@ __device__ i64 write_table(Count count, int size, short* q, u8* bits) {
     const i64 length = __shfl_sync(FULL, out.at, 0);
     __syncwarp();
     return length;
+}
+
+// A block lays tables, `stride` bytes apart, one after the other without gaps between their bits; the number of bytes.
+__device__ i64 join_tables(const u8* bits, i64 stride, const i64* lengths, i64 number, u8* out) {
+    i64 at = 0;
+    for (i64 c = 0; c < number; ++c) {
+        const u8* from = bits + c * stride;
+        const i64 length = lengths[c], first = at >> 3, last = (at + length + 7) >> 3;
+        const int shift = at & 7;
+        for (i64 b = first + threadIdx.x; b < last; b += blockDim.x) {
+            // Bits of this byte: the upper ones of source byte b - first - 1, the lower ones of source byte b - first.
+            const i64 j = b - first, bytes = (length + 7) >> 3;
+            u32 value = j < bytes ? (u32)from[j] << shift : 0;
+            if (j > 0 && j - 1 < bytes) value |= (u32)from[j - 1] >> (8 - shift);
+            out[b] = (u8)(value | (b == first && shift ? out[b] : 0));
+        }
+        at += length;
+        __syncthreads();
+    }
+    return (at + 7) >> 3;
 }
