@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+import struct
+import zlib
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from spec import make_vectors
+from tersegrad import kernels
 from tersegrad.core import state
-from tersegrad.core.protocol import Context, Spec
-from tersegrad.kernels import native, reference
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Context, Piece, Spec
+from tersegrad.kernels import cuda, native, reference
 from tersegrad.kernels.cuda import classes, dither
-from tersegrad.kernels.reference.classes import BLOCK, Region, cut
+from tersegrad.kernels.reference.classes import BLOCK, Region, Scales, cut
+from tersegrad.kernels.reference.rans import _pack_raw, encode_counted
+from tersegrad.kernels.reference.rans_tables import rans_histogram
 from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
 from tests.kernels.test_classes import SHAPES, uneven
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
+VECTORS = pathlib.Path(__file__).parents[2] / "spec" / "vectors"
 CODED, CLASSED = 2, 3
 
 
@@ -160,3 +172,156 @@ def test_short_vectors_stay_on_the_cpu() -> None:
     x, spec = uneven(((20, 40),))
     with emulated():
         encoded(x, 0.01, spec.layout)
+
+
+# Decoding
+
+
+def decoded(backend: Any, data: Tensor, numel: int, layout: Tensor | None, weight: float | None = None) -> Tensor | None:
+    """The values, or nothing where the message is refused."""
+    out = torch.linspace(-1, 1, numel)
+    try:
+        backend.dither_decode(data, out, weight, layout)
+    except CorruptMessage:
+        return None
+    return out
+
+
+def agree(data: Tensor, numel: int, layout: Tensor | None) -> bool:
+    """Whether the message is accepted, by both, with the same values."""
+    expected, found = (decoded(ops, data, numel, layout) for ops in (native if native.available() else reference, dither))
+    assert (expected is None) == (found is None)
+    assert expected is None or found is None or same(expected, found)
+    return found is not None
+
+
+def message(x: Tensor, nu: float, layout: Tensor, **options: Any) -> Tensor:
+    out = torch.zeros(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+    ops = native if native.available() else reference
+    return out[: int(ops.dither_encode(x, nu, 0.0, 1, 14, None, out, None, None, layout, **options)[0])].clone()
+
+
+def test_added_values_are_weighted() -> None:
+    x, spec = uneven(((160, 60), (130,)), spread=3.0)
+    data = message(x, 0.001, spec.layout)
+    with emulated():
+        pair = [decoded(ops, data, x.numel(), spec.layout, 0.3) for ops in (reference, dither)]
+    assert pair[0] is not None
+    assert pair[1] is not None
+    assert same(pair[0], pair[1])
+
+
+def built(
+    symbols: Tensor, fields: list[tuple[int, int]], octaves: Tensor, regions: list[Region], raw: bool = False, more: int = 0
+) -> Tensor:
+    """A message of one segment with window 3 that says this of its classes, which an encoder need not choose; ``more`` tables."""
+    columns = torch.cat(
+        [
+            torch.tensor([k]).repeat(size)
+            for region, (mode, _) in zip(regions, fields, strict=True)
+            for k, size in enumerate(region.scales(mode))
+        ]
+    )
+    scales = Scales(fields, octaves.to(torch.uint8), columns.to(torch.uint8))
+    classed = scales.classes(regions).long()
+    used = torch.bincount(classed, minlength=16) > 0
+    used[:more] = True
+    contexts = (used.cumsum(0) - 1)[classed].to(torch.uint8)
+    number = int(used.sum())
+    body = torch.zeros(2 * symbols.numel() + 100, dtype=torch.uint8)
+    counts = rans_histogram(symbols, 7, contexts, number, False)
+    length = encode_counted(symbols, 7, contexts, number, counts, 14, body)
+    if raw:
+        packed = _pack_raw(symbols, 3)
+        length = 1 + packed.numel()
+        body[0] = 1
+        body[1:length] = packed
+    mask = sum(1 << c for c in range(16) if used[c])
+    head = struct.pack("<IBBBfH", 0x80000000, 3, 3, 0, 0.5, mask)
+    return torch.cat([torch.tensor(list(head + scales.tobytes()), dtype=torch.uint8), body[:length]])
+
+
+def test_unusual_descriptions_are_read() -> None:
+    g = torch.Generator().manual_seed(5)
+    regions = [Region(1200, 60, 3, 0), Region(37, 5, 1, 2), Region(500, 500, 1, 0), Region(1, 1, 1, 0)]
+    layout = torch.tensor([number for r in regions for number in (r.count, r.columns, r.group, r.phase)])
+    n = sum(r.count for r in regions)
+    symbols = torch.randint(1, 6, (n,), generator=g).to(torch.uint8)
+    modes = [(2, 17), (1, 20), (3, 3), (0, 31)]
+    sizes = sum(sum(r.scales(mode)) for r, (mode, _) in zip(regions, modes, strict=True))
+    none = torch.zeros(0)
+    ones = [(0, 16), (0, 20), (0, 0), (0, 3)]
+    cases = [
+        # Octaves that are worth coding, that are not, and that are all the same.
+        (symbols, modes, torch.randint(7, 9, (sizes,), generator=g)),
+        (symbols, modes, torch.randint(0, 16, (sizes,), generator=g)),
+        (symbols, modes, torch.full((sizes,), 9)),
+        (symbols, ones, none),
+        # Tables that leave no choice: one symbol for each class.
+        (torch.tensor([1, 4, 3, 5]).repeat_interleave(torch.tensor([r.count for r in regions])).to(torch.uint8), ones, none),
+    ]
+    with emulated():
+        for own, fields, octaves in cases:
+            for options in ({}, {"raw": True}, {"more": 16}):
+                data = built(own, fields, octaves, regions, **options)
+                assert agree(data, n, layout)
+                # A mask with too few classes, and with one too many.
+                for mask in (0, 1 << 15, 0xFFFF):
+                    bad = data.clone()
+                    bad[11], bad[12] = mask & 255, mask >> 8
+                    agree(bad, n, layout)
+                for longer in (data[:-1], torch.cat([data, data[:1]])):
+                    assert not agree(longer, n, layout)
+
+
+def test_fields_that_no_encoder_writes_are_refused() -> None:
+    x, spec = uneven(((160, 60), (130,)), spread=3.0)
+    data = message(x, 0.001, spec.layout)
+    assert data[4] == CLASSED
+    with emulated():
+        for place, field in ((13, 0x80 | 1), (13, 0x20), (13, 0x40), (14, 2 << 5 | 16), (14, 5 << 5)):
+            bad = data.clone()
+            bad[place] = field
+            assert not agree(bad, x.numel(), spec.layout)
+
+
+def test_damaged_classes_are_refused_or_decode_alike() -> None:
+    x, spec = uneven(((90, 40), (12,), (16, 5, 3, 3), (100,)))
+    data, generator, refused = message(x, 0.02, spec.layout), torch.Generator().manual_seed(0), 0
+    assert data[4] == CLASSED
+
+    def drawn(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=generator))
+
+    with emulated():
+        for trial in range(60):
+            bad = data.clone()
+            if trial % 4 == 0:
+                bad = bad[: drawn(5, bad.numel())]
+            # The classes and tables begin at byte 11 and take some hundred bytes.
+            for _ in range(drawn(1, 3)):
+                bad[drawn(4, min(bad.numel(), 150 if trial % 3 else 10_000))] ^= 1 << drawn(0, 8)
+            refused += not agree(bad, x.numel(), spec.layout)
+    assert 30 < refused < 60
+
+
+@pytest.mark.parametrize("kind", ["accept", "reject"])
+def test_committed_vectors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All messages of Sparse Dithering, the short ones by the kernels too."""
+    monkeypatch.setitem(vars(kernels)["_chosen"], "cpu", kernels.overlay(native, cuda))
+    monkeypatch.setattr(dither, "SHORT", 0)
+    found = 0
+    with emulated():
+        for entry in json.loads((VECTORS / f"{kind}.json").read_text()):
+            if "sparse_dithering" not in entry["file"]:
+                continue
+            found += 1
+            listed = entry.get("pieces")
+            parts = listed and tuple(Piece(tuple(p["shape"]), p["start"], p["stop"], p["name"]) for p in listed)
+            data = (VECTORS / entry["file"]).read_bytes()
+            if kind == "reject":
+                with pytest.raises(CorruptMessage):
+                    make_vectors.from_package(data, parts)
+            else:
+                assert f"{zlib.crc32(make_vectors.from_package(data, parts)):08x}" == entry["decoded_crc32"], entry
+    assert found > 30

@@ -13,9 +13,9 @@ from tersegrad.kernels.cuda.loader import launch
 from tersegrad.kernels.reference.classes import BLOCK, CLASSES, OCTAVES
 from tersegrad.kernels.reference.rans import SEGMENT, pieces
 
-SOURCE = "dither_classes.cu"
+CHOOSE, READ = "dither_classes.cu", "classes_decode.cu"
 # As in classes.cuh and dither.cuh.
-PLACES, TOLD, CHUNKS = 7, 2, 32
+PLACES, TOLD, GUESSES, CHUNKS = 7, 2, 1024, 32
 THREADS, SHARE = 256, 8
 # Rows that are longer than any segment count as this long.
 LONGEST_ROW = 1 << 20
@@ -101,18 +101,69 @@ def choose(
     side_states = empty(regions.room // 64 + 64 * segments, torch.int32)
     described = empty(regions.number + regions.room // 2 + 8 * segments, torch.uint8)
     shared = segments * SHARE
-    launch(SOURCE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
-    launch(SOURCE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, told, costs, side, result)
+    launch(CHOOSE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
+    launch(CHOOSE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, told, costs, side, result)
     launch(
-        SOURCE, "classes_count", shared, THREADS,
+        CHOOSE, "classes_count", shared, THREADS,
         n, SHARE, levels, known, *where, told, octaves, symbols, classes, counts, tops, result,
     )  # fmt: skip
     launch(
-        SOURCE, "classes_decide", segments, THREADS,
+        CHOOSE, "classes_decide", segments, THREADS,
         n, chunk, known, *where, told, symbols, side, counts, tops, side_words, side_numbers, side_states, described, tables, codes, result,
     )  # fmt: skip
     launch(
-        SOURCE, "classes_encode_chunks", segments * CHUNKS, 32,
+        CHOOSE, "classes_encode_chunks", segments * CHUNKS, 32,
         n, levels, classes, known, codes, words, numbers, states, result,
     )  # fmt: skip
     return described
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """What a message says of classes: the table of every coordinate, and what the symbols are found by."""
+
+    masks: Tensor
+    contexts: Tensor
+    entries: Tensor
+    guesses: Tensor
+
+
+def read(regions: Regions, data: Tensor, count: int, known: Tensor, offsets: Tensor, words: Tensor, state: Tensor) -> Read:
+    """Read the classes and the tables of segments that have them."""
+    segments, device = len(pieces(count, SEGMENT)), data.device
+
+    def empty(size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    where = regions.to(device)
+    told, octaves = empty(regions.number * TOLD, torch.int64), empty(regions.room, torch.uint8)
+    tables = segments * CLASSES
+    q, entries = empty(tables * 256, torch.int16), empty(tables * 256, torch.int32)
+    found = Read(empty(segments, torch.int64), empty(count, torch.uint8), entries, empty(tables * GUESSES, torch.uint8))
+    launch(
+        READ, "classes_read", segments, THREADS,
+        data, count, known, *where, told, octaves, found.masks, q, entries, found.guesses, offsets, words, state,
+    )  # fmt: skip
+    launch(
+        READ, "classes_fill", segments * SHARE, THREADS,
+        count, SHARE, known, *where, told, octaves, found.masks, found.contexts, state,
+    )  # fmt: skip
+    return found
+
+
+def decode_chunks(
+    found: Read,
+    data: Tensor,
+    count: int,
+    known: Tensor,
+    offsets: Tensor,
+    words: Tensor,
+    kept: Tensor,
+    out: Tensor,
+    state: Tensor,
+) -> None:
+    """Decode the chunks of segments with classes."""
+    launch(
+        READ, "classes_chunks", len(pieces(count, SEGMENT)) * CHUNKS // 4, 128,
+        data, count, known, found.masks, found.contexts, found.entries, found.guesses, offsets, words, kept, out, state,
+    )  # fmt: skip

@@ -13,8 +13,10 @@ from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import classes
 from tersegrad.kernels.cuda.loader import Double, launch
+from tersegrad.kernels.reference.classes import cut
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _decode_segment as decode_segment
+from tersegrad.kernels.reference.dither import _pieces_of as pieces_of
 from tersegrad.kernels.reference.dither import _put as put
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
@@ -73,13 +75,12 @@ def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tenso
 def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:
     """``out = decoded``, or ``out += weight * decoded``; a message that is refused adds nothing.
 
-    Short messages, which are read in order, and those with scale classes are decoded by the CPU's kernels over a copy; segments with very
-    many escapes by the reference.
+    Short messages, which are read in order, are decoded by the CPU's kernels over a copy; segments with very many escapes by the reference.
     """
     count, device, data = out.numel(), out.device, data.contiguous()
     if count <= SHORT or data.numel() < 4:
         return _decode_on_host(data, out, weight, layout)
-    segments = len(pieces(count, SEGMENT))
+    segments, regions = len(pieces(count, SEGMENT)), classes.regions_of(layout, count, device)
     state, begins = (torch.zeros(size, dtype=torch.int64, device=device) for size in (3, segments + 1))
     known = torch.empty(segments * PLACES, dtype=torch.int64, device=device)
     q = torch.empty(segments * 256, dtype=torch.int16, device=device)
@@ -92,11 +93,16 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
     launch(DECODE, "dither_layout", 1, THREADS, data, data.numel(), count, begins, state)
     launch(DECODE, "dither_parse", segments, 32, data, count, begins, known, q, state)
     launch(DECODE, "dither_tables", segments, THREADS, data, count, q, known, cells, symbols, offsets, words, state)
+    found = classes.read(regions, data, count, known, offsets, words, state)
+    classes.decode_chunks(found, data, count, known, offsets, words, kept, place, state)
     launch(
         DECODE, "dither_chunks", segments * CHUNKS, 32,
         data, count, known, cells, symbols, offsets, words, kept, place, state,
     )  # fmt: skip
-    launch(DECODE, "dither_plain", segments * SHARE, THREADS, data, count, known, SHARE, kept, place, state)
+    launch(
+        DECODE, "dither_plain", segments * SHARE, THREADS,
+        data, count, known, SHARE, found.contexts, found.guesses, kept, place, state,
+    )  # fmt: skip
     launch(DECODE, "dither_escapes", segments, THREADS, data, count, known, kept, places, extras, place, state)
     _, wrong, left_over = state.tolist()
     if wrong == CORRUPT:
@@ -106,10 +112,11 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
         return _decode_on_host(data, out, weight, layout)
     if left_over:
         limits, marks = begins.tolist(), known.view(segments, PLACES)[:, ONLY].tolist()
-        lengths = pieces(count, SEGMENT)
+        lengths, listed = pieces(count, SEGMENT), pieces_of(layout, count, [[count, count, 1, 0]])
         for s in (s for s in range(segments) if marks[s] == -1):
             part = bytes(data[limits[s] : limits[s + 1]].cpu().numpy().tobytes())
-            place[s * SEGMENT : s * SEGMENT + lengths[s]] = decode_segment(part, lengths[s], device, [])
+            begin, end = s * SEGMENT, s * SEGMENT + lengths[s]
+            place[begin:end] = decode_segment(part, lengths[s], device, cut(listed, begin, end))
     return out if place is out else put(out, place, weight)
 
 

@@ -7,6 +7,8 @@
 #define MIDDLE 8
 #define MEAN 16
 #define SIDE_CHUNK 14
+// Where decoders begin to look for the symbol of a slot: one guess for each four slots.
+#define GUESSES 1024
 
 // How the classes of a region are told.
 enum { ONE_SCALE, BY_ROWS, BY_GRID, BY_BLOCKS };

@@ -1,5 +1,6 @@
 // What encoding and decoding of Sparse Dithering share (spec/wire.md, 5.16).
 #include "common.cuh"
+#include "rans_chunks.cuh"
 
 #define SEGMENT ((i64)1 << 18)
 #define SCALE_BLOCK ((i64)1 << 16)
@@ -37,4 +38,21 @@ __device__ __forceinline__ i64 segment_length(i64 count, i64 s) {
 __device__ __forceinline__ float scaled(i64 level, const u8* scales, i64 i) {
     const u32 bits = __float_as_uint(__fmul_rn((float)level, __uint_as_float(load32(scales + 4 * (i >> 16)))));
     return __uint_as_float((bits & 0x7fffffffu) == 0x7f800000u ? (bits & 0x80000000u) | HUGE_VALUE : bits);
+}
+
+// A warp reads the list of a segment's chunks, which fill the message up to `end`: where they begin, and their words. Whether it is right,
+// as far as this thread saw.
+__device__ bool chunk_places(const u8* data, i64 begin, i64 end, const Layout& l, i64* offsets, i64* words) {
+    const int c = threadIdx.x & 31;
+    const bool listed = begin + 4 * l.chunks <= end;
+    i64 number = 0;
+    bool good = listed;
+    if (listed && c < l.chunks) {
+        number = load32(data + begin + 4 * c);
+        good = number <= l.coded(c);
+    }
+    const i64 bytes = c < l.chunks ? 4 * l.lanes + 2 * number : 0, upto = warp_scan(bytes);
+    offsets[c] = begin + 4 * l.chunks + upto - bytes;
+    words[c] = number;
+    return good && (c < 31 || begin + 4 * l.chunks + upto == end);
 }

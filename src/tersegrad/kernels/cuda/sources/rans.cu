@@ -5,6 +5,13 @@
 
 __device__ __forceinline__ u32 context_of(const u8* contexts, i64 each, i64 i) { return each ? contexts[each == 1 ? i : i >> 6] : 0; }
 
+struct GivenContext {
+    static constexpr int ahead = 4;
+    const u8* contexts;
+    i64 each;
+    __device__ u32 operator()(i64 i) const { return context_of(contexts, each, i); }
+};
+
 // ---- tables ----
 
 // One thread reads the first byte and the tables of a block of `count` symbols.
@@ -112,14 +119,14 @@ extern "C" __global__ void __launch_bounds__(32) rans_decode_chunks(
         __syncwarp();
         const u32* near_cells = own_cells;
         const u8* near_symbols = own_symbols;
-        auto look = [=](i64, u32 slot, u32* cell, u8* symbol) { *cell = near_cells[slot], *symbol = near_symbols[slot]; };
-        good = decode_chunk(l, c, alphabet, states, words[c], ring, look, put);
+        auto look = [=](u32, u32 slot, u32* cell, u8* symbol) { *cell = near_cells[slot], *symbol = near_symbols[slot]; };
+        good = decode_chunk(l, c, alphabet, states, words[c], ring, NoContext(), look, put);
     } else {
-        auto look = [=](i64 i, u32 slot, u32* cell, u8* symbol) {
-            const i64 place = (i64)context_of(contexts, each, i) * TOTAL + slot;
+        auto look = [=](u32 context, u32 slot, u32* cell, u8* symbol) {
+            const i64 place = (i64)context * TOTAL + slot;
             *cell = cells[place], *symbol = symbols[place];
         };
-        good = decode_chunk(l, c, alphabet, states, words[c], ring, look, put);
+        good = decode_chunk(l, c, alphabet, states, words[c], ring, GivenContext{contexts, each}, look, put);
     }
     if (!good) head[STATUS] = CORRUPT;
 }

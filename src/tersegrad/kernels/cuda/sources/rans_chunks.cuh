@@ -59,44 +59,76 @@ struct Words {
     }
 };
 
-// A warp decodes chunk c: `look(i, slot)` gives the cell and symbol of a slot for symbol i of the block, `put(i, symbol)` takes the
-// symbols. Whether the chunk is well-formed, as far as this thread saw.
-template <class Look, class Put>
-__device__ bool decode_chunk(const Layout& l, i64 c, i64 alphabet, const u8* states, i64 number, u16* ring, Look look, Put put) {
+// What `decode_chunk` takes where symbols have no contexts.
+struct NoContext {
+    static constexpr int ahead = 1;
+    __device__ u32 operator()(i64) const { return 0; }
+};
+// One context per symbol, in memory far away: those of a group of steps are on their way while the group before is decoded.
+struct ContextOf {
+    static constexpr int ahead = 8;
+    const u8* contexts;
+    __device__ u32 operator()(i64 i) const { return contexts[i]; }
+};
+
+// A warp decodes chunk c: `look(context, slot)` gives the cell and symbol of a slot, `put(i, symbol)` takes symbol i of the block. Whether
+// the chunk is well-formed, as far as this thread saw.
+template <class Context, class Look, class Put>
+__device__ bool decode_chunk(
+    const Layout& l, i64 c, i64 alphabet, const u8* states, i64 number, u16* ring, Context context, Look look, Put put
+) {
+    constexpr int G = Context::ahead;
     const int t = threadIdx.x & 31;
     const i64 coded = l.coded(c), first = c * l.size;
     Words in;
     in.begin(states + 4 * l.lanes, states + 4 * l.lanes + 2 * number, ring);
-    u32 x[2];
+    u32 x[2], soon[G][2], now[G][2];
     bool good = true;
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
         x[h] = lane < l.lanes ? load32(states + 4 * lane) : 65536;
         good &= x[h] >= 65536;
     }
-    i64 at = 0;
-    for (i64 base = 0; base < coded; base += l.lanes) {
-        bool needs[2];
-        for (int h = 0; h < 2; ++h) {
-            const int lane = t + 32 * h;
-            const i64 i = base + lane;
-            needs[h] = false;
-            if (lane < l.lanes && i < coded) {
-                u32 cell;
-                u8 symbol;
-                look(first + i, x[h] & (TOTAL - 1), &cell, &symbol);
-                put(first + i, symbol);
-                x[h] = (cell & 0xffff) * (x[h] >> 12) + (cell >> 16);
-                needs[h] = x[h] < 65536;
+    auto fetch = [&](i64 base) {
+#pragma unroll
+        for (int a = 0; a < G; ++a)
+            for (int h = 0; h < 2; ++h) {
+                const i64 i = base + a * l.lanes + t + 32 * h;
+                soon[a][h] = t + 32 * h < l.lanes && i < coded ? context(first + i) : 0;
             }
+    };
+    fetch(0);
+    i64 at = 0;
+    for (i64 group = 0; group < coded && at <= number; group += G * l.lanes) {
+#pragma unroll
+        for (int a = 0; a < G; ++a)
+            for (int h = 0; h < 2; ++h) now[a][h] = soon[a][h];
+        fetch(group + G * l.lanes);
+#pragma unroll
+        for (int a = 0; a < G; ++a) {
+            const i64 base = group + a * l.lanes;
+            if (base >= coded || at > number) break;
+            bool needs[2];
+            for (int h = 0; h < 2; ++h) {
+                const int lane = t + 32 * h;
+                const i64 i = base + lane;
+                needs[h] = false;
+                if (lane < l.lanes && i < coded) {
+                    u32 cell;
+                    u8 symbol;
+                    look(now[a][h], x[h] & (TOTAL - 1), &cell, &symbol);
+                    put(first + i, symbol);
+                    x[h] = (cell & 0xffff) * (x[h] >> 12) + (cell >> 16);
+                    needs[h] = x[h] < 65536;
+                }
+            }
+            const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]), before = (1u << t) - 1;
+            const i64 from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
+            if (needs[0]) x[0] = x[0] << 16 | ring[from0 % RING];
+            if (needs[1]) x[1] = x[1] << 16 | ring[from1 % RING];
+            at += __popc(votes) + __popc(later);
+            if (at <= number && at + 64 > in.loaded) in.turn();
         }
-        const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]), before = (1u << t) - 1;
-        const i64 from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
-        if (needs[0]) x[0] = x[0] << 16 | ring[from0 % RING];
-        if (needs[1]) x[1] = x[1] << 16 | ring[from1 % RING];
-        at += __popc(votes) + __popc(later);
-        if (at > number) break;
-        if (at + 64 > in.loaded) in.turn();
     }
     good &= at == number;
     // The symbols that were not coded are what a state has above the smallest one.
