@@ -15,7 +15,7 @@ from tersegrad.kernels.reference.rans import SEGMENT, pieces
 
 CHOOSE, READ = "dither_classes.cu", "classes_decode.cu"
 # As in classes.cuh and dither.cuh.
-PLACES, TOLD, GUESSES, CHUNKS = 7, 2, 1024, 32
+PLACES, TOLD, CHUNKS = 7, 2, 32
 THREADS, SHARE = 256, 8
 # Rows that are longer than any segment count as this long.
 LONGEST_ROW = 1 << 20
@@ -93,7 +93,7 @@ def choose(
         return torch.zeros(size, dtype=torch.int32, device=device)
 
     sums, counts, tops = zeros(regions.room), zeros(segments * CLASSES * 256), zeros(segments * CLASSES)
-    octaves, symbols, classes = (empty(size, torch.uint8) for size in (regions.room, regions.room, n))
+    octaves, symbols, classes = (empty(size, torch.uint8) for size in (regions.room, regions.room, n + 3))
     told, costs = empty(regions.number * TOLD, torch.int64), empty(regions.number, torch.float64)
     side, codes = (empty(segments * size, torch.int32) for size in (2 * OCTAVES, CLASSES * 256))
     # A chunk of octaves has at least 2^13 symbols if there are several, and at least 64 for each of its states.
@@ -102,17 +102,18 @@ def choose(
     described = empty(regions.number + regions.room // 2 + 8 * segments, torch.uint8)
     shared = segments * SHARE
     launch(CHOOSE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
-    launch(CHOOSE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, told, costs, side, result)
+    launch(CHOOSE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
     launch(
-        CHOOSE, "classes_count", shared, THREADS,
-        n, SHARE, levels, known, *where, told, octaves, symbols, classes, counts, tops, result,
+        CHOOSE, "classes_count", segments + shared, THREADS,
+        n, SHARE, levels, known, *where, told, octaves, symbols, side, side_words, side_numbers, side_states, described, classes, counts, tops,
+        result,
     )  # fmt: skip
     launch(
         CHOOSE, "classes_decide", segments, THREADS,
-        n, chunk, known, *where, told, symbols, side, counts, tops, side_words, side_numbers, side_states, described, tables, codes, result,
+        n, chunk, known, *where, counts, tops, described, tables, codes, result,
     )  # fmt: skip
     launch(
-        CHOOSE, "classes_encode_chunks", segments * CHUNKS, 32,
+        CHOOSE, "classes_encode_chunks", segments * CHUNKS // 4, 128,
         n, levels, classes, known, codes, words, numbers, states, result,
     )  # fmt: skip
     return described
@@ -125,7 +126,7 @@ class Read:
     masks: Tensor
     contexts: Tensor
     entries: Tensor
-    guesses: Tensor
+    only: Tensor
 
 
 def read(regions: Regions, data: Tensor, count: int, known: Tensor, offsets: Tensor, words: Tensor, state: Tensor) -> Read:
@@ -139,10 +140,10 @@ def read(regions: Regions, data: Tensor, count: int, known: Tensor, offsets: Ten
     told, octaves = empty(regions.number * TOLD, torch.int64), empty(regions.room, torch.uint8)
     tables = segments * CLASSES
     q, entries = empty(tables * 256, torch.int16), empty(tables * 256, torch.int32)
-    found = Read(empty(segments, torch.int64), empty(count, torch.uint8), entries, empty(tables * GUESSES, torch.uint8))
+    found = Read(empty(segments, torch.int64), empty(count + 3, torch.uint8), entries, empty(tables, torch.uint8))
     launch(
         READ, "classes_read", segments, THREADS,
-        data, count, known, *where, told, octaves, found.masks, q, entries, found.guesses, offsets, words, state,
+        data, count, known, *where, told, octaves, found.masks, q, entries, found.only, offsets, words, state,
     )  # fmt: skip
     launch(
         READ, "classes_fill", segments * SHARE, THREADS,
@@ -165,5 +166,5 @@ def decode_chunks(
     """Decode the chunks of segments with classes."""
     launch(
         READ, "classes_chunks", len(pieces(count, SEGMENT)) * CHUNKS // 4, 128,
-        data, count, known, found.masks, found.contexts, found.entries, found.guesses, offsets, words, kept, out, state,
+        data, count, known, found.masks, found.contexts, found.entries, offsets, words, kept, out, state,
     )  # fmt: skip

@@ -101,7 +101,7 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
     )  # fmt: skip
     launch(
         DECODE, "dither_plain", segments * SHARE, THREADS,
-        data, count, known, SHARE, found.contexts, found.guesses, kept, place, state,
+        data, count, known, SHARE, found.contexts, found.only, kept, place, state,
     )  # fmt: skip
     launch(DECODE, "dither_escapes", segments, THREADS, data, count, known, kept, places, extras, place, state)
     _, wrong, left_over = state.tolist()
@@ -149,7 +149,8 @@ def dither_encode(
     def empty(size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    levels, words = empty(n, torch.int8), empty(n, torch.int16)
+    # Levels are read four at a time.
+    levels, words = empty(n + 3, torch.int8), empty(n, torch.int16)
     steps, scales = empty(blocks, torch.float32), empty(blocks, torch.float32)
     norms, errors = empty(blocks, torch.float64), empty(blocks, torch.float64)
     counts, known = empty(3 * blocks, torch.int64), empty(segments * PLACES, torch.int64)

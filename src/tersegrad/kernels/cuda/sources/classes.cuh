@@ -7,8 +7,6 @@
 #define MIDDLE 8
 #define MEAN 16
 #define SIDE_CHUNK 14
-// Where decoders begin to look for the symbol of a slot: one guess for each four slots.
-#define GUESSES 1024
 
 // How the classes of a region are told.
 enum { ONE_SCALE, BY_ROWS, BY_GRID, BY_BLOCKS };
@@ -63,28 +61,51 @@ __device__ __forceinline__ int class_of(int base, int line, int column) {
     return base && line && column ? (sum < 1 ? 1 : sum > CLASSES - 1 ? CLASSES - 1 : sum) : 0;
 }
 
-// Calls put(i, class) for coordinates i0 .. i1 of a region, whose octaves begin at `octaves`.
+// Calls put(i, classes, from, to) for coordinates i0 .. i1 of a region, four at a time, at places of the vector that are multiples of four:
+// byte k of `classes` is that of coordinate i + k, for k from .. to. The region's octaves begin at `octaves`.
 template <class Put>
 __device__ void each_class(const Team& team, const Region& g, i64 field, const u8* octaves, int i0, int i1, Put put) {
-    const int mode = (int)field >> 5, base = field & 31;
-    if (mode == ONE_SCALE) {
-        const int one = class_of(base, MIDDLE, MIDDLE);
-        for (int i = i0 + team.rank; i < i1; i += team.size) put(i, one);
-    } else if (mode == BY_BLOCKS) {
-        for (int i = i0 + team.rank; i < i1; i += team.size) put(i, class_of(base, octaves[i / BLOCK], MIDDLE));
-    } else {
-        const u8* across = octaves + g.rows;
-        const int down = team.size / g.columns, right = team.size % g.columns;
-        int row = (g.phase + i0 + team.rank) / g.columns, column = (g.phase + i0 + team.rank) % g.columns;
-#pragma unroll 4
-        for (int i = i0 + team.rank; i < i1; i += team.size) {
-            const int own = mode == BY_GRID ? across[g.group == 1 ? column : column / g.group] : MIDDLE;
-            put(i, class_of(base, octaves[row], own));
-            row += down;
-            column += right;
-            if (column >= g.columns) column -= g.columns, ++row;
+    const int mode = (int)field >> 5, base = field & 31, lead = (int)(g.start & 3), last = (i1 + lead + 3) / 4;
+    const u8* across = octaves + g.rows;
+    // A column's number divided by the group: exact, since both are below 2^19, unless the group is long.
+    const u32 magic = g.group == 1 || g.group > 8192 ? 0 : 0xffffffffu / (u32)g.group + 1;
+    auto own = [=](int column) { return (int)across[magic ? __umulhi((u32)column, magic) : g.group == 1 ? (u32)column : (u32)column / (u32)g.group]; };
+    const int length = mode == BY_BLOCKS ? BLOCK : g.columns, phase = mode == BY_BLOCKS ? 0 : g.phase;
+    const int down = 4 * team.size / length, right = 4 * team.size % length;
+    int quad = (i0 + lead) / 4 + team.rank;
+    // The first coordinate may lie up to three before the region.
+    const int place = phase + 4 * quad - lead + 4 * length;
+    int row = place / length - 4, column = place % length;
+    for (; quad < last; quad += team.size) {
+        const int i = 4 * quad - lead, from = i < i0 ? i0 - i : 0, to = i1 - i < 4 ? i1 - i : 4;
+        u32 packed = 0;
+        if (mode == ONE_SCALE) {
+            packed = (u32)class_of(base, MIDDLE, MIDDLE) * 0x01010101u;
+        } else if (column + 4 <= length && to - from == 4) {
+            const int line = octaves[row];
+            if (mode != BY_GRID) packed = (u32)class_of(base, line, MIDDLE) * 0x01010101u;
+            else if (line)
+#pragma unroll
+                for (int k = 0; k < 4; ++k) packed |= (u32)class_of(base, line, own(column + k)) << 8 * k;
+        } else {
+            int r = row, c = column;
+            for (int k = 0; k < to; ++k) {
+                if (k >= from) packed |= (u32)class_of(base, octaves[r], mode == BY_GRID ? own(c) : MIDDLE) << 8 * k;
+                if (++c == length) c = 0, ++r;
+            }
         }
+        put(i, packed, from, to);
+        row += down;
+        column += right;
+        if (column >= length) column -= length, ++row;
     }
+}
+
+// Four classes, or what stands for them, to places that are multiples of four.
+__device__ __forceinline__ void put_four(u8* to, u32 packed, int from, int until) {
+    if (until - from == 4) *(u32*)to = packed;
+    else
+        for (int k = from; k < until; ++k) to[k] = (u8)(packed >> 8 * k);
 }
 
 // Where the description of a segment's classes stands: its mask, the fields of its regions, and its octaves, of four bits each at most.

@@ -40,39 +40,70 @@ __device__ Slice slice_of(i64 first, i64 size, i64 part, i64 share) {
     return {first + smaller(part * each, size), first + smaller((part + 1) * each, size)};
 }
 
+// Of four levels the magnitudes, none above the window, which stands in each byte of `limit`.
+__device__ __forceinline__ u32 magnitudes(u32 levels, u32 limit) {
+    const u32 minus = levels >> 7 & 0x01010101u, sizes = (levels ^ minus * 255u) + minus;
+    const u32 over = (sizes + (0x7f7f7f7fu - limit) >> 7 & 0x01010101u) * 255u;
+    return (sizes & ~over) | (limit & over);
+}
+
+// Levels of a region, four at a time at places that are multiples of four: those of coordinates begin .. end, zeros around them.
+struct Fours {
+    const u32* words;
+    int lead;
+    u32 limit;
+    __device__ Fours(const signed char* levels, const Region& g, int window)
+        : words((const u32*)(levels + (g.start & ~(i64)3))), lead((int)(g.start & 3)), limit((u32)window * 0x01010101u) {}
+    __device__ int first(int begin) const { return (begin + lead) / 4; }
+    __device__ int last(int end) const { return (end - 1 + lead) / 4; }
+    __device__ u32 sizes(int quad, int begin, int end) const {
+        u32 word = words[quad];
+        if (quad == first(begin)) word &= 0xffffffffu << 8 * ((begin + lead) & 3);
+        if (quad == last(end)) word &= 0xffffffffu >> 8 * (3 - ((end - 1 + lead) & 3));
+        return magnitudes(word, limit);
+    }
+};
+
 // The sums of rows of `length` coordinates, from `phase` on, among i0 .. i1: one, 8 or 32 threads for each 1024 of a row.
-__device__ void add_lines(const Team& team, const signed char* levels, int window, int phase, int length, int i0, int i1, int* sums) {
-    const int width = length < 32 ? 1 : length < 256 ? 8 : 32, parts = (length + 1023) / 1024;
+__device__ void add_lines(const Team& team, const Fours& levels, int phase, int length, int i0, int i1, int* sums) {
+    const int width = length < 32 ? 1 : length < 512 ? 8 : 32, parts = (length + 1023) / 1024;
     const int groups = team.size / width, group = team.rank / width, lane = team.rank % width;
     const int first = (phase + i0) / length, items = ((phase + i1 - 1) / length - first + 1) * parts;
     for (int base = 0; base < items; base += groups) {
-        const int item = base + group, line = first + item / parts, part = item % parts;
-        const i64 begin = (i64)line * length - phase + 1024 * part, end = smaller(begin + 1024, (i64)(line + 1) * length - phase);
+        const int item = base + group, line = first + item / parts, from = line * length - phase;
+        int begin = from + 1024 * (item % parts), end = begin + 1024 < from + length ? begin + 1024 : from + length;
+        begin = begin < i0 ? i0 : begin;
+        end = end > i1 ? i1 : end;
         int sum = 0;
-        if (item < items)
+        if (item < items && begin < end)
 #pragma unroll 4
-            for (int i = (int)larger(begin, i0) + lane; i < smaller(end, i1); i += width) sum += magnitude_of(levels[i], window);
+            for (int k = levels.first(begin) + lane; k <= levels.last(end); k += width)
+                sum = (int)__dp4a(levels.sizes(k, begin, end), 0x01010101u, (u32)sum);
         for (int by = width / 2; by; by >>= 1) sum += __shfl_xor_sync(FULL, sum, by);
         if (lane == 0 && sum) atomicAdd(&sums[line], sum);
     }
 }
 
-// The sums of columns: a thread stays in a column.
-__device__ void add_columns(const Team& team, const signed char* levels, int window, const Region& g, int i0, int i1, int* sums) {
-    const int at = (g.phase + i0) % g.columns, narrow = team.size / g.columns * g.columns;
-    if (narrow) {
-        if (team.rank >= narrow) return;
-        int sum = 0;
+// The sums of columns: a thread stays in its column, or in four of them where rows begin at multiples of four. No sum of a slice has more than
+// 16 bits.
+__device__ void add_columns(const Team& team, const Fours& levels, const signed char* bytes, int window, const Region& g, int i0, int i1, int* sums) {
+    const bool four = g.columns % 4 == 0 && (g.phase - levels.lead) % 4 == 0;
+    const int wide = four ? g.columns / 4 : g.columns, begin = four ? levels.first(i0) : i0, end = four ? levels.last(i1) + 1 : i1;
+    const int at = four ? (4 * begin - levels.lead + g.phase + g.columns) % g.columns / 4 : (g.phase + i0) % g.columns;
+    const int narrow = team.size / wide * wide, step = narrow ? narrow : wide;
+    for (int c = team.rank; c < step; c += team.size) {
+        u32 even = 0, odd = 0;
 #pragma unroll 4
-        for (int i = i0 + team.rank; i < i1; i += narrow) sum += magnitude_of(levels[i], window);
-        if (sum) atomicAdd(&sums[(at + team.rank) % g.columns / g.group], sum);
-        return;
-    }
-    for (int c = team.rank; c < g.columns; c += team.size) {
-        int sum = 0;
-#pragma unroll 4
-        for (int i = i0 + c - at + (c < at ? g.columns : 0); i < i1; i += g.columns) sum += magnitude_of(levels[i], window);
-        if (sum) atomicAdd(&sums[c / g.group], sum);
+        for (int i = begin + c; i < end; i += step) {
+            const u32 sizes = four ? levels.sizes(i, i0, i1) : magnitude_of(bytes[i], window);
+            even += sizes & 0xff00ffu;
+            odd += sizes >> 8 & 0xff00ffu;
+        }
+        const int column = (at + c) % wide * (four ? 4 : 1);
+        for (int k = 0; k < 4; ++k) {
+            const u32 sum = (k & 1 ? odd : even) >> 8 * (k & 2) & 0xffff;
+            if (sum) atomicAdd(&sums[(column + k) / g.group], (int)sum);
+        }
     }
 }
 
@@ -86,16 +117,18 @@ extern "C" __global__ void classes_sums(
     const int window = (int)d[WINDOW];
     const Slice slice = slice_of(s * SEGMENT, size, blockIdx.x % share, share);
     each_part(regions, firsts, s, slice.from, slice.to, [=](const Team& team, i64, const Region& g, int i0, int i1) {
-        const signed char* own = levels + g.start;
-        if (g.count <= BLOCK || g.rows < FEW_ROWS) return add_lines(team, own, window, 0, BLOCK, i0, i1, sums + g.room);
-        add_lines(team, own, window, g.phase, g.columns, i0, i1, sums + g.room);
-        add_columns(team, own, window, g, i0, i1, sums + g.room + g.rows);
+        const Fours fours(levels, g, window);
+        if (g.count <= BLOCK || g.rows < FEW_ROWS) return add_lines(team, fours, 0, BLOCK, i0, i1, sums + g.room);
+        add_lines(team, fours, g.phase, g.columns, i0, i1, sums + g.room);
+        add_columns(team, fours, levels + g.start, window, g, i0, i1, sums + g.room + g.rows);
     });
 }
 
-// A block for each segment describes its regions: mode, base, octaves and where they stand; and says whether classes are worth counting.
+// A block for each segment describes its regions: mode, base and octaves, which are listed with OCTAVES added for columns; and says whether
+// classes are worth counting.
 extern "C" __global__ void classes_describe(
-    i64 n, i64* segments, const i64* regions, const i64* firsts, const int* sums, u8* octaves, i64* told, double* costs, int* side, const i64* result
+    i64 n, i64* segments, const i64* regions, const i64* firsts, const int* sums, u8* octaves, u8* symbols, i64* told, double* costs, int* side,
+    const i64* result
 ) {
     __shared__ Work works[WARPS];
     __shared__ int side_counts[2 * OCTAVES], all;
@@ -147,6 +180,14 @@ extern "C" __global__ void classes_describe(
         if (r < last) told[r * TOLD_PLACES + OCTAVES_AT] = number + before;
         number += here;
     }
+    __syncthreads();
+    // The octaves that are told, one after the other.
+    u8* const listed = symbols + regions[first * REGION_PLACES + ROOM];
+    each_part(regions, firsts, s, s * SEGMENT, s * SEGMENT + size, [=](const Team& team, i64 r, const Region& g, int, int) {
+        const int mode = (int)told[r * TOLD_PLACES + FIELD] >> 5, lines = g.lines(mode), all = lines + g.across(mode);
+        u8* to = listed + told[r * TOLD_PLACES + OCTAVES_AT];
+        for (int k = team.rank; k < all; k += team.size) to[k] = (u8)(octaves[g.room + k] + (k < lines ? 0 : OCTAVES));
+    });
     if (t < 2 * OCTAVES) side[s * 2 * OCTAVES + t] = side_counts[t];
     if (t) return;
     double cost = 0.0;
@@ -156,92 +197,78 @@ extern "C" __global__ void classes_describe(
     d[CLASSES_OF] = cost < WORTH_COUNTING * bits_of(size, all);
 }
 
-// Blocks, `share` of them for each segment, write the class of every coordinate, count symbols by class, and find the largest magnitude of
-// a class, plus 1. The octaves that are told are laid one after the other; those of columns have OCTAVES added.
+// The first blocks, one for each segment, write the octaves. Others, `share` of them for each segment, write the class of every coordinate,
+// count symbols by class, and find the largest magnitude of a class, plus 1.
 extern "C" __global__ void classes_count(
-    i64 n, i64 share, const signed char* levels, const i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves,
-    u8* symbols, u8* classes, int* counts, int* tops, const i64* result
+    i64 n, i64 share, const signed char* levels, i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves,
+    const u8* symbols, const int* side, u16* words, i64* numbers, u32* states, u8* described, u8* classes, int* counts, int* tops, const i64* result
 ) {
-    __shared__ int held[CLASSES * 256], largest[CLASSES];
-    const i64 s = blockIdx.x / share, size = segment_length(n, s), first = s * SEGMENT;
-    const i64* d = segments + s * SEGMENT_PLACES;
+    __shared__ int held[CLASSES * 256];
+    __shared__ u8 seen[CLASSES * 128];
+    __shared__ OctavesRoom room;
+    const i64 number = segments_of(n), block = blockIdx.x - number, part = block % share;
+    const i64 s = block < 0 ? blockIdx.x : block / share, size = segment_length(n, s), first = s * SEGMENT;
+    i64* d = segments + s * SEGMENT_PLACES;
     if (!coded_segment(d, size, result) || !d[CLASSES_OF]) return;
+    if (block < 0) {
+        const i64 own = firsts[s], last = firsts[s + 1], place = regions[own * REGION_PLACES + ROOM];
+        u8* to = described + description_at(own, place, s) + 2;
+        for (i64 r = own + threadIdx.x; r < last; r += blockDim.x) to[r - own] = (u8)told[r * TOLD_PLACES + FIELD];
+        const i64 bytes = write_octaves(
+            symbols + place, d[OCTAVES_OF], side + s * 2 * OCTAVES, words + place, numbers + place / 8192 + 2 * s, states + place / 64 + 64 * s,
+            to + last - own, room
+        );
+        if (threadIdx.x == 0) d[OCTAVES_OF] = bytes;
+        return;
+    }
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
     const bool sampled = size >= EXACT;
     for (int k = threadIdx.x; k < CLASSES * alphabet; k += blockDim.x) held[k] = 0;
-    if (threadIdx.x < CLASSES) largest[threadIdx.x] = 0;
+    for (int k = threadIdx.x; k < CLASSES * 128; k += blockDim.x) seen[k] = 0;
     __syncthreads();
     int* const near_counts = held;
-    int* const near_tops = largest;
-    u8* const side = symbols + regions[firsts[s] * REGION_PLACES + ROOM];
-    const Slice slice = slice_of(first, size, blockIdx.x % share, share);
+    u8* const near_seen = seen;
+    const Slice slice = slice_of(first, size, part, share);
     each_part(regions, firsts, s, slice.from, slice.to, [=](const Team& team, i64 r, const Region& g, int i0, int i1) {
-        const i64 field = told[r * TOLD_PLACES + FIELD];
         const signed char* own = levels + g.start;
-        u8* to = classes + g.start;
-        const i64 before = g.start - first;
-        each_class(team, g, field, octaves + g.room, i0, i1, [=](int i, int c) {
-            const int level = own[i], size = magnitude_of(level, window) + 1;
-            to[i] = (u8)c;
-            if (size > near_tops[c]) atomicMax(&near_tops[c], size);
-            if (!sampled || (before + i) / BLOCK % COUNTED == 0) atomicAdd(&near_counts[c * alphabet + symbol_of(level, window)], 1);
+        u8* place = classes + g.start;
+        const int before = (int)(g.start - first);
+        each_class(team, g, told[r * TOLD_PLACES + FIELD], octaves + g.room, i0, i1, [=](int i, u32 packed, int from, int to) {
+            const u32 word = *(const u32*)(own + i);
+            put_four(place + i, packed, from, to);
+            const bool counted = !sampled || (before + i) / BLOCK % COUNTED == 0;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                if (k < from || k >= to) continue;
+                const int level = (signed char)(word >> 8 * k), c = packed >> 8 * k & 255;
+                near_seen[c * 128 + magnitude_of(level, window)] = 1;
+                if (counted) atomicAdd(&near_counts[c * alphabet + symbol_of(level, window)], 1);
+            }
         });
-        if (i0) return;
-        const int lines = g.lines((int)field >> 5), number = lines + g.across((int)field >> 5);
-        u8* place = side + told[r * TOLD_PLACES + OCTAVES_AT];
-        for (int k = team.rank; k < number; k += team.size) place[k] = (u8)(octaves[g.room + k] + (k < lines ? 0 : OCTAVES));
     });
     __syncthreads();
     for (int k = threadIdx.x; k < CLASSES * alphabet; k += blockDim.x)
         if (held[k]) atomicAdd(&counts[s * CLASSES * 256 + k], held[k]);
-    if (threadIdx.x < CLASSES) atomicMax(&tops[s * CLASSES + threadIdx.x], largest[threadIdx.x]);
+    for (int k = threadIdx.x; k < CLASSES * 128; k += blockDim.x)
+        if (seen[k]) atomicMax(&tops[s * CLASSES + k / 128], k % 128 + 1);
 }
 
-// ---- deciding ----
-
-// What a warp needs to make a table.
-struct Bench {
-    u32 w[256];
-    int f[256];
-    short q[256];
-    TableRoom room;
-};
-
-// A warp writes the table of `count(k)` as bits, and its codes: frequency | start << 16.
-template <class Count>
-__device__ void make_table(Count count, int alphabet, Bench& bench, u8* bits, i64* length, int* present, u32* codes) {
-    const int lane = threadIdx.x & 31;
-    const i64 written = write_table(count, alphabet, bench.q, bits, bench.room);
-    const int found = make_frequencies(bench.q, alphabet, bench.w, bench.f);
-    i64 start = 0;
-    for (int base = 0; base < alphabet; base += 32) {
-        const int k = base + lane, f = k < alphabet ? bench.f[k] : 0;
-        const i64 upto = warp_scan(f);
-        if (k < alphabet) codes[k] = (u32)f | (u32)(start + upto - f) << 16;
-        start += __shfl_sync(FULL, upto, 31);
-    }
-    if (lane == 0) *length = written, *present = found;
-    __syncwarp();
-}
-
-// A block for each segment that was counted: entropies, tables and the octaves' rANS block; and whether there are classes.
+// A block for each segment that was counted: entropies and tables; and whether there are classes.
 extern "C" __global__ void classes_decide(
-    i64 n, i64 given, i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* symbols, const int* side, const int* counts,
-    const int* tops, u16* words, i64* numbers, u32* states, u8* described, u8* tables, u32* codes, const i64* result
+    i64 n, i64 given, i64* segments, const i64* regions, const i64* firsts, const int* counts, const int* tops, u8* described, u8* tables,
+    u32* codes, const i64* result
 ) {
     __shared__ union {
         double terms[CLASSES * 255];
         struct {
             Bench benches[WARPS];
-            u8 bits[(CLASSES + 2) * TABLE_BYTES];
+            u8 bits[CLASSES * TABLE_BYTES];
         };
     } pool;
     __shared__ double lone[256], alone, together;
-    __shared__ i64 totals[CLASSES], lengths[CLASSES + 2];
-    __shared__ int present[CLASSES + 2], used[CLASSES], next;
-    __shared__ u32 side_codes[2 * OCTAVES];
-    __shared__ u8 side_tables[2 * TABLE_BYTES];
-    const i64 s = blockIdx.x, size = segment_length(n, s), first = firsts[s], room = regions[first * REGION_PLACES + ROOM];
+    __shared__ i64 totals[CLASSES], lengths[CLASSES];
+    __shared__ int present[CLASSES], used[CLASSES];
+    const i64 s = blockIdx.x, size = segment_length(n, s), first = firsts[s];
     const int t = threadIdx.x, warp = t >> 5, lane = t & 31;
     i64* d = segments + s * SEGMENT_PLACES;
     if (!coded_segment(d, size, result) || !d[CLASSES_OF]) return;
@@ -273,83 +300,55 @@ extern "C" __global__ void classes_decide(
         mask |= 1 << c;
         ++number;
     }
-    if (t == 0) next = 0;
     __syncthreads();
-    Bench& bench = pool.benches[warp];
-    // Tables of the octaves come first, then their chunks and the tables of classes, in turn.
-    if (warp < 2) {
-        const int* from = side + s * 2 * OCTAVES + warp * OCTAVES;
-        make_table([=](int k) { return (i64)from[k]; }, OCTAVES, bench, pool.bits + warp * TABLE_BYTES, lengths + warp, present + warp, side_codes + warp * OCTAVES);
+    for (int k = warp; k < number; k += WARPS) {
+        const int c = used[k], top = own_tops[c] - 1;
+        auto counted = [=](int a) { return (i64)own[c * alphabet + a] + (sampled && magnitude_of(a - window, window) <= top); };
+        u32* to = codes + (s * CLASSES + c) * 256;
+        make_table(counted, alphabet, pool.benches[warp], pool.bits + k * TABLE_BYTES, lengths + k, present + k, to);
     }
     __syncthreads();
-    const i64 tables_bytes = join_tables(pool.bits, TABLE_BYTES, lengths, 2, side_tables);
-    const i64 count = d[OCTAVES_OF];
-    const bool informative = present[0] > 1 || present[1] > 1;
-    const Layout l = layout_of(larger(count, 1), OCTAVES, SIDE_CHUNK);
-    const int chunks = count && informative ? (int)l.chunks : 0;
-    const u8* octaves = symbols + room;
-    i64* const side_numbers = numbers + room / 8192 + 2 * s;
-    u32* const side_states = states + room / 64 + 64 * s;
-    for (;;) {
-        int job = 0;
-        if (lane == 0) job = atomicAdd(&next, 1);
-        job = __shfl_sync(FULL, job, 0);
-        if (job >= chunks + number) break;
-        if (job < chunks) {
-            const u32* near = side_codes;
-            const i64 made = encode_chunk(
-                l, job, [=](i64 i) { return (u32)octaves[i] & 15; }, [=](i64 i) { return near[octaves[i]]; }, words + room, side_states
-            );
-            if (lane == 0) side_numbers[job] = made;
-        } else {
-            const int k = job - chunks, c = used[k], top = own_tops[c] - 1;
-            auto counted = [=](int a) { return (i64)own[c * alphabet + a] + (sampled && magnitude_of(a - window, window) <= top); };
-            make_table(
-                counted, alphabet, bench, pool.bits + (2 + k) * TABLE_BYTES, lengths + 2 + k, present + 2 + k, codes + (s * CLASSES + c) * 256
-            );
-        }
-    }
-    __syncthreads();
-    const Octaves block = {octaves, side_tables, words + room, side_numbers, side_states, count, tables_bytes, informative};
-    bool raw;
-    const i64 described_bytes = 2 + firsts[s + 1] - first + block.length(&raw);
+    const i64 described_bytes = 2 + firsts[s + 1] - first + d[OCTAVES_OF];
     i64 bits = 0;
     int most = 0;
-    for (int k = 0; k < number; ++k) bits += lengths[2 + k], most = (int)larger(most, present[2 + k]);
+    for (int k = 0; k < number; ++k) bits += lengths[k], most = (int)larger(most, present[k]);
     const bool worth = together + 8.0 * (double)(described_bytes + (bits + 7) / 8) < WORTH_SENDING * alone;
+    if (worth) join_tables(pool.bits, TABLE_BYTES, lengths, number, tables + s * 8192);
     __syncthreads();
-    if (!worth) {
-        if (t == 0) d[CLASSES_OF] = 0;
-        return;
-    }
-    u8* to = described + description_at(first, room, s);
-    if (t < 2) to[t] = (u8)(mask >> 8 * t);
-    for (i64 r = first + t; r < firsts[s + 1]; r += blockDim.x) to[2 + r - first] = (u8)told[r * TOLD_PLACES + FIELD];
-    block.write(to + 2 + firsts[s + 1] - first);
-    join_tables(pool.bits + 2 * TABLE_BYTES, TABLE_BYTES, lengths + 2, number, tables + s * 8192);
     if (t) return;
+    d[CLASSES_OF] = worth ? described_bytes : 0;
+    if (!worth) return;
+    for (int k = 0; k < 2; ++k) described[description_at(first, regions[first * REGION_PLACES + ROOM], s) + k] = (u8)(mask >> 8 * k);
     d[KIND] = CLASSED_KIND;
-    d[CLASSES_OF] = described_bytes;
     d[TABLES_OF] = (bits + 7) / 8;
     d[ONLY] = most;
     d[CHUNK_OF] = given ? given : 2.0 * together < (double)size ? LONG_CHUNK : USUAL_CHUNK;
 }
 
-extern "C" __global__ void __launch_bounds__(32) classes_encode_chunks(
+// A warp for each chunk, four of them in a block.
+extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
     i64 n, const signed char* levels, const u8* classes, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
-    __shared__ u32 own[CLASSES * 255];
-    const i64 s = blockIdx.x / CHUNKS, c = blockIdx.x % CHUNKS, size = segment_length(n, s), first = s * SEGMENT;
+    __shared__ u32 own[CLASSES * 255], inverses[CLASSES * 255];
+    const i64 s = blockIdx.x / (CHUNKS / 4), c = blockIdx.x % (CHUNKS / 4) * 4, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
     const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
     if (c >= l.chunks) return;
-    for (int k = threadIdx.x; k < CLASSES * alphabet; k += 32) own[k] = codes[(s * CLASSES + k / alphabet) * 256 + k % alphabet];
-    __syncwarp();
-    const u32* from = own;
+    for (int k = threadIdx.x; k < CLASSES * alphabet; k += blockDim.x) {
+        own[k] = codes[(s * CLASSES + k / alphabet) * 256 + k % alphabet];
+        inverses[k] = inverse_of(own[k]);
+    }
+    __syncthreads();
+    const i64 mine = c + (threadIdx.x >> 5);
+    if (mine >= l.chunks) return;
+    const u32 *from = own, *inverted = inverses;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };
-    auto look = [=](i64 i) { return from[classes[first + i] * alphabet + symbol(i)]; };
-    const i64 number = encode_chunk(l, c, symbol, look, words + first, states + s * CHUNKS * 64);
-    if (threadIdx.x == 0) numbers[s * CHUNKS + c] = number;
+    auto look = [=](i64 i, u32* code, u32* inverse) {
+        const u32 k = classes[first + i] * (u32)alphabet + symbol(i);
+        *code = from[k], *inverse = inverted[k];
+    };
+    const i64 number = encode_chunk(l, mine, symbol, look, words + first, states + s * CHUNKS * 64);
+    if ((threadIdx.x & 31) == 0) numbers[s * CHUNKS + mine] = number;
 }

@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
 
 // Everything else: zero and raw segments, raw symbols, a single symbol; those with escapes keep their symbols. Blocks share a segment.
 extern "C" __global__ void dither_plain(
-    const u8* data, i64 count, const i64* segments, i64 share, const u8* contexts, const u8* guesses, u8* kept, float* out, i64* state
+    const u8* data, i64 count, const i64* segments, i64 share, const u8* contexts, const u8* only, u8* kept, float* out, i64* state
 ) {
     const i64 s = blockIdx.x / share, n = segment_length(count, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
@@ -175,7 +175,7 @@ extern "C" __global__ void dither_plain(
             if (symbol > 2 * window) state[WRONG] = CORRUPT;
             if (i + 1 == n && end && p[shift + width > 8] >> end) state[WRONG] = CORRUPT;
         } else if (d[KIND] == CLASSED_KIND) {
-            symbol = guesses[(s * CLASSES + contexts[first + i]) * GUESSES];
+            symbol = only[s * CLASSES + contexts[first + i]];
         }
         if (d[TAIL]) kept[first + i] = (u8)symbol;
         else out[first + i] = scaled((i64)symbol - window, data + d[SCALES], i);

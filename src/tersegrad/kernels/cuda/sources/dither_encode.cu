@@ -250,18 +250,19 @@ extern "C" __global__ void dither_segments(
 extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
     i64 n, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
-    __shared__ u32 own[256];
+    __shared__ u32 own[256], inverses[256];
     const i64 s = blockIdx.x / CHUNKS, c = blockIdx.x % CHUNKS, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
     const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
     if (c >= l.chunks) return;
-    for (int k = threadIdx.x; k < alphabet; k += 32) own[k] = codes[s * 256 + k];
+    for (int k = threadIdx.x; k < alphabet; k += 32) own[k] = codes[s * 256 + k], inverses[k] = inverse_of(own[k]);
     __syncwarp();
-    const u32* from = own;
+    const u32 *from = own, *inverted = inverses;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };
-    const i64 number = encode_chunk(l, c, symbol, [=](i64 i) { return from[symbol(i)]; }, words + first, states + s * CHUNKS * 64);
+    auto look = [=](i64 i, u32* code, u32* inverse) { *code = from[symbol(i)], *inverse = inverted[symbol(i)]; };
+    const i64 number = encode_chunk(l, c, symbol, look, words + first, states + s * CHUNKS * 64);
     if (threadIdx.x == 0) numbers[s * CHUNKS + c] = number;
 }
 

@@ -226,7 +226,10 @@ extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
         for (i64 k = threadIdx.x; k < cells; k += 32) own[k] = codes[k];
     __syncwarp();
     const u32* from = mine ? own : codes;
-    auto look = [=](i64 i) { return from[context_of(contexts, each, i) * (u32)alphabet + symbols[i]]; };
+    auto look = [=](i64 i, u32* code, u32* inverse) {
+        *code = from[context_of(contexts, each, i) * (u32)alphabet + symbols[i]];
+        *inverse = inverse_of(*code);
+    };
     const i64 number = encode_chunk(l, c, [=](i64 i) { return symbols[i]; }, look, words, states);
     if (threadIdx.x == 0) numbers[c] = number;
 }

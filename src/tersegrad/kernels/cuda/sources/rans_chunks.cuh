@@ -149,8 +149,11 @@ __device__ bool decode_chunk(
 
 #define AHEAD 8
 
-// A warp encodes chunk c: `symbol(i)` is symbol i of the block, `look(i)` its frequency | start << 16. The number of words, which end where
-// those of all coded symbols would.
+// What a frequency is divided by: x / f is the high word of the product with x, or 1 more.
+__device__ __forceinline__ u32 inverse_of(u32 code) { return code & 0xffff ? 0xffffffffu / (code & 0xffff) : 0; }
+
+// A warp encodes chunk c: `symbol(i)` is symbol i of the block, `look(i)` its frequency | start << 16 and the inverse of that. The number of
+// words, which end where those of all coded symbols would.
 template <class Symbol, class Look>
 __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Look look, u16* words, u32* states) {
     const int t = threadIdx.x & 31;
@@ -167,7 +170,7 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Look look, u1
     }
     i64 left = coded;
     const i64 steps = (coded + l.lanes - 1) / l.lanes;
-    u32 code[AHEAD][2];
+    u32 code[AHEAD][2], inverse[AHEAD][2];
     for (i64 group = (steps + AHEAD - 1) / AHEAD - 1; group >= 0; --group) {
         // All loads of a group are on their way before the first is used.
 #pragma unroll
@@ -175,7 +178,8 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Look look, u1
             for (int h = 0; h < 2; ++h) {
                 const int lane = t + 32 * h;
                 const i64 i = (group * AHEAD + a) * l.lanes + lane;
-                code[a][h] = lane < l.lanes && i < coded ? look(first + i) : 0;
+                code[a][h] = 0;
+                if (lane < l.lanes && i < coded) look(first + i, &code[a][h], &inverse[a][h]);
             }
 #pragma unroll
         for (int a = AHEAD - 1; a >= 0; --a) {
@@ -189,8 +193,8 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Look look, u1
             const u32 votes = __ballot_sync(FULL, emits[0]), later = __ballot_sync(FULL, emits[1]), before = (1u << t) - 1;
             for (int h = 0; h < 2; ++h) {
                 if (!code[a][h]) continue;
-                const u32 f = code[a][h] & 0xffff, quotient = x[h] / f;
-                x[h] = (quotient << 12) + (x[h] - quotient * f) + (code[a][h] >> 16);
+                const u32 f = code[a][h] & 0xffff, quotient = __umulhi(x[h], inverse[a][h]), rest = x[h] - quotient * f;
+                x[h] = (quotient << 12) + rest + (rest >= f ? TOTAL - f : 0) + (code[a][h] >> 16);
             }
             left -= __popc(votes) + __popc(later);
             if (emits[0]) words[first + left + __popc(votes & before)] = (u16)word[0];
