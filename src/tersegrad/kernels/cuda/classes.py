@@ -105,8 +105,8 @@ def choose(
     launch(CHOOSE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
     launch(
         CHOOSE, "classes_count", segments + shared, THREADS,
-        n, SHARE, levels, known, *where, told, octaves, symbols, side, side_words, side_numbers, side_states, described, classes, counts, tops,
-        result,
+        n, SHARE, levels, known, *where, told, octaves, symbols, side, side_words, side_numbers, side_states, described,
+        classes, counts, tops, result,
     )  # fmt: skip
     launch(
         CHOOSE, "classes_decide", segments, THREADS,
