@@ -414,7 +414,7 @@ def test_dithered_messages_are_the_same_bytes() -> None:
 
 
 @needs_compiler
-def test_messages_with_scale_classes_go_through_the_cpu() -> None:
+def test_rows_of_very_different_sizes_have_classes() -> None:
     """Rows of very different sizes: the encoder chooses classes where it may, and the decoder reads them."""
     x = (torch.randn(64, 64, generator=torch.Generator().manual_seed(4)) * torch.logspace(-3, 1, 64)[:, None]).reshape(-1)
     layout = torch.tensor([4096, 64, 1, 0])

@@ -11,10 +11,12 @@ from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
+from tersegrad.kernels.cuda import classes
 from tersegrad.kernels.cuda.loader import Double, launch
-from tersegrad.kernels.reference.classes import SHORTEST as CLASSES_FROM
+from tersegrad.kernels.reference.classes import cut
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _decode_segment as decode_segment
+from tersegrad.kernels.reference.dither import _pieces_of as pieces_of
 from tersegrad.kernels.reference.dither import _put as put
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
@@ -23,7 +25,7 @@ __all__ = ["dither_decode", "dither_encode", "dither_sample"]
 
 DECODE, ENCODE = "dither_decode.cu", "dither_encode.cu"
 # As in dither.cuh.
-PLACES, CHUNKS, ESCAPES = 10, 32, 8192
+PLACES, CHUNKS, ESCAPES = 12, 32, 8192
 PLANE_WORDS = ESCAPES * 53 // 32 + 8
 ONLY = 9
 FINE, CORRUPT, MANY_ESCAPES, NOT_FINITE = 0, 1, 4, 5
@@ -73,13 +75,12 @@ def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tenso
 def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:
     """``out = decoded``, or ``out += weight * decoded``; a message that is refused adds nothing.
 
-    Short messages, which are read in order, and those with scale classes are decoded by the CPU's kernels over a copy; segments with very
-    many escapes by the reference.
+    Short messages, which are read in order, are decoded by the CPU's kernels over a copy; segments with very many escapes by the reference.
     """
     count, device, data = out.numel(), out.device, data.contiguous()
     if count <= SHORT or data.numel() < 4:
         return _decode_on_host(data, out, weight, layout)
-    segments = len(pieces(count, SEGMENT))
+    segments, regions = len(pieces(count, SEGMENT)), classes.regions_of(layout, count, device)
     state, begins = (torch.zeros(size, dtype=torch.int64, device=device) for size in (3, segments + 1))
     known = torch.empty(segments * PLACES, dtype=torch.int64, device=device)
     q = torch.empty(segments * 256, dtype=torch.int16, device=device)
@@ -92,11 +93,16 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
     launch(DECODE, "dither_layout", 1, THREADS, data, data.numel(), count, begins, state)
     launch(DECODE, "dither_parse", segments, 32, data, count, begins, known, q, state)
     launch(DECODE, "dither_tables", segments, THREADS, data, count, q, known, cells, symbols, offsets, words, state)
+    found = classes.read(regions, data, count, known, offsets, words, state)
+    classes.decode_chunks(found, data, count, known, offsets, words, kept, place, state)
     launch(
         DECODE, "dither_chunks", segments * CHUNKS, 32,
         data, count, known, cells, symbols, offsets, words, kept, place, state,
     )  # fmt: skip
-    launch(DECODE, "dither_plain", segments * SHARE, THREADS, data, count, known, SHARE, kept, place, state)
+    launch(
+        DECODE, "dither_plain", segments * SHARE, THREADS,
+        data, count, known, SHARE, found.contexts, found.only, kept, place, state,
+    )  # fmt: skip
     launch(DECODE, "dither_escapes", segments, THREADS, data, count, known, kept, places, extras, place, state)
     _, wrong, left_over = state.tolist()
     if wrong == CORRUPT:
@@ -106,10 +112,11 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
         return _decode_on_host(data, out, weight, layout)
     if left_over:
         limits, marks = begins.tolist(), known.view(segments, PLACES)[:, ONLY].tolist()
-        lengths = pieces(count, SEGMENT)
+        lengths, listed = pieces(count, SEGMENT), pieces_of(layout, count, [[count, count, 1, 0]])
         for s in (s for s in range(segments) if marks[s] == -1):
             part = bytes(data[limits[s] : limits[s + 1]].cpu().numpy().tobytes())
-            place[s * SEGMENT : s * SEGMENT + lengths[s]] = decode_segment(part, lengths[s], device, [])
+            begin, end = s * SEGMENT, s * SEGMENT + lengths[s]
+            place[begin:end] = decode_segment(part, lengths[s], device, cut(listed, begin, end))
     return out if place is out else put(out, place, weight)
 
 
@@ -127,23 +134,23 @@ def dither_encode(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``.
 
-    Short messages, the published code, segments with very many escapes, and vectors with a layout, for which scale classes may be chosen,
-    are left to the CPU's kernels over a copy.
+    Short messages, the published code and segments with very many escapes are left to the CPU's kernels over a copy.
     """
     n, device = x.numel(), x.device
     total = x.contiguous() if carry is None else x + carry
-    classed = layout is not None and n >= CLASSES_FROM
-    if n == 0 or coder == PAPER or (coder == AUTO and n <= SHORT) or classed:
+    if n == 0 or coder == PAPER or (n <= SHORT and (coder == AUTO or layout is not None)):
         return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)
-    chunk = chunk or USUAL_CHUNK
-    if not SHORTEST <= chunk <= LONGEST:
+    if chunk and not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
+    regions = classes.regions_of(layout, n, device)
+    where = regions.to(device)
     segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
 
     def empty(size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    levels, words = empty(n, torch.int8), empty(n, torch.int16)
+    # Levels are read four at a time.
+    levels, words = empty(n + 3, torch.int8), empty(n, torch.int16)
     steps, scales = empty(blocks, torch.float32), empty(blocks, torch.float32)
     norms, errors = empty(blocks, torch.float64), empty(blocks, torch.float64)
     counts, known = empty(3 * blocks, torch.int64), empty(segments * PLACES, torch.int64)
@@ -166,21 +173,22 @@ def dither_encode(
     )  # fmt: skip
     launch(
         ENCODE, "dither_segments", segments, THREADS,
-        total, n, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
+        total, n, chunk or USUAL_CHUNK, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
     )  # fmt: skip
-    launch(
-        ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, chunk, levels, known, codes, words, numbers, states, result
-    )
-    launch(ENCODE, "dither_close", 1, THREADS, n, chunk, known, numbers, offsets, norms, errors, sums, result)
+    described = tables
+    if layout is not None:
+        described = classes.choose(regions, where, n, chunk, levels, known, tables, words, numbers, states, result)
+    launch(ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, levels, known, codes, words, numbers, states, result)
+    launch(ENCODE, "dither_close", 1, THREADS, n, known, numbers, offsets, norms, errors, sums, result)
     launch(
         ENCODE, "dither_write", segments * SHARE, THREADS,
-        total, n, chunk, SHARE, levels, scales, known, tables, words, numbers, states, offsets, planes, result, out,
+        total, n, SHARE, levels, scales, known, *where, described, tables, words, numbers, states, offsets, planes, result, out,
     )  # fmt: skip
     length, wrong = result.tolist()
     if wrong == MANY_ESCAPES:
-        return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, None)
+        return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)
     if left is not None:
-        dither_decode(out[:length], left.copy_(total), -1.0)
+        dither_decode(out[:length], left.copy_(total), -1.0, layout)
     if wrong == NOT_FINITE:
         sums = torch.tensor([torch.inf, 0.0], dtype=torch.float64, device=device)
         return result[0].clone(), sums[0], sums[1]

@@ -1,5 +1,6 @@
 // What encoding and decoding of Sparse Dithering share (spec/wire.md, 5.16).
 #include "common.cuh"
+#include "rans_chunks.cuh"
 
 #define SEGMENT ((i64)1 << 18)
 #define SCALE_BLOCK ((i64)1 << 16)
@@ -17,9 +18,14 @@
 enum { FIRST, WRONG, LEFT_OVER };
 enum { ANOTHER = 3, MANY_ESCAPES = 4, NOT_FINITE = 5 };
 
+// What comes of encoding.
+enum { RESULT_LENGTH, RESULT_WRONG, RESULT_PLACES };
+
 // Kinds of segments, and what is known of one.
 enum { ZERO_KIND, RAW_KIND, CODED_KIND, CLASSED_KIND };
-enum { KIND, WINDOW, SCALES, AT, TAIL, END, FORM_OF, CHUNK_OF, TABLES_OF, ONLY, SEGMENT_PLACES };
+enum { KIND, WINDOW, SCALES, AT, TAIL, END, FORM_OF, CHUNK_OF, TABLES_OF, ONLY, CLASSES_OF, OCTAVES_OF, SEGMENT_PLACES };
+
+__device__ __forceinline__ bool has_levels(const i64* d) { return d[KIND] == CODED_KIND || d[KIND] == CLASSED_KIND; }
 
 __device__ __forceinline__ i64 segments_of(i64 count) {
     return count == 0 ? 0 : count < SEGMENT ? 1 : (count + SEGMENT / 2) / SEGMENT;
@@ -37,4 +43,21 @@ __device__ __forceinline__ float scale_at(const u8* scales, i64 block) { return 
 __device__ __forceinline__ float scaled(int level, float scale) {
     const u32 bits = __float_as_uint(__fmul_rn((float)level, scale));
     return __uint_as_float((bits & 0x7fffffffu) == 0x7f800000u ? (bits & 0x80000000u) | HUGE_VALUE : bits);
+}
+
+// A warp reads the list of a segment's chunks, which fill the message up to `end`: where they begin, and their words. Whether it is right,
+// as far as this thread saw.
+__device__ bool chunk_places(const u8* data, i64 begin, i64 end, const Layout& l, i64* offsets, i64* words) {
+    const int c = threadIdx.x & 31;
+    const bool listed = begin + 4 * l.chunks <= end;
+    i64 number = 0;
+    bool good = listed;
+    if (listed && c < l.chunks) {
+        number = load32(data + begin + 4 * c);
+        good = number <= l.coded(c);
+    }
+    const i64 bytes = c < l.chunks ? 4 * l.lanes + 2 * number : 0, upto = warp_scan(bytes);
+    offsets[c] = begin + 4 * l.chunks + upto - bytes;
+    words[c] = number;
+    return good && (c < 31 || begin + 4 * l.chunks + upto == end);
 }

@@ -3,6 +3,7 @@
 #include "rans_tables.cuh"
 #include "rans_chunks.cuh"
 #include "dither.cuh"
+#include "classes.cuh"
 
 // One block finds where segments begin. STATE: what the message starts with, and what is wrong.
 extern "C" __global__ void dither_layout(const u8* data, i64 nbytes, i64 count, i64* begins, i64* state) {
@@ -41,12 +42,7 @@ extern "C" __global__ void dither_parse(const u8* data, i64 count, const i64* be
     d[END] = end;
     if (kind == ZERO_KIND && size == 1) return;
     if (kind == RAW_KIND && size == 1 + 4 * n) return;
-    if (kind == CLASSED_KIND) {
-        // Segments with scale classes are not read here.
-        state[WRONG] = ANOTHER;
-        return;
-    }
-    bool good = kind == CODED_KIND && size >= 3;
+    bool good = (kind == CODED_KIND || kind == CLASSED_KIND) && size >= 3;
     i64 tail = 0, used = 0, byte = 128;
     while (good && byte >= 128) {
         if (used == 5 || 2 + used >= size) {
@@ -69,6 +65,8 @@ extern "C" __global__ void dither_parse(const u8* data, i64 count, const i64* be
     d[SCALES] = at + 2 + used;
     d[AT] = at + body;
     d[TAIL] = tail;
+    // Classes come before the symbols.
+    if (kind == CLASSED_KIND) return;
     const i64 alphabet = 2 * window + 1, nbytes = size - body - tail;
     const u8* block = data + at + body;
     const int form = nbytes ? block[0] : 0;
@@ -118,19 +116,7 @@ extern "C" __global__ void dither_tables(
     make_cells(f, (int)alphabet, start, cells + s * TOTAL, symbols + s * TOTAL);
     if (threadIdx.x >= 32) return;
     const Layout l = layout_of(n, alphabet, d[CHUNK_OF]);
-    const int c = threadIdx.x;
-    const bool listed = begin + 4 * l.chunks <= end;
-    i64 number = 0;
-    bool bad = !listed;
-    if (listed && c < l.chunks) {
-        number = load32(data + begin + 4 * c);
-        bad = number > l.coded(c);
-    }
-    const i64 bytes = c < l.chunks ? 4 * l.lanes + 2 * number : 0, upto = warp_scan(bytes);
-    offsets[s * CHUNKS + c] = begin + 4 * l.chunks + upto - bytes;
-    words[s * CHUNKS + c] = number;
-    if (c == 31 && begin + 4 * l.chunks + upto != end) bad = true;
-    if (bad) state[WRONG] = CORRUPT;
+    if (!chunk_places(data, begin, end, l, offsets + s * CHUNKS, words + s * CHUNKS)) state[WRONG] = CORRUPT;
 }
 
 // A warp for each chunk; the last blocks, for chunks that a segment may have, have nothing to do, and so those that do lie evenly on the
@@ -155,14 +141,14 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
     const u32* near_cells = own_cells;
     const u8* near_symbols = own_symbols;
     const float* near_scales = scales;
-    auto look = [=](i64, u32 slot, u32* cell, u8* symbol) { *cell = near_cells[slot], *symbol = near_symbols[slot]; };
+    auto look = [=](u32, u32 slot, u32* cell, u8* symbol) { *cell = near_cells[slot], *symbol = near_symbols[slot]; };
     const u8* states = data + offsets[s * CHUNKS + c];
     const i64 first = s * SEGMENT;
     bool good;
     if (d[TAIL]) {
-        good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, look, [=](i64 i, u8 symbol) { kept[first + i] = symbol; });
+        good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, NoContext(), look, [=](i64 i, u8 symbol) { kept[first + i] = symbol; });
     } else {
-        good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, look, [=](i64 i, u8 symbol) {
+        good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, NoContext(), look, [=](i64 i, u8 symbol) {
             out[first + i] = scaled(symbol - window, near_scales[i >> 16]);
         });
     }
@@ -171,14 +157,14 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
 
 // Everything else: zero and raw segments, raw symbols, a single symbol; those with escapes keep their symbols. Blocks share a segment.
 extern "C" __global__ void dither_plain(
-    const u8* data, i64 count, const i64* segments, i64 share, u8* kept, float* out, i64* state
+    const u8* data, i64 count, const i64* segments, i64 share, const u8* contexts, const u8* only, u8* kept, float* out, i64* state
 ) {
     const i64 s = blockIdx.x / share, n = segment_length(count, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
-    if (state[WRONG] != FINE || (d[KIND] == CODED_KIND && d[FORM_OF] == CODED)) return;
-    const int window = (int)d[WINDOW], width = d[KIND] == CODED_KIND ? raw_bits(2 * window + 1) : 0;
+    if (state[WRONG] != FINE || (has_levels(d) && d[FORM_OF] == CODED)) return;
+    const int window = (int)d[WINDOW], width = has_levels(d) ? raw_bits(2 * window + 1) : 0;
     for (i64 i = blockIdx.x % share * blockDim.x + threadIdx.x; i < n; i += share * blockDim.x) {
-        if (d[KIND] != CODED_KIND) {
+        if (!has_levels(d)) {
             out[first + i] = d[KIND] == ZERO_KIND ? 0.0f : __uint_as_float(load32(data + d[AT] + 4 * i));
             continue;
         }
@@ -192,6 +178,8 @@ extern "C" __global__ void dither_plain(
             symbol = held >> shift & ((1u << width) - 1);
             if (symbol > 2 * window) state[WRONG] = CORRUPT;
             if (i + 1 == n && end && p[shift + width > 8] >> end) state[WRONG] = CORRUPT;
+        } else if (d[KIND] == CLASSED_KIND) {
+            symbol = only[s * CLASSES + contexts[first + i]];
         }
         if (d[TAIL]) kept[first + i] = (u8)symbol;
         else out[first + i] = scaled((int)symbol - window, scale_at(data + d[SCALES], i >> 16));
@@ -204,7 +192,7 @@ extern "C" __global__ void dither_escapes(
 ) {
     const i64 s = blockIdx.x, n = segment_length(count, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
-    if (state[WRONG] != FINE || d[KIND] != CODED_KIND || !d[TAIL]) return;
+    if (state[WRONG] != FINE || !has_levels(d) || !d[TAIL]) return;
     const int window = (int)d[WINDOW], t = threadIdx.x;
     const i64 tail = d[TAIL];
     const u8 *codes = data + d[END] - tail, *symbols = kept + first;

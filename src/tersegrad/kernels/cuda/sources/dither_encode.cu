@@ -6,11 +6,11 @@
 #include "dither.cuh"
 #include "philox.cuh"
 #include "dither_levels.cuh"
+#include "classes.cuh"
 
 #define QUICK_LIMIT 127
 
-// Places of the result, and of what is known of a block.
-enum { RESULT_LENGTH, RESULT_WRONG, RESULT_PLACES };
+// What is known of a block.
 enum { TOP, ABOVE_15, ABOVE_31, COUNT_PLACES };
 
 // "The second half onto the first until one is left" over a warp; the sum is in lane 0.
@@ -149,13 +149,14 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
 
 // A block for each segment: kind, window, histogram, table, frequencies, and the escapes.
 extern "C" __global__ void dither_segments(
-    const float* x, i64 n, const signed char* levels, const float* steps, const i64* counts,
+    const float* x, i64 n, i64 exponent, const signed char* levels, const float* steps, const i64* counts,
     i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, i64* segments, short* q, u8* tables, u32* codes, int* escapes, u32* planes, i64* result
 ) {
     __shared__ u32 sums[256];
     __shared__ u8 seen[256];
     __shared__ u32 w[256];
     __shared__ int f[256];
+    __shared__ TableRoom room;
     const i64 s = blockIdx.x, size = segment_length(n, s), first = s * SEGMENT;
     const int t = threadIdx.x;
     i64* d = segments + s * SEGMENT_PLACES;
@@ -174,6 +175,7 @@ extern "C" __global__ void dither_segments(
         for (int k = 0; k < SEGMENT_PLACES; ++k) d[k] = 0;
         d[KIND] = top == 0 ? ZERO_KIND : coded ? CODED_KIND : RAW_KIND;
         d[WINDOW] = window;
+        d[CHUNK_OF] = exponent;
     }
     if (!coded) return;
     const i64 least = larger((i64)1 << 16, 4096 * alphabet);
@@ -198,7 +200,7 @@ extern "C" __global__ void dither_segments(
     if (t < 32) {
         const u32* held = sums;
         const u8* there = seen;
-        const i64 bits = write_table([=](int k) { return (i64)held[k] + (everything ? 1 : there[k]); }, alphabet, q + s * 256, tables + s * 8192);
+        const i64 bits = write_table([=](int k) { return (i64)held[k] + (everything ? 1 : there[k]); }, alphabet, q + s * 256, tables + s * 8192, room);
         const int present = make_frequencies(q + s * 256, alphabet, w, f);
         if (t == 0) {
             d[TABLES_OF] = (bits + 7) / 8;
@@ -263,14 +265,14 @@ extern "C" __global__ void dither_segments(
 }
 
 extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
-    i64 n, i64 exponent, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
+    i64 n, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
     __shared__ Code own[256];
     const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n), size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
-    const Layout l = layout_of(size, alphabet, exponent);
+    const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
     if (c >= l.chunks) return;
     for (int k = threadIdx.x; k < alphabet; k += 32) own[k] = code_of(codes[s * 256 + k]);
     __syncwarp();
@@ -284,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
 
 // One block lays out the message: the form and length of every segment, where they and their chunks begin; norm and error.
 extern "C" __global__ void dither_close(
-    i64 n, i64 exponent, i64* segments, const i64* numbers, i64* offsets, double* norms, double* errors, double* sums, i64* result
+    i64 n, i64* segments, const i64* numbers, i64* offsets, double* norms, double* errors, double* sums, i64* result
 ) {
     const i64 segments_number = segments_of(n);
     const bool finite = result[RESULT_WRONG] == FINE;
@@ -307,9 +309,9 @@ extern "C" __global__ void dither_close(
             }
             for (int half = 4; half; half >>= 1)
                 for (int k = 0; k < half; ++k) power[k] += power[k + half], wrong[k] += wrong[k + half];
-            if (d[KIND] == CODED_KIND) {
+            if (has_levels(d)) {
                 const i64 alphabet = 2 * d[WINDOW] + 1, most = 1 + raw_bytes(size, alphabet);
-                const Layout l = layout_of(size, alphabet, exponent);
+                const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
                 i64 body = 1 + d[TABLES_OF];
                 const bool fits = body < most;
                 if (d[ONLY] >= 2) {
@@ -324,7 +326,7 @@ extern "C" __global__ void dither_close(
                 i64 varint = 1;
                 while (d[TAIL] >> 7 * varint) ++varint;
                 d[SCALES] = 2 + varint;
-                bytes = 2 + varint + 4 * blocks + body + d[TAIL];
+                bytes = 2 + varint + 4 * blocks + d[CLASSES_OF] + body + d[TAIL];
                 if (bytes > 1 + 4 * size) d[KIND] = RAW_KIND;
             }
             if (d[KIND] == RAW_KIND) bytes = 1 + 4 * size, wrong[0] = 0.0;
@@ -352,8 +354,9 @@ extern "C" __global__ void dither_close(
 
 // Blocks, `share` of them for each segment, write the message.
 extern "C" __global__ void dither_write(
-    const float* x, i64 n, i64 exponent, i64 share, const signed char* levels, const float* scales, const i64* segments, const u8* tables,
-    const u16* words, const i64* numbers, const u32* states, const i64* offsets, const u32* planes, const i64* result, u8* out
+    const float* x, i64 n, i64 share, const signed char* levels, const float* scales, const i64* segments, const i64* regions, const i64* firsts,
+    const u8* described, const u8* tables, const u16* words, const i64* numbers, const u32* states, const i64* offsets, const u32* planes,
+    const i64* result, u8* out
 ) {
     const i64 s = blockIdx.x / share, part = blockIdx.x % share, size = segment_length(n, s), first = s * SEGMENT;
     const i64 stride = share * blockDim.x, begin = part * blockDim.x + threadIdx.x;
@@ -367,15 +370,19 @@ extern "C" __global__ void dither_write(
     if (leads) to[0] = (u8)d[KIND];
     if (d[KIND] == RAW_KIND)
         for (i64 i = begin; i < size; i += stride) store32(to + 1 + 4 * i, __float_as_uint(x[first + i]));
-    if (d[KIND] != CODED_KIND) return;
+    if (!has_levels(d)) return;
     const int window = (int)d[WINDOW], width = raw_bits(2 * window + 1);
     const i64 blocks = (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
-    u8* body = to + d[SCALES] + 4 * blocks;
+    u8 *classes = to + d[SCALES] + 4 * blocks, *body = classes + d[CLASSES_OF];
     if (leads) {
         to[1] = (u8)window;
         for (i64 k = 2; k < d[SCALES]; ++k) to[k] = (u8)((d[TAIL] >> 7 * (k - 2) & 127) | (k + 1 < d[SCALES] ? 128 : 0));
         for (i64 b = 0; b < blocks; ++b) store32(to + d[SCALES] + 4 * b, __float_as_uint(scales[first / SCALE_BLOCK + b]));
-        body[0] = d[FORM_OF] == RAW ? (u8)RAW : (u8)exponent;
+        body[0] = d[FORM_OF] == RAW ? (u8)RAW : (u8)d[CHUNK_OF];
+    }
+    if (d[KIND] == CLASSED_KIND) {
+        const u8* from = described + description_at(firsts[s], regions[firsts[s] * REGION_PLACES + ROOM], s);
+        for (i64 b = begin; b < d[CLASSES_OF]; b += stride) classes[b] = from[b];
     }
     for (i64 b = begin; b < d[TAIL]; b += stride) out[d[END] - d[TAIL] + b] = (u8)(planes[s * PLANE_WORDS + (b >> 2)] >> 8 * (b & 3));
     if (d[FORM_OF] == RAW) {
@@ -389,7 +396,7 @@ extern "C" __global__ void dither_write(
     }
     for (i64 b = begin; b < d[TABLES_OF]; b += stride) body[1 + b] = tables[s * 8192 + b];
     if (d[FORM_OF] != CODED) return;
-    const Layout l = layout_of(size, 2 * window + 1, exponent);
+    const Layout l = layout_of(size, 2 * window + 1, d[CHUNK_OF]);
     for (i64 c = part; c < l.chunks; c += share) {
         u8* chunk = body + offsets[s * CHUNKS + c];
         const i64 number = numbers[s * CHUNKS + c];

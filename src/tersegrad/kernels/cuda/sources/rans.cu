@@ -5,6 +5,13 @@
 
 __device__ __forceinline__ u32 context_of(const u8* contexts, i64 each, i64 i) { return each ? contexts[each == 1 ? i : i >> 6] : 0; }
 
+struct GivenContext {
+    static constexpr int ahead = 4;
+    const u8* contexts;
+    i64 each;
+    __device__ u32 operator()(i64 i) const { return context_of(contexts, each, i); }
+};
+
 // ---- tables ----
 
 // One thread reads the first byte and the tables of a block of `count` symbols.
@@ -41,32 +48,19 @@ extern "C" __global__ void rans_frequencies(const short* q, i64 alphabet, int* f
 extern "C" __global__ void rans_table(
     const i64* counts, const int* extra, i64 extended, i64 alphabet, short* q, u8* bits, i64* lengths
 ) {
+    __shared__ TableRoom room;
     const i64 row = blockIdx.x * alphabet;
     const i64 length = write_table(
         [=](int s) { return counts[row + s] + (extended ? extra[row + s] : 0); }, (int)alphabet, q + row,
-        bits + blockIdx.x * (32 * alphabet + 2)
+        bits + blockIdx.x * (32 * alphabet + 2), room
     );
     if (threadIdx.x == 0) lengths[blockIdx.x] = length;
 }
 
-// One block lays the tables one after the other, without gaps between their bits.
+// One block lays the tables one after the other.
 extern "C" __global__ void rans_join(const u8* bits, const i64* lengths, i64 alphabet, i64 contexts, u8* tables, i64* head) {
-    i64 at = 0;
-    for (i64 c = 0; c < contexts; ++c) {
-        const u8* from = bits + c * (32 * alphabet + 2);
-        const i64 length = lengths[c], first = at >> 3, last = (at + length + 7) >> 3;
-        const int shift = at & 7;
-        for (i64 b = first + threadIdx.x; b < last; b += blockDim.x) {
-            // Bits of this byte: the upper ones of source byte b - first - 1, the lower ones of source byte b - first.
-            const i64 j = b - first, bytes = (length + 7) >> 3;
-            u32 value = j < bytes ? (u32)from[j] << shift : 0;
-            if (j > 0 && j - 1 < bytes) value |= (u32)from[j - 1] >> (8 - shift);
-            tables[b] = (u8)(value | (b == first && shift ? tables[b] : 0));
-        }
-        at += length;
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) head[TABLES] = (at + 7) >> 3;
+    const i64 bytes = join_tables(bits, 32 * alphabet + 2, lengths, contexts, tables);
+    if (threadIdx.x == 0) head[TABLES] = bytes;
 }
 
 // ---- decoding ----
@@ -125,14 +119,14 @@ extern "C" __global__ void __launch_bounds__(32) rans_decode_chunks(
         __syncwarp();
         const u32* near_cells = own_cells;
         const u8* near_symbols = own_symbols;
-        auto look = [=](i64, u32 slot, u32* cell, u8* symbol) { *cell = near_cells[slot], *symbol = near_symbols[slot]; };
-        good = decode_chunk(l, c, alphabet, states, words[c], ring, look, put);
+        auto look = [=](u32, u32 slot, u32* cell, u8* symbol) { *cell = near_cells[slot], *symbol = near_symbols[slot]; };
+        good = decode_chunk(l, c, alphabet, states, words[c], ring, NoContext(), look, put);
     } else {
-        auto look = [=](i64 i, u32 slot, u32* cell, u8* symbol) {
-            const i64 place = (i64)context_of(contexts, each, i) * TOTAL + slot;
+        auto look = [=](u32 context, u32 slot, u32* cell, u8* symbol) {
+            const i64 place = (i64)context * TOTAL + slot;
             *cell = cells[place], *symbol = symbols[place];
         };
-        good = decode_chunk(l, c, alphabet, states, words[c], ring, look, put);
+        good = decode_chunk(l, c, alphabet, states, words[c], ring, GivenContext{contexts, each}, look, put);
     }
     if (!good) head[STATUS] = CORRUPT;
 }

@@ -58,10 +58,25 @@ struct Words {
     }
 };
 
-// A warp decodes chunk c: `look(i, slot)` gives the cell and symbol of a slot for symbol i of the block, `put(i, symbol)` takes the
-// symbols. Whether the chunk is well-formed, as far as this thread saw.
-template <class Look, class Put>
-__device__ bool decode_chunk(const Layout& l, i64 c, i64 alphabet, const u8* states, i64 number, u16* ring, Look look, Put put) {
+// What `decode_chunk` takes where symbols have no contexts.
+struct NoContext {
+    static constexpr int ahead = 1;
+    __device__ u32 operator()(i64) const { return 0; }
+};
+// One context per symbol, in memory far away: those of a group of steps are on their way while the group before is decoded.
+struct ContextOf {
+    static constexpr int ahead = 8;
+    const u8* contexts;
+    __device__ u32 operator()(i64 i) const { return contexts[i]; }
+};
+
+// A warp decodes chunk c: `look(context, slot)` gives the cell and symbol of a slot, `put(i, symbol)` takes symbol i of the block. Whether
+// the chunk is well-formed, as far as this thread saw.
+template <class Context, class Look, class Put>
+__device__ bool decode_chunk(
+    const Layout& l, i64 c, i64 alphabet, const u8* states, i64 number, u16* ring, Context context, Look look, Put put
+) {
+    constexpr int G = Context::ahead;
     const int t = threadIdx.x & 31, coded = (int)l.coded(c), lanes = l.lanes;
     const u32 before = (1u << t) - 1;
     const i64 first = c * l.size;
@@ -86,17 +101,33 @@ __device__ bool decode_chunk(const Layout& l, i64 c, i64 alphabet, const u8* sta
         if (at + 64 > in.loaded) in.turn();
     };
     // Whole steps of 64 lanes, which are nearly all, have no lane that waits.
-    for (; lanes == 64 && base + 64 <= coded; base += 64) {
-        u32 cell[2];
-        u8 symbol[2];
-        bool needs[2];
-        for (int h = 0; h < 2; ++h) look(first + base + t + 32 * h, x[h] & (TOTAL - 1), &cell[h], &symbol[h]);
-        for (int h = 0; h < 2; ++h) {
-            x[h] = (cell[h] & 0xffff) * (x[h] >> 12) + (cell[h] >> 16);
-            needs[h] = x[h] < 65536;
+    const int groups = lanes == 64 ? coded / (64 * G) : 0;
+    u32 soon[G][2];
+    auto fetch = [&](int group) {
+#pragma unroll
+        for (int a = 0; a < G; ++a)
+            for (int h = 0; h < 2; ++h) soon[a][h] = context(first + (group * G + a) * 64 + t + 32 * h);
+    };
+    if (groups) fetch(0);
+    for (int group = 0; group < groups; ++group) {
+        u32 now[G][2];
+#pragma unroll
+        for (int a = 0; a < G; ++a)
+            for (int h = 0; h < 2; ++h) now[a][h] = soon[a][h];
+        if (group + 1 < groups) fetch(group + 1);
+#pragma unroll
+        for (int a = 0; a < G; ++a, base += 64) {
+            u32 cell[2];
+            u8 symbol[2];
+            bool needs[2];
+            for (int h = 0; h < 2; ++h) look(now[a][h], x[h] & (TOTAL - 1), &cell[h], &symbol[h]);
+            for (int h = 0; h < 2; ++h) {
+                x[h] = (cell[h] & 0xffff) * (x[h] >> 12) + (cell[h] >> 16);
+                needs[h] = x[h] < 65536;
+            }
+            refill(needs);
+            for (int h = 0; h < 2; ++h) put(first + base + t + 32 * h, symbol[h]);
         }
-        refill(needs);
-        for (int h = 0; h < 2; ++h) put(first + base + t + 32 * h, symbol[h]);
     }
     for (; base < coded; base += lanes) {
         bool needs[2];
@@ -106,7 +137,7 @@ __device__ bool decode_chunk(const Layout& l, i64 c, i64 alphabet, const u8* sta
             if (lane < lanes && i < coded) {
                 u32 cell;
                 u8 symbol;
-                look(first + i, x[h] & (TOTAL - 1), &cell, &symbol);
+                look(context(first + i), x[h] & (TOTAL - 1), &cell, &symbol);
                 put(first + i, symbol);
                 x[h] = (cell & 0xffff) * (x[h] >> 12) + (cell >> 16);
                 needs[h] = x[h] < 65536;

@@ -29,32 +29,53 @@ __device__ __forceinline__ u32 zigzag(int d) { return d >= 0 ? 2 * d : -2 * d - 
 
 // ---- reading ----
 
+#define PEEKED 25
+
 struct BitReader {
     const u8* data;
     i64 bits, at;
     bool good;
-    __device__ u32 bit() {
-        if (at >= bits) {
-            good = false;
-            return 0;
-        }
-        const u32 value = data[at >> 3] >> (at & 7) & 1;
-        ++at;
-        return value;
+    // The next bits, at least PEEKED of them, zeros after the last.
+    __device__ u32 peek() const {
+        const i64 first = at >> 3, bytes = (bits + 7) >> 3;
+        u32 value = 0;
+        for (int k = 0; k < 4; ++k) value |= first + k < bytes ? (u32)data[first + k] << 8 * k : 0;
+        return value >> (at & 7);
+    }
+    __device__ void skip(int number) {
+        at += number;
+        if (at > bits) good = false;
     }
     __device__ u32 get(int width) {
-        u32 value = 0;
-        for (int k = 0; k < width; ++k) value |= bit() << k;
+        const u32 value = peek() & ((1u << width) - 1);
+        skip(width);
         return value;
     }
+    __device__ u32 bit() { return get(1); }
     __device__ i64 gamma(i64 most) {
-        int extra = 0;
-        while (good && !bit())
-            if (++extra > 9) good = false;
+        const int extra = __ffs((int)peek()) - 1;
+        if (extra < 0 || extra > 9) good = false;
         if (!good) return 0;
+        skip(extra + 1);
         const i64 value = (i64)1 << extra | get(extra);
         if (value > most) good = false;
         return value;
+    }
+    // Ones before a zero, then k bits; after `most` ones there is no zero.
+    __device__ int rice(int k, int most) {
+        int quotient = 0, run = PEEKED;
+        u32 value = 0;
+        while (good && quotient < most && run == PEEKED) {
+            value = peek();
+            run = ~value & ((1u << PEEKED) - 1) ? __ffs((int)~value) - 1 : PEEKED;
+            if (quotient + run >= most) run = PEEKED, skip(most - quotient), quotient = most;
+            else skip(run + (run < PEEKED)), quotient += run;
+        }
+        if (run < PEEKED - MAX_RICE) {
+            skip(k);
+            return quotient << k | (int)(value >> (run + 1) & ((1u << k) - 1));
+        }
+        return quotient << k | (int)get(k);
     }
 };
 
@@ -89,9 +110,7 @@ __device__ void read_table(BitReader& in, int alphabet, short* q, short* present
         if (!in.good) return;
         q[present[i]] = (short)last;
         if (i + 1 == count) return;
-        int quotient = 0;
-        while (quotient <= 2 * MAX_Q && in.bit()) ++quotient;
-        const int z = quotient << k | (int)in.get(k);
+        const int z = in.rice(k, 2 * MAX_Q + 1);
         int p = last;
         if (linear && i >= 1) {
             p = 2 * last - before;
@@ -195,11 +214,19 @@ struct BitWriter {
     }
 };
 
-// A warp writes a table as bits, from its counts (`count(s)`), and its row of q; the number of bits. Room: 32 size + 2 bytes.
+// What a warp needs to write a table.
+struct TableRoom {
+    short dense[256];
+    u8 here[256];
+};
+// No table takes more bytes: at most 13.5 bits per symbol, and 15.
+#define TABLE_BYTES 448
+
+// A warp writes a table as bits, from its counts (`count(s)`), and its row of q; the number of bits.
 template <class Count>
-__device__ i64 write_table(Count count, int size, short* q, u8* bits) {
-    __shared__ short dense[256];
-    __shared__ u8 here[256];
+__device__ i64 write_table(Count count, int size, short* q, u8* bits, TableRoom& room) {
+    short* const dense = room.dense;
+    u8* const here = room.here;
     const u32 halves[8] = {68438, 74632, 81387, 88753, 96786, 105546, 115098, 125515};
     const int lane = threadIdx.x & 31;
     i64 total = 0;
@@ -267,4 +294,24 @@ __device__ i64 write_table(Count count, int size, short* q, u8* bits) {
     const i64 length = __shfl_sync(FULL, out.at, 0);
     __syncwarp();
     return length;
+}
+
+// A block lays tables, `stride` bytes apart, one after the other without gaps between their bits; the number of bytes.
+__device__ i64 join_tables(const u8* bits, i64 stride, const i64* lengths, i64 number, u8* out) {
+    i64 at = 0;
+    for (i64 c = 0; c < number; ++c) {
+        const u8* from = bits + c * stride;
+        const i64 length = lengths[c], first = at >> 3, last = (at + length + 7) >> 3;
+        const int shift = at & 7;
+        for (i64 b = first + threadIdx.x; b < last; b += blockDim.x) {
+            // Bits of this byte: the upper ones of source byte b - first - 1, the lower ones of source byte b - first.
+            const i64 j = b - first, bytes = (length + 7) >> 3;
+            u32 value = j < bytes ? (u32)from[j] << shift : 0;
+            if (j > 0 && j - 1 < bytes) value |= (u32)from[j - 1] >> (8 - shift);
+            out[b] = (u8)(value | (b == first && shift ? out[b] : 0));
+        }
+        at += length;
+        __syncthreads();
+    }
+    return (at + 7) >> 3;
 }

@@ -1,0 +1,112 @@
+// Scale classes (spec/wire.md, 4.11): where rows, columns and blocks of a segment lie, and the class of every coordinate.
+#include "common.cuh"
+
+#define BLOCK 64
+#define CLASSES 16
+#define OCTAVES 16
+#define MIDDLE 8
+#define MEAN 16
+#define SIDE_CHUNK 14
+
+// How the classes of a region are told.
+enum { ONE_SCALE, BY_ROWS, BY_GRID, BY_BLOCKS };
+// What classes.py writes of a region: coordinates of one tensor in one segment. ROOM: where its sums and octaves may stand.
+enum { START, COUNT, COLUMNS, GROUP, PHASE, ROWS, ROOM, REGION_PLACES };
+// What a segment says of it: mode << 5 | base, and where its octaves begin among those of the segment.
+enum { FIELD, OCTAVES_AT, TOLD_PLACES };
+
+struct Region {
+    i64 start, room;
+    int count, columns, group, phase, rows;
+    __device__ int blocks() const { return (count + BLOCK - 1) / BLOCK; }
+    // How many rows or blocks, and how many columns, tell their scale.
+    __device__ int lines(int mode) const { return mode == BY_BLOCKS ? blocks() : mode == ONE_SCALE ? 0 : rows; }
+    __device__ int across(int mode) const { return mode == BY_GRID ? columns / group : 0; }
+};
+
+__device__ Region region_of(const i64* regions, i64 r) {
+    const i64* p = regions + r * REGION_PLACES;
+    return {p[START], p[ROOM], (int)p[COUNT], (int)p[COLUMNS], (int)p[GROUP], (int)p[PHASE], (int)p[ROWS]};
+}
+
+// Threads that work on one region: those of a block or of a warp.
+struct Team {
+    int rank, size;
+    __device__ void sync() const {
+        if (size == 32) __syncwarp();
+        else __syncthreads();
+    }
+};
+__device__ Team whole_block() { return {(int)threadIdx.x, (int)blockDim.x}; }
+__device__ Team own_warp() { return {(int)threadIdx.x & 31, 32}; }
+
+// Calls body(team, r, region, i0, i1) for the parts of a segment's regions among coordinates from .. to: coordinates i0 .. i1 of region r.
+// Long parts are the work of the block, short ones of its warps in turn.
+template <class Body>
+__device__ void each_part(const i64* regions, const i64* firsts, i64 s, i64 from, i64 to, Body body) {
+    const int warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    int turn = 0;
+    for (i64 r = firsts[s]; r < firsts[s + 1]; ++r) {
+        const i64 start = regions[r * REGION_PLACES + START], count = regions[r * REGION_PLACES + COUNT];
+        if (start >= to) break;
+        if (start + count <= from) continue;
+        const int i0 = (int)larger(from - start, 0), i1 = (int)smaller(to - start, count);
+        if (i1 - i0 > 1024) body(whole_block(), r, region_of(regions, r), i0, i1);
+        else if (turn++ % warps == warp) body(own_warp(), r, region_of(regions, r), i0, i1);
+    }
+}
+
+__device__ __forceinline__ int class_of(int base, int line, int column) {
+    const int sum = base + line + column - MEAN - MIDDLE;
+    return base && line && column ? (sum < 1 ? 1 : sum > CLASSES - 1 ? CLASSES - 1 : sum) : 0;
+}
+
+// Calls put(i, classes, from, to) for coordinates i0 .. i1 of a region, four at a time, at places of the vector that are multiples of four:
+// byte k of `classes` is that of coordinate i + k, for k from .. to. The region's octaves begin at `octaves`.
+template <class Put>
+__device__ void each_class(const Team& team, const Region& g, i64 field, const u8* octaves, int i0, int i1, Put put) {
+    const int mode = (int)field >> 5, base = field & 31, lead = (int)(g.start & 3), last = (i1 + lead + 3) / 4;
+    const u8* across = octaves + g.rows;
+    // A column's number divided by the group: exact, since both are below 2^19, unless the group is long.
+    const u32 magic = g.group == 1 || g.group > 8192 ? 0 : 0xffffffffu / (u32)g.group + 1;
+    auto own = [=](int column) { return (int)across[magic ? __umulhi((u32)column, magic) : g.group == 1 ? (u32)column : (u32)column / (u32)g.group]; };
+    const int length = mode == BY_BLOCKS ? BLOCK : g.columns, phase = mode == BY_BLOCKS ? 0 : g.phase;
+    const int down = 4 * team.size / length, right = 4 * team.size % length;
+    int quad = (i0 + lead) / 4 + team.rank;
+    // The first coordinate may lie up to three before the region.
+    const int place = phase + 4 * quad - lead + 4 * length;
+    int row = place / length - 4, column = place % length;
+    for (; quad < last; quad += team.size) {
+        const int i = 4 * quad - lead, from = i < i0 ? i0 - i : 0, to = i1 - i < 4 ? i1 - i : 4;
+        u32 packed = 0;
+        if (mode == ONE_SCALE) {
+            packed = (u32)class_of(base, MIDDLE, MIDDLE) * 0x01010101u;
+        } else if (column + 4 <= length && to - from == 4) {
+            const int line = octaves[row];
+            if (mode != BY_GRID) packed = (u32)class_of(base, line, MIDDLE) * 0x01010101u;
+            else if (line)
+#pragma unroll
+                for (int k = 0; k < 4; ++k) packed |= (u32)class_of(base, line, own(column + k)) << 8 * k;
+        } else {
+            int r = row, c = column;
+            for (int k = 0; k < to; ++k) {
+                if (k >= from) packed |= (u32)class_of(base, octaves[r], mode == BY_GRID ? own(c) : MIDDLE) << 8 * k;
+                if (++c == length) c = 0, ++r;
+            }
+        }
+        put(i, packed, from, to);
+        row += down;
+        column += right;
+        if (column >= length) column -= length, ++row;
+    }
+}
+
+// Four classes, or what stands for them, to places that are multiples of four.
+__device__ __forceinline__ void put_four(u8* to, u32 packed, int from, int until) {
+    if (until - from == 4) *(u32*)to = packed;
+    else
+        for (int k = from; k < until; ++k) to[k] = (u8)(packed >> 8 * k);
+}
+
+// Where the description of a segment's classes stands: its mask, the fields of its regions, and its octaves, of four bits each at most.
+__device__ __forceinline__ i64 description_at(i64 first, i64 room, i64 s) { return first + room / 2 + 8 * s; }

@@ -1,0 +1,317 @@
+// Sparse Dithering: reading segments with scale classes (spec/wire.md, 4.11 and 5.16): the classes of coordinates, and their symbols with a
+// table for each class.
+#include "common.cuh"
+#include "rans_tables.cuh"
+#include "rans_chunks.cuh"
+#include "dither.cuh"
+#include "classes.cuh"
+
+#define WARPS 8
+// No segment has more octaves than two for each coordinate.
+#define SIDE_CHUNKS 64
+
+// A warp writes, for a table of frequencies, each symbol's start | frequency << 16; and which symbol is the only one, if any.
+__device__ void make_entries(const int* f, int alphabet, u32* entries, u8* only) {
+    const int lane = threadIdx.x & 31;
+    int start = 0;
+    for (int base = 0; base < alphabet; base += 32) {
+        const int k = base + lane, own = k < alphabet ? f[k] : 0;
+        const int upto = (int)warp_scan(own);
+        if (k < alphabet) entries[k] = (u32)(start + upto - own) | (u32)own << 16;
+        if (own == TOTAL) *only = (u8)k;
+        start += __shfl_sync(FULL, upto, 31);
+    }
+    __syncwarp();
+}
+
+// What a block that reads classes shares.
+struct Reading {
+    union {
+        u32 cells[2 * TOTAL];
+        struct {
+            u32 w[WARPS][256];
+            int f[WARPS][256];
+        };
+    };
+    u16 rings[WARPS][RING];
+    short q[2 * OCTAVES], present[256];
+    i64 offsets[SIDE_CHUNKS], words[SIDE_CHUNKS];
+    // Of the octaves' block: where it ends, its form, and its chunks if they are to be decoded.
+    i64 at, chunks;
+    int side_form;
+    // Of the symbols' block: bytes of its tables, its form.
+    i64 tables;
+    int form, found;
+    bool bad;
+    // Whether anything is wrong, for all threads alike: nobody goes on to find more before all have looked.
+    __device__ bool refused() const {
+        __syncthreads();
+        const bool is = bad;
+        __syncthreads();
+        return is;
+    }
+};
+
+// A block reads the rANS block of `count` octaves, with 0 or 1 as their contexts in `octaves`, but for its chunks.
+__device__ void open_octaves(const u8* data, i64 nbytes, i64 count, u8* octaves, Reading& in) {
+    const int t = threadIdx.x, warp = t >> 5;
+    if (t == 0) {
+        in.side_form = nbytes ? data[0] : 0;
+        in.found = 0;
+        if (in.side_form == RAW) {
+            in.at = 1 + raw_bytes(count, OCTAVES);
+            in.bad |= nbytes < in.at || (count % 2 && data[in.at - 1] >> 4);
+        } else {
+            BitReader bits = {data + 1, 8 * smaller(nbytes - 1, 2 * (32 * OCTAVES + 2)), 0, in.side_form >= 14 && in.side_form <= 18};
+            for (int c = 0; c < 2 && bits.good; ++c) read_table(bits, OCTAVES, in.q + c * OCTAVES, in.present);
+            while (bits.good && bits.at & 7)
+                if (bits.bit()) bits.good = false;
+            in.bad |= !bits.good;
+            in.at = 1 + bits.at / 8;
+        }
+    }
+    if (in.refused()) return;
+    if (in.side_form == RAW) {
+        for (i64 i = t; i < count; i += blockDim.x) octaves[i] = data[1 + i / 2] >> 4 * (i & 1) & 15;
+        return;
+    }
+    if (warp < 2) {
+        const int found = make_frequencies(in.q + warp * OCTAVES, OCTAVES, in.w[warp], in.f[warp]);
+        if ((t & 31) == 0 && found > 1) atomicMax(&in.found, found);
+    }
+    __syncthreads();
+    // Frequencies leave the place where the cells will stand.
+    __shared__ int f[2 * OCTAVES];
+    if (t < 2 * OCTAVES) f[t] = in.f[t / OCTAVES][t % OCTAVES];
+    __syncthreads();
+    if (in.found < 2) {
+        for (i64 i = t; i < count; i += blockDim.x) {
+            int k = 0;
+            while (f[octaves[i] * OCTAVES + k] != TOTAL) ++k;
+            octaves[i] = (u8)k;
+        }
+        return;
+    }
+    for (int slot = t; slot < 2 * TOTAL; slot += blockDim.x) {
+        const int* own = f + slot / TOTAL * OCTAVES;
+        int k = 0, rest = slot % TOTAL;
+        while (rest >= own[k]) rest -= own[k++];
+        in.cells[slot] = (u32)k << 28 | (u32)(own[k] - 1) << 12 | (u32)rest;
+    }
+    const Layout l = layout_of(count, OCTAVES, in.side_form);
+    if (t == 0) {
+        i64 at = in.at + 4 * l.chunks;
+        bool bad = at > nbytes;
+        for (i64 c = 0; !bad && c < l.chunks; ++c) {
+            const i64 number = load32(data + in.at + 4 * c);
+            in.offsets[c] = at;
+            in.words[c] = number;
+            at += 4 * l.lanes + 2 * number;
+            bad = number > l.coded(c) || at > nbytes;
+        }
+        in.at = at;
+        in.bad = bad;
+        in.chunks = l.chunks;
+    }
+}
+
+// The chunks of octaves, a warp for each.
+__device__ void decode_octaves(const u8* data, i64 count, u8* octaves, Reading& in) {
+    const int warp = threadIdx.x >> 5;
+    const Layout l = layout_of(count, OCTAVES, in.side_form);
+    const u32* cells = in.cells;
+    for (i64 c = warp; c < in.chunks; c += WARPS) {
+        auto look = [=](u32 context, u32 slot, u32* cell, u8* symbol) {
+            const u32 held = cells[context * TOTAL + slot];
+            *symbol = (u8)(held >> 28);
+            *cell = ((held >> 12 & 0xfff) + 1) | (held & 0xfff) << 16;
+        };
+        auto put = [=](i64 i, u8 symbol) { octaves[i] = symbol; };
+        if (!decode_chunk(l, c, OCTAVES, data + in.offsets[c], in.words[c], in.rings[warp], ContextOf{octaves}, look, put)) in.bad = true;
+    }
+}
+
+// A block for each segment with classes reads what it says of them, and the tables and the places of its chunks.
+extern "C" __global__ void classes_read(
+    const u8* data, i64 count, i64* segments, const i64* regions, const i64* firsts, i64* told, u8* octaves, i64* masks, short* q, u32* entries,
+    u8* only, i64* offsets, i64* words, i64* state
+) {
+    __shared__ Reading in;
+    const i64 s = blockIdx.x, n = segment_length(count, s), first = firsts[s], last = firsts[s + 1];
+    const int t = threadIdx.x, warp = t >> 5, lane = t & 31;
+    i64* d = segments + s * SEGMENT_PLACES;
+    if (t == 0) in.bad = state[WRONG] != FINE || d[KIND] != CLASSED_KIND;
+    if (in.refused()) return;
+    const i64 begin = d[AT], end = d[END] - d[TAIL], head = begin + 2 + last - first;
+    auto refuse = [=]() {
+        if (t == 0) state[WRONG] = CORRUPT;
+    };
+    if (head > end) return refuse();
+    i64 number = 0, here;
+    for (i64 base = first; base < last; base += blockDim.x) {
+        const i64 r = base + t;
+        i64 own = 0;
+        if (r < last) {
+            const int field = data[begin + 2 + r - first], mode = field >> 5;
+            const Region g = region_of(regions, r);
+            if (mode > BY_BLOCKS || (!(field & 31) && mode != ONE_SCALE) || (mode == BY_GRID && g.count < g.columns)) in.bad = true;
+            else own = g.lines(mode) + g.across(mode);
+            told[r * TOLD_PLACES + FIELD] = field;
+        }
+        const i64 before = block_scan(own, &here);
+        if (r < last) told[r * TOLD_PLACES + OCTAVES_AT] = number + before;
+        number += here;
+    }
+    if (in.refused()) return refuse();
+    u8* own = octaves + regions[first * REGION_PLACES + ROOM];
+    for (i64 r = first + warp; r < last; r += WARPS) {
+        const Region g = region_of(regions, r);
+        const int mode = (int)told[r * TOLD_PLACES + FIELD] >> 5, lines = g.lines(mode), all = lines + g.across(mode);
+        u8* to = own + told[r * TOLD_PLACES + OCTAVES_AT];
+        for (int k = lane; k < all; k += 32) to[k] = k >= lines;
+    }
+    if (t == 0) in.at = in.chunks = 0;
+    __syncthreads();
+    if (number) open_octaves(data + head, end - head, number, own, in);
+    if (in.refused()) return refuse();
+    const i64 mask = data[begin] | (i64)data[begin + 1] << 8, body = head + in.at, alphabet = 2 * d[WINDOW] + 1;
+    const int tables = __popc((u32)mask);
+    // One thread reads the tables of the symbols while warps decode the octaves.
+    if (t == 32 * (WARPS - 1)) {
+        masks[s] = mask;
+        in.form = body < end ? data[body] : 0;
+        in.found = 0;
+        bool bad = !tables;
+        if (in.form == RAW) {
+            bad |= end - body != 1 + raw_bytes(n, alphabet);
+        } else {
+            BitReader bits = {data + body + 1, 8 * smaller(end - body - 1, tables * (32 * alphabet + 2)), 0, in.form >= 14 && in.form <= 18};
+            for (int k = 0; k < tables && bits.good; ++k) read_table(bits, (int)alphabet, q + (s * CLASSES + k) * 256, in.present);
+            while (bits.good && bits.at & 7)
+                if (bits.bit()) bits.good = false;
+            bad |= !bits.good;
+            in.tables = bits.at / 8;
+        }
+        if (bad) in.bad = true;
+        d[AT] = body;
+        d[FORM_OF] = in.form == RAW ? RAW : CODED;
+        d[CHUNK_OF] = in.form;
+    }
+    __syncwarp();
+    if (in.chunks) decode_octaves(data + head, number, own, in);
+    if (in.refused()) return refuse();
+    if (in.form == RAW) return;
+    for (int k = warp; k < tables; k += WARPS) {
+        const i64 table = s * CLASSES + k;
+        const int found = make_frequencies(q + table * 256, (int)alphabet, in.w[warp], in.f[warp]);
+        if (lane == 0) atomicMax(&in.found, found);
+        make_entries(in.f[warp], (int)alphabet, entries + table * 256, only + table);
+    }
+    __syncthreads();
+    const i64 at = body + 1 + in.tables;
+    if (in.found < 2) {
+        if (t == 0) d[FORM_OF] = ONLY_TABLES;
+        if (at != end) refuse();
+        return;
+    }
+    if (t >= 32) return;
+    const Layout l = layout_of(n, alphabet, in.form);
+    if (!chunk_places(data, at, end, l, offsets + s * CHUNKS, words + s * CHUNKS)) state[WRONG] = CORRUPT;
+}
+
+// Blocks, `share` of them for each segment, write the table of every coordinate: the classes below its own that have one.
+extern "C" __global__ void classes_fill(
+    i64 count, i64 share, const i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves, const i64* masks,
+    u8* contexts, i64* state
+) {
+    __shared__ bool go;
+    const i64 s = blockIdx.x / share, size = segment_length(count, s), first = s * SEGMENT, each = (size + share - 1) / share;
+    const i64* d = segments + s * SEGMENT_PLACES;
+    if (threadIdx.x == 0) go = state[WRONG] == FINE && d[KIND] == CLASSED_KIND;
+    __syncthreads();
+    if (!go) return;
+    const u32 mask = (u32)masks[s];
+    // Four bits for each class.
+    u64 names = 0;
+    for (int c = 0; c < CLASSES; ++c) names |= (u64)__popc(mask & ((1u << c) - 1)) << 4 * c;
+    const u8* own = octaves + regions[firsts[s] * REGION_PLACES + ROOM];
+    const i64 from = first + blockIdx.x % share * each, to = smaller(from + each, first + size);
+    each_part(regions, firsts, s, from, to, [=](const Team& team, i64 r, const Region& g, int i0, int i1) {
+        const i64* mine = told + r * TOLD_PLACES;
+        u8* place = contexts + g.start;
+        each_class(team, g, mine[FIELD], own + mine[OCTAVES_AT], i0, i1, [=](int i, u32 packed, int begin, int end) {
+            u32 named = 0, missing = 0;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const u32 c = packed >> 8 * k & 15;
+                named |= (u32)(names >> 4 * c & 15) << 8 * k;
+                if (k >= begin && k < end) missing |= ~mask >> c & 1;
+            }
+            put_four(place + i, named, begin, end);
+            if (missing) state[WRONG] = CORRUPT;
+        });
+    });
+}
+
+// Bytes for the tables of a segment in a block: entries, and the symbol of every slot, or of every second or fourth, as far as there is room.
+#define NEAR_BYTES 43008
+
+// A warp for each chunk, four of them in a block. Values go out at once, unless the segment has escapes: then its symbols are kept.
+extern "C" __global__ void __launch_bounds__(128) classes_chunks(
+    const u8* data, i64 count, const i64* segments, const i64* masks, const u8* contexts, const u32* entries,
+    const i64* offsets, const i64* words, u8* kept, float* out, i64* state
+) {
+    __shared__ u32 near[NEAR_BYTES / 4];
+    __shared__ u16 rings[4][RING];
+    __shared__ bool go;
+    __shared__ float scales[SCALES_MOST];
+    const i64 s = blockIdx.x % segments_of(count), begin = blockIdx.x / segments_of(count) * 4, c = begin + (threadIdx.x >> 5);
+    const i64 n = segment_length(count, s);
+    const i64* d = segments + s * SEGMENT_PLACES;
+    if (threadIdx.x == 0) go = state[WRONG] == FINE && d[KIND] == CLASSED_KIND && d[FORM_OF] == CODED;
+    __syncthreads();
+    if (!go) return;
+    const int window = (int)d[WINDOW], alphabet = 2 * window + 1, tables = __popc((u32)masks[s]);
+    const Layout l = layout_of(n, alphabet, d[CHUNK_OF]);
+    if (begin >= l.chunks) return;
+    if (threadIdx.x < (n + SCALE_BLOCK - 1) / SCALE_BLOCK) scales[threadIdx.x] = scale_at(data + d[SCALES], threadIdx.x);
+    for (int k = threadIdx.x; k < tables * alphabet; k += blockDim.x) near[k] = entries[(s * CLASSES + k / alphabet) * 256 + k % alphabet];
+    __syncthreads();
+    int coarse = 0;
+    while (4 * tables * alphabet + (tables * TOTAL >> coarse) > NEAR_BYTES) ++coarse;
+    const u32* near_entries = near;
+    u8* const guesses = (u8*)(near + tables * alphabet);
+    // A thread goes through 256 slots of a table: the last symbol that starts at or before a slot, those without slots left out.
+    for (int run = threadIdx.x; run < tables * TOTAL / 256; run += blockDim.x) {
+        const u32* own = near + run / 16 * alphabet;
+        u32 slot = run % 16 * 256, k = 0;
+        for (const u32 end = slot + 256; slot < end; slot += 1 << coarse) {
+            while (slot - (own[k] & 0xffff) >= own[k] >> 16) ++k;
+            guesses[(run / 16 * TOTAL + slot) >> coarse] = (u8)k;
+        }
+    }
+    __syncthreads();
+    if (c >= l.chunks) return;
+    auto look = [=](u32 context, u32 slot, u32* cell, u8* symbol) {
+        u32 k = guesses[(context * TOTAL + slot) >> coarse];
+        const u32* own = near_entries + context * alphabet;
+        u32 entry = own[k];
+        while (slot - (entry & 0xffff) >= entry >> 16) entry = own[++k];
+        *symbol = (u8)k;
+        *cell = entry >> 16 | (slot - (entry & 0xffff)) << 16;
+    };
+    const u8* states = data + offsets[s * CHUNKS + c];
+    const float* near_scales = scales;
+    const i64 first = s * SEGMENT, number = words[s * CHUNKS + c];
+    const ContextOf context = {contexts + first};
+    u16* ring = rings[threadIdx.x >> 5];
+    bool good;
+    if (d[TAIL]) {
+        good = decode_chunk(l, c, alphabet, states, number, ring, context, look, [=](i64 i, u8 symbol) { kept[first + i] = symbol; });
+    } else {
+        good = decode_chunk(l, c, alphabet, states, number, ring, context, look, [=](i64 i, u8 symbol) {
+            out[first + i] = scaled(symbol - window, near_scales[i >> 16]);
+        });
+    }
+    if (!good) state[WRONG] = CORRUPT;
+}
