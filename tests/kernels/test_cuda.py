@@ -250,6 +250,32 @@ def test_classes_of_gaps_are_those_of_the_reference() -> None:
         for wide in (indices.int(), indices.long() * (1 << 20), indices[:0]):
             assert torch.equal(index.gap_classes(wide), reference.gap_classes(wide))
             assert torch.equal(index.gap_histogram(wide, 1 << 40), reference.gap_histogram(wide, 1 << 40))
+            found, expected = torch.zeros(20_000, dtype=torch.uint8), torch.zeros(20_000, dtype=torch.uint8)
+            length = int(reference.gap_rests_encode(wide, expected))
+            assert int(index.gap_rests_encode(wide, found)) == length
+            assert torch.equal(found, expected)
+            numel = 1 << 31 if wide.dtype == torch.int32 else 1 << 40
+            decoded, used = index.gap_rests_decode(found[:length], reference.gap_classes(wide), numel)
+            assert int(used) == length
+            assert torch.equal(decoded.long(), wide.long())
+
+
+@needs_compiler
+def test_damaged_rests_of_gaps_are_refused() -> None:
+    indices = torch.tensor([5, 900, 901, 4000, 70_000], dtype=torch.int32)
+    classes, data = reference.gap_classes(indices), torch.zeros(9, dtype=torch.uint8)
+    length = int(reference.gap_rests_encode(indices, data))
+    cases = [(data[:length], classes, 70_001), (data[:length], classes, 70_000), (data[: length - 1], classes, 70_001)]
+    cases += [(data[:length] | 0x80, classes, 70_001), (data[:length], classes + 112, 70_001), (data[:0], classes, 70_001)]
+    with emulated():
+        for bytes_, given, numel in cases:
+            results = []
+            for ops in (reference, index):
+                try:
+                    results.append(ops.gap_rests_decode(bytes_, given, numel)[0].tolist())
+                except CorruptMessage:
+                    results.append(None)
+            assert results[0] == results[1], (len(bytes_), numel)
 
 
 @needs_compiler
@@ -278,6 +304,10 @@ def test_vectors_are_settled() -> None:
             expected = reference.settle(x.clone(), good, factor)
             assert same(vectors.settle(x.clone(), good, factor), expected)
             assert same(vectors.settle(x.clone().view(-1, 5).T, good, factor).T.reshape(-1), expected)
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            now, before = torch.arange(300).to(dtype), torch.ones(300, dtype=dtype)
+            for good in (yes, no):
+                assert torch.equal(vectors.revert(now.clone(), good, before), reference.revert(now.clone(), good, before))
         for n in (0, 1, 9, 5000):
             assert bool(vectors.all_finite(torch.ones(n)))
             for bad in (torch.nan, -torch.inf):

@@ -221,6 +221,10 @@ class SelectKernels(Protocol):
         """
         ...
 
+    def revert(self, values: Tensor, good: Tensor, before: Tensor) -> Tensor:
+        """``values`` in place: as ``before``, of the same dtype and shape, unless the flag is set. The flag is read on the device."""
+        ...
+
     def select_top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Room for ``k`` indices and values, in index order, of the largest non-zero coordinates by key; how many there are."""
         ...

@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from tersegrad import kernels
 from tersegrad.core import buffers
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
@@ -178,9 +179,10 @@ class ErrorFeedback(Configuration):
         left = left.to(torch.bfloat16) if self.residual == "bfloat16" else left
         if not left.is_cpu and self.residual != "int8" and self.place == "device":
             # Nothing waits for the device: the states are chosen there.
-            good = torch.isfinite(left).all()
+            ops = kernels.get(left.device)
+            good = ops.all_finite(left) if left.dtype == torch.float32 else torch.isfinite(left).all()
             return message, states.map_tensors(
-                lambda new, old: torch.where(good, new, old), ErrorFeedbackState(left, inner), state
+                lambda new, old: ops.revert(new, good, old), ErrorFeedbackState(left, inner), state
             )
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
         if not (bool(torch.isfinite(left.sum())) or bool(torch.isfinite(left).all())):

@@ -190,6 +190,7 @@ inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 inline int __clz(int v) { return v ? __builtin_clz(static_cast<unsigned>(v)) : 32; }
 inline int __clzll(long long v) { return v ? __builtin_clzll(static_cast<unsigned long long>(v)) : 64; }
 inline int __ffs(int v) { return __builtin_ffs(v); }
+inline int __ffsll(long long v) { return __builtin_ffsll(v); }
 inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
     for (int k = 0; k < 32; k += 8) c += (a >> k & 255) * (b >> k & 255);
     return c;

@@ -8,8 +8,17 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.cuda.loader import launch
 from tersegrad.kernels.reference.index import _split
+from tersegrad.kernels.reference.select import index_dtype
 
-__all__ = ["gap_classes", "gap_histogram", "golomb_decode", "golomb_encode", "golomb_size"]
+__all__ = [
+    "gap_classes",
+    "gap_histogram",
+    "gap_rests_decode",
+    "gap_rests_encode",
+    "golomb_decode",
+    "golomb_encode",
+    "golomb_size",
+]
 
 SOURCE = "index.cu"
 # As in index.cu.
@@ -86,6 +95,42 @@ def gap_histogram(indices: Tensor, numel: int) -> Tensor:
     counts, number = torch.zeros(128, dtype=torch.int64, device=indices.device), indices.numel()
     launch(SOURCE, "gap_histogram", min(_blocks(number), 528), THREADS, indices.contiguous(), _wide(indices), number, counts)
     return counts
+
+
+def gap_rests_encode(indices: Tensor, out: Tensor) -> Tensor:
+    """The bits that classes leave open, in the first bytes of ``out``; their length. Whether there is room the host would wait for."""
+    count, room, device = indices.numel(), out.numel(), out.device
+    head = torch.zeros(3, dtype=torch.int64, device=device)
+    if count == 0:
+        return head[LENGTH]
+    given = (indices.contiguous(), _wide(indices), count)
+    widths = torch.empty(count, dtype=torch.int64, device=device)
+    launch(SOURCE, "gap_widths", _blocks(count), THREADS, *given, widths)
+    words = torch.zeros(room // 4 + 2, dtype=torch.int32, device=device)
+    launch(SOURCE, "gap_rests_write", _blocks(count), THREADS, *given, widths.cumsum(0), room, words, head)
+    launch(SOURCE, "planes_copy", min(-(-room // 1024), 1024), THREADS, words, room, out, head)
+    return head[LENGTH]
+
+
+def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+    count, device, data, classes = classes.numel(), data.device, data.contiguous(), classes.contiguous()
+    out = torch.empty(count, dtype=index_dtype(numel), device=device)
+    head = torch.zeros(3, dtype=torch.int64, device=device)
+    if count == 0:
+        return out, head[LENGTH]
+    widths, steps = torch.empty(2, count, dtype=torch.int64, device=device)
+    launch(SOURCE, "gap_class_widths", _blocks(count), THREADS, classes, count, widths, head)
+    # What a thread reads must be there, even where there are no bytes.
+    held = data if data.numel() else classes
+    sums = widths.cumsum(0)
+    launch(SOURCE, "gap_rests_read", _blocks(count), THREADS, held, data.numel(), classes, count, numel, sums, steps, head)
+    launch(SOURCE, "gap_indices", _blocks(count), THREADS, count, numel, steps.cumsum(0), _wide(out), out, head)
+    length, status, _ = head.tolist()
+    if status == CORRUPT:
+        raise CorruptMessage(
+            "not an index set: its gaps end early, its padding is not zero, or an index lies outside the vector"
+        )
+    return out, torch.tensor(length)
 
 
 def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tersegrad.kernels.cuda.loader import launch
 
-__all__ = ["all_finite", "permuted_gather", "permuted_scatter", "permuted_scatter_add", "settle"]
+__all__ = ["all_finite", "permuted_gather", "permuted_scatter", "permuted_scatter_add", "revert", "settle"]
 
 SOURCE = "vectors.cu"
 THREADS, BLOCKS = 256, 1056
@@ -30,6 +30,14 @@ def settle(values: Tensor, good: Tensor, factor: Tensor | None = None) -> Tensor
         return values.copy_(settle(values.contiguous(), good, factor))
     by = good if factor is None else factor
     launch(SOURCE, "settle", _blocks(values.numel()), THREADS, values, values.numel(), good, by, int(factor is not None))
+    return values
+
+
+def revert(values: Tensor, good: Tensor, before: Tensor) -> Tensor:
+    if not values.is_contiguous():
+        return values.copy_(revert(values.contiguous(), good, before))
+    nbytes = values.numel() * values.element_size()
+    launch(SOURCE, "revert", _blocks(nbytes), THREADS, values, nbytes, good, before.contiguous())
     return values
 
 

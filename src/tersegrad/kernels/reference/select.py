@@ -17,6 +17,7 @@ __all__ = [
     "permuted_indices",
     "permuted_scatter",
     "permuted_scatter_add",
+    "revert",
     "select_compact",
     "select_sample_key",
     "select_top_k",
@@ -49,6 +50,10 @@ def compacted(x: Tensor, chosen: Tensor, room: int) -> tuple[Tensor, Tensor, Ten
     indices = torch.zeros(room + 1, dtype=at.dtype, device=x.device).scatter_(0, place, at)
     values = torch.zeros(room + 1, dtype=x.dtype, device=x.device).scatter_(0, place, x)
     return indices[:room], values[:room], chosen.sum()
+
+
+def revert(values: Tensor, good: Tensor, before: Tensor) -> Tensor:
+    return values.copy_(torch.where(good, values, before))
 
 
 def settle(values: Tensor, good: Tensor, factor: Tensor | None = None) -> Tensor:

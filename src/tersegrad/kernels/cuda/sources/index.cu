@@ -98,6 +98,63 @@ extern "C" __global__ void gap_histogram(const void* indices, i64 wide, i64 coun
     if (threadIdx.x < 128 && own[threadIdx.x]) atomicAdd(&histogram[threadIdx.x], (u64)own[threadIdx.x]);
 }
 
+// The bits that the classes of gaps leave open: all but the two highest of gap + 1.
+extern "C" __global__ void gap_widths(const void* indices, i64 wide, i64 count, i64* widths) {
+    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (j < count) widths[j] = larger((gap_class(indices, wide, j) + 1) / 2 - 1, 0);
+}
+
+extern "C" __global__ void gap_rests_write(const void* indices, i64 wide, i64 count, const i64* sums, i64 room, u32* words, i64* head) {
+    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    const i64 length = bytes_of(sums[count - 1]);
+    if (j == 0) head[LENGTH] = length;
+    if (j == 0 && length > room) head[STATUS] = TOO_SMALL;
+    if (j >= count || length > room) return;
+    const i64 begin = j ? sums[j - 1] : 0;
+    const int width = (int)(sums[j] - begin);
+    const u64 g = (u64)(index_at(indices, wide, j) - (j ? index_at(indices, wide, j - 1) : -1));
+    if (width) set_bits(words, begin, g & (((u64)1 << width) - 1), width);
+}
+
+extern "C" __global__ void gap_class_widths(const u8* classes, i64 count, i64* widths, i64* head) {
+    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (j >= count) return;
+    const i64 width = larger(((i64)classes[j] + 1) / 2 - 1, 0);
+    if (width > 55) head[STATUS] = CORRUPT;
+    widths[j] = smaller(width, 55);
+}
+
+// gap + 1 of every class, given the running sums of the widths.
+extern "C" __global__ void gap_rests_read(
+    const u8* data, i64 nbytes, const u8* classes, i64 count, i64 numel, const i64* sums, i64* steps, i64* head
+) {
+    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (j >= count) return;
+    steps[j] = 0;
+    const i64 total = sums[count - 1], used = bytes_of(total);
+    if (j == 0) head[LENGTH] = used;
+    if (used > nbytes || (total & 7 && data[used - 1] >> (total & 7))) {
+        head[STATUS] = CORRUPT;
+        return;
+    }
+    const i64 begin = j ? sums[j - 1] : 0;
+    const int width = (int)(sums[j] - begin);
+    const u64 top = classes[j] ? 2 + ((classes[j] + 1) & 1) : 1;
+    const i64 step = (i64)(top << width | (width ? get_bits(data, begin, width) : 0));
+    if (step > numel) head[STATUS] = CORRUPT;
+    else steps[j] = step;
+}
+
+// The indices, given the running sums of the steps.
+extern "C" __global__ void gap_indices(i64 count, i64 numel, const i64* sums, i64 wide, void* out, i64* head) {
+    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (j >= count || head[STATUS] != FINE) return;
+    const i64 index = sums[j] - 1;
+    if (index < 0 || index >= numel) head[STATUS] = CORRUPT;
+    else if (wide) ((i64*)out)[j] = index;
+    else ((int*)out)[j] = (int)index;
+}
+
 // ---- reading ----
 
 __device__ __forceinline__ u32 four_bytes(const u8* data, i64 nbytes, i64 at) {

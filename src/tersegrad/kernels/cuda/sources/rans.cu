@@ -179,7 +179,27 @@ extern "C" __global__ void rans_count(
         for (i64 k = threadIdx.x; k < cells; k += blockDim.x) sums[k] = 0, seen[k] = 0;
     __syncthreads();
     const i64 stride = (i64)gridDim.x * blockDim.x;
-    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
+    i64 from = 0;
+    if (tables == 1 && alphabet <= 64 && ((u64)symbols & 3) == 0) {
+        // Four symbols at a time, those that occur as bits of a word.
+        u64 occur = 0;
+        from = count / 4 * 4;
+        for (i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x; k < from / 4; k += stride) {
+            const u32 four = ((const u32*)symbols)[k];
+            const bool counted = !sample || (4 * k >> 12) % 8 == 0;
+            for (int b = 0; b < 32; b += 8) {
+                const u32 s = four >> b & 255;
+                if (s >= alphabet) {
+                    head[STATUS] = BAD_SYMBOL;
+                    continue;
+                }
+                occur |= (u64)1 << s;
+                if (counted) atomicAdd(&sums[s], 1u);
+            }
+        }
+        for (; occur; occur &= occur - 1) seen[__ffsll((i64)occur) - 1] = 1;
+    }
+    for (i64 i = from + (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
         const u32 s = symbols[i], c = context_of(contexts, each, i);
         if (s >= alphabet || c >= tables) {
             head[STATUS] = BAD_SYMBOL;

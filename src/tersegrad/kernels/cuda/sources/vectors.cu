@@ -30,6 +30,13 @@ extern "C" __global__ void settle(float* values, i64 n, const u8* good, const fl
     }
 }
 
+// Bytes as they were, unless the flag is set.
+extern "C" __global__ void revert(u8* now, i64 nbytes, const u8* good, const u8* before) {
+    if (*good) return;
+    const i64 stride = (i64)gridDim.x * blockDim.x;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < nbytes; i += stride) now[i] = before[i];
+}
+
 // ---- permutations: a network of rounds on the bits of a number, walked until it lies within the vector ----
 
 struct Permutation {
