@@ -474,6 +474,28 @@ def test_rows_of_very_different_sizes_have_classes() -> None:
 
 
 @needs_compiler
+def test_samples_err_as_much_as_the_reference_says() -> None:
+    x = _heavy(200_001)
+    carry = x.roll(5) * 0.1
+    broken = x.clone()
+    broken[150_000] = torch.nan
+    with emulated():
+        for given, stride, carried in (
+            (x, 1, None),
+            (x, 3, carry),
+            (x, 16, carry),
+            (x, 17, None),
+            (x, 40, carry),
+            (broken, 2, None),
+        ):
+            for step in (0.3, 1e-30):
+                sums = torch.zeros(2, 2, dtype=torch.float64)
+                reference.dither_sample(given, step, stride, sums[0], carried)
+                dither.dither_sample(given, step, stride, sums[1], carried)
+                assert same(sums[0], sums[1]), (stride, step)
+
+
+@needs_compiler
 def test_a_refused_message_adds_nothing() -> None:
     bad = _dithered(_heavy(3000), 0.0005, 0, None)
     bad[-1] ^= 255

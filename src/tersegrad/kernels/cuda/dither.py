@@ -20,9 +20,11 @@ from tersegrad.kernels.reference.dither import _pieces_of as pieces_of
 from tersegrad.kernels.reference.dither import _put as put
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
+from tersegrad.kernels.reference.rounding import CHUNK
 
 __all__ = ["dither_decode", "dither_encode", "dither_sample"]
 
+SAMPLE = "dither_sample.cu"
 DECODE, ENCODE = "dither_decode.cu", "dither_encode.cu"
 # As in dither.cuh.
 PLACES, CHUNKS, ESCAPES = 12, 32, 8192
@@ -66,10 +68,17 @@ def _encode_on_host(
 
 
 def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
-    """Squared error and squared norm of a sample, by the CPU's kernels over a copy."""
-    found = torch.empty(2, dtype=torch.float64)
-    _cpu().dither_sample(host.read(x if carry is None else x + carry), step, stride, found)
-    out.copy_(found)
+    """Squared error and squared norm of a sample."""
+    n, device = x.numel(), x.device
+    if n == 0:
+        out.zero_()
+        return
+    groups = -(-n // SCALE_BLOCK) if stride <= SCALE_BLOCK // CHUNK else -(-n // (CHUNK * stride))
+    errors, norms = torch.empty(2, groups, dtype=torch.float64, device=device)
+    given = (x.contiguous(), x if carry is None else carry.contiguous(), int(carry is not None))
+    launch(SAMPLE, "dither_sample", groups, 512, *given, n, float(step), stride, errors, norms)
+    size = 1 << (groups - 1).bit_length()
+    launch(SAMPLE, "dither_sample_sums", 1, 1024, errors, norms, groups, size, out)
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:

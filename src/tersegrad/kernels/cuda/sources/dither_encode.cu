@@ -13,24 +13,6 @@
 // What is known of a block.
 enum { TOP, ABOVE_15, ABOVE_31, COUNT_PLACES };
 
-// "The second half onto the first until one is left" over a warp; the sum is in lane 0.
-__device__ __forceinline__ double fold(double v) {
-    for (int by = 16; by; by >>= 1) v += __shfl_xor_sync(FULL, v, by);
-    return v;
-}
-
-// The fold of up to 16 values in shared memory, padded with zeros, for all threads of a block.
-__device__ __forceinline__ double fold_chunks(double mine, double* shared, double* result) {
-    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = mine;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        const double sum = fold(threadIdx.x < 16 ? shared[threadIdx.x] : 0.0);
-        if (threadIdx.x == 0) *result = sum;
-    }
-    __syncthreads();
-    return *result;
-}
-
 // A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them.
 extern "C" __global__ void __launch_bounds__(512) dither_levels(
     const float* x, i64 n, double nu, float given, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1,

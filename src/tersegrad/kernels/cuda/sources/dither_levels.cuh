@@ -31,3 +31,21 @@ __device__ __forceinline__ int draw_of(const Draws& draws, bool drawn, i64 i) {
 __device__ __forceinline__ int symbol_of(int level, int window) {
     return (level < -window ? -window : level > window ? window : level) + window;
 }
+
+// "The second half onto the first until one is left" over a warp; the sum is in lane 0.
+__device__ __forceinline__ double fold(double v) {
+    for (int by = 16; by; by >>= 1) v += __shfl_xor_sync(FULL, v, by);
+    return v;
+}
+
+// The fold of up to 16 values in shared memory, padded with zeros, for all threads of a block.
+__device__ __forceinline__ double fold_chunks(double mine, double* shared, double* result) {
+    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = mine;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        const double sum = fold(threadIdx.x < 16 ? shared[threadIdx.x] : 0.0);
+        if (threadIdx.x == 0) *result = sum;
+    }
+    __syncthreads();
+    return *result;
+}
