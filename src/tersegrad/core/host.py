@@ -48,6 +48,11 @@ def send(x: Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
+def stream(device: torch.device) -> int:
+    """The stream that work on ``device`` goes to just now: what is sent and kept must be kept by stream."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
+
+
 def numbers(values: list[int], device: torch.device) -> Tensor:
     """Integers of the program as int64 on ``device``, without waiting."""
     return send(torch.tensor(values, dtype=torch.int64), device)

@@ -129,9 +129,10 @@ class ByTensor(Configuration):
             messages.append(message)
             after.append((g, next_state))
         sent: list[Tensor] = []
+        at = host.stream(x.device)
         for message, length in zip(messages, lengths(messages), strict=True):
-            head = torch.tensor(list(varint.write(length)), dtype=torch.uint8)
-            sent += [host.send(head, x.device), message.data[:length]]
+            head = _head(length, x.device, at) if self.fixed_size else _new_head(length, x.device)
+            sent += [head, message.data[:length]]
         nbytes = sum(part.numel() for part in sent)
         if sent:
             torch.cat(sent, out=data[:nbytes])
@@ -175,19 +176,8 @@ class ByTensor(Configuration):
         """``out``, NaN where a device's message of known length announces other lengths: raising would wait for the device."""
         if out.is_cpu or not self.fixed_size:
             return out
-        places: list[int] = []
-        expected = b""
-        at = 0
-        for share in _layout(self, spec):
-            head = varint.write(share.limit)
-            places += range(at, at + len(head))
-            expected += head
-            at += len(head) + share.limit
-        if not places:
-            return out
-        where = host.numbers(places, out.device)
-        wanted = host.send(torch.frombuffer(bytearray(expected), dtype=torch.uint8), out.device)
-        return kernels.get(out.device).settle(out, (message.data[where] == wanted).all())
+        heads = _heads(self, spec, out.device, host.stream(out.device))
+        return out if heads is None else kernels.get(out.device).settle(out, (message.data[heads[0]] == heads[1]).all())
 
     def decode_sent(self, message: Message, spec: Spec, ctx: Context) -> Tensor:
         """What the groups sent, before it is transformed back (see :class:`~tersegrad.core.protocol.Transformed`)."""
@@ -288,6 +278,33 @@ def worst(promises: Sequence[Guarantee]) -> Guarantee:
     if "unbiased" in kinds and value >= 1:
         return Guarantee("none")
     return Guarantee("contractive", value, sure)
+
+
+def _new_head(length: int, device: torch.device) -> Tensor:
+    """What stands before a message of this length."""
+    return host.send(torch.frombuffer(bytearray(varint.write(length)), dtype=torch.uint8), device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _head(length: int, device: torch.device, stream: int) -> Tensor:
+    """The same, kept."""
+    return _new_head(length, device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _heads(compressor: ByTensor, spec: Spec, device: torch.device, stream: int) -> tuple[Tensor, Tensor] | None:
+    """Where the lengths of the groups stand in messages of known length, and their bytes."""
+    places: list[int] = []
+    expected = b""
+    at = 0
+    for share in _layout(compressor, spec):
+        head = varint.write(share.limit)
+        places += range(at, at + len(head))
+        expected += head
+        at += len(head) + share.limit
+    if not places:
+        return None
+    return host.numbers(places, device), host.send(torch.frombuffer(bytearray(expected), dtype=torch.uint8), device)
 
 
 def _gather(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:

@@ -51,8 +51,8 @@ def library(name: str) -> ctypes.CDLL:
 
 
 def _launch(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[loader.Argument, ...]) -> None:
-    kinds, data = loader.packed(arguments)
-    held = ctypes.create_string_buffer(data, len(data))
+    held = ctypes.create_string_buffer(4096)
+    kinds, _ = loader.packed(arguments, held)
     # Each parameter begins at a multiple of its size.
     places = [struct.calcsize(f"{kinds[:i]}0{kind}") for i, kind in enumerate(kinds)]
     pointers = (ctypes.c_void_p * len(kinds))(*(ctypes.addressof(held) + at for at in places))
