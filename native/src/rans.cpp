@@ -109,6 +109,31 @@ void decode_steps_portable(const DecodeModel& model, detail::Cursor& c) {
     c.step = step;
 }
 
+// Symbols of a chunk with L lanes, from i on, while there are words for every lane, so that nobody has to look; and without branches, which
+// nobody could predict.
+template <std::size_t L, bool C>
+void decode_rows(const std::uint32_t* slots, Contexts contexts, std::size_t n, std::uint32_t* states, const std::uint8_t*& words,
+                 const std::uint8_t* end, std::uint8_t* out, std::size_t& i) {
+    std::uint32_t x[L];
+    std::copy_n(states, L, x);
+    const std::uint8_t* p = words;
+    std::size_t at = i;
+    for (; at + L <= n && static_cast<std::size_t>(end - p) >= 2 * L; at += L) {
+#pragma GCC unroll 8
+        for (std::size_t lane = 0; lane < L; ++lane) {
+            const std::size_t context = C ? static_cast<std::size_t>(contexts.of(at + lane)) : 0;
+            const std::uint32_t e = slots[context << kPrecision | (x[lane] & (kTotal - 1))];
+            const std::uint32_t y = ((e >> 8 & (kTotal - 1)) + 1) * (x[lane] >> kPrecision) + (e >> 20), empty = y < kFirst;
+            x[lane] = y << 16 * empty | (load16(p) & (0u - empty));
+            p += 2 * empty;
+            out[at + lane] = static_cast<std::uint8_t>(e);
+        }
+    }
+    std::copy_n(x, L, states);
+    words = p;
+    i = at;
+}
+
 // All symbols of a chunk with fewer lanes; false if the words run out.
 bool decode_few(const DecodeModel& model, detail::Cursor& c, std::size_t n, std::size_t lanes, const std::uint8_t* end) {
     const std::uint8_t* words = c.words;
@@ -117,26 +142,32 @@ bool decode_few(const DecodeModel& model, detail::Cursor& c, std::size_t n, std:
     std::uint8_t* const out = c.symbols;
     std::uint32_t x[kLanes];
     std::copy_n(c.states, kLanes, x);
-    for (std::size_t i = 0; i < n; ++i) {
-        const auto context = static_cast<std::size_t>(contexts.of(i));
-        const std::uint32_t state = x[i & (lanes - 1)], slot = state & (kTotal - 1);
-        std::uint32_t y;
-        if (model.slots_needed) {
-            const std::uint32_t e = slots[context << kPrecision | slot];
-            y = ((e >> 8 & (kTotal - 1)) + 1) * (state >> kPrecision) + (e >> 20);
-            out[i] = static_cast<std::uint8_t>(e);
-        } else {
-            const std::uint16_t* starts = model.starts.data() + 257 * context;
-            const auto s = static_cast<std::size_t>(std::upper_bound(starts, starts + model.alphabet, slot) - starts) - 1;
-            y = static_cast<std::uint32_t>(starts[s + 1] - starts[s]) * (state >> kPrecision) + slot - starts[s];
-            out[i] = static_cast<std::uint8_t>(s);
-        }
+    std::size_t i = 0;
+    if (model.slots_needed) {
+        const auto rows = [&](auto count) {
+            if (contexts.data) decode_rows<count(), true>(slots, contexts, n, x, words, end, out, i);
+            else decode_rows<count(), false>(slots, contexts, n, x, words, end, out, i);
+        };
+        if (lanes == 1) rows(std::integral_constant<std::size_t, 1>{});
+        else if (lanes == 2) rows(std::integral_constant<std::size_t, 2>{});
+        else if (lanes == 4) rows(std::integral_constant<std::size_t, 4>{});
+        else if (lanes == 8) rows(std::integral_constant<std::size_t, 8>{});
+        else if (lanes == 16) rows(std::integral_constant<std::size_t, 16>{});
+        else rows(std::integral_constant<std::size_t, 32>{});
+    }
+    for (; i < n; ++i) {
+        const std::uint16_t* starts = model.starts.data() + 257 * contexts.of(i);
+        std::uint32_t& state = x[i & (lanes - 1)];
+        const std::uint32_t slot = state & (kTotal - 1);
+        const auto s = static_cast<std::size_t>(std::upper_bound(starts, starts + model.alphabet, slot) - starts) - 1;
+        std::uint32_t y = static_cast<std::uint32_t>(starts[s + 1] - starts[s]) * (state >> kPrecision) + slot - starts[s];
         if (y < kFirst) {
             if (words >= end) return false;
             y = y << 16 | load16(words);
             words += 2;
         }
-        x[i & (lanes - 1)] = y;
+        state = y;
+        out[i] = static_cast<std::uint8_t>(s);
     }
     std::copy_n(x, kLanes, c.states);
     c.words = words;

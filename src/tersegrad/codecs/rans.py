@@ -105,7 +105,7 @@ def decode(
     _check_bytes(out, "out")
     if out.numel() < count:
         raise ValueError(f"out holds {out.numel()} symbols, {count} are to be decoded")
-    out = out[:count]
+    out = out if out.numel() == count else out[:count]
     return out, int(kernels.get(data.device).rans_decode(data, alphabet, contexts, num_contexts, out))
 
 

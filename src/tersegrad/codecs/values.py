@@ -124,7 +124,7 @@ class Signs:
 
     def write(self, values: Tensor, place: Place) -> Written:
         signs = bitpack.pack(torch.signbit(values).to(torch.uint8), 1)
-        return Written(signs, torch.copysign(torch.tensor(self.tau, device=values.device), values))
+        return Written(signs, torch.full_like(values, self.tau).copysign_(values))
 
     def read(self, data: Tensor, place: Place, packed: bool) -> Tensor:
         check_length(data, bitpack.nbytes(place.count, 1))

@@ -66,7 +66,7 @@ class Rotated(Transformed):
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         out = buffers.float_buffer(out, spec.numel, message.data.device)
-        y, big = self.opened(message, spec, ctx, out if self.inner_spec(spec).numel == spec.numel else None)
+        y, big = self.opened(message, spec, ctx, out if rotated_numel(spec.numel, self.block) == spec.numel else None)
         kernels.get(y.device).unrotate(y, out, self.block, ctx.shared())
         return enlarged(out, big)
 
