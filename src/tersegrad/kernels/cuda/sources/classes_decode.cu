@@ -239,15 +239,16 @@ extern "C" __global__ void classes_fill(
     each_part(regions, firsts, s, from, to, [=](const Team& team, i64 r, const Region& g, int i0, int i1) {
         const i64* mine = told + r * TOLD_PLACES;
         u8* place = contexts + g.start;
-        each_class(team, g, mine[FIELD], own + mine[OCTAVES_AT], i0, i1, [=](int i, u32 packed, int begin, int end) {
-            u32 named = 0, missing = 0;
+        each_class(team, g, mine[FIELD], own + mine[OCTAVES_AT], i0, i1, [=](int i, const Sixteen& classes, int begin, int end) {
+            Sixteen named = {{0, 0, 0, 0}};
+            u32 missing = 0;
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const u32 c = packed >> 8 * k & 15;
-                named |= (u32)(names >> 4 * c & 15) << 8 * k;
+            for (int k = 0; k < 16; ++k) {
+                const u32 c = classes.byte(k);
+                named.word[k >> 2] |= (u32)(names >> 4 * c & 15) << 8 * (k & 3);
                 if (k >= begin && k < end) missing |= ~mask >> c & 1;
             }
-            put_four(place + i, named, begin, end);
+            put_sixteen(place + i, named, begin, end);
             if (missing) state[WRONG] = CORRUPT;
         });
     });

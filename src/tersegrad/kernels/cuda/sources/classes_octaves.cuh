@@ -60,7 +60,7 @@ __device__ i64 write_octaves(
         const u32 *codes = room.codes, *inverses = room.inverses;
         auto look = [=](i64 i, u32* code, u32* inverse) { *code = codes[symbols[i]], *inverse = inverses[symbols[i]]; };
         for (i64 c = warp; c < l.chunks; c += warps) {
-            const i64 number = encode_chunk(l, c, [=](i64 i) { return (u32)symbols[i] % OCTAVES; }, look, words, states);
+            const i64 number = encode_chunk<4>(l, c, [=](i64 i) { return (u32)symbols[i] % OCTAVES; }, look, words, states);
             if ((t & 31) == 0) numbers[c] = number;
         }
         __syncthreads();

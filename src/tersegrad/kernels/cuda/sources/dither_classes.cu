@@ -199,7 +199,7 @@ extern "C" __global__ void classes_describe(
 
 // The first blocks, one for each segment, write the octaves. Others, `share` of them for each segment, write the class of every coordinate,
 // count symbols by class, and find the largest magnitude of a class, plus 1.
-extern "C" __global__ void classes_count(
+extern "C" __global__ void __launch_bounds__(256, 3) classes_count(
     i64 n, i64 share, const signed char* levels, i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves,
     const u8* symbols, const int* side, u16* words, i64* numbers, u32* states, u8* described, u8* classes, int* counts, int* tops, const i64* result
 ) {
@@ -233,14 +233,14 @@ extern "C" __global__ void classes_count(
         const signed char* own = levels + g.start;
         u8* place = classes + g.start;
         const int before = (int)(g.start - first);
-        each_class(team, g, told[r * TOLD_PLACES + FIELD], octaves + g.room, i0, i1, [=](int i, u32 packed, int from, int to) {
-            const u32 word = *(const u32*)(own + i);
-            put_four(place + i, packed, from, to);
+        each_class(team, g, told[r * TOLD_PLACES + FIELD], octaves + g.room, i0, i1, [=](int i, const Sixteen& mine, int from, int to) {
+            const Sixteen held = *(const Sixteen*)(own + i);
+            put_sixteen(place + i, mine, from, to);
             const bool counted = !sampled || (before + i) / BLOCK % COUNTED == 0;
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
+            for (int k = 0; k < 16; ++k) {
                 if (k < from || k >= to) continue;
-                const int level = (signed char)(word >> 8 * k), c = packed >> 8 * k & 255;
+                const int level = (signed char)held.byte(k), c = (int)mine.byte(k);
                 near_seen[c * 128 + magnitude_of(level, window)] = 1;
                 if (counted) atomicAdd(&near_counts[c * alphabet + symbol_of(level, window)], 1);
             }

@@ -147,14 +147,12 @@ __device__ bool decode_chunk(
     return good;
 }
 
-#define AHEAD 8
-
 // What a frequency is divided by: x / f is the high word of the product with x, or 1 more.
 __device__ __forceinline__ u32 inverse_of(u32 code) { return code & 0xffff ? 0xffffffffu / (code & 0xffff) : 0; }
 
 // A warp encodes chunk c: `symbol(i)` is symbol i of the block, `look(i)` its frequency | start << 16 and the inverse of that. The number of
-// words, which end where those of all coded symbols would.
-template <class Symbol, class Look>
+// words, which end where those of all coded symbols would. What AHEAD steps need is loaded together.
+template <int AHEAD = 8, class Symbol, class Look>
 __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Look look, u16* words, u32* states) {
     const int t = threadIdx.x & 31;
     const i64 coded = l.coded(c), first = c * l.size;
