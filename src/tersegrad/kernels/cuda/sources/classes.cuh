@@ -40,6 +40,15 @@ struct Team {
 __device__ Team whole_block() { return {(int)threadIdx.x, (int)blockDim.x}; }
 __device__ Team own_warp() { return {(int)threadIdx.x & 31, 32}; }
 
+// Coordinates of a segment that block `part` of `share` takes: a multiple of 1024, but for the last.
+struct Slice {
+    i64 from, to;
+};
+__device__ Slice slice_of(i64 first, i64 size, i64 part, i64 share) {
+    const i64 each = (size + 1024 * share - 1) / (1024 * share) * 1024;
+    return {first + smaller(part * each, size), first + smaller((part + 1) * each, size)};
+}
+
 // Calls body(team, r, region, i0, i1) for the parts of a segment's regions among coordinates from .. to: coordinates i0 .. i1 of region r.
 // Long parts are the work of the block, short ones of its warps in turn.
 template <class Body>
@@ -68,9 +77,9 @@ struct alignas(16) Sixteen {
 };
 
 // Calls put(i, classes, from, to) for coordinates i0 .. i1 of a region, sixteen at a time, at places of the vector that are multiples of
-// sixteen: byte k of `classes` is that of coordinate i + k, for k from .. to. The region's octaves begin at `octaves`.
-template <class Put>
-__device__ void each_class(const Team& team, const Region& g, i64 field, const u8* octaves, int i0, int i1, Put put) {
+// sixteen: byte k of `classes` is what name(class) gives for coordinate i + k, for k from .. to. The region's octaves begin at `octaves`.
+template <class Name, class Put>
+__device__ void each_class(const Team& team, const Region& g, i64 field, const u8* octaves, int i0, int i1, Name name, Put put) {
     const int mode = (int)field >> 5, base = field & 31, lead = (int)(g.start & 15), last = (i1 + lead + 15) / 16;
     const u8* across = octaves + g.rows;
     // A column's number divided by the group: exact, since both are below 2^19, unless the group is long.
@@ -91,19 +100,20 @@ __device__ void each_class(const Team& team, const Region& g, i64 field, const u
             const bool full = from <= 4 * q && to >= 4 * q + 4;
             u32 packed = 0;
             if (mode == ONE_SCALE) {
-                packed = (u32)class_of(base, MIDDLE, MIDDLE) * 0x01010101u;
+                packed = name(class_of(base, MIDDLE, MIDDLE)) * 0x01010101u;
             } else if (full && c + 4 <= length) {
                 const int line = octaves[r];
-                if (mode != BY_GRID) packed = (u32)class_of(base, line, MIDDLE) * 0x01010101u;
-                else if (line)
+                if (mode != BY_GRID) packed = name(class_of(base, line, MIDDLE)) * 0x01010101u;
+                else if (!line) packed = name(0) * 0x01010101u;
+                else
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) packed |= (u32)class_of(base, line, own(c + k)) << 8 * k;
+                    for (int k = 0; k < 4; ++k) packed |= name(class_of(base, line, own(c + k))) << 8 * k;
                 c += 4;
                 if (c == length) c = 0, ++r;
             } else {
                 for (int k = 0; k < 4; ++k) {
                     if (4 * q + k >= from && 4 * q + k < to)
-                        packed |= (u32)class_of(base, octaves[r], mode == BY_GRID ? own(c) : MIDDLE) << 8 * k;
+                        packed |= name(class_of(base, octaves[r], mode == BY_GRID ? own(c) : MIDDLE)) << 8 * k;
                     if (++c == length) c = 0, ++r;
                 }
             }
