@@ -278,10 +278,14 @@ extern "C" __global__ void __launch_bounds__(128) classes_chunks(
     // A thread goes through 256 slots of a table: the last symbol that starts at or before a slot, those without slots left out.
     for (int run = threadIdx.x; run < tables * TOTAL / 256; run += blockDim.x) {
         const u32* own = near + run / 16 * alphabet;
-        u32 slot = run % 16 * 256, k = 0;
-        for (const u32 end = slot + 256; slot < end; slot += 1 << coarse) {
-            while (slot - (own[k] & 0xffff) >= own[k] >> 16) ++k;
-            guesses[(run / 16 * TOTAL + slot) >> coarse] = (u8)k;
+        u32 slot = run % 16 * 256, k = 0, entry = own[0], *to = (u32*)(guesses + ((run / 16 * TOTAL + slot) >> coarse));
+        for (const u32 end = slot + 256; slot < end; ++to) {
+            u32 four = 0;
+            for (int b = 0; b < 4; ++b, slot += 1 << coarse) {
+                while (slot - (entry & 0xffff) >= entry >> 16) entry = own[++k];
+                four |= k << 8 * b;
+            }
+            *to = four;
         }
     }
     __syncthreads();

@@ -58,9 +58,10 @@ __device__ i64 write_octaves(
     i64 bytes = head;
     if (informative && head < most) {
         const u32 *codes = room.codes, *inverses = room.inverses;
-        auto look = [=](i64 i, u32* code, u32* inverse) { *code = codes[symbols[i]], *inverse = inverses[symbols[i]]; };
+        auto load = [=](i64 i) { return symbols[i]; };
+        auto look = [=](u32 k, u32* code, u32* inverse) { *code = codes[k], *inverse = inverses[k]; };
         for (i64 c = warp; c < l.chunks; c += warps) {
-            const i64 number = encode_chunk<4>(l, c, [=](i64 i) { return (u32)symbols[i] % OCTAVES; }, look, words, states);
+            const i64 number = encode_chunk<4>(l, c, [=](i64 i) { return (u32)symbols[i] % OCTAVES; }, load, look, words, states);
             if ((t & 31) == 0) numbers[c] = number;
         }
         __syncthreads();

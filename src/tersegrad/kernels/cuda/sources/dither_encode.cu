@@ -261,8 +261,8 @@ extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
     __syncwarp();
     const u32 *from = own, *inverted = inverses;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };
-    auto look = [=](i64 i, u32* code, u32* inverse) { *code = from[symbol(i)], *inverse = inverted[symbol(i)]; };
-    const i64 number = encode_chunk(l, c, symbol, look, words + first, states + s * CHUNKS * 64);
+    auto look = [=](int level, u32* code, u32* inverse) { *code = from[symbol_of(level, window)], *inverse = inverted[symbol_of(level, window)]; };
+    const i64 number = encode_chunk(l, c, symbol, [=](i64 i) { return levels[first + i]; }, look, words + first, states + s * CHUNKS * 64);
     if (threadIdx.x == 0) numbers[s * CHUNKS + c] = number;
 }
 

@@ -212,6 +212,10 @@ extern "C" __global__ void rans_starts(const int* frequencies, i64 alphabet, i64
     }
 }
 
+struct Loaded {
+    u8 context, symbol;
+};
+
 extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
     const u8* symbols, const u8* contexts, i64 each, i64 count, i64 alphabet, i64 tables, i64 exponent, const u32* codes,
     u16* words, i64* numbers, u32* states, const i64* head
@@ -226,11 +230,12 @@ extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
         for (i64 k = threadIdx.x; k < cells; k += 32) own[k] = codes[k];
     __syncwarp();
     const u32* from = mine ? own : codes;
-    auto look = [=](i64 i, u32* code, u32* inverse) {
-        *code = from[context_of(contexts, each, i) * (u32)alphabet + symbols[i]];
+    auto load = [=](i64 i) { return Loaded{(u8)context_of(contexts, each, i), symbols[i]}; };
+    auto look = [=](Loaded held, u32* code, u32* inverse) {
+        *code = from[held.context * (u32)alphabet + held.symbol];
         *inverse = inverse_of(*code);
     };
-    const i64 number = encode_chunk(l, c, [=](i64 i) { return symbols[i]; }, look, words, states);
+    const i64 number = encode_chunk(l, c, [=](i64 i) { return symbols[i]; }, load, look, words, states);
     if (threadIdx.x == 0) numbers[c] = number;
 }
 

@@ -28,7 +28,8 @@ __device__ Layout layout_of(i64 count, i64 alphabet, i64 exponent) {
 struct Words {
     const u32* base;
     u32 shift, low, high;
-    i64 whole, loaded;
+    i64 whole;
+    u32 loaded;
     u16* ring;
     __device__ u32 word32(i64 i) const { return i < whole ? base[i] : 0; }
     __device__ void fetch() {
@@ -78,8 +79,9 @@ __device__ bool decode_chunk(
     const Layout& l, i64 c, i64 alphabet, const u8* states, i64 number, u16* ring, Context context, Look look, Put put
 ) {
     constexpr int G = Context::ahead;
-    const int t = threadIdx.x & 31;
-    const i64 coded = l.coded(c), first = c * l.size;
+    const int t = threadIdx.x & 31, lanes = l.lanes, coded = (int)l.coded(c);
+    const u32 most = (u32)number;
+    const i64 first = c * l.size;
     Words in;
     in.begin(states + 4 * l.lanes, states + 4 * l.lanes + 2 * number, ring);
     u32 x[2], soon[G][2], now[G][2];
@@ -89,31 +91,30 @@ __device__ bool decode_chunk(
         x[h] = lane < l.lanes ? load32(states + 4 * lane) : 65536;
         good &= x[h] >= 65536;
     }
-    auto fetch = [&](i64 base) {
+    auto fetch = [&](int base) {
 #pragma unroll
         for (int a = 0; a < G; ++a)
             for (int h = 0; h < 2; ++h) {
-                const i64 i = base + a * l.lanes + t + 32 * h;
-                soon[a][h] = t + 32 * h < l.lanes && i < coded ? context(first + i) : 0;
+                const int i = base + a * lanes + t + 32 * h;
+                soon[a][h] = t + 32 * h < lanes && i < coded ? context(first + i) : 0;
             }
     };
     fetch(0);
-    i64 at = 0;
-    for (i64 group = 0; group < coded && at <= number; group += G * l.lanes) {
+    u32 at = 0;
+    for (int group = 0; group < coded && at <= most; group += G * lanes) {
 #pragma unroll
         for (int a = 0; a < G; ++a)
             for (int h = 0; h < 2; ++h) now[a][h] = soon[a][h];
-        fetch(group + G * l.lanes);
+        fetch(group + G * lanes);
 #pragma unroll
         for (int a = 0; a < G; ++a) {
-            const i64 base = group + a * l.lanes;
-            if (base >= coded || at > number) break;
+            const int base = group + a * lanes;
+            if (base >= coded || at > most) break;
             bool needs[2];
             for (int h = 0; h < 2; ++h) {
-                const int lane = t + 32 * h;
-                const i64 i = base + lane;
+                const int lane = t + 32 * h, i = base + lane;
                 needs[h] = false;
-                if (lane < l.lanes && i < coded) {
+                if (lane < lanes && i < coded) {
                     u32 cell;
                     u8 symbol;
                     look(now[a][h], x[h] & (TOTAL - 1), &cell, &symbol);
@@ -123,14 +124,14 @@ __device__ bool decode_chunk(
                 }
             }
             const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]), before = (1u << t) - 1;
-            const i64 from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
+            const u32 from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
             if (needs[0]) x[0] = x[0] << 16 | ring[from0 % RING];
             if (needs[1]) x[1] = x[1] << 16 | ring[from1 % RING];
             at += __popc(votes) + __popc(later);
-            if (at <= number && at + 64 > in.loaded) in.turn();
+            if (at <= most && at + 64 > in.loaded) in.turn();
         }
     }
-    good &= at == number;
+    good &= at == most;
     // The symbols that were not coded are what a state has above the smallest one.
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
@@ -150,35 +151,43 @@ __device__ bool decode_chunk(
 // What a frequency is divided by: x / f is the high word of the product with x, or 1 more.
 __device__ __forceinline__ u32 inverse_of(u32 code) { return code & 0xffff ? 0xffffffffu / (code & 0xffff) : 0; }
 
-// A warp encodes chunk c: `symbol(i)` is symbol i of the block, `look(i)` its frequency | start << 16 and the inverse of that. The number of
-// words, which end where those of all coded symbols would. What AHEAD steps need is loaded together.
-template <int AHEAD = 8, class Symbol, class Look>
-__device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Look look, u16* words, u32* states) {
-    const int t = threadIdx.x & 31;
-    const i64 coded = l.coded(c), first = c * l.size;
-    u32 x[2];
+// A warp encodes chunk c: `symbol(i)` is symbol i of the block; `load(i)` loads what `look` makes its frequency | start << 16 of, and the
+// inverse of that. The number of words, which end where those of all coded symbols would. What AHEAD steps need is on its way while the
+// steps that come before them are taken.
+template <int AHEAD = 8, class Symbol, class Load, class Look>
+__device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Load load, Look look, u16* words, u32* states) {
+    const int t = threadIdx.x & 31, lanes = l.lanes, coded = (int)l.coded(c);
+    const i64 first = c * l.size;
+    u32 x[2], code[AHEAD][2], inverse[AHEAD][2];
+    decltype(load((i64)0)) soon[AHEAD][2];
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
         x[h] = 65536;
-        if (lane >= l.lanes) continue;
+        if (lane >= lanes) continue;
         for (int r = 0; r < l.rows; ++r) {
-            const i64 column = (lane - coded % l.lanes + l.lanes) % l.lanes;
-            x[h] += (u32)symbol(first + coded + (i64)r * l.lanes + column) << r * l.width;
+            const int column = (lane - coded % lanes + lanes) % lanes;
+            x[h] += (u32)symbol(first + coded + r * lanes + column) << r * l.width;
         }
     }
-    i64 left = coded;
-    const i64 steps = (coded + l.lanes - 1) / l.lanes;
-    u32 code[AHEAD][2], inverse[AHEAD][2];
-    for (i64 group = (steps + AHEAD - 1) / AHEAD - 1; group >= 0; --group) {
-        // All loads of a group are on their way before the first is used.
+    // Where the symbol stands that this thread codes in a step, or after all.
+    auto place = [=](int group, int a, int h) { return t + 32 * h < lanes ? (group * AHEAD + a) * lanes + t + 32 * h : coded; };
+    auto fetch = [&](int group) {
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a)
+            for (int h = 0; h < 2; ++h)
+                if (place(group, a, h) < coded) soon[a][h] = load(first + place(group, a, h));
+    };
+    words += first;
+    int left = coded, group = ((coded + lanes - 1) / lanes + AHEAD - 1) / AHEAD - 1;
+    if (group >= 0) fetch(group);
+    for (; group >= 0; --group) {
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a)
             for (int h = 0; h < 2; ++h) {
-                const int lane = t + 32 * h;
-                const i64 i = (group * AHEAD + a) * l.lanes + lane;
                 code[a][h] = 0;
-                if (lane < l.lanes && i < coded) look(first + i, &code[a][h], &inverse[a][h]);
+                if (place(group, a, h) < coded) look(soon[a][h], &code[a][h], &inverse[a][h]);
             }
+        if (group) fetch(group - 1);
 #pragma unroll
         for (int a = AHEAD - 1; a >= 0; --a) {
             u32 word[2];
@@ -195,11 +204,11 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Look look, u1
                 x[h] = (quotient << 12) + rest + (rest >= f ? TOTAL - f : 0) + (code[a][h] >> 16);
             }
             left -= __popc(votes) + __popc(later);
-            if (emits[0]) words[first + left + __popc(votes & before)] = (u16)word[0];
-            if (emits[1]) words[first + left + __popc(votes) + __popc(later & before)] = (u16)word[1];
+            if (emits[0]) words[left + __popc(votes & before)] = (u16)word[0];
+            if (emits[1]) words[left + __popc(votes) + __popc(later & before)] = (u16)word[1];
         }
     }
     for (int h = 0; h < 2; ++h)
-        if (t + 32 * h < l.lanes) states[c * l.lanes + t + 32 * h] = x[h];
+        if (t + 32 * h < lanes) states[c * lanes + t + 32 * h] = x[h];
     return coded - left;
 }

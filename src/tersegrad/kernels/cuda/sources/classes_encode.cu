@@ -340,6 +340,12 @@ extern "C" __global__ void classes_decide(
     d[CHUNK_OF] = given ? given : 2.0 * together < (double)size ? LONG_CHUNK : USUAL_CHUNK;
 }
 
+// A level and its class.
+struct Classed {
+    signed char level;
+    u8 of;
+};
+
 // A warp for each chunk, four of them in a block.
 extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
     i64 n, const signed char* levels, const u8* classes, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
@@ -360,10 +366,11 @@ extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
     if (mine >= l.chunks) return;
     const u32 *from = own, *inverted = inverses;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };
-    auto look = [=](i64 i, u32* code, u32* inverse) {
-        const u32 k = classes[first + i] * (u32)alphabet + symbol(i);
+    auto load = [=](i64 i) { return Classed{levels[first + i], classes[first + i]}; };
+    auto look = [=](Classed held, u32* code, u32* inverse) {
+        const int k = held.of * alphabet + symbol_of(held.level, window);
         *code = from[k], *inverse = inverted[k];
     };
-    const i64 number = encode_chunk(l, mine, symbol, look, words + first, states + s * CHUNKS * 64);
+    const i64 number = encode_chunk(l, mine, symbol, load, look, words + first, states + s * CHUNKS * 64);
     if ((threadIdx.x & 31) == 0) numbers[s * CHUNKS + mine] = number;
 }
