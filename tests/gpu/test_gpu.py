@@ -15,9 +15,10 @@ from tersegrad import Context, Message, Spec, Stats, kernels
 from tersegrad.core import frame
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import needs_second_moment
-from tersegrad.kernels import reference
-from tersegrad.kernels.cuda import rans, select
+from tersegrad.kernels import native, reference
+from tersegrad.kernels.cuda import dither, rans, select
 from tests.kernels import agree
+from tests.kernels.test_classes import uneven
 from tests.laws.cases import every_case
 from tests.laws.zoo import adversarial
 from tests.spec.test_vectors import VECTORS, index, pieces
@@ -66,6 +67,40 @@ def test_selection_agrees() -> None:
         for k in (1, 5000, 400_000):
             for a, b in zip(reference.select_top_k(x, k), select.select_top_k(x.cuda(), k), strict=True):
                 assert agree.same(a, b)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((768, 768), (768,), (9, 4096), (33,)),
+        ((64, 64, 3, 3), (64,), (128, 60, 3, 3), (700, 1), (2, 70_000)),
+        (*((64,), (65,), (3,)) * 700, (20_000, 17)),
+        ((1 << 19,),),
+    ],
+)
+@pytest.mark.parametrize(("nu", "ctx"), [(0.3, None), (0.01, None), (1e-4, Context(seed=3, step=9))])
+def test_scale_classes_agree(shapes: tuple[tuple[int, ...], ...], nu: float, ctx: Context | None) -> None:
+    x, spec = uneven(shapes)
+    if len(shapes) == 1:
+        x *= torch.exp2(2 * torch.randn(x.numel() // 256, generator=torch.Generator().manual_seed(1))).repeat_interleave(256)
+    layout, results = spec.layout, []
+    for backend, y in ((native if native.available() else reference, x), (dither, x.cuda())):
+        data, left = y.new_zeros(reference.dither_max_bytes(y.numel()), dtype=torch.uint8), torch.zeros_like(y)
+        length, norm, error = backend.dither_encode(y, nu, 0.0, 1, 0, ctx, data, left, torch.zeros_like(y), layout)
+        results.append((length, data[: int(length)], norm, error, left))
+    for expected, found in zip(*results, strict=True):
+        assert agree.same(expected, found)
+    # Some segment has them: kind 3, after the lengths of all segments.
+    segments = max(1, (x.numel() + (1 << 17)) >> 18)
+    at, kinds = 4 + (4 * segments if segments > 1 else 0), set()
+    for s in range(segments):
+        kinds.add(int(results[0][1][at]))
+        at += int(results[0][1][4 + 4 * s : 8 + 4 * s].view(torch.int32)) if segments > 1 else 0
+    assert 3 in kinds
+    y, data = x.cuda(), results[1][1].clone()
+    room, out = torch.empty(reference.dither_max_bytes(x.numel()), dtype=torch.uint8, device="cuda"), torch.empty_like(y)
+    assert gpu.synchronisations(lambda: dither.dither_encode(y, nu, 0.0, 1, 0, ctx, room, None, None, layout)) == 1
+    assert gpu.synchronisations(lambda: dither.dither_decode(data, out, None, layout)) == 1
 
 
 def _message(text: str, x: Tensor, device: str) -> tuple[Tensor, Tensor]:

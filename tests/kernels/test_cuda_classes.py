@@ -262,16 +262,32 @@ def test_unusual_descriptions_are_read() -> None:
     ]
     with emulated():
         for own, fields, octaves in cases:
-            for options in ({}, {"raw": True}, {"more": 16}):
-                data = built(own, fields, octaves, regions, **options)
-                assert agree(data, n, layout)
-                # A mask with too few classes, and with one too many.
-                for mask in (0, 1 << 15, 0xFFFF):
-                    bad = data.clone()
-                    bad[11], bad[12] = mask & 255, mask >> 8
-                    agree(bad, n, layout)
-                for longer in (data[:-1], torch.cat([data, data[:1]])):
-                    assert not agree(longer, n, layout)
+            data = built(own, fields, octaves, regions)
+            assert agree(data, n, layout)
+            assert agree(built(own, fields, octaves, regions, more=16), n, layout)
+            assert not agree(torch.cat([data, data[:1]]), n, layout)
+            # Too few classes, or one too many.
+            for mask in (0, 0xFFFF):
+                bad = data.clone()
+                bad[11], bad[12] = mask & 255, mask >> 8
+                agree(bad, n, layout)
+        raw = built(symbols, modes, cases[0][2], regions, raw=True)
+        assert agree(raw, n, layout)
+        assert not agree(raw[:-1], n, layout)
+
+
+def test_silent_rows_need_a_table() -> None:
+    regions = [Region(1280, 64, 1, 0)]
+    octaves = torch.full((84,), 8)
+    octaves[3] = 0
+    symbols = torch.randint(1, 6, (1280,), generator=torch.Generator().manual_seed(6)).to(torch.uint8)
+    layout = torch.tensor([1280, 64, 1, 0])
+    data = built(symbols, [(2, 16)], octaves, regions)
+    assert data[11] == 1
+    with emulated():
+        assert agree(data, 1280, layout)
+        data[11] = 2
+        assert not agree(data, 1280, layout)
 
 
 def test_fields_that_no_encoder_writes_are_refused() -> None:
@@ -294,7 +310,7 @@ def test_damaged_classes_are_refused_or_decode_alike() -> None:
         return int(torch.randint(low, high, (), generator=generator))
 
     with emulated():
-        for trial in range(60):
+        for trial in range(40):
             bad = data.clone()
             if trial % 4 == 0:
                 bad = bad[: drawn(5, bad.numel())]
@@ -302,7 +318,7 @@ def test_damaged_classes_are_refused_or_decode_alike() -> None:
             for _ in range(drawn(1, 3)):
                 bad[drawn(4, min(bad.numel(), 150 if trial % 3 else 10_000))] ^= 1 << drawn(0, 8)
             refused += not agree(bad, x.numel(), spec.layout)
-    assert 30 < refused < 60
+    assert 20 < refused < 40
 
 
 @pytest.mark.parametrize("kind", ["accept", "reject"])

@@ -13,7 +13,7 @@ from tersegrad.kernels.cuda.loader import launch
 from tersegrad.kernels.reference.classes import BLOCK, CLASSES, OCTAVES
 from tersegrad.kernels.reference.rans import SEGMENT, pieces
 
-CHOOSE, READ = "dither_classes.cu", "classes_decode.cu"
+ENCODE, DECODE = "classes_encode.cu", "classes_decode.cu"
 # As in classes.cuh and dither.cuh.
 PLACES, TOLD, CHUNKS = 7, 2, 32
 THREADS, SHARE = 256, 8
@@ -38,7 +38,7 @@ class Regions:
 def regions_of(layout: Tensor | None, numel: int, device: torch.device) -> Regions:
     """Regions of a vector; one row without a layout, which must cover ``numel`` coordinates."""
     numbers = layout if layout is not None else torch.tensor([numel, max(numel, 1), 1, 0])
-    return _cut(numbers.contiguous().numpy().tobytes(), numel, device.type)
+    return _cut(numbers.to(torch.int64).contiguous().numpy().tobytes(), numel, device.type)
 
 
 @functools.lru_cache(maxsize=256)
@@ -89,11 +89,10 @@ def choose(
     def empty(size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    def zeros(size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.int32, device=device)
-
-    sums, counts, tops = zeros(regions.room), zeros(segments * CLASSES * 256), zeros(segments * CLASSES)
-    octaves, symbols, classes = (empty(size, torch.uint8) for size in (regions.room, regions.room, n + 3))
+    sizes = [segments * CLASSES * 256, segments * CLASSES, regions.room]
+    counts, tops, sums = torch.zeros(sum(sizes), dtype=torch.int32, device=device).split(sizes)
+    # Levels and classes are read and written sixteen at a time.
+    octaves, symbols, classes = (empty(size, torch.uint8) for size in (regions.room, regions.room, n + 15))
     told, costs = empty(regions.number * TOLD, torch.int64), empty(regions.number, torch.float64)
     side, codes = (empty(segments * size, torch.int32) for size in (2 * OCTAVES, CLASSES * 256))
     # A chunk of octaves has at least 2^13 symbols if there are several, and at least 64 for each of its states.
@@ -101,19 +100,19 @@ def choose(
     side_states = empty(regions.room // 64 + 64 * segments, torch.int32)
     described = empty(regions.number + regions.room // 2 + 8 * segments, torch.uint8)
     shared = segments * SHARE
-    launch(CHOOSE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
-    launch(CHOOSE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
+    launch(ENCODE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
+    launch(ENCODE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
     launch(
-        CHOOSE, "classes_count", segments + shared, THREADS,
+        ENCODE, "classes_count", segments + shared, THREADS,
         n, SHARE, levels, known, *where, told, octaves, symbols, side, side_words, side_numbers, side_states, described,
         classes, counts, tops, result,
     )  # fmt: skip
     launch(
-        CHOOSE, "classes_decide", segments, THREADS,
+        ENCODE, "classes_decide", segments, THREADS,
         n, chunk, known, *where, counts, tops, described, tables, codes, result,
     )  # fmt: skip
     launch(
-        CHOOSE, "classes_encode_chunks", segments * CHUNKS // 4, 128,
+        ENCODE, "classes_encode_chunks", segments * CHUNKS // 4, 128,
         n, levels, classes, known, codes, words, numbers, states, result,
     )  # fmt: skip
     return described
@@ -140,13 +139,13 @@ def read(regions: Regions, data: Tensor, count: int, known: Tensor, offsets: Ten
     told, octaves = empty(regions.number * TOLD, torch.int64), empty(regions.room, torch.uint8)
     tables = segments * CLASSES
     q, entries = empty(tables * 256, torch.int16), empty(tables * 256, torch.int32)
-    found = Read(empty(segments, torch.int64), empty(count + 3, torch.uint8), entries, empty(tables, torch.uint8))
+    found = Read(empty(segments, torch.int64), empty(count + 15, torch.uint8), entries, empty(tables, torch.uint8))
     launch(
-        READ, "classes_read", segments, THREADS,
+        DECODE, "classes_read", segments, THREADS,
         data, count, known, *where, told, octaves, found.masks, q, entries, found.only, offsets, words, state,
     )  # fmt: skip
     launch(
-        READ, "classes_fill", segments * SHARE, THREADS,
+        DECODE, "classes_fill", segments * SHARE, THREADS,
         count, SHARE, known, *where, told, octaves, found.masks, found.contexts, state,
     )  # fmt: skip
     return found
@@ -165,6 +164,6 @@ def decode_chunks(
 ) -> None:
     """Decode the chunks of segments with classes."""
     launch(
-        READ, "classes_chunks", len(pieces(count, SEGMENT)) * CHUNKS // 4, 128,
+        DECODE, "classes_chunks", len(pieces(count, SEGMENT)) * CHUNKS // 4, 128,
         data, count, known, found.masks, found.contexts, found.entries, offsets, words, kept, out, state,
     )  # fmt: skip

@@ -158,8 +158,8 @@ def dither_encode(
     def empty(size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    # Levels are read four at a time.
-    levels, words = empty(n + 3, torch.int8), empty(n, torch.int16)
+    # Levels are read sixteen at a time.
+    levels, words = empty(n + 15, torch.int8), empty(n, torch.int16)
     steps, scales = empty(blocks, torch.float32), empty(blocks, torch.float32)
     norms, errors = empty(blocks, torch.float64), empty(blocks, torch.float64)
     counts, known = empty(3 * blocks, torch.int64), empty(segments * PLACES, torch.int64)

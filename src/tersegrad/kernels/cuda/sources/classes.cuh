@@ -40,6 +40,15 @@ struct Team {
 __device__ Team whole_block() { return {(int)threadIdx.x, (int)blockDim.x}; }
 __device__ Team own_warp() { return {(int)threadIdx.x & 31, 32}; }
 
+// Coordinates of a segment that block `part` of `share` takes: a multiple of 1024, but for the last.
+struct Slice {
+    i64 from, to;
+};
+__device__ Slice slice_of(i64 first, i64 size, i64 part, i64 share) {
+    const i64 each = (size + 1024 * share - 1) / (1024 * share) * 1024;
+    return {first + smaller(part * each, size), first + smaller((part + 1) * each, size)};
+}
+
 // Calls body(team, r, region, i0, i1) for the parts of a segment's regions among coordinates from .. to: coordinates i0 .. i1 of region r.
 // Long parts are the work of the block, short ones of its warps in turn.
 template <class Body>
@@ -61,51 +70,68 @@ __device__ __forceinline__ int class_of(int base, int line, int column) {
     return base && line && column ? (sum < 1 ? 1 : sum > CLASSES - 1 ? CLASSES - 1 : sum) : 0;
 }
 
-// Calls put(i, classes, from, to) for coordinates i0 .. i1 of a region, four at a time, at places of the vector that are multiples of four:
-// byte k of `classes` is that of coordinate i + k, for k from .. to. The region's octaves begin at `octaves`.
-template <class Put>
-__device__ void each_class(const Team& team, const Region& g, i64 field, const u8* octaves, int i0, int i1, Put put) {
-    const int mode = (int)field >> 5, base = field & 31, lead = (int)(g.start & 3), last = (i1 + lead + 3) / 4;
+// Sixteen bytes that are loaded and stored at once, at places that are multiples of sixteen.
+struct alignas(16) Sixteen {
+    u32 word[4];
+    __device__ u32 byte(int k) const { return word[k >> 2] >> 8 * (k & 3) & 255; }
+};
+
+// Calls put(i, classes, from, to) for coordinates i0 .. i1 of a region, sixteen at a time, at places of the vector that are multiples of
+// sixteen: byte k of `classes` is what name(class) gives for coordinate i + k, for k from .. to. The region's octaves begin at `octaves`.
+template <class Name, class Put>
+__device__ void each_class(const Team& team, const Region& g, i64 field, const u8* octaves, int i0, int i1, Name name, Put put) {
+    const int mode = (int)field >> 5, base = field & 31, lead = (int)(g.start & 15), last = (i1 + lead + 15) / 16;
     const u8* across = octaves + g.rows;
     // A column's number divided by the group: exact, since both are below 2^19, unless the group is long.
     const u32 magic = g.group == 1 || g.group > 8192 ? 0 : 0xffffffffu / (u32)g.group + 1;
     auto own = [=](int column) { return (int)across[magic ? __umulhi((u32)column, magic) : g.group == 1 ? (u32)column : (u32)column / (u32)g.group]; };
     const int length = mode == BY_BLOCKS ? BLOCK : g.columns, phase = mode == BY_BLOCKS ? 0 : g.phase;
-    const int down = 4 * team.size / length, right = 4 * team.size % length;
-    int quad = (i0 + lead) / 4 + team.rank;
-    // The first coordinate may lie up to three before the region.
-    const int place = phase + 4 * quad - lead + 4 * length;
-    int row = place / length - 4, column = place % length;
-    for (; quad < last; quad += team.size) {
-        const int i = 4 * quad - lead, from = i < i0 ? i0 - i : 0, to = i1 - i < 4 ? i1 - i : 4;
-        u32 packed = 0;
-        if (mode == ONE_SCALE) {
-            packed = (u32)class_of(base, MIDDLE, MIDDLE) * 0x01010101u;
-        } else if (column + 4 <= length && to - from == 4) {
-            const int line = octaves[row];
-            if (mode != BY_GRID) packed = (u32)class_of(base, line, MIDDLE) * 0x01010101u;
-            else if (line)
+    const int down = 16 * team.size / length, right = 16 * team.size % length;
+    int unit = (i0 + lead) / 16 + team.rank;
+    // The first coordinate may lie up to fifteen before the region.
+    const int place = phase + 16 * unit - lead + 16 * length;
+    int row = place / length - 16, column = place % length;
+    for (; unit < last; unit += team.size) {
+        const int i = 16 * unit - lead, from = i < i0 ? i0 - i : 0, to = i1 - i < 16 ? i1 - i : 16;
+        Sixteen classes;
+        int r = row, c = column;
 #pragma unroll
-                for (int k = 0; k < 4; ++k) packed |= (u32)class_of(base, line, own(column + k)) << 8 * k;
-        } else {
-            int r = row, c = column;
-            for (int k = 0; k < to; ++k) {
-                if (k >= from) packed |= (u32)class_of(base, octaves[r], mode == BY_GRID ? own(c) : MIDDLE) << 8 * k;
-                if (++c == length) c = 0, ++r;
+        for (int q = 0; q < 4; ++q) {
+            const bool full = from <= 4 * q && to >= 4 * q + 4;
+            u32 packed = 0;
+            if (mode == ONE_SCALE) {
+                packed = name(class_of(base, MIDDLE, MIDDLE)) * 0x01010101u;
+            } else if (full && c + 4 <= length) {
+                const int line = octaves[r];
+                if (mode != BY_GRID) packed = name(class_of(base, line, MIDDLE)) * 0x01010101u;
+                else if (!line) packed = name(0) * 0x01010101u;
+                else
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) packed |= name(class_of(base, line, own(c + k))) << 8 * k;
+                c += 4;
+                if (c == length) c = 0, ++r;
+            } else {
+                for (int k = 0; k < 4; ++k) {
+                    if (4 * q + k >= from && 4 * q + k < to)
+                        packed |= name(class_of(base, octaves[r], mode == BY_GRID ? own(c) : MIDDLE)) << 8 * k;
+                    if (++c == length) c = 0, ++r;
+                }
             }
+            classes.word[q] = packed;
         }
-        put(i, packed, from, to);
+        put(i, classes, from, to);
         row += down;
         column += right;
         if (column >= length) column -= length, ++row;
     }
 }
 
-// Four classes, or what stands for them, to places that are multiples of four.
-__device__ __forceinline__ void put_four(u8* to, u32 packed, int from, int until) {
-    if (until - from == 4) *(u32*)to = packed;
+__device__ __forceinline__ void put_sixteen(u8* to, const Sixteen& classes, int from, int until) {
+    if (until - from == 16) *(Sixteen*)to = classes;
     else
-        for (int k = from; k < until; ++k) to[k] = (u8)(packed >> 8 * k);
+#pragma unroll
+        for (int k = 0; k < 16; ++k)
+            if (k >= from && k < until) to[k] = (u8)classes.byte(k);
 }
 
 // Where the description of a segment's classes stands: its mask, the fields of its regions, and its octaves, of four bits each at most.

@@ -225,7 +225,7 @@ extern "C" __global__ void classes_fill(
     u8* contexts, i64* state
 ) {
     __shared__ bool go;
-    const i64 s = blockIdx.x / share, size = segment_length(count, s), first = s * SEGMENT, each = (size + share - 1) / share;
+    const i64 s = blockIdx.x / share, size = segment_length(count, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (threadIdx.x == 0) go = state[WRONG] == FINE && d[KIND] == CLASSED_KIND;
     __syncthreads();
@@ -235,21 +235,18 @@ extern "C" __global__ void classes_fill(
     u64 names = 0;
     for (int c = 0; c < CLASSES; ++c) names |= (u64)__popc(mask & ((1u << c) - 1)) << 4 * c;
     const u8* own = octaves + regions[firsts[s] * REGION_PLACES + ROOM];
-    const i64 from = first + blockIdx.x % share * each, to = smaller(from + each, first + size);
-    each_part(regions, firsts, s, from, to, [=](const Team& team, i64 r, const Region& g, int i0, int i1) {
+    const Slice slice = slice_of(first, size, blockIdx.x % share, share);
+    each_part(regions, firsts, s, slice.from, slice.to, [=](const Team& team, i64 r, const Region& g, int i0, int i1) {
         const i64* mine = told + r * TOLD_PLACES;
         u8* place = contexts + g.start;
-        each_class(team, g, mine[FIELD], own + mine[OCTAVES_AT], i0, i1, [=](int i, u32 packed, int begin, int end) {
-            u32 named = 0, missing = 0;
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const u32 c = packed >> 8 * k & 15;
-                named |= (u32)(names >> 4 * c & 15) << 8 * k;
-                if (k >= begin && k < end) missing |= ~mask >> c & 1;
-            }
-            put_four(place + i, named, begin, end);
-            if (missing) state[WRONG] = CORRUPT;
-        });
+        u32 seen = 0;
+        auto name = [=, &seen](int c) {
+            seen |= 1u << c;
+            return (u32)(names >> 4 * c & 15);
+        };
+        auto put = [=](int i, const Sixteen& named, int begin, int end) { put_sixteen(place + i, named, begin, end); };
+        each_class(team, g, mine[FIELD], own + mine[OCTAVES_AT], i0, i1, name, put);
+        if (seen & ~mask) state[WRONG] = CORRUPT;
     });
 }
 
@@ -284,10 +281,14 @@ extern "C" __global__ void __launch_bounds__(128) classes_chunks(
     // A thread goes through 256 slots of a table: the last symbol that starts at or before a slot, those without slots left out.
     for (int run = threadIdx.x; run < tables * TOTAL / 256; run += blockDim.x) {
         const u32* own = near + run / 16 * alphabet;
-        u32 slot = run % 16 * 256, k = 0;
-        for (const u32 end = slot + 256; slot < end; slot += 1 << coarse) {
-            while (slot - (own[k] & 0xffff) >= own[k] >> 16) ++k;
-            guesses[(run / 16 * TOTAL + slot) >> coarse] = (u8)k;
+        u32 slot = run % 16 * 256, k = 0, entry = own[0], *to = (u32*)(guesses + ((run / 16 * TOTAL + slot) >> coarse));
+        for (const u32 end = slot + 256; slot < end; ++to) {
+            u32 four = 0;
+            for (int b = 0; b < 4; ++b, slot += 1 << coarse) {
+                while (slot - (entry & 0xffff) >= entry >> 16) entry = own[++k];
+                four |= k << 8 * b;
+            }
+            *to = four;
         }
     }
     __syncthreads();

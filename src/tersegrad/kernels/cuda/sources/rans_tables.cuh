@@ -198,19 +198,27 @@ __device__ void make_cells(const int* f, int size, int* start, u32* cells, u8* s
 struct BitWriter {
     u8* data;
     i64 at;
+    // The bits of the byte that is not yet full.
+    u64 held;
     __device__ void put(u64 value, int width) {
-        for (int k = 0; k < width; ++k, ++at) {
-            if (!(at & 7)) data[at >> 3] = 0;
-            data[at >> 3] |= (u8)((value >> k & 1) << (at & 7));
+        held |= (value & (((u64)1 << width) - 1)) << (at & 7);
+        for (int have = (int)(at & 7) + width, k = (int)(at >> 3); have >= 8; have -= 8, ++k) {
+            data[k] = (u8)held;
+            held >>= 8;
         }
+        at += width;
     }
     __device__ void ones(int count) {
-        for (int k = 0; k < count; ++k) put(1, 1);
+        for (; count > 32; count -= 32) put(0xffffffffu, 32);
+        put(0xffffffffu, count);
     }
     __device__ void gamma(u64 value) {
         const int extra = bit_length(value) - 1;
         put((u64)1 << extra, extra + 1);
         put(value, extra);
+    }
+    __device__ void finish() {
+        if (at & 7) data[at >> 3] = (u8)held;
     }
 };
 
@@ -264,7 +272,7 @@ __device__ i64 write_table(Count count, int size, short* q, u8* bits, TableRoom&
         const u64 other = __shfl_xor_sync(FULL, price, by);
         if (other < price) price = other;
     }
-    BitWriter out = {bits, 0};
+    BitWriter out = {bits, 0, 0};
     if (lane == 0) {
         out.put(present == size, 1);
         if (present < size) {
@@ -290,6 +298,7 @@ __device__ i64 write_table(Count count, int size, short* q, u8* bits, TableRoom&
                 out.put(d, k);
             }
         }
+        out.finish();
     }
     const i64 length = __shfl_sync(FULL, out.at, 0);
     __syncwarp();

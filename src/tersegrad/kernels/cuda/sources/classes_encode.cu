@@ -31,15 +31,6 @@ __device__ bool coded_segment(const i64* d, i64 size, const i64* result) {
     return is;
 }
 
-// Coordinates of a segment that block `part` of `share` takes.
-struct Slice {
-    i64 from, to;
-};
-__device__ Slice slice_of(i64 first, i64 size, i64 part, i64 share) {
-    const i64 each = (size + share - 1) / share;
-    return {first + smaller(part * each, size), first + smaller((part + 1) * each, size)};
-}
-
 // Of four levels the magnitudes, none above the window, which stands in each byte of `limit`.
 __device__ __forceinline__ u32 magnitudes(u32 levels, u32 limit) {
     const u32 minus = levels >> 7 & 0x01010101u, sizes = (levels ^ minus * 255u) + minus;
@@ -84,6 +75,25 @@ __device__ void add_lines(const Team& team, const Fours& levels, int phase, int 
     }
 }
 
+// The sums of blocks of a region that begins at a multiple of sixteen, four threads for each.
+__device__ void add_blocks(const Team& team, const signed char* levels, u32 limit, int i0, int i1, int* sums) {
+    for (int base = i0 / BLOCK * 4; 16 * base < i1; base += team.size) {
+        const int unit = base + team.rank, i = 16 * unit;
+        int sum = 0;
+        if (i >= i0 && i < i1) {
+            const Sixteen held = *(const Sixteen*)(levels + i);
+            for (int q = 0; q < 4; ++q) {
+                const int left = i1 - i - 4 * q;
+                const u32 word = left >= 4 ? held.word[q] : left > 0 ? held.word[q] & 0xffffffffu >> 8 * (4 - left) : 0;
+                sum = (int)__dp4a(magnitudes(word, limit), 0x01010101u, (u32)sum);
+            }
+        }
+        sum += __shfl_xor_sync(FULL, sum, 1);
+        sum += __shfl_xor_sync(FULL, sum, 2);
+        if (unit % 4 == 0 && sum) atomicAdd(&sums[unit / 4], sum);
+    }
+}
+
 // The sums of columns: a thread stays in its column, or in four of them where rows begin at multiples of four. No sum of a slice has more than
 // 16 bits.
 __device__ void add_columns(const Team& team, const Fours& levels, const signed char* bytes, int window, const Region& g, int i0, int i1, int* sums) {
@@ -118,7 +128,10 @@ extern "C" __global__ void classes_sums(
     const Slice slice = slice_of(s * SEGMENT, size, blockIdx.x % share, share);
     each_part(regions, firsts, s, slice.from, slice.to, [=](const Team& team, i64, const Region& g, int i0, int i1) {
         const Fours fours(levels, g, window);
-        if (g.count <= BLOCK || g.rows < FEW_ROWS) return add_lines(team, fours, 0, BLOCK, i0, i1, sums + g.room);
+        if (g.count <= BLOCK || g.rows < FEW_ROWS) {
+            if (g.start % 16) return add_lines(team, fours, 0, BLOCK, i0, i1, sums + g.room);
+            return add_blocks(team, levels + g.start, fours.limit, i0, i1, sums + g.room);
+        }
         add_lines(team, fours, g.phase, g.columns, i0, i1, sums + g.room);
         add_columns(team, fours, levels + g.start, window, g, i0, i1, sums + g.room + g.rows);
     });
@@ -199,7 +212,7 @@ extern "C" __global__ void classes_describe(
 
 // The first blocks, one for each segment, write the octaves. Others, `share` of them for each segment, write the class of every coordinate,
 // count symbols by class, and find the largest magnitude of a class, plus 1.
-extern "C" __global__ void classes_count(
+extern "C" __global__ void __launch_bounds__(256, 3) classes_count(
     i64 n, i64 share, const signed char* levels, i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves,
     const u8* symbols, const int* side, u16* words, i64* numbers, u32* states, u8* described, u8* classes, int* counts, int* tops, const i64* result
 ) {
@@ -233,18 +246,20 @@ extern "C" __global__ void classes_count(
         const signed char* own = levels + g.start;
         u8* place = classes + g.start;
         const int before = (int)(g.start - first);
-        each_class(team, g, told[r * TOLD_PLACES + FIELD], octaves + g.room, i0, i1, [=](int i, u32 packed, int from, int to) {
-            const u32 word = *(const u32*)(own + i);
-            put_four(place + i, packed, from, to);
-            const bool counted = !sampled || (before + i) / BLOCK % COUNTED == 0;
+        auto put = [=](int i, const Sixteen& mine, int from, int to) {
+            const Sixteen levels = *(const Sixteen*)(own + i);
+            put_sixteen(place + i, mine, from, to);
+            Sixteen sizes;
+            for (int q = 0; q < 4; ++q) sizes.word[q] = magnitudes(levels.word[q], (u32)window * 0x01010101u);
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                if (k < from || k >= to) continue;
-                const int level = (signed char)(word >> 8 * k), c = packed >> 8 * k & 255;
-                near_seen[c * 128 + magnitude_of(level, window)] = 1;
-                if (counted) atomicAdd(&near_counts[c * alphabet + symbol_of(level, window)], 1);
-            }
-        });
+            for (int k = 0; k < 16; ++k)
+                if (k >= from && k < to) near_seen[mine.byte(k) * 128 + sizes.byte(k)] = 1;
+            if (sampled && (before + i) / BLOCK % COUNTED) return;
+#pragma unroll
+            for (int k = 0; k < 16; ++k)
+                if (k >= from && k < to) atomicAdd(&near_counts[mine.byte(k) * alphabet + symbol_of((signed char)levels.byte(k), window)], 1);
+        };
+        each_class(team, g, told[r * TOLD_PLACES + FIELD], octaves + g.room, i0, i1, [](int c) { return (u32)c; }, put);
     });
     __syncthreads();
     for (int k = threadIdx.x; k < CLASSES * alphabet; k += blockDim.x)
