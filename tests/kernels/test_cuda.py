@@ -23,9 +23,8 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ comp
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", ["index.cu", "select.cu"])
+@pytest.mark.parametrize("name", loader.names())
 def test_sources_compile_for_a_gpu(name: str) -> None:
-    """The short ones; ``python -m tests.kernels.compile_cuda`` compiles all."""
     assert nvrtc.compile_source(loader.source(name), name, "sm_90")[:4] == b"\x7fELF"
 
 

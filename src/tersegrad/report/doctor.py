@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import platform
 import re
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from tersegrad import __version__, kernels
-from tersegrad.kernels import native
+from tersegrad.kernels import cuda, native
+from tersegrad.kernels.cuda import nvrtc
 from tersegrad.report.tables import Column, Table
 
 # What each extra for users requires, as in pyproject.toml.
@@ -55,8 +53,12 @@ def _version(package: str) -> str:
 
 
 def _backend(device: str) -> str:
-    """The backends that tensors on a device get."""
-    return ", ".join([*kernels.backends(torch.device(device)), "plain torch"][: 2 if device != "cpu" else 1])
+    """The backends that tensors on a device get, and why the compiled ones for GPUs are not among them."""
+    found = kernels.backends(torch.device(device))
+    if device == "cpu":
+        return ", ".join(found) or "plain torch"
+    missing = "" if "cuda" in found else f"; without compiled CUDA kernels: {cuda.why_missing()}"
+    return ", ".join([*found, "plain torch"]) + missing
 
 
 def _cpu() -> str:
@@ -76,18 +78,8 @@ def _gpu() -> str:
 
 
 def _nvrtc() -> str:
-    """The version of NVIDIA's run-time compiler, from torch's own packages or the system."""
-    packages = Path(torch.__file__).parents[1] / "nvidia"
-    found = sorted(str(path) for path in packages.glob("*/lib/libnvrtc.so.*[0-9]")) if sys.platform == "linux" else []
-    for name in (*found, "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
-        try:
-            library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        if library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)) == 0:
-            return f"{major.value}.{minor.value}"
-    return "not found; it comes with torch's CUDA builds"
+    """The version of NVIDIA's run-time compiler, which the compiled kernels for GPUs need."""
+    return nvrtc.why_missing() or ".".join(map(str, nvrtc.version()))
 
 
 def _extra(requirements: tuple[str, ...]) -> str:
