@@ -103,4 +103,4 @@ def work(rank: int, size: int, backend: str, folder: str) -> None:
 
 @pytest.mark.parametrize(("backend", "size"), [("nccl", 1), ("gloo", 4)])
 def test_ranks_agree_whenever_streams_are_late(backend: str, size: int, tmp_path: Path) -> None:
-    multiprocessing.spawn(work, (size, backend, str(tmp_path)), nprocs=size)
+    multiprocessing.spawn(work, (size, backend, str(tmp_path)), nprocs=size)  # type: ignore[attr-defined, no-untyped-call]

@@ -263,8 +263,10 @@ def _rice_estimate(histogram: Histogram) -> tuple[int, float]:
     return (upper if lower == at else lower), least / 8
 
 
-def decode(data: Tensor, count: int, numel: int) -> tuple[Tensor, int]:
+def decode(data: Tensor, count: int, numel: int, front: Tensor | None = None) -> tuple[Tensor, int]:
     """The indices, and how many bytes of ``data`` they took; raises :class:`CorruptMessage`.
+
+    ``front``: the first two bytes in the host's memory, where they are there already.
 
     >>> decode(encode(torch.tensor([2, 3, 5, 7]), 10), 4, 10)
     (tensor([2, 3, 5, 7], dtype=torch.int32), 2)
@@ -276,7 +278,7 @@ def decode(data: Tensor, count: int, numel: int) -> tuple[Tensor, int]:
     ops = kernels.get(data.device)
     complement = 2 * count > numel
     k = numel - count if complement else count
-    form, parameter = (*data[:2].tolist(), 255)[:2]
+    form, parameter = (*(data[:2] if front is None else front).tolist(), 255)[:2]
     if form < GOLOMB:
         if k > SHORT:
             raise CorruptMessage(f"{k} indices are too many for the short form")

@@ -110,7 +110,7 @@ def read(data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: 
     """
     numel = spec.numel
     # The mode and the number of coordinates, which tells where the rest is read.
-    front = data[: 1 + varint.MAX_NBYTES].cpu()
+    front = data[: 3 + varint.MAX_NBYTES].cpu()
     mode = int(front[0]) if front.numel() else -1
     if mode == NON_FINITE and data.numel() == 1:
         return None
@@ -125,7 +125,7 @@ def read(data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: 
         raise CorruptMessage(f"the message announces {count} coordinates, at most {most} are sent")
     if not data.is_cpu and count < MANY:
         data = host.read(data)
-    indices, used = index.decode(data[at:], count, numel)
+    indices, used = index.decode(data[at:], count, numel, front[at : at + 2])
     values = form.read(data[at + used :], Place(indices, spec, ctx), mode == PACKED)
     return Sparse(indices, values)
 
