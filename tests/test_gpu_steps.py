@@ -26,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_alone(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
-    done = run("alone", "--tiny", "--only", "qsgd*all_gather", "error_feedback(top_k*two_shot", "--json", str(file))
+    done = run("alone", "--tiny", "--only", "qsgd*all_gather", "error_feedback(top_k*all_gather", "--json", str(file))
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     assert found["failed"] == []
@@ -43,8 +43,7 @@ def test_alone(tmp_path: Path) -> None:
         assert 0 < coded["error"] < 0.3
         assert 0 < fed_back["error"] < 1
         assert coded["state"] == 0
-        # Two rounds of one rank: a residual of the gradients and one of their mean.
-        assert 1.8 * dense["message"] < fed_back["state"] <= 2 * dense["message"]
+        assert 0.9 * dense["message"] < fed_back["state"] <= dense["message"]
         assert all(len(r["samples"]) == 2 and min(r["samples"]) > 0 and r["by_itself"] is not None for r in (coded, fed_back))
     for line in ("| `float32 + all_reduce`", "| `qsgd(bits=4, norm=max) + all_gather`", "x no hook", "ms hidden"):
         assert done.stdout.count(line) == 2
