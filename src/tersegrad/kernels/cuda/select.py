@@ -25,6 +25,8 @@ SOURCE = "select.cu"
 # As in select.cu.
 TILE, SLOTS, SAMPLE = 4096, 256, 1 << 14
 WARPS = 4
+# Candidates that one block looks through.
+FEW = 1 << 18
 THREADS = 256
 
 
@@ -96,13 +98,18 @@ def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     n, k = x.numel(), min(k, x.numel())
     if k == 0:
         return _nothing(x)
-    x, state = x.contiguous(), host.numbers([0, k], x.device)
+    x = x.contiguous()
     origins, candidates, room, key, found = _candidates(x, k)
     which = (room, key, found, k)
-    histogram = torch.zeros(256, dtype=torch.int64, device=x.device)
-    for shift in (24, 16, 8, 0):
-        launch(SOURCE, "select_digit", min(-(-n // 2048), 528), THREADS, x, n, candidates, *which, shift, state, histogram)
-        launch(SOURCE, "select_choose", 1, THREADS, histogram, shift, state)
+    if 0 < room <= FEW:
+        state = torch.empty(2, dtype=torch.int64, device=x.device)
+        launch(SOURCE, "select_threshold", 1, 1024, x, n, candidates, *which, state)
+    else:
+        state = host.numbers([0, k], x.device)
+        histogram = torch.zeros(256, dtype=torch.int64, device=x.device)
+        for shift in (24, 16, 8, 0):
+            launch(SOURCE, "select_digit", min(-(-n // 2048), 528), THREADS, x, n, candidates, *which, shift, state, histogram)
+            launch(SOURCE, "select_choose", 1, THREADS, histogram, shift, state)
     tiles = -(-n // TILE)
     counts = torch.empty(2, tiles, dtype=torch.int64, device=x.device)
     launch(SOURCE, "select_count", -(-tiles // WARPS), 32 * WARPS, x, n, candidates, *which, state, tiles, counts)

@@ -235,6 +235,45 @@ extern "C" __global__ void select_choose(u64* histogram, i64 shift, i64* state) 
     histogram[d] = 0;
 }
 
+// All four digits by one block: where candidates are few, that takes less than eight launches.
+extern "C" __global__ void __launch_bounds__(1024) select_threshold(
+    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, i64* state
+) {
+    __shared__ u32 histogram[256];
+    __shared__ i64 known[2];
+    const Candidates all(x, n, values, 0, room, key, found, k);
+    const float* from = all.from();
+    const i64 count = all.size();
+    if (threadIdx.x == 0) known[PREFIX] = 0, known[LEFT] = k;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
+        __syncthreads();
+        const u32 prefix = (u32)known[PREFIX];
+        for (i64 base = 0; base < count; base += 8 * 1024) {
+            u32 held[8];
+#pragma unroll
+            for (int a = 0; a < 8; ++a) {
+                const i64 i = base + 1024 * a + threadIdx.x;
+                held[a] = i < count ? key_of(from[i]) : 0;
+            }
+#pragma unroll
+            for (int a = 0; a < 8; ++a) {
+                const bool inside = base + 1024 * a + threadIdx.x < count;
+                if (inside && (shift == 24 || held[a] >> (shift + 8) == prefix >> (shift + 8))) atomicAdd(&histogram[held[a] >> shift & 255], 1u);
+            }
+        }
+        __syncthreads();
+        const int d = 255 - (int)threadIdx.x;
+        const i64 mine = d >= 0 ? histogram[d] : 0, wanted = known[LEFT];
+        i64 total;
+        const i64 above = block_scan(mine, &total);
+        __syncthreads();
+        if (d >= 0 && above < wanted && (wanted <= above + mine || d == 0)) known[PREFIX] = prefix | (u32)d << shift, known[LEFT] = wanted - above;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) state[PREFIX] = known[PREFIX], state[LEFT] = known[LEFT];
+}
+
 // Keys above the k-th largest, and those equal to it: how many there are in each tile, then their places, with the first of those that
 // are equal. Zeros are never chosen. Rows of `counts` and of `sums`, the running sums: above; equal.
 extern "C" __global__ void select_count(
