@@ -25,8 +25,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         yield made
 
 
-def waits(compressor: str, exchange: str, device: Device, bad: bool = False) -> tuple[int, bool]:
-    """Waits of one step of three groups, and whether it was committed."""
+def waits(compressor: str, exchange: str, device: Device, bad: bool = False, closes: bool = False) -> tuple[int, bool]:
+    """Waits of one step of three groups, and whether it was committed, or counted as good where it ``closes``."""
     shape = (ROWS, 50)
     specs = [Spec((Piece(shape, 0, ROWS * 50, f"{j}.weight"),)) for j in range(GROUPS)]
     link = TimedGroup()
@@ -41,8 +41,12 @@ def waits(compressor: str, exchange: str, device: Device, bad: bool = False) -> 
         step.submit(j, x)
     for result in step.results().values():
         step.check(result)
-    committed = step.commit()
-    return device.count, committed
+    if not closes:
+        committed = step.commit()
+        return device.count, committed
+    step.close()
+    count = device.count
+    return count, engine.totals.dropped == 0
 
 
 @pytest.mark.usefixtures("single")
@@ -51,6 +55,15 @@ def waits(compressor: str, exchange: str, device: Device, bad: bool = False) -> 
 def test_fixed_rates_wait_for_the_finite_flag_alone(text: str, exchange: str, device: Device) -> None:
     assert waits(text, exchange, device) == (1, True)
     assert waits(text, exchange, device, bad=True) == (1, False)
+
+
+@pytest.mark.usefixtures("single")
+@pytest.mark.parametrize("text", ["bf16", "qsgd(bits=4)", "rotated(int4)", "random_k(fraction=0.1)"])
+@pytest.mark.parametrize("exchange", ["two_shot", "all_gather"])
+def test_without_states_fixed_rates_wait_for_nothing(text: str, exchange: str, device: Device) -> None:
+    assert waits(text, exchange, device, closes=True) == (0, True)
+    assert waits(text, exchange, device, bad=True, closes=True) == (0, False)
+    assert waits(f"error_feedback({text}, force=true)", exchange, device, bad=True, closes=True) == (1, False)
 
 
 @pytest.mark.usefixtures("single")

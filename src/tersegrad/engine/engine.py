@@ -212,11 +212,11 @@ class Engine:
         self.step += last
         self.totals.steps += last
 
-    def closed(self, step: Step, finite: bool) -> None:
+    def closed(self, step: Step, finite: bool | Tensor) -> None:
         """A step was committed or dropped (called by the step itself)."""
         self._open.remove(step)
         self.totals.steps += 1
-        self.totals.dropped += not finite
+        self.totals.drop_unless(finite)
         self.totals.warmup += step.dense
         every = self.settings.check_every
         if every and step.number % every == 0:

@@ -131,6 +131,28 @@ class Step:
 
     def commit(self) -> bool:
         """Keep the new states if everything that was checked is finite on every rank; whether it was."""
+        # The one read of a step.
+        finite = bool(self._decided())
+        if finite and not self.dense:
+            for number, after in self._after.items():
+                self._engine.lanes[number].state = after
+        self._engine.closed(self, finite)
+        return finite
+
+    def close(self) -> None:
+        """As :meth:`commit`; where no state depends on the outcome, a device is not waited for."""
+        if self._keeping:
+            self.commit()
+        else:
+            flag = self._decided()
+            self._engine.closed(self, bool(flag) if flag.is_cpu else flag)
+
+    @property
+    def _keeping(self) -> bool:
+        return any(self._engine.lanes[number].stateful for number in self._after)
+
+    def _decided(self) -> Tensor:
+        """Whether everything that was checked is finite, on every rank where a state depends on it."""
         engine = self._engine
         for flight in self._flights:
             if not flight.counted:
@@ -138,16 +160,10 @@ class Step:
                     f"the exchange of group {flight.lane.group.number} was started and its result never taken"
                 )
         flag = _together(self._flags)
-        if any(engine.lanes[number].stateful for number in self._after):
+        if self._keeping:
             for link in engine.agreeing:
                 flag = link.agreed(flag)
-        # The one read of a step.
-        finite = bool(flag)
-        if finite and not self.dense:
-            for number, after in self._after.items():
-                engine.lanes[number].state = after
-        engine.closed(self, finite)
-        return finite
+        return flag
 
     def abandon(self) -> None:
         """The step failed: states and the step's number are those before it."""

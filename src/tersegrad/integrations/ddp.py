@@ -184,7 +184,7 @@ class Handle(engine.Handle):
         parameters, gradients = ([p for b in buckets for p in b.parameters], [g for b in buckets for g in b.gradients])
         self._staging.get(means, parameters, gradients)
         step.check(*(bucket.buffer for bucket in buckets))
-        step.commit()
+        step.close()
         self._step, self._buckets = None, []
         if self._settings.schedule is None:
             self._observe()

@@ -150,7 +150,7 @@ class Handle(engine.Handle):
         if self._step is not None:
             step, self._step = self._step, None
             with self.engine.timed():
-                step.commit()
+                step.close()
 
     def _shapes(self) -> dict[str, list[int]]:
         # A rank may hold no element of a small parameter.
