@@ -26,13 +26,15 @@ and symmetric.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.core.protocol import Context, Guarantee, Spec
-from tersegrad.core.stateless import FixedRate
+from tersegrad.core.stateless import FixedRate, exactly
 from tersegrad.core.text import require
 
 
@@ -90,6 +92,16 @@ class _IntBlock(FixedRate):
         steps, codes = self._parts(data, out.numel())
         kernels.get(out.device).dequantise_blocks(
             steps, codes, out, block=self.block, width=self.width, bfloat16=self.bfloat16, weight=weight
+        )
+
+    def sums_at_once(self, device: torch.device) -> bool:
+        return kernels.faster(device, "dequantise_messages")
+
+    def read_sum(self, data: Sequence[Tensor], spec: Spec, out: Tensor, weight: float) -> None:
+        for each in data:
+            exactly(each, self.nbytes(spec.numel))
+        kernels.get(out.device).dequantise_messages(
+            data, out, block=self.block, width=self.width, bfloat16=self.bfloat16, weight=weight
         )
 
 

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -225,6 +226,14 @@ class QSGD(Stateless):
             # Wraps around: the bytes below zero then read as negative int8.
             levels.sub_(self.s)
         self._dequantise(scale, levels, out, 8, weight)
+
+    def sums_at_once(self, device: torch.device) -> bool:
+        return self.fixed_size and kernels.faster(device, "dequantise_messages")
+
+    def read_sum(self, data: Sequence[Tensor], spec: Spec, out: Tensor, weight: float) -> None:
+        for each in data:
+            exactly(each, self.max_nbytes(spec))
+        kernels.get(out.device).dequantise_messages(data, out, block=self.bucket, width=self._width, weight=weight)
 
     def _dequantise(self, steps: Tensor, codes: Tensor, out: Tensor, width: int, weight: float | None) -> None:
         kernels.get(out.device).dequantise_blocks(steps, codes, out, block=self.bucket, width=width, weight=weight)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -49,10 +50,12 @@ from tersegrad.core.protocol import (
     Stats,
     codes_on_host,
     decode_sent,
+    decode_sum,
     flat_float32,
     has_fixed_size,
     mode_of,
     restore,
+    sums_at_once,
     wire_omega,
 )
 from tersegrad.core.text import Configuration, require
@@ -202,6 +205,15 @@ class ErrorFeedback(Configuration):
             return self.inner.decode_add(message, inner_spec, ctx, out, weight * self._weight(inner_spec))
         out = buffers.float_buffer(out, spec.numel, message.data.device)
         return out.add_(self.decode(message, spec, ctx) * weight)
+
+    def sums_at_once(self, device: torch.device) -> bool:
+        return sums_at_once(self.inner, device)
+
+    def decode_sum(
+        self, messages: Sequence[Message], spec: Spec, contexts: Sequence[Context], out: Tensor, weight: float = 1.0
+    ) -> Tensor:
+        spec = _corrected(spec)
+        return decode_sum(self.inner, messages, spec, contexts, out, weight * self._weight(spec))
 
     def codes_on_host(self, device: torch.device) -> bool:
         return codes_on_host(self.inner, device)

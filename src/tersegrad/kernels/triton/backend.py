@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from tersegrad.kernels.triton.blocks import dequantise_blocks, quantise_blocks
+from tersegrad.kernels.triton.blocks import dequantise_blocks, dequantise_messages, quantise_blocks
 from tersegrad.kernels.triton.buckets import dithering_decode, dithering_encode, ternary_decode, ternary_encode
 from tersegrad.kernels.triton.casts import (
     bf16_decode,
@@ -33,6 +33,7 @@ __all__ = [
     "block_sum_abs",
     "block_sum_squares",
     "dequantise_blocks",
+    "dequantise_messages",
     "dithering_decode",
     "dithering_encode",
     "fp8_decode",

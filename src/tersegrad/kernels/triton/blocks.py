@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.reference.rounding import MARGIN, _largest_step
-from tersegrad.kernels.schema import RoundingRule
+from tersegrad.kernels.schema_blocks import RoundingRule
 from tersegrad.kernels.triton.codes import pack, unpack
 from tersegrad.kernels.triton.launch import (
     alignment,
@@ -286,7 +286,7 @@ def _dequantise(
 
 
 def _add_up(
-    steps: list[int], apart: int, out: Tensor, block: int, width: int, bfloat16: bool, add: bool, weight: float | None
+    steps: list[int], apart: int, out: Tensor, block: int, width: int, bfloat16: bool, add: bool, weight: float
 ) -> None:
     """Up to eight messages, whose steps lie at these addresses and their codes ``apart`` bytes behind them."""
     n, blocks, raised = out.numel(), cdiv(out.numel(), block), flag(out)
@@ -296,9 +296,9 @@ def _add_up(
     kind = {"BFLOAT16": bfloat16, "TILE": 2048}
     launch(_check_steps, (cdiv(blocks, 2048), len(steps)), (raised,), (blocks, *addresses), **kind, ALIGN=align)
     launch(
-        _dequantise, cdiv(n, 2048), (raised, out), (n, apart, 1.0 if weight is None else float(weight), *addresses), **kind,
+        _dequantise, cdiv(n, 2048), (raised, out), (n, apart, float(weight), *addresses), **kind,
         COUNT=len(steps), BLOCK=block, WIDTH=width, STEPS_ALIGN=align, CODES_ALIGN=codes_align,
-        ADD=add, WEIGHTED=weight is not None,
+        ADD=add, WEIGHTED=weight != 1.0,
     )  # fmt: skip
 
 
@@ -315,7 +315,8 @@ def dequantise_blocks(
     """``out = code * step``, or ``out += weight * (code * step)``; all NaN if any step is not finite."""
     if out.numel():
         here = steps.data_ptr()
-        _add_up([here], codes.data_ptr() - here, out, block, width, bfloat16, weight is not None, weight)
+        added = weight is not None
+        _add_up([here], codes.data_ptr() - here, out, block, width, bfloat16, added, weight if added else 1.0)
     return out
 
 
@@ -326,15 +327,12 @@ def dequantise_messages(
     block: int,
     width: int,
     bfloat16: bool = False,
-    weight: float | None = None,
+    weight: float = 1.0,
 ) -> Tensor:
-    """The sum of messages (steps, then codes) in their order; with a ``weight`` each, times it, is added to ``out``.
-
-    The same bits as one :meth:`dequantise_blocks` after another, but ``out`` is written once for eight of them.
-    """
+    """The sum of messages; see the schema. ``out`` is written once for eight of them."""
     if out.numel():
         head = (2 if bfloat16 else 4) * cdiv(out.numel(), block)
         for at in range(0, len(messages), MOST):
             steps = [m.data_ptr() for m in messages[at : at + MOST]]
-            _add_up(steps, head, out, block, width, bfloat16, at > 0 or weight is not None, weight)
+            _add_up(steps, head, out, block, width, bfloat16, at > 0, weight)
     return out
