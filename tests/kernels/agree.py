@@ -152,6 +152,37 @@ def blocks(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
                     yield f"blocks {form} {n} {kind}", _blocks(x, 1 if kind == "huge" else 0, *form)
 
 
+def splits(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
+    """The same of a sum, and what the message leaves out of it: error feedback in one pass."""
+    forms: tuple[tuple[str, int, int, int, bool], ...] = (
+        ("nearest", 256, 127, 8, False),
+        ("nearest", 32, 7, 4, True),
+        ("max", 512, 7, 4, False),
+        ("l2", 24, 3, 3, False),
+        ("l2", 512, 7, 4, False),
+        ("max", 2048, 1, 2, False),
+        ("l2", 4104, 1, 2, False),
+    )
+
+    def of(x: Tensor, shift: int, rule: str, block: int, levels: int, width: int, bfloat16: bool) -> Case:
+        def case(ops: Any, put: Put) -> list[Tensor]:
+            n = x.numel()
+            steps = _message(n, (2 if bfloat16 else 4) * -(-n // block), put, shift)
+            codes = _message(n, -(-n * width // 8), put, shift)
+            carry, left = torch.linspace(-1, 1, n) * x.flip(0).clamp(-1e30, 1e30), put(torch.full((n,), 7.0))
+            options: Any = {"rule": rule, "block": block, "levels": levels, "width": width, "bfloat16": bfloat16}
+            good = ops.split_blocks(put(x), put(carry), CTX, steps, codes, left, **options, weight=0.7 if shift else 1.0)
+            # What is left of a sum that is not finite is undefined.
+            return [steps, codes, torch.as_tensor(good), torch.where(good, left, 0.0)]
+
+        return case
+
+    for n in sizes:
+        for kind, x in inputs(n):
+            for form in forms:
+                yield f"split {form} {n} {kind}", of(x, 1 if kind == "huge" else 0, *form)
+
+
 def added_up(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
     """Sums of ten messages, of which the Triton kernel adds eight at a time."""
     options: Any = {"block": 32, "width": 4, "bfloat16": True}
@@ -243,6 +274,7 @@ def interpreted(topic: str) -> list[str]:
         "refused": lambda: refused((7, 10)),
         "blocks": lambda: blocks((5, 600)),
         "whole": whole_tiles,
+        "splits": lambda: splits((5, 600, 2100)),
         "added": lambda: added_up((1, 77, 2100)),
         "sums": lambda: sums((1, 333)),
         "long": long_ones,

@@ -26,20 +26,19 @@ and symmetric.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.codecs.blocks import Layout, PackedBlocks
 from tersegrad.core.protocol import Context, Guarantee, Spec
-from tersegrad.core.stateless import FixedRate, exactly
+from tersegrad.core.stateless import FixedRate
 from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class _IntBlock(FixedRate):
+class _IntBlock(PackedBlocks, FixedRate):
     """What the two widths share; ``block`` is the number of coordinates of one step."""
 
     block: int = 256
@@ -62,17 +61,19 @@ class _IntBlock(FixedRate):
         others = (min(self.block, max(spec.numel, 1)) - 1) * ((1 + eps) / self.levels) ** 2 / 4
         return Guarantee("contractive", (eps**2 + others) / (1 + others), sure=True)
 
-    def _steps(self, numel: int) -> int:
-        """Bytes of the steps."""
+    def layout(self) -> Layout:
+        return Layout("nearest", self.block, self.levels, self.width, self.bfloat16)
+
+    def steps_nbytes(self, numel: int) -> int:
         return (2 if self.bfloat16 else 4) * -(-numel // self.block)
 
     def _parts(self, data: Tensor, numel: int) -> tuple[Tensor, ...]:
         """The steps and the codes of a message; one call for both takes two thirds of the time of two slices."""
-        steps = self._steps(numel)
+        steps = self.steps_nbytes(numel)
         return data.split_with_sizes((steps, data.numel() - steps))
 
     def nbytes(self, numel: int) -> int:
-        return self._steps(numel) + (numel * self.width + 7) // 8
+        return self.steps_nbytes(numel) + (numel * self.width + 7) // 8
 
     def pack(self, x: Tensor, data: Tensor, ctx: Context) -> None:
         steps, codes = self._parts(data, x.numel())
@@ -92,16 +93,6 @@ class _IntBlock(FixedRate):
         steps, codes = self._parts(data, out.numel())
         kernels.get(out.device).dequantise_blocks(
             steps, codes, out, block=self.block, width=self.width, bfloat16=self.bfloat16, weight=weight
-        )
-
-    def sums_at_once(self, device: torch.device) -> bool:
-        return kernels.faster(device, "dequantise_messages")
-
-    def read_sum(self, data: Sequence[Tensor], spec: Spec, out: Tensor, weight: float) -> None:
-        for each in data:
-            exactly(each, self.nbytes(spec.numel))
-        kernels.get(out.device).dequantise_messages(
-            data, out, block=self.block, width=self.width, bfloat16=self.bfloat16, weight=weight
         )
 
 

@@ -312,6 +312,10 @@ def needs_second_moment(configuration: object) -> bool:
 class Splitter(Protocol[S]):
     """Optional third protocol, for error feedback: add a residual, encode, and tell what the message leaves out, in one pass."""
 
+    def splits(self, device: torch.device, weight: float) -> bool:
+        """Whether it can, for tensors on ``device`` and this ``weight``."""
+        ...
+
     def encode_split(
         self,
         x: Tensor,
@@ -321,12 +325,14 @@ class Splitter(Protocol[S]):
         state: S,
         ctx: Context,
         *,
+        weight: float = 1.0,
         stats: Stats | None = None,
         out: Tensor | None = None,
-    ) -> tuple[Message, S, bool]:
-        """Encode y = x + residual, and write y minus what the message decodes to into ``left``.
+    ) -> tuple[Message, S, bool | Tensor]:
+        """Encode y = x + residual, and write y minus ``weight`` times what the message decodes to into ``left``.
 
-        All three are flat, contiguous float32 and do not overlap. False: y is not finite, and ``left`` is undefined.
+        All three are flat, contiguous float32 and do not overlap. False, or a flag on the device that the host does not wait for:
+        y is not finite, and ``left`` is undefined.
         """
         ...
 

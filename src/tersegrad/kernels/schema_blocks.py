@@ -65,3 +65,25 @@ class BlockKernels(Protocol):
         The same bits as :meth:`dequantise_blocks` of the first, times the weight, and then of one after another, with the weight.
         """
         ...
+
+    def split_blocks(
+        self,
+        x: Tensor,
+        carry: Tensor,
+        ctx: Context,
+        steps: Tensor,
+        codes: Tensor,
+        left: Tensor,
+        *,
+        rule: RoundingRule,
+        block: int,
+        levels: int,
+        width: int,
+        bfloat16: bool = False,
+        weight: float = 1.0,
+    ) -> Tensor:
+        """:meth:`quantise_blocks` of y = x + carry, and into ``left`` y minus ``weight * (code * step)``: each operation rounds.
+
+        Whether all of ``left`` is finite (bool, 0-d); where not, it is undefined. ``left`` overlaps neither ``x`` nor ``carry``.
+        """
+        ...

@@ -27,6 +27,7 @@ __all__ = [
     "dequantise_messages",
     "quantise_blocks",
     "random_u16",
+    "split_blocks",
     "sum_abs",
     "sum_squares",
 ]
@@ -237,6 +238,28 @@ def dequantise_blocks(
     poisoned = scale.isfinite().all().logical_not()
     out.copy_(torch.where(poisoned, torch.full_like(out, math.nan), values))
     return out
+
+
+def split_blocks(
+    x: Tensor,
+    carry: Tensor,
+    ctx: Context,
+    steps: Tensor,
+    codes: Tensor,
+    left: Tensor,
+    *,
+    rule: RoundingRule,
+    block: int,
+    levels: int,
+    width: int,
+    bfloat16: bool = False,
+    weight: float = 1.0,
+) -> Tensor:
+    """Steps and packed codes of ``x + carry``, and what they leave out; see the schema."""
+    torch.add(x, carry, out=left)
+    quantise_blocks(left, ctx, steps, codes, rule=rule, block=block, levels=levels, width=width, bfloat16=bfloat16)
+    dequantise_blocks(steps, codes, left, block=block, width=width, bfloat16=bfloat16, weight=-weight)
+    return left.isfinite().all()
 
 
 def dequantise_messages(

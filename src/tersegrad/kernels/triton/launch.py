@@ -129,6 +129,15 @@ def load_eights(x, row, left, ROWS: tl.constexpr, RAGGED: tl.constexpr):
 
 
 @triton.jit
+def store_eights(place, value, row, left, ROWS: tl.constexpr, RAGGED: tl.constexpr):
+    """The reverse: rows of eight coordinates, in two words of 16 bytes each."""
+    i = row[:, None] * 8 + tl.arange(0, 4)[None, :]
+    a, b = tl.split(tl.permute(tl.reshape(value, (ROWS, 2, 4)), (0, 2, 1)))
+    tl.store(place + i, a, mask=inside(i, left, RAGGED))
+    tl.store(place + i + 4, b, mask=inside(i + 4, left, RAGGED))
+
+
+@triton.jit
 def emit(pointer, value, mask, weight, WEIGHTED: tl.constexpr):
     """Store ``value``, or add ``weight`` times it."""
     if WEIGHTED:
