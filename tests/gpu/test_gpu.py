@@ -158,7 +158,10 @@ def test_residuals_are_those_of_the_cpu(text: str) -> None:
         assert gpu.synchronisations(encode) == 0
 
 
-@pytest.mark.parametrize("text", [*PACKED, "error_feedback(qsgd(bits=4))", "by_tensor(int4, small=bf16, below=2000)"])
+@pytest.mark.parametrize(
+    "text",
+    ["bf16", "fp16", "sign", "natural", *PACKED, "error_feedback(qsgd(bits=4))", "by_tensor(int4, small=bf16, below=2000)"],
+)
 def test_sums_are_those_of_the_cpu(text: str) -> None:
     c: Any = tersegrad.parse(text)
     assert sums_at_once(c, torch.device("cuda"))

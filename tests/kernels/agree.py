@@ -183,8 +183,32 @@ def splits(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
                 yield f"split {form} {n} {kind}", of(x, 1 if kind == "huge" else 0, *form)
 
 
-def added_up(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
+def casts_added_up(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
     """Sums of ten messages, of which the Triton kernel adds eight at a time."""
+    for n in sizes:
+        found = [x for _, x in inputs(n)]
+        extra = {"bf16": n, "fp16": n + 4, "sign": 4 + -(-n // 8) - n, "natural": -(-n // 8)}
+        for cast, more in extra.items():
+
+            def case(
+                ops: Any, put: Put, n: int = n, xs: list[Tensor] = found, cast: str = cast, more: int = more
+            ) -> list[Tensor]:
+                messages = [_message(n, n + more, put, 2 * k) for k in range(len(xs))]
+                for x, m in zip(xs, messages, strict=True):
+                    getattr(ops, f"{cast}_encode")(put(x), m, *([CTX] if cast == "natural" else []))
+                totals = [put(torch.empty(n)) for _ in range(3)]
+                # The third vector is not finite.
+                ops.sum_casts(cast, (messages[:2] * 5)[:10], totals[0])
+                ops.sum_casts(cast, messages[:2], totals[1], -0.7)
+                ops.sum_casts(cast, messages, totals[2])
+                return totals
+
+            yield f"{cast} added up {n}", case
+
+
+def added_up(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
+    """The same of packed blocks."""
+    yield from casts_added_up(sizes)
     options: Any = {"block": 32, "width": 4, "bfloat16": True}
     for n in sizes:
         for bad in (False, True):

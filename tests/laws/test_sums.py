@@ -21,7 +21,12 @@ from tests.laws.cases import every_case
 from tests.laws.inputs import given, pieces
 
 CPU, CTX = torch.device("cpu"), Context(seed=21, step=3)
-PACKED = (
+SUMMED = (
+    "bf16",
+    "fp16",
+    "sign",
+    "natural",
+    "error_feedback(natural)",
     "int8",
     "int4",
     "qsgd(bits=3)",
@@ -37,14 +42,19 @@ PACKED = (
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A backend for the CPU that adds up messages at once; how many it was given each time."""
     found: list[int] = []
+    made = kernels.get(CPU)
 
     def dequantise_messages(messages: Any, out: Tensor, **options: Any) -> Tensor:
         found.append(len(messages))
         return reference.dequantise_messages(messages, out, **options)
 
-    made = kernels.get(CPU)
-    monkeypatch.setattr(made, "dequantise_messages", dequantise_messages)
-    monkeypatch.setitem(made.sources, "dequantise_messages", "toy")  # type: ignore[attr-defined]
+    def sum_casts(cast: Any, messages: Any, out: Tensor, weight: float = 1.0) -> None:
+        found.append(len(messages))
+        reference.sum_casts(cast, messages, out, weight)
+
+    for operation in (dequantise_messages, sum_casts):
+        monkeypatch.setattr(made, operation.__name__, operation)
+        monkeypatch.setitem(made.sources, operation.__name__, "toy")  # type: ignore[attr-defined]
     return found
 
 
@@ -89,8 +99,8 @@ def test_every_sum_is_that_of_one_after_another(text: str, calls: list[int]) -> 
 
 
 @pytest.mark.parametrize("bad", [False, True])
-@pytest.mark.parametrize("text", PACKED)
-def test_packed_blocks_are_added_up_at_once(text: str, bad: bool, calls: list[int]) -> None:
+@pytest.mark.parametrize("text", SUMMED)
+def test_fixed_rates_are_added_up_at_once(text: str, bad: bool, calls: list[int]) -> None:
     plain, spec = parse(text), pieces(1000)
     for c in (plain, watch(plain, Meter())):
         found, contexts = messages(plain, spec, bad)
@@ -104,7 +114,7 @@ def test_packed_blocks_are_added_up_at_once(text: str, bad: bool, calls: list[in
         assert bool(out.isnan().any()) == bad
 
 
-@pytest.mark.parametrize("text", PACKED)
+@pytest.mark.parametrize("text", SUMMED)
 def test_exchanges_have_the_same_mean(text: str, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     spec = pieces(1000)
     xs = [torch.randn(1000, generator=torch.Generator().manual_seed(r)) for r in range(3)]
@@ -113,7 +123,8 @@ def test_exchanges_have_the_same_mean(text: str, calls: list[int], monkeypatch: 
         at_once = virtual.run(exchange, xs, virtual.init(exchange, spec, 3), spec, CTX).mean
         assert calls
         with monkeypatch.context() as patch:
-            patch.delitem(kernels.get(CPU).sources, "dequantise_messages")  # type: ignore[attr-defined]
+            for name in ("dequantise_messages", "sum_casts"):
+                patch.delitem(kernels.get(CPU).sources, name)  # type: ignore[attr-defined]
             calls.clear()
             one_after_another = virtual.run(exchange, xs, virtual.init(exchange, spec, 3), spec, CTX).mean
             assert not calls

@@ -13,7 +13,8 @@ reference may raise where it finds bad input.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from tersegrad.kernels.schema_blocks import BlockKernels
 from tersegrad.kernels.schema_codes import BitKernels, ChunkKernels, CosineKernels, PlanarKernels, RansKernels
 from tersegrad.kernels.schema_shares import ShareKernels
 from tersegrad.kernels.schema_trellis import TrellisKernels
+
+Cast = Literal["bf16", "fp16", "sign", "natural"]
 
 
 class CastKernels(Protocol):
@@ -60,6 +63,14 @@ class CastKernels(Protocol):
     def dithering_decode(
         self, data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None
     ) -> None: ...
+
+
+class SumKernels(Protocol):
+    """Sums of several messages of a baseline in one pass."""
+
+    def sum_casts(self, cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0) -> None:
+        """``out`` = the sum of ``weight`` times each of these messages, in their order: as by the decoder, one after another."""
+        ...
 
 
 class DitherKernels(Protocol):
@@ -353,6 +364,7 @@ class Kernels(
     SelectKernels,
     SharedKernels,
     ShareKernels,
+    SumKernels,
     TrellisKernels,
     VarianceKernels,
     Protocol,

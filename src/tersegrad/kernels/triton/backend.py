@@ -20,6 +20,7 @@ from tersegrad.kernels.triton.casts import (
     natural_encode,
     sign_decode,
     sign_encode,
+    sum_casts,
 )
 from tersegrad.kernels.triton.dequantise import dequantise_blocks, dequantise_messages
 from tersegrad.kernels.triton.hadamard import rotate, unrotate
@@ -50,6 +51,7 @@ __all__ = [
     "sign_encode",
     "split_blocks",
     "sum_abs",
+    "sum_casts",
     "sum_squares",
     "ternary_decode",
     "ternary_encode",

@@ -12,10 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tersegrad.kernels.triton.codes import unpack
-from tersegrad.kernels.triton.launch import as_float, cdiv, flag, fours, get_word, inside, launch, left_of, raise_flag
-
-# How many messages a kernel adds up.
-MOST = 8
+from tersegrad.kernels.triton.launch import MOST, as_float, cdiv, flag, fours, get_word, inside, launch, left_of, raise_flag
 
 
 @triton.jit

@@ -25,6 +25,8 @@ _zeros: dict[Any, list[Tensor]] = {}
 
 NAN = 0x7FC00000
 INFINITY = 0x7F800000
+# How many messages a kernel adds up.
+MOST = 8
 
 
 def launch(
