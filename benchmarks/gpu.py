@@ -22,7 +22,7 @@ from torch import Tensor
 
 import tersegrad
 from tersegrad import Context, Message, Spec, Stats, kernels
-from tersegrad.core.protocol import needs_second_moment
+from tersegrad.core.protocol import decode_sum, needs_second_moment
 
 SIZES = {"64Mi": 1 << 26, "25MB": 26 << 18, "1Mi": 1 << 20}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -140,13 +140,10 @@ def measure(text: str, size: str, dtype: torch.dtype, timer: Timer) -> Row:
     def decode() -> None:
         compressor.decode(whole, spec, ctx, out=out)
 
+    messages = [Message(data.clone(), data.numel()) for _ in range(8)]
+
     def accumulate() -> None:
-        out.zero_()
-        for _ in range(8):
-            if hasattr(compressor, "decode_add"):
-                compressor.decode_add(whole, spec, ctx, out, 0.125)
-            else:
-                out.add_(compressor.decode(whole, spec, ctx), alpha=0.125)
+        decode_sum(compressor, messages, spec, [ctx] * 8, out, 0.125)
 
     source, target = x.float(), torch.empty(n, device="cuda")
     rate = 4 * n / 1e9

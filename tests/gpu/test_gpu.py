@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import tersegrad
 from tersegrad import Context, Message, Spec, Stats, kernels
 from tersegrad.core import frame
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import needs_second_moment
+from tersegrad.core.protocol import decode_sum, needs_second_moment, sums_at_once
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import dither, rans, select
 from tests.kernels import agree
@@ -34,12 +35,13 @@ def operations() -> Any:
     return kernels.get(torch.device("cuda"))
 
 
-@pytest.mark.parametrize("topic", ["casts", "refused", "blocks", "added", "sums", "rotations", "long"])
+@pytest.mark.parametrize("topic", ["casts", "refused", "blocks", "splits", "added", "sums", "rotations", "long"])
 def test_operations_agree(topic: str, operations: Any) -> None:
     cases = {
         "casts": lambda: agree.casts((1, 333, 70001)),
         "refused": lambda: agree.refused((1, 7, 10, 70001)),
         "blocks": lambda: agree.blocks((5, 1100, 70001)),
+        "splits": lambda: agree.splits((5, 1100, 70001)),
         "added": lambda: agree.added_up((1, 77, 70001)),
         "sums": lambda: agree.sums((1, 333, 70001)),
         "rotations": lambda: agree.rotations(((1, 4096), (77, 16), (300, 256), (8200, 8192), (140000, 65536))),
@@ -130,6 +132,49 @@ def test_what_is_not_finite_is_not_finite_on_a_gpu(text: str) -> None:
         expected, found = _message(text, x, "cpu"), _message(text, x, "cuda")
         assert torch.equal(expected[0], found[0])
         assert agree.same(expected[1], found[1])
+
+
+PACKED = ("int8", "int4", "qsgd(bits=4)", "qsgd(bits=3, norm=max, bucket=24)", "qsgd(bits=2, bucket=8192)")
+
+
+@pytest.mark.parametrize("text", PACKED)
+def test_residuals_are_those_of_the_cpu(text: str) -> None:
+    """Error feedback in one pass: messages, residuals, what is not finite, and no wait."""
+    c, ctx = tersegrad.parse(f"error_feedback({text})"), Context(seed=3, step=9)
+    for d in (1, 3000, 300_001):
+        spec = Spec.flat(d)
+        states = [c.init(spec, device) for device in ("cpu", "cuda")]
+        for step in range(4):
+            x = torch.randn(d, generator=torch.Generator().manual_seed(step))
+            if step == 2:
+                x[d // 2] = torch.inf
+            found = []
+            for k, device in enumerate(("cpu", "cuda")):
+                message, states[k] = c.encode(x.to(device), spec, states[k], ctx)
+                found.append(message.payload.cpu())
+            assert torch.equal(found[0], found[1]), (d, step)
+            assert agree.same(states[0].residual, states[1].residual), (d, step)
+        encode = functools.partial(c.encode, torch.randn(d, device="cuda"), spec, states[1], ctx)
+        assert gpu.synchronisations(encode) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["bf16", "fp16", "sign", "natural", *PACKED, "error_feedback(qsgd(bits=4))", "by_tensor(int4, small=bf16, below=2000)"],
+)
+def test_sums_are_those_of_the_cpu(text: str) -> None:
+    c: Any = tersegrad.parse(text)
+    assert sums_at_once(c, torch.device("cuda"))
+    spec = Spec.of(torch.zeros(1001), torch.zeros(300, 1000))
+    contexts, messages = [Context(seed=3, sender=sender) for sender in range(11)], []
+    for ctx in contexts:
+        x = torch.randn(spec.numel, generator=torch.Generator().manual_seed(ctx.sender))
+        messages.append(c.encode(x, spec, c.init(spec, "cpu"), ctx)[0])
+    for weight in (1.0, 0.125):
+        out = torch.full((spec.numel,), 7.0)
+        expected = decode_sum(c, messages, spec, contexts, out, weight)
+        there = [Message(m.payload.cuda(), m.nbytes) for m in messages]
+        assert agree.same(expected, decode_sum(c, there, spec, contexts, out.cuda(), weight))
 
 
 def _decode(data: bytes, entry: dict[str, Any]) -> Tensor:

@@ -152,22 +152,64 @@ def blocks(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
                     yield f"blocks {form} {n} {kind}", _blocks(x, 1 if kind == "huge" else 0, *form)
 
 
+def splits(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
+    """The same of a sum, and what the message leaves out of it: error feedback in one pass."""
+    forms: tuple[tuple[str, int, int, int, bool], ...] = (
+        ("nearest", 256, 127, 8, False),
+        ("nearest", 32, 7, 4, True),
+        ("max", 512, 7, 4, False),
+        ("l2", 24, 3, 3, False),
+        ("l2", 512, 7, 4, False),
+        ("max", 2048, 1, 2, False),
+        ("l2", 4104, 1, 2, False),
+    )
+
+    def of(x: Tensor, shift: int, rule: str, block: int, levels: int, width: int, bfloat16: bool) -> Case:
+        def case(ops: Any, put: Put) -> list[Tensor]:
+            n = x.numel()
+            steps = _message(n, (2 if bfloat16 else 4) * -(-n // block), put, shift)
+            codes = _message(n, -(-n * width // 8), put, shift)
+            carry, left = torch.linspace(-1, 1, n) * x.flip(0).clamp(-1e30, 1e30), put(torch.full((n,), 7.0))
+            options: Any = {"rule": rule, "block": block, "levels": levels, "width": width, "bfloat16": bfloat16}
+            good = ops.split_blocks(put(x), put(carry), CTX, steps, codes, left, **options, weight=0.7 if shift else 1.0)
+            # What is left of a sum that is not finite is undefined.
+            return [steps, codes, torch.as_tensor(good), torch.where(good, left, 0.0)]
+
+        return case
+
+    for n in sizes:
+        for kind, x in inputs(n):
+            for form in forms:
+                yield f"split {form} {n} {kind}", of(x, 1 if kind == "huge" else 0, *form)
+
+
+def casts_added_up(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
+    """Sums of ten messages, of which the Triton kernel adds eight at a time."""
+    for n in sizes:
+        found = [x for _, x in inputs(n)]
+        extra = {"bf16": n, "fp16": n + 4, "sign": 4 + -(-n // 8) - n, "natural": -(-n // 8)}
+        for cast, more in extra.items():
+
+            def case(
+                ops: Any, put: Put, n: int = n, xs: list[Tensor] = found, cast: str = cast, more: int = more
+            ) -> list[Tensor]:
+                messages = [_message(n, n + more, put, 2 * k) for k in range(len(xs))]
+                for x, m in zip(xs, messages, strict=True):
+                    getattr(ops, f"{cast}_encode")(put(x), m, *([CTX] if cast == "natural" else []))
+                totals = [put(torch.empty(n)) for _ in range(3)]
+                # The third vector is not finite.
+                ops.sum_casts(cast, (messages[:2] * 5)[:10], totals[0])
+                ops.sum_casts(cast, messages[:2], totals[1], -0.7)
+                ops.sum_casts(cast, messages, totals[2])
+                return totals
+
+            yield f"{cast} added up {n}", case
+
+
 def added_up(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
-    """Sums of ten messages: message by message in the reference, eight at a time by the Triton kernel."""
+    """The same of packed blocks."""
+    yield from casts_added_up(sizes)
     options: Any = {"block": 32, "width": 4, "bfloat16": True}
-
-    def total(ops: Any, messages: list[Tensor], head: int, out: Tensor, weight: float | None) -> Tensor:
-        if ops is not reference:
-            from tersegrad.kernels.triton.blocks import dequantise_messages
-
-            dequantise_messages(messages, out, **options, weight=weight)
-        else:
-            for k, m in enumerate(messages):
-                ops.dequantise_blocks(
-                    m[:head], m[head:], out, **options, weight=(1.0 if k else None) if weight is None else weight
-                )
-        return out
-
     for n in sizes:
         for bad in (False, True):
 
@@ -180,8 +222,8 @@ def added_up(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
                         ops.quantise_blocks(put(x), CTX, m[:head], m[head:], rule="nearest", levels=7, **options)
                         messages.append(m)
                 messages = (messages * 10)[:10]
-                stored = total(ops, messages, head, put(torch.empty(n)), None)
-                return [stored, total(ops, messages[:3], head, put(torch.linspace(-1, 1, n)), -0.7)]
+                total = ops.dequantise_messages(messages, put(torch.empty(n)), **options)
+                return [total, ops.dequantise_messages(messages[:3], put(torch.empty(n)), **options, weight=-0.7)]
 
             yield f"added up {n} {bad}", case
 
@@ -256,6 +298,7 @@ def interpreted(topic: str) -> list[str]:
         "refused": lambda: refused((7, 10)),
         "blocks": lambda: blocks((5, 600)),
         "whole": whole_tiles,
+        "splits": lambda: splits((5, 600, 2100)),
         "added": lambda: added_up((1, 77, 2100)),
         "sums": lambda: sums((1, 333)),
         "long": long_ones,

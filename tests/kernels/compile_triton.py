@@ -50,6 +50,7 @@ def launches() -> dict[Any, tuple[Any, dict[str, str], dict[str, Any], list[int]
         *agree.casts((333,)),
         *agree.refused((7,)),
         *agree.blocks((333,)),
+        *agree.splits((333,)),
         *agree.added_up((333,)),
         *agree.sums((333,)),
         *agree.rotations(((300, 256), (8200, 8192))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tersegrad.core import philox
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.reference import rounding
-from tersegrad.kernels.schema import RoundingRule
+from tersegrad.kernels.schema_blocks import RoundingRule
 
 CTX = Context(seed=0x123456789ABCDEF0, step=7, buffer=3, sender=9)
 SIZES = (0, 1, 7, 8, 9, 63, 64, 65, 511, 512, 513, 5000)
@@ -232,3 +233,24 @@ def test_bad_arguments_raise() -> None:
         native.dequantise_blocks(steps, codes[:31], x, block=32, width=4)
     with pytest.raises(ValueError):
         native.dequantise_blocks(steps, codes, x, block=32, width=9)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+@pytest.mark.parametrize("bad", [False, True])
+def test_sums_of_messages_are_those_of_one_after_another(bad: bool, weight: float) -> None:
+    n, head = 1003, 2 * -(-1003 // 32)
+    options: Any = {"block": 32, "width": 4, "bfloat16": True}
+    messages, expected = [], torch.empty(n)
+    for k in range(3):
+        x = wild(n, k)
+        x[5] = math.inf if bad and k == 1 else 1.0
+        steps, codes, out, _ = run(reference, x, "nearest", 32, 7, 4, True)
+        messages.append(torch.cat((steps, codes)))
+        if k == 0:
+            expected = out * weight
+        else:
+            reference.dequantise_blocks(steps, codes, expected, **options, weight=weight)
+    assert all(m.numel() == head + -(-n // 2) for m in messages)
+    found = reference.dequantise_messages(messages, torch.full((n,), 5.0), **options, weight=weight)
+    assert torch.equal(found.nan_to_num(9.0), expected.nan_to_num(9.0))
+    assert bool(found.isnan().all()) == bad

@@ -25,7 +25,7 @@ def _run(module: str, *arguments: str, **environment: str) -> None:
 
 def test_same_bytes_as_the_reference() -> None:
     """On short vectors; ``TRITON_INTERPRET=1 python -m tests.kernels.agree long`` has some of several tiles."""
-    _run("agree", "casts", "refused", "blocks", "whole", "added", "sums", "rotations", TRITON_INTERPRET="1")
+    _run("agree", "casts", "refused", "blocks", "whole", "splits", "added", "sums", "rotations", TRITON_INTERPRET="1")
 
 
 def test_kernels_compile_for_a_gpu() -> None:

@@ -16,12 +16,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.codecs.casts import Summed
 from tersegrad.core.protocol import Context, Guarantee, Spec
 from tersegrad.core.stateless import FixedRate
+from tersegrad.kernels.schema import Cast
 
 
 @dataclasses.dataclass(frozen=True)
-class BF16(FixedRate):
+class BF16(Summed, FixedRate):
     """Round to bfloat16: 16 bits per coordinate.
 
     >>> import torch
@@ -32,6 +34,7 @@ class BF16(FixedRate):
     """
 
     name: ClassVar[str] = "bf16"
+    cast: ClassVar[Cast] = "bf16"
     wire_id: ClassVar[int] = 2
     examples: ClassVar[tuple[str, ...]] = ("bf16",)
 

@@ -20,12 +20,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.codecs.casts import Summed
 from tersegrad.core.protocol import Context, Guarantee, Spec
 from tersegrad.core.stateless import FixedRate
+from tersegrad.kernels.schema import Cast
 
 
 @dataclasses.dataclass(frozen=True)
-class FP16(FixedRate):
+class FP16(Summed, FixedRate):
     """Round to half precision under a shared power of two: 16 bits per coordinate.
 
     >>> import torch
@@ -36,6 +38,7 @@ class FP16(FixedRate):
     """
 
     name: ClassVar[str] = "fp16"
+    cast: ClassVar[Cast] = "fp16"
     wire_id: ClassVar[int] = 3
     examples: ClassVar[tuple[str, ...]] = ("fp16",)
 

@@ -31,13 +31,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.codecs.blocks import Layout, PackedBlocks
 from tersegrad.core.protocol import Context, Guarantee, Spec
 from tersegrad.core.stateless import FixedRate
 from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class _IntBlock(FixedRate):
+class _IntBlock(PackedBlocks, FixedRate):
     """What the two widths share; ``block`` is the number of coordinates of one step."""
 
     block: int = 256
@@ -60,17 +61,19 @@ class _IntBlock(FixedRate):
         others = (min(self.block, max(spec.numel, 1)) - 1) * ((1 + eps) / self.levels) ** 2 / 4
         return Guarantee("contractive", (eps**2 + others) / (1 + others), sure=True)
 
-    def _steps(self, numel: int) -> int:
-        """Bytes of the steps."""
+    def layout(self) -> Layout:
+        return Layout("nearest", self.block, self.levels, self.width, self.bfloat16)
+
+    def steps_nbytes(self, numel: int) -> int:
         return (2 if self.bfloat16 else 4) * -(-numel // self.block)
 
     def _parts(self, data: Tensor, numel: int) -> tuple[Tensor, ...]:
         """The steps and the codes of a message; one call for both takes two thirds of the time of two slices."""
-        steps = self._steps(numel)
+        steps = self.steps_nbytes(numel)
         return data.split_with_sizes((steps, data.numel() - steps))
 
     def nbytes(self, numel: int) -> int:
-        return self._steps(numel) + (numel * self.width + 7) // 8
+        return self.steps_nbytes(numel) + (numel * self.width + 7) // 8
 
     def pack(self, x: Tensor, data: Tensor, ctx: Context) -> None:
         steps, codes = self._parts(data, x.numel())

@@ -25,16 +25,18 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
+from tersegrad.codecs.casts import Summed
 from tersegrad.core import host, modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
-from tersegrad.core.stateless import Stateless, exactly
+from tersegrad.core.stateless import exactly
 from tersegrad.core.text import require
+from tersegrad.kernels.schema import Cast
 
 
 @dataclasses.dataclass(frozen=True)
-class Natural(Stateless):
+class Natural(Summed):
     """Random powers of two: 9 bits per coordinate packed, about 3.6 with ``coder="rans"`` on Gaussian data.
 
     >>> x = torch.tensor([4.0, -0.5, 0.0, 3.0])
@@ -44,6 +46,7 @@ class Natural(Stateless):
     """
 
     name: ClassVar[str] = "natural"
+    cast: ClassVar[Cast] = "natural"
     wire_id: ClassVar[int] = 9
     examples: ClassVar[tuple[str, ...]] = ("natural",)
     corners: ClassVar[tuple[str, ...]] = ("natural(coder=rans)",)

@@ -45,16 +45,17 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import bitpack, elias, rans, varint
+from tersegrad.codecs.blocks import Layout, PackedBlocks
 from tersegrad.core import host, modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
-from tersegrad.core.stateless import Stateless, exactly
+from tersegrad.core.stateless import exactly
 from tersegrad.core.text import require
 
 
 @dataclasses.dataclass(frozen=True)
-class QSGD(Stateless):
+class QSGD(PackedBlocks):
     """Stochastic rounding with one step per bucket.
 
     >>> import torch
@@ -117,9 +118,15 @@ class QSGD(Stateless):
     def mode(self, data: bytes) -> str | None:
         return None if self.fixed_size else modes.name(data)
 
+    def steps_nbytes(self, numel: int) -> int:
+        return 4 * -(-numel // self.bucket)
+
     def _sizes(self, numel: int) -> tuple[int, int]:
         """Bytes of the steps and of the packed codes."""
-        return 4 * -(-numel // self.bucket), (numel * self._width + 7) // 8
+        return self.steps_nbytes(numel), (numel * self._width + 7) // 8
+
+    def layout(self) -> Layout | None:
+        return Layout(self.norm, self.bucket, self.s, self._width) if self.fixed_size else None
 
     @property
     def fixed_size(self) -> bool:

@@ -19,12 +19,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.codecs.casts import Summed
 from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
 from tersegrad.core.stateless import FixedRate
+from tersegrad.kernels.schema import Cast
 
 
 @dataclasses.dataclass(frozen=True)
-class Sign(FixedRate):
+class Sign(Summed, FixedRate):
     """Signs and one scale: 1 bit per coordinate; meant for error feedback.
 
     >>> import torch
@@ -35,6 +37,7 @@ class Sign(FixedRate):
     """
 
     name: ClassVar[str] = "sign"
+    cast: ClassVar[Cast] = "sign"
     wire_id: ClassVar[int] = 7
     examples: ClassVar[tuple[str, ...]] = ("sign",)
 

@@ -220,6 +220,9 @@ class SparseDithering(_Dithering):
             coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data, spec.layout)
         return coded.nbytes
 
+    def splits(self, device: torch.device, weight: float) -> bool:
+        return weight == 1.0 and (device.type == "cpu" or not self.codes_on_host(device))
+
     def encode_split(
         self,
         x: Tensor,
@@ -229,9 +232,11 @@ class SparseDithering(_Dithering):
         state: None,
         ctx: Context,
         *,
+        weight: float = 1.0,
         stats: Stats | None = None,
         out: Tensor | None = None,
     ) -> tuple[Message, None, bool]:
+        require(weight == 1.0, f"{self.name} takes out all that it sends, not {weight} times it")
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         if self.nu is not None and self.scale == "chunk":
             coded = encode_at(x, None, self.nu, self.coder, self.chunk, data, left=left, carry=residual, layout=spec.layout)

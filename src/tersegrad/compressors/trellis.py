@@ -111,6 +111,9 @@ class Trellis(_TrellisCoded):
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         return self._encode(x, data).nbytes
 
+    def splits(self, device: torch.device, weight: float) -> bool:
+        return weight == 1.0 and (device.type == "cpu" or not self.codes_on_host(device))
+
     def encode_split(
         self,
         x: Tensor,
@@ -120,9 +123,11 @@ class Trellis(_TrellisCoded):
         state: None,
         ctx: Context,
         *,
+        weight: float = 1.0,
         stats: Stats | None = None,
         out: Tensor | None = None,
     ) -> tuple[Message, None, bool]:
+        require(weight == 1.0, f"{self.name} takes out all that it sends, not {weight} times it")
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         coded = self._encode(torch.add(x, residual, out=left), data)
         kernels.get(x.device).trellis_decode(coded.data, self.states, None, left, -1.0)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -223,6 +223,57 @@ class Accumulator(Protocol):
 
 
 @runtime_checkable
+class Summer(Protocol):
+    """Optional protocol: decode several messages and add them up, writing ``out`` once for many of them."""
+
+    def sums_at_once(self, device: torch.device) -> bool:
+        """Whether that is so for tensors on ``device``; elsewhere they are added one after another."""
+        ...
+
+    def decode_sum(
+        self, messages: Sequence[Message], spec: Spec, contexts: Sequence[Context], out: Tensor, weight: float = 1.0
+    ) -> Tensor:
+        """``out = sum of weight * decode(message)``, in order: the bits of :func:`add_each`."""
+        ...
+
+
+def sums_at_once(compressor: object, device: torch.device) -> bool:
+    """Whether a compressor adds up messages for tensors on ``device`` faster than one after another."""
+    return isinstance(compressor, Summer) and compressor.sums_at_once(device)
+
+
+def decode_sum(
+    compressor: object, messages: Sequence[Message], spec: Spec, contexts: Sequence[Context], out: Tensor, weight: float = 1.0
+) -> Tensor:
+    """``out = sum of weight * decode(message)``, in the order of the messages, as fast as the compressor can."""
+    if isinstance(compressor, Summer) and compressor.sums_at_once(out.device):
+        return compressor.decode_sum(messages, spec, contexts, out, weight)
+    return add_each(compressor, messages, spec, contexts, out, weight)
+
+
+def add_each(
+    compressor: Any,
+    messages: Sequence[Message],
+    spec: Spec,
+    contexts: Sequence[Context],
+    out: Tensor,
+    weight: float = 1.0,
+    fused: bool = True,
+) -> Tensor:
+    """The same, one message after another; ``fused``: decoded and added in one pass where the compressor can."""
+    for k, (message, ctx) in enumerate(zip(messages, contexts, strict=True)):
+        if k and fused and isinstance(compressor, Accumulator):
+            compressor.decode_add(message, spec, ctx, out, weight)
+            continue
+        decoded = compressor.decode(message, spec, ctx, None if k else out)
+        if weight != 1.0:
+            decoded.mul_(weight)
+        if k:
+            out.add_(decoded)
+    return out
+
+
+@runtime_checkable
 class Transformed(Protocol):
     """Optional protocol of compressors that send coefficients: decoding in two steps, so that messages can be combined between them.
 
@@ -261,6 +312,10 @@ def needs_second_moment(configuration: object) -> bool:
 class Splitter(Protocol[S]):
     """Optional third protocol, for error feedback: add a residual, encode, and tell what the message leaves out, in one pass."""
 
+    def splits(self, device: torch.device, weight: float) -> bool:
+        """Whether it can, for tensors on ``device`` and this ``weight``."""
+        ...
+
     def encode_split(
         self,
         x: Tensor,
@@ -270,12 +325,14 @@ class Splitter(Protocol[S]):
         state: S,
         ctx: Context,
         *,
+        weight: float = 1.0,
         stats: Stats | None = None,
         out: Tensor | None = None,
-    ) -> tuple[Message, S, bool]:
-        """Encode y = x + residual, and write y minus what the message decodes to into ``left``.
+    ) -> tuple[Message, S, bool | Tensor]:
+        """Encode y = x + residual, and write y minus ``weight`` times what the message decodes to into ``left``.
 
-        All three are flat, contiguous float32 and do not overlap. False: y is not finite, and ``left`` is undefined.
+        All three are flat, contiguous float32 and do not overlap. False, or a flag on the device that the host does not wait for:
+        y is not finite, and ``left`` is undefined.
         """
         ...
 

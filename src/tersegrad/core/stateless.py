@@ -7,6 +7,7 @@ messages whose length follows from the number of coordinates alone, and asks for
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from tersegrad.core import host
 from tersegrad.core.buffers import byte_buffer, float_buffer
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Message, Spec, Stats, flat_float32, has_fixed_size
+from tersegrad.core.protocol import Context, Message, Spec, Stats, add_each, flat_float32, has_fixed_size
 from tersegrad.core.text import Configuration
 
 
@@ -85,6 +86,23 @@ class Stateless(Configuration):
             self.read(message.payload.contiguous(), spec, ctx, out, weight)
         else:
             self._read_on_host(message, spec, ctx, out, weight)
+        return out
+
+    def sums_at_once(self, device: torch.device) -> bool:
+        """Whether :meth:`read_sum` has a kernel for ``device``."""
+        return False
+
+    def read_sum(self, data: Sequence[Tensor], spec: Spec, out: Tensor, weight: float) -> None:
+        """``weight`` times the sum of what messages decode to, into ``out``, by one kernel for several of them."""
+        raise NotImplementedError
+
+    def decode_sum(
+        self, messages: Sequence[Message], spec: Spec, contexts: Sequence[Context], out: Tensor, weight: float = 1.0
+    ) -> Tensor:
+        out = float_buffer(out, spec.numel, messages[0].data.device)
+        if not self.sums_at_once(out.device):
+            return add_each(self, messages, spec, contexts, out, weight)
+        self.read_sum([m.payload.contiguous() for m in messages], spec, out, weight)
         return out
 
     def _read_on_host(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,9 +26,11 @@ from tersegrad.core.protocol import (
     Stats,
     codes_on_host,
     decode_sent,
+    decode_sum,
     flat_float32,
     has_fixed_size,
     restore,
+    sums_at_once,
 )
 from tersegrad.core.state import carried
 from tersegrad.exchange import ProcessGroup
@@ -108,6 +111,17 @@ class Watched:
         decoded = self.inner.decode(message, spec, ctx, out)
         self.meter.decode += time.perf_counter() - begin
         return decoded
+
+    def sums_at_once(self, device: torch.device) -> bool:
+        return sums_at_once(self.inner, device)
+
+    def decode_sum(
+        self, messages: Sequence[Message], spec: Spec, contexts: Sequence[Context], out: Tensor, weight: float = 1.0
+    ) -> Tensor:
+        begin = time.perf_counter()
+        total = decode_sum(self.inner, messages, spec, contexts, out, weight)
+        self.meter.decode += time.perf_counter() - begin
+        return total
 
     def decode_sent(self, message: Message, spec: Spec, ctx: Context) -> Tensor:
         begin = time.perf_counter()

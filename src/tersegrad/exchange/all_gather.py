@@ -18,13 +18,13 @@ from torch import Tensor
 from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import (
-    Accumulator,
     Compressor,
     Context,
     Message,
     Spec,
     Stats,
     codes_on_host,
+    decode_sum,
     has_fixed_size,
     lengths,
 )
@@ -34,16 +34,8 @@ from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, announced
 
 def add_up(compressor: Compressor[Any], messages: Sequence[Message], spec: Spec, ctx: Context, device: torch.device) -> Tensor:
     """The sum, in rank order, of what every rank's message decodes to."""
-    total = buffers.empty(spec.numel, torch.float32, device)
-    for sender, message in enumerate(messages):
-        mine = dataclasses.replace(ctx, sender=sender)
-        if sender == 0:
-            compressor.decode(message, spec, mine, total)
-        elif isinstance(compressor, Accumulator):
-            compressor.decode_add(message, spec, mine, total)
-        else:
-            total.add_(compressor.decode(message, spec, mine))
-    return total
+    contexts = [dataclasses.replace(ctx, sender=sender) for sender in range(len(messages))]
+    return decode_sum(compressor, messages, spec, contexts, buffers.empty(spec.numel, torch.float32, device))
 
 
 def gather_messages(

@@ -2,7 +2,8 @@
 
 A backend is a module that satisfies :class:`Kernels` (mypy checks it). ``reference`` is plain torch, runs anywhere and is the
 definition; ``native`` is C++ for CPU tensors. Both write the same bytes for the same input; ``tests/kernels`` compares them.
-The protocols are split by topic so that each topic reads alone; those of lossless codes are in ``schema_codes.py``.
+The protocols are split by topic so that each topic reads alone; those of lossless codes are in ``schema_codes.py``,
+those of block quantisers in ``schema_blocks.py``.
 
 No operation makes the host wait for a device: lengths, norms, errors and flags are tensors without dimensions on the device of the
 input, and results whose size depends on the data lie in tensors of the largest size, beside their length. The exceptions are
@@ -12,17 +13,19 @@ reference may raise where it finds bad input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from tersegrad.core.protocol import Context
+from tersegrad.kernels.schema_blocks import BlockKernels
 from tersegrad.kernels.schema_codes import BitKernels, ChunkKernels, CosineKernels, PlanarKernels, RansKernels
 from tersegrad.kernels.schema_shares import ShareKernels
 from tersegrad.kernels.schema_trellis import TrellisKernels
 
-RoundingRule = Literal["l2", "max", "nearest"]
+Cast = Literal["bf16", "fp16", "sign", "natural"]
 
 
 class CastKernels(Protocol):
@@ -60,6 +63,14 @@ class CastKernels(Protocol):
     def dithering_decode(
         self, data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None
     ) -> None: ...
+
+
+class SumKernels(Protocol):
+    """Sums of several messages of a baseline in one pass."""
+
+    def sum_casts(self, cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0) -> None:
+        """``out`` = the sum of ``weight`` times each of these messages, in their order: as by the decoder, one after another."""
+        ...
 
 
 class DitherKernels(Protocol):
@@ -131,7 +142,7 @@ class HadamardKernels(Protocol):
 
 
 class RoundingKernels(Protocol):
-    """Philox draws, norms, and blocks of coordinates that share a step (``spec/wire.md``, Philox and block quantisers).
+    """Philox draws and norms (``spec/wire.md``, Philox).
 
     Sums are float64 in one order everywhere: chunks of 4096 coordinates; in a chunk 32 lanes, coordinate i adding to lane
     i % 32 in order; lanes, then chunk sums (padded with zeros to a power of two), are folded by adding the second half to the
@@ -164,41 +175,6 @@ class RoundingKernels(Protocol):
 
     def block_sum_abs(self, x: Tensor, block: int) -> Tensor:
         """:meth:`sum_abs` of every run of ``block`` coordinates."""
-        ...
-
-    def quantise_blocks(
-        self,
-        x: Tensor,
-        ctx: Context,
-        steps: Tensor,
-        codes: Tensor,
-        *,
-        rule: RoundingRule,
-        block: int,
-        levels: int,
-        width: int,
-        bfloat16: bool = False,
-    ) -> None:
-        """Write one step a block (4 bytes, or 2 as bfloat16) and one signed code of ``width`` bits per coordinate.
-
-        ``rule``: ``l2`` and ``max`` round stochastically to multiples of norm / levels, ``nearest`` rounds to multiples of
-        max / levels. ``steps`` and ``codes`` are uint8 of exactly the right length; with ``width=8`` the codes are int8 levels.
-        Blocks are multiples of 8. A block with NaN or Inf gets the step NaN.
-        """
-        ...
-
-    def dequantise_blocks(
-        self,
-        steps: Tensor,
-        codes: Tensor,
-        out: Tensor,
-        *,
-        block: int,
-        width: int,
-        bfloat16: bool = False,
-        weight: float | None = None,
-    ) -> Tensor:
-        """``out = code * step``, or ``out += weight * (code * step)``; all NaN if any step is not finite."""
         ...
 
 
@@ -376,6 +352,7 @@ class VarianceKernels(Protocol):
 
 class Kernels(
     BitKernels,
+    BlockKernels,
     CastKernels,
     ChunkKernels,
     CosineKernels,
@@ -387,6 +364,7 @@ class Kernels(
     SelectKernels,
     SharedKernels,
     ShareKernels,
+    SumKernels,
     TrellisKernels,
     VarianceKernels,
     Protocol,

@@ -45,13 +45,16 @@ from tersegrad.core.protocol import (
     Piece,
     Spec,
     Stats,
+    add_each,
     codes_on_host,
     decode_sent,
+    decode_sum,
     flat,
     flat_float32,
     has_fixed_size,
     lengths,
     restore,
+    sums_at_once,
     wire_omega,
 )
 from tersegrad.core.state import Parts
@@ -171,6 +174,31 @@ class ByTensor(Configuration):
             for part_of, (a, b) in zip(values.split([b - a for a, b in runs]), runs):
                 out[a:b] += part_of
         return self._settled(out, message, spec)
+
+    def sums_at_once(self, device: torch.device) -> bool:
+        return any(part is not None and sums_at_once(part, device) for part in self.compressors)
+
+    def decode_sum(
+        self, messages: Sequence[Message], spec: Spec, contexts: Sequence[Context], out: Tensor, weight: float = 1.0
+    ) -> Tensor:
+        """``out = sum of weight * decode(message)``, group by group; each rounds as in :meth:`decode_add`."""
+        out = buffers.float_buffer(out, spec.numel, messages[0].data.device)
+        largest = max(_layout(self, spec), key=lambda share: share.spec.numel, default=None)
+        each = [self._read(message, spec, ctx) for message, ctx in zip(messages, contexts, strict=True)]
+        for share, *found in zip(_layout(self, spec), *each, strict=True):
+            part, runs = share.compressor, share.runs
+            whole = len(runs) == 1
+            total = out[runs[0][0] : runs[0][1]] if whole else buffers.empty(share.spec.numel, torch.float32, out.device)
+            payloads, children = [f[2] for f in found], [f[3] for f in found]
+            if sums_at_once(part, out.device):
+                decode_sum(part, payloads, share.spec, children, total, weight)
+            else:
+                add_each(part, payloads, share.spec, children, total, weight, fused=whole and share is largest)
+            if not whole:
+                _spread(total, out, runs)
+        for message in messages:
+            self._settled(out, message, spec)
+        return out
 
     def _settled(self, out: Tensor, message: Message, spec: Spec) -> Tensor:
         """``out``, NaN where a device's message of known length announces other lengths: raising would wait for the device."""

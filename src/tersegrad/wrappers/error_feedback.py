@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -49,10 +50,12 @@ from tersegrad.core.protocol import (
     Stats,
     codes_on_host,
     decode_sent,
+    decode_sum,
     flat_float32,
     has_fixed_size,
     mode_of,
     restore,
+    sums_at_once,
     wire_omega,
 )
 from tersegrad.core.text import Configuration, require
@@ -165,25 +168,26 @@ class ErrorFeedback(Configuration):
         require(x.numel() == state.residual.numel(), f"the state is for {state.residual.numel()} coordinates, got {x.numel()}")
         spec = _corrected(spec)
         weight, flat = self._weight(spec), flat_float32(x, spec)
-        plain = isinstance(state.residual, Tensor) and state.residual.dtype == torch.float32
-        together = plain and weight == 1.0 and self.decay == 1.0 and self.place == "device"
-        if together and isinstance(self.inner, Splitter) and not codes_on_host(self.inner, flat.device):
+        residual = state.residual
+        plain = isinstance(residual, Tensor) and residual.dtype == torch.float32 and residual.device == flat.device
+        together = plain and self.decay == 1.0 and self.place == "device"
+        if together and isinstance(self.inner, Splitter) and self.inner.splits(flat.device, weight):
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
             message, inner, finite = self.inner.encode_split(
-                flat, state.residual, left, spec, state.inner, ctx, stats=stats, out=out
+                flat, residual, left, spec, state.inner, ctx, weight=weight, stats=stats, out=out
             )
-            return message, ErrorFeedbackState(left, inner) if finite else state
+            after = ErrorFeedbackState(left, inner)
+            if isinstance(finite, Tensor):
+                return message, _chosen(after, finite, state)
+            return message, after if finite else state
         y = self._sum(flat, state.residual)
         message, inner = self.inner.encode(y, spec, state.inner, ctx, stats=stats, out=out)
         left = _subtract(self.inner, message, spec, ctx, y, weight)
         left = left.to(torch.bfloat16) if self.residual == "bfloat16" else left
         if not left.is_cpu and self.residual != "int8" and self.place == "device":
-            # Nothing waits for the device: the states are chosen there.
             ops = kernels.get(left.device)
             good = ops.all_finite(left) if left.dtype == torch.float32 else torch.isfinite(left).all()
-            return message, states.map_tensors(
-                lambda new, old: ops.revert(new, good, old), ErrorFeedbackState(left, inner), state
-            )
+            return message, _chosen(ErrorFeedbackState(left, inner), good, state)
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
         if not (bool(torch.isfinite(left.sum())) or bool(torch.isfinite(left).all())):
             return message, state
@@ -202,6 +206,15 @@ class ErrorFeedback(Configuration):
             return self.inner.decode_add(message, inner_spec, ctx, out, weight * self._weight(inner_spec))
         out = buffers.float_buffer(out, spec.numel, message.data.device)
         return out.add_(self.decode(message, spec, ctx) * weight)
+
+    def sums_at_once(self, device: torch.device) -> bool:
+        return sums_at_once(self.inner, device)
+
+    def decode_sum(
+        self, messages: Sequence[Message], spec: Spec, contexts: Sequence[Context], out: Tensor, weight: float = 1.0
+    ) -> Tensor:
+        spec = _corrected(spec)
+        return decode_sum(self.inner, messages, spec, contexts, out, weight * self._weight(spec))
 
     def codes_on_host(self, device: torch.device) -> bool:
         return codes_on_host(self.inner, device)
@@ -246,6 +259,13 @@ class ErrorFeedback(Configuration):
 def _corrected(spec: Spec) -> Spec:
     """The spec of x + r, which is float32 whatever x is."""
     return dataclasses.replace(spec, dtype=torch.float32)
+
+
+def _chosen(after: ErrorFeedbackState, good: Tensor, before: ErrorFeedbackState) -> ErrorFeedbackState:
+    """The state ``after`` where the flag is set, else that ``before``. Nothing waits for the device: it is chosen there."""
+    revert = kernels.get(good.device).revert
+    found: ErrorFeedbackState = states.map_tensors(lambda new, old: revert(new, good, old), after, before)
+    return found
 
 
 def _subtract(inner: Compressor[Any], message: Message, spec: Spec, ctx: Context, y: Tensor, weight: float) -> Tensor:

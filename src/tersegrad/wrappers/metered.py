@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -29,9 +30,11 @@ from tersegrad.core.protocol import (
     Spec,
     Stats,
     codes_on_host,
+    decode_sum,
     flat_float32,
     has_fixed_size,
     mode_of,
+    sums_at_once,
     wire_omega,
 )
 from tersegrad.core.text import Configuration, require
@@ -129,6 +132,14 @@ class Metered(Configuration):
             return self.inner.decode_add(message, spec, ctx, out, weight)
         out = float_buffer(out, spec.numel, message.data.device)
         return out.add_(self.inner.decode(message, spec, ctx) * weight)
+
+    def sums_at_once(self, device: torch.device) -> bool:
+        return sums_at_once(self.inner, device)
+
+    def decode_sum(
+        self, messages: Sequence[Message], spec: Spec, contexts: Sequence[Context], out: Tensor, weight: float = 1.0
+    ) -> Tensor:
+        return decode_sum(self.inner, messages, spec, contexts, out, weight)
 
     def codes_on_host(self, device: torch.device) -> bool:
         return codes_on_host(self.inner, device)

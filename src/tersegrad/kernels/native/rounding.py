@@ -8,7 +8,7 @@ from torch import Tensor
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import array, module
-from tersegrad.kernels.schema import RoundingRule
+from tersegrad.kernels.schema_blocks import RoundingRule
 
 __all__ = [
     "abs_max",

@@ -7,6 +7,7 @@ on the order in which a device adds numbers: sums are those of ``rounding``, in 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.reference.rounding import block_sum_squares, random_u16, sum_abs
+from tersegrad.kernels.schema import Cast
 
 __all__ = [
     "bf16_decode",
@@ -28,6 +30,7 @@ __all__ = [
     "natural_encode",
     "sign_decode",
     "sign_encode",
+    "sum_casts",
     "ternary_decode",
     "ternary_encode",
 ]
@@ -184,6 +187,14 @@ def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> No
     e = data[signs:].to(torch.int32)
     size = (e << 23 | (e + 1) >> 8 << 22).view(torch.float32)
     _emit(torch.where(_unpack_bits(data[:signs], out.numel()) == 1, -size, size), out, weight)
+
+
+def sum_casts(cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0) -> None:
+    decoders = {"bf16": bf16_decode, "fp16": fp16_decode, "sign": sign_decode, "natural": natural_decode}
+    for k, message in enumerate(messages):
+        decoders[cast](message, out, weight if k else None)
+        if k == 0 and weight != 1.0:
+            out.mul_(weight)
 
 
 def _inverses(scales: Tensor, count: int, bucket: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from tersegrad.core import philox
 from tersegrad.core.philox import MASK, Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.schema import RoundingRule
+from tersegrad.kernels.schema_blocks import RoundingRule
 
 __all__ = [
     "abs_max",
@@ -24,8 +24,10 @@ __all__ = [
     "block_sum_abs",
     "block_sum_squares",
     "dequantise_blocks",
+    "dequantise_messages",
     "quantise_blocks",
     "random_u16",
+    "split_blocks",
     "sum_abs",
     "sum_squares",
 ]
@@ -235,4 +237,45 @@ def dequantise_blocks(
         values = out + values * weight
     poisoned = scale.isfinite().all().logical_not()
     out.copy_(torch.where(poisoned, torch.full_like(out, math.nan), values))
+    return out
+
+
+def split_blocks(
+    x: Tensor,
+    carry: Tensor,
+    ctx: Context,
+    steps: Tensor,
+    codes: Tensor,
+    left: Tensor,
+    *,
+    rule: RoundingRule,
+    block: int,
+    levels: int,
+    width: int,
+    bfloat16: bool = False,
+    weight: float = 1.0,
+) -> Tensor:
+    """Steps and packed codes of ``x + carry``, and what they leave out; see the schema."""
+    torch.add(x, carry, out=left)
+    quantise_blocks(left, ctx, steps, codes, rule=rule, block=block, levels=levels, width=width, bfloat16=bfloat16)
+    dequantise_blocks(steps, codes, left, block=block, width=width, bfloat16=bfloat16, weight=-weight)
+    return left.isfinite().all()
+
+
+def dequantise_messages(
+    messages: Sequence[Tensor],
+    out: Tensor,
+    *,
+    block: int,
+    width: int,
+    bfloat16: bool = False,
+    weight: float = 1.0,
+) -> Tensor:
+    """The sum of messages, one after another; see the schema."""
+    head = (2 if bfloat16 else 4) * -(-out.numel() // block)
+    for k, message in enumerate(messages):
+        added = weight if k else None
+        dequantise_blocks(message[:head], message[head:], out, block=block, width=width, bfloat16=bfloat16, weight=added)
+        if k == 0 and weight != 1.0:
+            out.mul_(weight)
     return out

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from tersegrad.kernels.triton.blocks import dequantise_blocks, quantise_blocks
+from tersegrad.kernels.triton.blocks import quantise_blocks, split_blocks
 from tersegrad.kernels.triton.buckets import dithering_decode, dithering_encode, ternary_decode, ternary_encode
 from tersegrad.kernels.triton.casts import (
     bf16_decode,
@@ -20,7 +20,9 @@ from tersegrad.kernels.triton.casts import (
     natural_encode,
     sign_decode,
     sign_encode,
+    sum_casts,
 )
+from tersegrad.kernels.triton.dequantise import dequantise_blocks, dequantise_messages
 from tersegrad.kernels.triton.hadamard import rotate, unrotate
 from tersegrad.kernels.triton.philox import random_u16
 from tersegrad.kernels.triton.sums import abs_max, block_abs_max, block_sum_abs, block_sum_squares, sum_abs, sum_squares
@@ -33,6 +35,7 @@ __all__ = [
     "block_sum_abs",
     "block_sum_squares",
     "dequantise_blocks",
+    "dequantise_messages",
     "dithering_decode",
     "dithering_encode",
     "fp8_decode",
@@ -46,7 +49,9 @@ __all__ = [
     "rotate",
     "sign_decode",
     "sign_encode",
+    "split_blocks",
     "sum_abs",
+    "sum_casts",
     "sum_squares",
     "ternary_decode",
     "ternary_encode",

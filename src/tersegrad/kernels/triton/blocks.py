@@ -7,9 +7,7 @@ packs their codes. Longer blocks take their statistics, then their steps, then t
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -18,8 +16,9 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.reference.rounding import MARGIN, _largest_step
-from tersegrad.kernels.schema import RoundingRule
-from tersegrad.kernels.triton.codes import pack, unpack
+from tersegrad.kernels.schema_blocks import RoundingRule
+from tersegrad.kernels.triton.codes import pack
+from tersegrad.kernels.triton.dequantise import dequantise_blocks
 from tersegrad.kernels.triton.launch import (
     alignment,
     as_bits,
@@ -28,8 +27,6 @@ from tersegrad.kernels.triton.launch import (
     draws_of,
     flag,
     flat,
-    fours,
-    get_word,
     inside,
     last_first,
     launch,
@@ -37,16 +34,15 @@ from tersegrad.kernels.triton.launch import (
     load_eights,
     put_word,
     raise_flag,
+    store_eights,
 )
 from tersegrad.kernels.triton.philox import draws
-from tersegrad.kernels.triton.sums import SQUARES, block_max_bits, chunk_sums, fold, fold_last
+from tersegrad.kernels.triton.sums import SQUARES, abs_max, block_max_bits, chunk_sums, fold, fold_last
 
 NEAREST, MAX, L2 = 0, 1, 2
 RULES = {"nearest": NEAREST, "max": MAX, "l2": L2}
 LONGEST = 4096
 TILE = 1024
-# How many messages a kernel adds up.
-MOST = 8
 
 
 @triton.jit
@@ -103,24 +99,31 @@ def _level(v, inverse, u, LEVELS: tl.constexpr, RULE: tl.constexpr):
 
 
 @triton.jit
-def _codes_of(
-    row, first, v, inverse, step, who, k0, k1, LEVELS: tl.constexpr, RULE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
-):
-    """Codes of rows of eight coordinates, of which the vector's ``first`` and following."""
+def _levels_of(row, first, v, inverse, step, who, k0, k1, LEVELS: tl.constexpr, RULE: tl.constexpr, ROWS: tl.constexpr):
+    """Levels of rows of eight coordinates, of which the vector's ``first`` and following."""
     if RULE == 0:
         u = 0
     else:
         u = draws(first + row, step, who, k0, k1, 0, ROWS)
-    return _level(v, inverse[:, None], u, LEVELS, RULE) & ((1 << WIDTH) - 1)
+    return _level(v, inverse[:, None], u, LEVELS, RULE)
 
 
-@triton.jit(do_not_specialize=["n", "blocks", "margin", "most", "step", "who", "k0", "k1"])
-def _quantise(
-    x, steps, codes, n, blocks, margin, most, step, who, k0, k1,
+@triton.jit
+def _spread(of_block, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """What belongs to a block, for each of its rows of eight coordinates."""
+    return tl.reshape(tl.broadcast_to(of_block[:, None], (ROWS, GROUPS)), (ROWS * GROUPS,))
+
+
+@triton.jit
+def _quantise_tile(
+    x, carry, rest, flag, steps, codes, n, blocks, margin, most, weight, step, who, k0, k1,
     RULE: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr, BFLOAT16: tl.constexpr,
-    ROWS: tl.constexpr, GROUPS: tl.constexpr, STEPS_ALIGN: tl.constexpr, CODES_ALIGN: tl.constexpr,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, STEPS_ALIGN: tl.constexpr, CODES_ALIGN: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """``ROWS`` blocks in rows of eight coordinates, ``GROUPS`` (a power of two, at least BLOCK / 8) to a block."""
+    """``ROWS`` blocks in rows of eight coordinates, ``GROUPS`` (a power of two, at least BLOCK / 8) to a block.
+
+    ``SPLIT``: of x + carry; ``rest`` becomes that plus ``weight`` times what the message decodes to.
+    """
     first = tl.program_id(0).to(tl.int64) * ROWS
     base = first * BLOCK
     left = left_of(n, base, ROWS * BLOCK)
@@ -134,13 +137,18 @@ def _quantise(
             else:
                 row = tl.arange(0, ROWS * GROUPS)
             v = load_eights(x + base, row, left, ROWS * GROUPS, RAGGED)
+            if SPLIT:
+                v += load_eights(carry + base, row, left, ROWS * GROUPS, RAGGED)
             if RULE == 2:
                 lane = tl.arange(0, 32)
                 total = tl.zeros((ROWS, 32), tl.float64)
                 for at in tl.static_range(0, BLOCK, 32):
                     j = block[:, None] * BLOCK + (at + lane)[None, :]
                     mask = inside(j, left, RAGGED) & (at + lane < BLOCK)[None, :]
-                    w = tl.load(x + base + j, mask=mask, other=0.0).to(tl.float32).to(tl.float64)
+                    w = tl.load(x + base + j, mask=mask, other=0.0).to(tl.float32)
+                    if SPLIT:
+                        w += tl.load(carry + base + j, mask=mask, other=0.0)
+                    w = w.to(tl.float64)
                     total += w * w
                 statistic = tl.sqrt(fold_last(total, ROWS, 32))
             else:
@@ -149,9 +157,39 @@ def _quantise(
             bits = _step(statistic, margin, most, LEVELS, BFLOAT16)
             here = inside(block, blocks - first, RAGGED)
             _put_step(steps + first * (2 if BFLOAT16 else 4), block, bits, here, BFLOAT16, STEPS_ALIGN)
-            inverse = tl.reshape(tl.broadcast_to(_inverse(bits)[:, None], (ROWS, GROUPS)), (ROWS * GROUPS,))
-            code = _codes_of(row, base // 8, v, inverse, step, who, k0, k1, LEVELS, RULE, WIDTH, ROWS * GROUPS)
-            pack(code, row, tl.multiple_of(codes + base // 8 * WIDTH, CODES_ALIGN), left, WIDTH, CODES_ALIGN, RAGGED)
+            inverse = _spread(_inverse(bits), ROWS, GROUPS)
+            level = _levels_of(row, base // 8, v, inverse, step, who, k0, k1, LEVELS, RULE, ROWS * GROUPS)
+            place = tl.multiple_of(codes + base // 8 * WIDTH, CODES_ALIGN)
+            pack(level & ((1 << WIDTH) - 1), row, place, left, WIDTH, CODES_ALIGN, RAGGED)
+            if SPLIT:
+                decoded = level.to(tl.float32) * _spread(as_float(bits), ROWS, GROUPS)[:, None]
+                v = v + decoded * weight
+                raise_flag(flag, tl.max(as_bits(v) & 0x7FFFFFFF, 1) >= 0x7F800000)
+                store_eights(rest + base, v, row, left, ROWS * GROUPS, RAGGED)
+
+
+@triton.jit(do_not_specialize=["n", "blocks", "margin", "most", "step", "who", "k0", "k1"])
+def _quantise(
+    x, steps, codes, n, blocks, margin, most, step, who, k0, k1,
+    RULE: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr, BFLOAT16: tl.constexpr,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, STEPS_ALIGN: tl.constexpr, CODES_ALIGN: tl.constexpr,
+):  # fmt: skip
+    _quantise_tile(
+        x, x, x, x, steps, codes, n, blocks, margin, most, 0.0, step, who, k0, k1,
+        RULE, BLOCK, LEVELS, WIDTH, BFLOAT16, ROWS, GROUPS, STEPS_ALIGN, CODES_ALIGN, False,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n", "blocks", "margin", "most", "weight", "step", "who", "k0", "k1"])
+def _split(
+    x, carry, rest, flag, steps, codes, n, blocks, margin, most, weight, step, who, k0, k1,
+    RULE: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr, BFLOAT16: tl.constexpr,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, STEPS_ALIGN: tl.constexpr, CODES_ALIGN: tl.constexpr,
+):  # fmt: skip
+    _quantise_tile(
+        x, carry, rest, flag, steps, codes, n, blocks, margin, most, weight, step, who, k0, k1,
+        RULE, BLOCK, LEVELS, WIDTH, BFLOAT16, ROWS, GROUPS, STEPS_ALIGN, CODES_ALIGN, True,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["blocks", "margin", "most"])
@@ -185,8 +223,26 @@ def _codes(
             v = load_eights(x + base, row, left, ROWS, RAGGED)
             after = tl.load(inverses + here + (border < left).to(tl.int32))
             inverse = tl.where(8 * row < border, tl.load(inverses + here), after)
-            code = _codes_of(row, base // 8, v, inverse, step, who, k0, k1, LEVELS, RULE, WIDTH, ROWS)
-            pack(code, row, tl.multiple_of(codes + base // 8 * WIDTH, ALIGN), left, WIDTH, ALIGN, RAGGED)
+            level = _levels_of(row, base // 8, v, inverse, step, who, k0, k1, LEVELS, RULE, ROWS)
+            pack(level & ((1 << WIDTH) - 1), row, tl.multiple_of(codes + base // 8 * WIDTH, ALIGN), left, WIDTH, ALIGN, RAGGED)
+
+
+def _scaling(rule: RoundingRule, levels: int) -> tuple[float, float]:
+    """What a step is raised by, and the largest step."""
+    return 1.0 if rule == "nearest" else MARGIN, _largest_step(levels)
+
+
+def _tiles(
+    n: int, steps: Tensor, codes: Tensor, rule: RoundingRule, block: int, levels: int, width: int, bfloat16: bool
+) -> tuple[int, dict[str, Any]]:
+    """How many programs quantise blocks of up to ``LONGEST`` coordinates, and their constants."""
+    groups = 1 << (block // 8 - 1).bit_length()
+    rows = max(1, TILE // (8 * groups))
+    return cdiv(cdiv(n, block), rows), {
+        "RULE": RULES[rule], "BLOCK": block, "LEVELS": levels, "WIDTH": width, "BFLOAT16": bfloat16, "ROWS": rows,
+        "GROUPS": groups, "STEPS_ALIGN": alignment(steps), "CODES_ALIGN": alignment(codes, rows * block // 8 * width),
+        "num_warps": 1 if block <= TILE else 4,
+    }  # fmt: skip
 
 
 def quantise_blocks(
@@ -206,16 +262,10 @@ def quantise_blocks(
     if n == 0:
         return
     x, blocks = flat(x), cdiv(n, block)
-    scaling = (1.0 if rule == "nearest" else MARGIN, _largest_step(levels))
-    kind = {"RULE": RULES[rule], "LEVELS": levels, "WIDTH": width}
+    scaling = _scaling(rule, levels)
     if block <= LONGEST:
-        groups = 1 << (block // 8 - 1).bit_length()
-        rows = max(1, TILE // (8 * groups))
-        launch(
-            _quantise, cdiv(blocks, rows), (x, steps, codes), (n, blocks, *scaling, *draws_of(ctx)),
-            **kind, BLOCK=block, BFLOAT16=bfloat16, ROWS=rows, GROUPS=groups, STEPS_ALIGN=alignment(steps),
-            CODES_ALIGN=alignment(codes, rows * block // 8 * width), num_warps=1 if block <= TILE else 4,
-        )  # fmt: skip
+        programs, options = _tiles(n, steps, codes, rule, block, levels, width, bfloat16)
+        launch(_quantise, programs, (x, steps, codes), (n, blocks, *scaling, *draws_of(ctx)), **options)
         return
     statistics = fold(chunk_sums(x, block, SQUARES)) if rule == "l2" else block_max_bits(x, block)
     inverses = torch.empty(blocks, dtype=torch.float32, device=x.device)
@@ -225,116 +275,33 @@ def quantise_blocks(
     )  # fmt: skip
     launch(
         _codes, cdiv(n, TILE), (x, inverses, codes), (n, block, *draws_of(ctx)),
-        **kind, ROWS=TILE // 8, ALIGN=alignment(codes), num_warps=1,
+        RULE=RULES[rule], LEVELS=levels, WIDTH=width, ROWS=TILE // 8, ALIGN=alignment(codes), num_warps=1,
     )  # fmt: skip
 
 
-@triton.jit
-def _get_step(steps, row, mask, BFLOAT16: tl.constexpr, ALIGN: tl.constexpr):
-    if BFLOAT16:
-        return (get_word(steps, row, mask, 2, ALIGN) << 16).to(tl.int32, bitcast=True)
-    else:
-        return get_word(steps, row, mask, 4, ALIGN).to(tl.int32, bitcast=True)
-
-
-@triton.jit(do_not_specialize=["blocks", "p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"])
-def _check_steps(flag, blocks, p0, p1, p2, p3, p4, p5, p6, p7, BFLOAT16: tl.constexpr, TILE: tl.constexpr, ALIGN: tl.constexpr):
-    """Raise the flag if a step at one of the addresses is not finite; program_id(1) numbers the addresses."""
-    address = p0
-    for k in tl.static_range(1, 8):
-        address = tl.where(tl.program_id(1) == k, (p0, p1, p2, p3, p4, p5, p6, p7)[k], address)
-    base = tl.program_id(0).to(tl.int64) * TILE
-    steps = tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), ALIGN) + base * (2 if BFLOAT16 else 4)
-    left, i = left_of(blocks, base, TILE), fours(TILE)
-    for RAGGED in tl.static_range(2):
-        if (left < TILE) == RAGGED:
-            bits = _get_step(steps, i, inside(i, left, RAGGED), BFLOAT16, ALIGN)
-            raise_flag(flag, tl.max(bits & 0x7FFFFFFF, 1) >= 0x7F800000)
-
-
-@triton.jit(do_not_specialize=["n", "apart", "weight", "p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"])
-def _dequantise(
-    flag, out, n, apart, weight, p0, p1, p2, p3, p4, p5, p6, p7,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, BFLOAT16: tl.constexpr, TILE: tl.constexpr,
-    STEPS_ALIGN: tl.constexpr, CODES_ALIGN: tl.constexpr, ADD: tl.constexpr, WEIGHTED: tl.constexpr,
-):  # fmt: skip
-    """The sum of ``COUNT`` messages: steps at the addresses, codes ``apart`` bytes behind them; ``ADD``: to what is there."""
-    poisoned = tl.load(flag) != 0
-    base = tl.program_id(0).to(tl.int64) * TILE
-    left, i, row = left_of(n, base, TILE), fours(TILE), tl.arange(0, TILE // 4)
-    first = base // BLOCK * (2 if BFLOAT16 else 4)
-    # Blocks that do not divide a tile may begin before it.
-    within = base % BLOCK if TILE % BLOCK else 0
-    place = ((within + 4 * row) // BLOCK).to(tl.int32)
-    HALF: tl.constexpr = 1 << (WIDTH - 1)
-    for RAGGED in tl.static_range(2):
-        if (left < TILE) == RAGGED:
-            mask = inside(i, left, RAGGED)
-            if ADD:
-                total = tl.load(out + base + i, mask=mask, other=0.0)
-            for k in tl.static_range(COUNT):
-                message = (p0, p1, p2, p3, p4, p5, p6, p7)[k].to(tl.pointer_type(tl.uint8))
-                bits = _get_step(message + first, place, inside(4 * row, left, RAGGED), BFLOAT16, STEPS_ALIGN)
-                bits = tl.where(poisoned, 0x7FC00000, bits)
-                code = unpack(message + apart + base // 8 * WIDTH, row, left, WIDTH, CODES_ALIGN, RAGGED)
-                level = (code ^ HALF) - HALF
-                value = level.to(tl.float32) * as_float(bits)[:, None]
-                if WEIGHTED:
-                    value = value * weight
-                total = total + value if ADD or k > 0 else value
-            tl.store(out + base + i, total, mask=mask)
-
-
-def _add_up(
-    steps: list[int], apart: int, out: Tensor, block: int, width: int, bfloat16: bool, add: bool, weight: float | None
-) -> None:
-    """Up to eight messages, whose steps lie at these addresses and their codes ``apart`` bytes behind them."""
-    n, blocks, raised = out.numel(), cdiv(out.numel(), block), flag(out)
-    bits = functools.reduce(operator.or_, steps, 16)
-    align, codes_align = bits & -bits, (bits | apart) & -(bits | apart)
-    addresses = (*steps, *[steps[0]] * (MOST - len(steps)))
-    kind = {"BFLOAT16": bfloat16, "TILE": 2048}
-    launch(_check_steps, (cdiv(blocks, 2048), len(steps)), (raised,), (blocks, *addresses), **kind, ALIGN=align)
-    launch(
-        _dequantise, cdiv(n, 2048), (raised, out), (n, apart, 1.0 if weight is None else float(weight), *addresses), **kind,
-        COUNT=len(steps), BLOCK=block, WIDTH=width, STEPS_ALIGN=align, CODES_ALIGN=codes_align,
-        ADD=add, WEIGHTED=weight is not None,
-    )  # fmt: skip
-
-
-def dequantise_blocks(
+def split_blocks(
+    x: Tensor,
+    carry: Tensor,
+    ctx: Context,
     steps: Tensor,
     codes: Tensor,
-    out: Tensor,
+    left: Tensor,
     *,
+    rule: RoundingRule,
     block: int,
+    levels: int,
     width: int,
     bfloat16: bool = False,
-    weight: float | None = None,
+    weight: float = 1.0,
 ) -> Tensor:
-    """``out = code * step``, or ``out += weight * (code * step)``; all NaN if any step is not finite."""
-    if out.numel():
-        here = steps.data_ptr()
-        _add_up([here], codes.data_ptr() - here, out, block, width, bfloat16, weight is not None, weight)
-    return out
-
-
-def dequantise_messages(
-    messages: Sequence[Tensor],
-    out: Tensor,
-    *,
-    block: int,
-    width: int,
-    bfloat16: bool = False,
-    weight: float | None = None,
-) -> Tensor:
-    """The sum of messages (steps, then codes) in their order; with a ``weight`` each, times it, is added to ``out``.
-
-    The same bits as one :meth:`dequantise_blocks` after another, but ``out`` is written once for eight of them.
-    """
-    if out.numel():
-        head = (2 if bfloat16 else 4) * cdiv(out.numel(), block)
-        for at in range(0, len(messages), MOST):
-            steps = [m.data_ptr() for m in messages[at : at + MOST]]
-            _add_up(steps, head, out, block, width, bfloat16, at > 0 or weight is not None, weight)
-    return out
+    """Steps and packed codes of ``x + carry``, and what they leave out; see the schema."""
+    n = x.numel()
+    if n and block <= LONGEST:
+        raised, numbers = flag(x), (n, cdiv(n, block), *_scaling(rule, levels), -float(weight), *draws_of(ctx))
+        programs, options = _tiles(n, steps, codes, rule, block, levels, width, bfloat16)
+        launch(_split, programs, (flat(x), flat(carry), left, raised, steps, codes), numbers, **options)
+        return (raised == 0).view(())
+    torch.add(x, carry, out=left)
+    quantise_blocks(left, ctx, steps, codes, rule=rule, block=block, levels=levels, width=width, bfloat16=bfloat16)
+    dequantise_blocks(steps, codes, left, block=block, width=width, bfloat16=bfloat16, weight=-weight)
+    return abs_max(left).isfinite()

@@ -7,13 +7,19 @@ last kernel, which does nothing otherwise, writes that message over what was enc
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tersegrad.core.protocol import Context
+from tersegrad.kernels.schema import Cast
 from tersegrad.kernels.triton.codes import pack, unpack
 from tersegrad.kernels.triton.launch import (
+    MOST,
     alignment,
     as_bits,
     as_float,
@@ -64,6 +70,12 @@ def bf16_encode(x: Tensor, out: Tensor) -> None:
         launch(_bf16_encode, cdiv(n, TILE), (flat(x), out), (n,), TILE=TILE, ALIGN=alignment(out))
 
 
+@triton.jit
+def _bf16(data, base, i, mask, ALIGN: tl.constexpr):
+    """The values at places ``i`` (int32) from ``base`` (int64) on."""
+    return as_float(get_word(data + 2 * base, i, mask, 2, ALIGN) << 16)
+
+
 @triton.jit(do_not_specialize=["n", "weight"])
 def _bf16_decode(data, out, n, weight, TILE: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr):
     base = tl.program_id(0).to(tl.int64) * TILE
@@ -71,8 +83,7 @@ def _bf16_decode(data, out, n, weight, TILE: tl.constexpr, ALIGN: tl.constexpr, 
     for RAGGED in tl.static_range(2):
         if (left < TILE) == RAGGED:
             mask = inside(i, left, RAGGED)
-            value = as_float(get_word(data + 2 * base, i, mask, 2, ALIGN) << 16)
-            emit(out + base + i, value, mask, weight, WEIGHTED)
+            emit(out + base + i, _bf16(data, base, i, mask, ALIGN), mask, weight, WEIGHTED)
 
 
 def bf16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
@@ -111,19 +122,24 @@ def fp16_encode(x: Tensor, out: Tensor) -> None:
         launch(_fp16_encode, cdiv(n, TILE), (x, block_max_bits(x, n), out), (n,), TILE=TILE, ALIGN=alignment(out))
 
 
+@triton.jit
+def _fp16(data, base, i, mask, ALIGN: tl.constexpr):
+    """The same of an fp16 message."""
+    scale = as_float(get_word(data, 0, True, 4, 1) & 0x7FFFFFFF)
+    h = get_word(data + 4 + 2 * base, i, mask, 2, ALIGN)
+    size = (h & 0x7FFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * scale
+    size = tl.minimum(size, 3.4028234663852886e38, tl.PropagateNan.ALL)
+    return as_float(as_bits(size).to(tl.uint32, bitcast=True) | ((h & 0x8000) << 16))
+
+
 @triton.jit(do_not_specialize=["n", "weight"])
 def _fp16_decode(data, out, n, weight, TILE: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr):
-    scale = as_float(get_word(data, 0, True, 4, 1) & 0x7FFFFFFF)
     base = tl.program_id(0).to(tl.int64) * TILE
     left, i = left_of(n, base, TILE), fours(TILE)
     for RAGGED in tl.static_range(2):
         if (left < TILE) == RAGGED:
             mask = inside(i, left, RAGGED)
-            h = get_word(data + 4 + 2 * base, i, mask, 2, ALIGN)
-            size = (h & 0x7FFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * scale
-            size = tl.minimum(size, 3.4028234663852886e38, tl.PropagateNan.ALL)
-            value = as_float(as_bits(size).to(tl.uint32, bitcast=True) | ((h & 0x8000) << 16))
-            emit(out + base + i, value, mask, weight, WEIGHTED)
+            emit(out + base + i, _fp16(data, base, i, mask, ALIGN), mask, weight, WEIGHTED)
 
 
 def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
@@ -238,15 +254,20 @@ def sign_encode(x: Tensor, out: Tensor) -> None:
         launch(_sign_scale, min(cdiv(n, 8 * 4096), 256), (total, out), (n,), TILE=4096)
 
 
+@triton.jit
+def _sign(data, base, row, left, RAGGED: tl.constexpr):
+    """The values of rows of four coordinates from ``base`` on, of which ``left`` are left."""
+    negative = unpack(data + 4 + base // 8, row, left, 1, 1, RAGGED)
+    return as_float(get_word(data, 0, True, 4, 1) ^ (negative.to(tl.uint32) << 31))
+
+
 @triton.jit(do_not_specialize=["n", "weight"])
 def _sign_decode(data, out, n, weight, TILE: tl.constexpr, WEIGHTED: tl.constexpr):
-    scale = get_word(data, 0, True, 4, 1)
     base = tl.program_id(0).to(tl.int64) * TILE
     left, i = left_of(n, base, TILE), fours(TILE)
     for RAGGED in tl.static_range(2):
         if (left < TILE) == RAGGED:
-            negative = unpack(data + 4 + base // 8, tl.arange(0, TILE // 4), left, 1, 1, RAGGED)
-            value = as_float(scale ^ (negative.to(tl.uint32) << 31))
+            value = _sign(data, base, tl.arange(0, TILE // 4), left, RAGGED)
             emit(out + base + i, value, inside(i, left, RAGGED), weight, WEIGHTED)
 
 
@@ -283,15 +304,21 @@ def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
         poison(raised, out, signs, 0, 255)
 
 
+@triton.jit
+def _natural(data, base, signs, row, left, ALIGN: tl.constexpr, RAGGED: tl.constexpr):
+    """The same of a message that begins with so many bytes of ``signs``."""
+    e = unpack(data + signs + base, row, left, 8, ALIGN, RAGGED)
+    negative = unpack(data + base // 8, row, left, 1, 1, RAGGED)
+    return as_float((e << 23) | (((e + 1) >> 8) << 22) | (negative << 31))
+
+
 @triton.jit(do_not_specialize=["n", "signs", "weight"])
 def _natural_decode(data, out, n, signs, weight, TILE: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr):
     base = tl.program_id(0).to(tl.int64) * TILE
     left, i, row = left_of(n, base, TILE), fours(TILE), tl.arange(0, TILE // 4)
     for RAGGED in tl.static_range(2):
         if (left < TILE) == RAGGED:
-            e = unpack(data + signs + base, row, left, 8, ALIGN, RAGGED)
-            negative = unpack(data + base // 8, row, left, 1, 1, RAGGED)
-            value = as_float((e << 23) | (((e + 1) >> 8) << 22) | (negative << 31))
+            value = _natural(data, base, signs, row, left, ALIGN, RAGGED)
             emit(out + base + i, value, inside(i, left, RAGGED), weight, WEIGHTED)
 
 
@@ -302,3 +329,44 @@ def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> No
         signs = cdiv(n, 8)
         kind = {"TILE": TILE, "ALIGN": alignment(data, signs), "WEIGHTED": weight is not None}
         launch(_natural_decode, cdiv(n, TILE), (data, out), (n, signs, _weight(weight)), **kind)
+
+
+@triton.jit(do_not_specialize=["n", "signs", "weight", "p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"])
+def _sum(
+    out, n, signs, weight, p0, p1, p2, p3, p4, p5, p6, p7,
+    COUNT: tl.constexpr, CAST: tl.constexpr, TILE: tl.constexpr, ALIGN: tl.constexpr, ADD: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """The sum of ``COUNT`` messages at the addresses; ``ADD``: to what is there."""
+    base = tl.program_id(0).to(tl.int64) * TILE
+    left, i, row = left_of(n, base, TILE), fours(TILE), tl.arange(0, TILE // 4)
+    for RAGGED in tl.static_range(2):
+        if (left < TILE) == RAGGED:
+            mask = inside(i, left, RAGGED)
+            if ADD:
+                total = tl.load(out + base + i, mask=mask, other=0.0)
+            for k in tl.static_range(COUNT):
+                data = tl.multiple_of((p0, p1, p2, p3, p4, p5, p6, p7)[k].to(tl.pointer_type(tl.uint8)), ALIGN)
+                if CAST == "bf16":
+                    value = _bf16(data, base, i, mask, ALIGN)
+                elif CAST == "fp16":
+                    value = _fp16(data, base, i, mask, ALIGN)
+                elif CAST == "sign":
+                    value = _sign(data, base, row, left, RAGGED)
+                else:
+                    value = _natural(data, base, signs, row, left, ALIGN, RAGGED)
+                if WEIGHTED:
+                    value = value * weight
+                total = total + value if ADD or k > 0 else value
+            tl.store(out + base + i, total, mask=mask)
+
+
+def sum_casts(cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0) -> None:
+    """The sum of messages; see the schema. ``out`` is written once for eight of them."""
+    n, signs = out.numel(), cdiv(out.numel(), 8)
+    for at in range(0, len(messages) if n else 0, MOST):
+        places = [m.data_ptr() for m in messages[at : at + MOST]]
+        bits = functools.reduce(operator.or_, places, 16 | (signs if cast == "natural" else 0))
+        launch(
+            _sum, cdiv(n, TILE), (out,), (n, signs, float(weight), *places, *[places[0]] * (MOST - len(places))),
+            COUNT=len(places), CAST=cast, TILE=TILE, ALIGN=bits & -bits, ADD=at > 0, WEIGHTED=weight != 1.0,
+        )  # fmt: skip

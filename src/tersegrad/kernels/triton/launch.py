@@ -25,6 +25,8 @@ _zeros: dict[Any, list[Tensor]] = {}
 
 NAN = 0x7FC00000
 INFINITY = 0x7F800000
+# How many messages a kernel adds up.
+MOST = 8
 
 
 def launch(
@@ -126,6 +128,15 @@ def load_eights(x, row, left, ROWS: tl.constexpr, RAGGED: tl.constexpr):
     a = tl.load(x + i, mask=inside(i, left, RAGGED), other=0.0)
     b = tl.load(x + i + 4, mask=inside(i + 4, left, RAGGED), other=0.0)
     return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (ROWS, 8)).to(tl.float32)
+
+
+@triton.jit
+def store_eights(place, value, row, left, ROWS: tl.constexpr, RAGGED: tl.constexpr):
+    """The reverse: rows of eight coordinates, in two words of 16 bytes each."""
+    i = row[:, None] * 8 + tl.arange(0, 4)[None, :]
+    a, b = tl.split(tl.permute(tl.reshape(value, (ROWS, 2, 4)), (0, 2, 1)))
+    tl.store(place + i, a, mask=inside(i, left, RAGGED))
+    tl.store(place + i + 4, b, mask=inside(i + 4, left, RAGGED))
 
 
 @triton.jit

@@ -1,0 +1,80 @@
+"""Packed blocks: what block quantisers of fixed length share where a backend does more in one pass than one message.
+
+A message is the steps of all blocks, then the codes. On devices whose backend has the operations, several messages are added up at
+once, and error feedback adds its residual and takes out what was sent while it quantises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.core.buffers import byte_buffer
+from tersegrad.core.protocol import Context, Message, Spec, Stats
+from tersegrad.core.stateless import Stateless, exactly
+from tersegrad.kernels.schema_blocks import RoundingRule
+
+
+class Layout(NamedTuple):
+    """How blocks are quantised and laid out; the names are those of the operations."""
+
+    rule: RoundingRule
+    block: int
+    levels: int
+    width: int
+    bfloat16: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedBlocks(Stateless):
+    """Base of compressors whose messages are packed blocks."""
+
+    def layout(self) -> Layout | None:
+        """None where the messages of a configuration are not packed."""
+        raise NotImplementedError
+
+    def steps_nbytes(self, numel: int) -> int:
+        """Bytes of the steps."""
+        raise NotImplementedError
+
+    def sums_at_once(self, device: torch.device) -> bool:
+        return self.layout() is not None and kernels.faster(device, "dequantise_messages")
+
+    def read_sum(self, data: Sequence[Tensor], spec: Spec, out: Tensor, weight: float) -> None:
+        how = self.layout()
+        assert how is not None
+        for each in data:
+            exactly(each, self.max_nbytes(spec))
+        kernels.get(out.device).dequantise_messages(
+            data, out, block=how.block, width=how.width, bfloat16=how.bfloat16, weight=weight
+        )
+
+    def splits(self, device: torch.device, weight: float) -> bool:
+        return self.layout() is not None and kernels.faster(device, "split_blocks")
+
+    def encode_split(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        left: Tensor,
+        spec: Spec,
+        state: None,
+        ctx: Context,
+        *,
+        weight: float = 1.0,
+        stats: Stats | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Message, None, bool | Tensor]:
+        how = self.layout()
+        assert how is not None
+        data = byte_buffer(out, self.max_nbytes(spec), x.device)
+        head = self.steps_nbytes(x.numel())
+        steps, codes = data.split_with_sizes((head, data.numel() - head))
+        operation = kernels.get(x.device).split_blocks
+        good = operation(x, residual, ctx, steps, codes, left, **how._asdict(), weight=weight)
+        return Message(data if out is None else out, data.numel()), None, good
