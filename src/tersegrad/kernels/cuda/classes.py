@@ -158,12 +158,12 @@ def decode_chunks(
     known: Tensor,
     offsets: Tensor,
     words: Tensor,
-    kept: Tensor,
+    marks: Tensor,
     out: Tensor,
     state: Tensor,
 ) -> None:
     """Decode the chunks of segments with classes."""
     launch(
         DECODE, "classes_chunks", len(pieces(count, SEGMENT)) * CHUNKS // 4, 128,
-        data, count, known, found.masks, found.contexts, found.entries, offsets, words, kept, out, state,
+        data, count, known, found.masks, found.contexts, found.entries, offsets, words, marks, out, state,
     )  # fmt: skip

@@ -94,25 +94,24 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
     known = torch.empty(segments * PLACES, dtype=torch.int64, device=device)
     q = torch.empty(segments * 256, dtype=torch.int16, device=device)
     cells = torch.empty(segments * TOTAL, dtype=torch.int32, device=device)
-    symbols = torch.empty(segments * TOTAL, dtype=torch.uint8, device=device)
     offsets, words = (torch.empty(segments * CHUNKS, dtype=torch.int64, device=device) for _ in range(2))
-    kept = torch.empty(count, dtype=torch.uint8, device=device)
-    places, extras = (torch.empty(segments * ESCAPES, dtype=torch.int32, device=device) for _ in range(2))
+    marks = torch.empty(count // 32 + 1, dtype=torch.int32, device=device)
+    places = torch.empty(segments * ESCAPES, dtype=torch.int32, device=device)
     place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
     launch(DECODE, "dither_layout", 1, THREADS, data, data.numel(), count, begins, state)
     launch(DECODE, "dither_parse", segments, 32, data, count, begins, known, q, state)
-    launch(DECODE, "dither_tables", segments, THREADS, data, count, q, known, cells, symbols, offsets, words, state)
+    launch(DECODE, "dither_tables", segments, THREADS, data, count, q, known, cells, offsets, words, state)
     found = classes.read(regions, data, count, known, offsets, words, state)
-    classes.decode_chunks(found, data, count, known, offsets, words, kept, place, state)
+    classes.decode_chunks(found, data, count, known, offsets, words, marks, place, state)
     launch(
         DECODE, "dither_chunks", segments * CHUNKS, 32,
-        data, count, known, cells, symbols, offsets, words, kept, place, state,
+        data, count, known, cells, offsets, words, marks, place, state,
     )  # fmt: skip
     launch(
         DECODE, "dither_plain", segments * SHARE, THREADS,
-        data, count, known, SHARE, found.contexts, found.only, kept, place, state,
+        data, count, known, SHARE, found.contexts, found.only, marks, place, state,
     )  # fmt: skip
-    launch(DECODE, "dither_escapes", segments, THREADS, data, count, known, kept, places, extras, place, state)
+    launch(DECODE, "dither_escapes", segments, 1024, data, count, known, marks, places, place, state)
     _, wrong, left_over = state.tolist()
     if wrong == CORRUPT:
         raise CorruptMessage("not a message of dithered levels: a segment, a table or an escape is malformed")

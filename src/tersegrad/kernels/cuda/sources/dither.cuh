@@ -45,6 +45,44 @@ __device__ __forceinline__ float scaled(int level, float scale) {
     return __uint_as_float((bits & 0x7fffffffu) == 0x7f800000u ? (bits & 0x80000000u) | HUGE_VALUE : bits);
 }
 
+// Values of a segment's symbols. Where there are escapes, those at the ends of the window are marked in a bitmap.
+template <bool escapes>
+struct Values {
+    float* out;
+    const float* scales;
+    u32* marks;
+    int window;
+    // Whether a symbol is 0 or the last.
+    __device__ bool marked(u32 symbol) const { return symbol - 1 >= 2 * (u32)window - 1; }
+    __device__ float value(u32 symbol, float scale) const {
+        // The level by way of 2^23, which takes no conversion.
+        const float level = __fsub_rn(__uint_as_float(0x4b000000u | symbol), (float)(8388608 + window));
+        const float most = __uint_as_float(HUGE_VALUE);
+        return fminf(fmaxf(__fmul_rn(level, scale), -most), most);
+    }
+    __device__ void operator()(i64 i, u8 symbol) const {
+        out[i] = value(symbol, scales[i >> 16]);
+        if (escapes && marked(symbol)) atomicOr(&marks[i >> 5], 1u << (i & 31));
+    }
+    // A warp's step of 64 symbols from i on.
+    __device__ void step(i64 i, u32 a, u32 b) const {
+        const int lane = threadIdx.x & 31;
+        const float scale = scales[i >> 16];
+        float* to = out + i + lane;
+        to[0] = value(a, scale);
+        to[32] = value(b, scale);
+        if (!escapes) return;
+        const u32 low = __ballot_sync(FULL, marked(a)), high = __ballot_sync(FULL, marked(b));
+        if (lane < 2) marks[(i >> 5) + lane] = lane ? high : low;
+    }
+};
+
+// A warp clears the marks of its chunk.
+__device__ void clear_marks(u32* marks, const Layout& l, i64 c) {
+    for (i64 k = c * l.size / 32 + (threadIdx.x & 31); 32 * k < c * l.size + l.length(c); k += 32) marks[k] = 0;
+    __syncwarp();
+}
+
 // A warp reads the list of a segment's chunks, which fill the message up to `end`: where they begin, and their words. Whether it is right,
 // as far as this thread saw.
 __device__ bool chunk_places(const u8* data, i64 begin, i64 end, const Layout& l, i64* offsets, i64* words) {

@@ -60,7 +60,7 @@ struct Words {
 
 // What `decode_chunk` takes where symbols have no contexts.
 struct NoContext {
-    static constexpr int ahead = 1;
+    static constexpr int ahead = 4;
     __device__ u32 operator()(i64) const { return 0; }
 };
 // One context per symbol, in memory far away: those of a group of steps are on their way while the group before is decoded.
@@ -69,6 +69,18 @@ struct ContextOf {
     const u8* contexts;
     __device__ u32 operator()(i64 i) const { return contexts[i]; }
 };
+
+// Hands on the symbols of a whole step, which begins at symbol i: at once, where `put` takes them so, or one by one.
+template <class Put>
+__device__ __forceinline__ auto put_step(const Put& put, i64 i, u8 a, u8 b, int) -> decltype(put.step(i, a, b)) {
+    put.step(i, a, b);
+}
+template <class Put>
+__device__ __forceinline__ void put_step(const Put& put, i64 i, u8 a, u8 b, long) {
+    const int t = threadIdx.x & 31;
+    put(i + t, a);
+    put(i + t + 32, b);
+}
 
 // A warp decodes chunk c: `look(context, slot)` gives the cell and symbol of a slot, `put(i, symbol)` takes symbol i of the block. Whether
 // the chunk is well-formed, as far as this thread saw.
@@ -115,19 +127,23 @@ __device__ bool decode_chunk(
         for (int a = 0; a < G; ++a)
             for (int h = 0; h < 2; ++h) now[a][h] = soon[a][h];
         if (group + 1 < groups) fetch(group + 1);
+        // Symbols are handed on while the next ones are looked up.
+        u8 last[2] = {0, 0};
 #pragma unroll
         for (int a = 0; a < G; ++a, base += 64) {
             u32 cell[2];
             u8 symbol[2];
             bool needs[2];
             for (int h = 0; h < 2; ++h) look(now[a][h], x[h] & (TOTAL - 1), &cell[h], &symbol[h]);
+            if (a) put_step(put, first + base - 64, last[0], last[1], 0);
             for (int h = 0; h < 2; ++h) {
                 x[h] = (cell[h] & 0xffff) * (x[h] >> 12) + (cell[h] >> 16);
                 needs[h] = x[h] < 65536;
             }
             refill(needs);
-            for (int h = 0; h < 2; ++h) put(first + base + t + 32 * h, symbol[h]);
+            for (int h = 0; h < 2; ++h) last[h] = symbol[h];
         }
+        put_step(put, first + base - 64, last[0], last[1], 0);
     }
     for (; base < coded; base += lanes) {
         bool needs[2];
