@@ -25,7 +25,7 @@ from tersegrad.kernels.reference.rounding import CHUNK
 __all__ = ["dither_decode", "dither_encode", "dither_sample"]
 
 SAMPLE = "dither_sample.cu"
-DECODE, ENCODE = "dither_decode.cu", "dither_encode.cu"
+DECODE, ENCODE, DESCRIBE = "dither_decode.cu", "dither_encode.cu", "dither_segments.cu"
 # As in dither.cuh.
 PLACES, CHUNKS, ESCAPES = 12, 32, 8192
 PLANE_WORDS = ESCAPES * 53 // 32 + 8
@@ -180,7 +180,7 @@ def dither_encode(
         total, n, Double(nu), float(step), *draws, levels, steps, scales, norms, errors, counts, result,
     )  # fmt: skip
     launch(
-        ENCODE, "dither_segments", segments, THREADS,
+        DESCRIBE, "dither_segments", 2 * segments, 512,
         total, n, chunk or USUAL_CHUNK, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
     )  # fmt: skip
     described = tables
