@@ -13,13 +13,13 @@
 // Words for their planes: no code of a level below 2^26 takes more than 53 bits.
 #define PLANE_WORDS (ESCAPES * 53 / 32 + 8)
 
-// What a message starts with, what is wrong with it (its bytes, or that it has a form that these kernels do not know), and whether
-// segments with too many escapes are left over; their ONLY is -1.
-enum { FIRST, WRONG, LEFT_OVER };
+// What is wrong with a message (its bytes, or that it has a form that these kernels do not know), and whether segments with too many escapes
+// are left over; their ONLY is -1.
+enum { WRONG, LEFT_OVER };
 enum { ANOTHER = 3, MANY_ESCAPES = 4, NOT_FINITE = 5 };
 
-// What comes of encoding.
-enum { RESULT_LENGTH, RESULT_WRONG, RESULT_PLACES };
+// What comes of encoding; norm and error are float64.
+enum { RESULT_LENGTH, RESULT_WRONG, RESULT_NORM, RESULT_ERROR };
 
 // Kinds of segments, and what is known of one.
 enum { ZERO_KIND, RAW_KIND, CODED_KIND, CLASSED_KIND };

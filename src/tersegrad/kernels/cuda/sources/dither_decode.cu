@@ -5,50 +5,38 @@
 #include "dither.cuh"
 #include "classes.cuh"
 
-// One block finds where segments begin. STATE: what the message starts with, and what is wrong.
-extern "C" __global__ void dither_layout(const u8* data, i64 nbytes, i64 count, i64* begins, i64* state) {
-    const i64 segments = segments_of(count);
-    const u32 first = nbytes >= 4 ? load32(data) : 0;
-    i64 at = 4 + (segments > 1 ? 4 * segments : 0);
-    const bool listed = segments > 1 && at <= nbytes;
-    bool bad = nbytes < 4 || (first == SEGMENTS && at > nbytes);
-    for (i64 base = 0; first == SEGMENTS && listed && base < segments; base += blockDim.x) {
-        const i64 s = base + threadIdx.x;
-        i64 total;
-        const i64 before = block_scan(s < segments ? load32(data + 4 + 4 * s) : 0, &total);
-        if (s < segments) begins[s] = at + before;
-        at += total;
+// A block finds where its segment begins and ends; whether that is in the message, and all segments fill it.
+__device__ bool find_segment(const u8* data, i64 nbytes, i64 number, i64 s, i64* begin, i64* end) {
+    *begin = 4, *end = nbytes;
+    if (number == 1) return true;
+    i64 before = 0, all = 0;
+    if (4 + 4 * number > nbytes) return false;
+    for (i64 k = threadIdx.x; k < number; k += blockDim.x) {
+        const i64 size = load32(data + 4 + 4 * k);
+        before += k < s ? size : 0;
+        all += size;
     }
-    if (threadIdx.x) return;
-    if (segments == 1) begins[0] = at, at = nbytes;
-    if (segments) begins[segments] = at;
-    if (first == SEGMENTS && at != nbytes) bad = true;
-    state[FIRST] = first;
-    state[WRONG] = bad ? CORRUPT : first == SEGMENTS ? FINE : ANOTHER;
+    block_scan(before, &before);
+    block_scan(all, &all);
+    *begin = 4 + 4 * number + before;
+    *end = *begin + load32(data + 4 + 4 * s);
+    return 4 + 4 * number + all == nbytes;
 }
 
-// A thread for each segment reads its header, and the head and table of its symbols.
-extern "C" __global__ void dither_parse(const u8* data, i64 count, const i64* begins, i64* segments, short* q, i64* state) {
-    __shared__ short present[256];
-    if (state[WRONG] != FINE || threadIdx.x != 0) return;
-    const i64 s = blockIdx.x, n = segment_length(count, s);
-    i64 at = begins[s];
-    const i64 end = begins[s + 1], size = end - at;
-    i64* d = segments + s * SEGMENT_PLACES;
+// A thread reads the header of a segment, and the head and table of its symbols; whether they are well-formed.
+__device__ bool parse_segment(const u8* data, i64 n, i64 at, i64 end, i64* d, short* q, short* present) {
+    const i64 size = end - at;
     for (int k = 0; k < SEGMENT_PLACES; ++k) d[k] = 0;
     const int kind = at < end ? data[at] : -1;
     d[KIND] = kind;
     d[AT] = at + 1;
     d[END] = end;
-    if (kind == ZERO_KIND && size == 1) return;
-    if (kind == RAW_KIND && size == 1 + 4 * n) return;
+    if (kind == ZERO_KIND && size == 1) return true;
+    if (kind == RAW_KIND && size == 1 + 4 * n) return true;
     bool good = (kind == CODED_KIND || kind == CLASSED_KIND) && size >= 3;
     i64 tail = 0, used = 0, byte = 128;
     while (good && byte >= 128) {
-        if (used == 5 || 2 + used >= size) {
-            good = false;
-            break;
-        }
+        if (used == 5 || 2 + used >= size) return false;
         byte = data[at + 2 + used];
         tail |= (byte & 127) << 7 * used;
         ++used;
@@ -57,51 +45,63 @@ extern "C" __global__ void dither_parse(const u8* data, i64 count, const i64* be
     const int window = good ? data[at + 1] : 1;
     if (good && ((used > 1 && byte == 0) || window < 1 || window > 127 || body + tail > size)) good = false;
     for (i64 k = 0; good && k < scales; ++k) good = (load32(data + at + 2 + used + 4 * k) & 0x7f800000u) != 0x7f800000u;
-    if (!good) {
-        state[WRONG] = CORRUPT;
-        return;
-    }
+    if (!good) return false;
     d[WINDOW] = window;
     d[SCALES] = at + 2 + used;
     d[AT] = at + body;
     d[TAIL] = tail;
     // Classes come before the symbols.
-    if (kind == CLASSED_KIND) return;
+    if (kind == CLASSED_KIND) return true;
     const i64 alphabet = 2 * window + 1, nbytes = size - body - tail;
     const u8* block = data + at + body;
     const int form = nbytes ? block[0] : 0;
     if (form == RAW) {
         d[FORM_OF] = RAW;
-        if (nbytes != 1 + raw_bytes(n, alphabet)) state[WRONG] = CORRUPT;
-        return;
+        return nbytes == 1 + raw_bytes(n, alphabet);
     }
     d[FORM_OF] = CODED;
     d[CHUNK_OF] = form;
     BitReader in = {block + 1, 8 * smaller(nbytes - 1, 32 * alphabet + 2), 0, form >= 14 && form <= 18};
-    if (in.good) read_table(in, (int)alphabet, q + s * 256, present);
+    if (in.good) read_table(in, (int)alphabet, q, present);
     while (in.good && in.at & 7)
         if (in.bit()) in.good = false;
     d[TABLES_OF] = in.at / 8;
-    if (!in.good) state[WRONG] = CORRUPT;
+    return in.good;
 }
 
-// A block for each segment: frequencies, cells (frequency | place << 12 | symbol << 24), and where its chunks begin. `offsets` and `words` have CHUNKS places per segment.
-extern "C" __global__ void dither_tables(
-    const u8* data, i64 count, const short* q, i64* segments, u32* cells, i64* offsets, i64* words, i64* state
+// A block for each segment: its header and table, frequencies, cells (frequency | place << 12 | symbol << 24), and where its chunks begin.
+// `offsets` and `words` have CHUNKS places per segment.
+extern "C" __global__ void dither_open(
+    const u8* data, i64 nbytes, i64 count, i64* begins, i64* segments, short* q, u32* cells, i64* offsets, i64* words, i64* state
 ) {
     __shared__ u32 w[256];
     __shared__ int f[256], start[257];
+    __shared__ short listed[256];
     __shared__ int present;
-    const i64 s = blockIdx.x, n = segment_length(count, s);
+    __shared__ bool good;
+    const i64 s = blockIdx.x, n = segment_length(count, s), number = segments_of(count);
     i64* d = segments + s * SEGMENT_PLACES;
-    if (state[WRONG] != FINE || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
-    const i64 alphabet = 2 * d[WINDOW] + 1;
+    i64 first, last;
+    if (load32(data) != SEGMENTS) {
+        if (threadIdx.x == 0) state[WRONG] = ANOTHER;
+        return;
+    }
+    if (!find_segment(data, nbytes, number, s, &first, &last)) {
+        if (threadIdx.x == 0) state[WRONG] = CORRUPT;
+        return;
+    }
+    if (threadIdx.x == 0) {
+        begins[s] = first, begins[s + 1] = last;
+        good = parse_segment(data, n, first, last, d, q + s * 256, listed);
+        if (!good) state[WRONG] = CORRUPT;
+    }
+    __syncthreads();
+    if (!good || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
+    const i64 alphabet = 2 * d[WINDOW] + 1, begin = d[AT] + 1 + d[TABLES_OF], end = d[END] - d[TAIL];
     if (threadIdx.x < 32) {
         const int found = make_frequencies(q + s * 256, (int)alphabet, w, f);
         if (threadIdx.x == 0) present = found;
     }
-    __syncthreads();
-    const i64 begin = d[AT] + 1 + d[TABLES_OF], end = d[END] - d[TAIL];
     __syncthreads();
     if (present < 2) {
         if (threadIdx.x == 0) {

@@ -155,9 +155,13 @@ extern "C" __global__ void dither_close(
 ) {
     const i64 segments_number = segments_of(n);
     const bool finite = result[RESULT_WRONG] == FINE;
+    double* const found = (double*)result;
     if (!finite) {
         __syncthreads();
-        if (threadIdx.x == 0 && result[RESULT_WRONG] == NOT_FINITE) result[RESULT_LENGTH] = 4;
+        if (threadIdx.x == 0 && result[RESULT_WRONG] == NOT_FINITE) {
+            result[RESULT_LENGTH] = 4;
+            found[RESULT_NORM] = __longlong_as_double(0x7ff0000000000000LL), found[RESULT_ERROR] = 0.0;
+        }
         return;
     }
     i64 at = 4 + (segments_number > 1 ? 4 * segments_number : 0);
@@ -215,6 +219,7 @@ extern "C" __global__ void dither_close(
         }
         __syncthreads();
     }
+    if (threadIdx.x == 0) found[RESULT_NORM] = sums[0], found[RESULT_ERROR] = sums[segments_number];
 }
 
 // Blocks, `share` of them for each segment, write the message.
