@@ -97,7 +97,9 @@ def write_at(
     if x.is_cpu or scale == "global":
         return encode_at(x, global_step(x, nu, scale), nu, coder, chunk, out, ctx, layout=layout).nbytes
     number, bits = CODERS.index(coder), 0 if chunk == "auto" else rans.chunk_bits(chunk)
-    return kernels.get(x.device).dither_encode(x, nu, 0.0, number, bits, ctx, out, layout=layout)[0]
+    nbytes = kernels.get(x.device).dither_encode(x, nu, 0.0, number, bits, ctx, out, layout=layout)[0]
+    # Some kernels have to look at it.
+    return int(nbytes) if nbytes.is_cpu else nbytes
 
 
 def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import struct
 
 import torch
 from torch import Tensor
 
-from tersegrad.core import host
+from tersegrad.kernels.cuda import scratch
 from tersegrad.kernels.cuda.loader import launch
 from tersegrad.kernels.reference.classes import BLOCK, CLASSES, OCTAVES
 from tersegrad.kernels.reference.rans import SEGMENT, pieces
@@ -25,24 +26,21 @@ LONGEST_ROW = 1 << 20
 class Regions:
     """The regions of all segments: a table of them, and the first one of each segment and of the end."""
 
-    table: Tensor  # (regions, PLACES) int64, then (segments + 1) int64
+    table: Tensor  # (regions, PLACES) int64, then (segments + 1) int64, on the device
     number: int
     room: int  # for octaves, those of all segments together
-
-    def to(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Both tables on ``device``, without waiting."""
-        table = host.send(self.table, device)
-        return table[: self.number * PLACES], table[self.number * PLACES :]
+    where: tuple[int, int]  # the addresses of both
 
 
 def regions_of(layout: Tensor | None, numel: int, device: torch.device) -> Regions:
     """Regions of a vector; one row without a layout, which must cover ``numel`` coordinates."""
-    numbers = layout if layout is not None else torch.tensor([numel, max(numel, 1), 1, 0])
-    return _cut(numbers.to(torch.int64).contiguous().numpy().tobytes(), numel, device.type)
+    if layout is None:
+        return _cut(struct.pack("4q", numel, max(numel, 1), 1, 0), numel, device)
+    return _cut(layout.to(torch.int64).contiguous().numpy().tobytes(), numel, device)
 
 
 @functools.lru_cache(maxsize=256)
-def _cut(layout: bytes, numel: int, device: str) -> Regions:
+def _cut(layout: bytes, numel: int, device: torch.device) -> Regions:
     held = (
         torch.frombuffer(bytearray(layout), dtype=torch.int64).view(-1, 4) if layout else torch.empty(0, 4, dtype=torch.int64)
     )
@@ -65,47 +63,47 @@ def _cut(layout: bytes, numel: int, device: str) -> Regions:
     room = torch.maximum(lines, (count + BLOCK - 1) // BLOCK)
     table = torch.stack([start, count, columns, group, phase, rows, room.cumsum(0) - room], 1)
     firsts = torch.searchsorted(start, torch.cat([segments, torch.tensor([numel])]))
-    both = torch.cat([table.flatten(), firsts])
-    kept = host.empty(both.numel(), torch.int64, torch.device(device)).copy_(both)
-    return Regions(kept, start.numel(), int(room.sum()))
+    kept = torch.cat([table.flatten(), firsts]).to(device)
+    if device.type == "cuda":
+        # Any stream may use it from now on.
+        torch.cuda.current_stream(device).synchronize()
+    return Regions(kept, start.numel(), int(room.sum()), (kept.data_ptr(), kept.data_ptr() + 8 * PLACES * start.numel()))
+
+
+def summed(regions: Regions, segments: int) -> tuple[int, int, int]:
+    """Bytes for counts, largest magnitudes and sums, which must be zero at first."""
+    return 4 * segments * CLASSES * 256, 4 * segments * CLASSES, 4 * regions.room
 
 
 def choose(
     regions: Regions,
-    where: tuple[Tensor, Tensor],
     n: int,
     chunk: int,
-    levels: Tensor,
-    known: Tensor,
-    tables: Tensor,
-    words: Tensor,
-    numbers: Tensor,
-    states: Tensor,
+    summed: list[int],
+    levels: int,
+    known: int,
+    tables: int,
+    words: int,
+    numbers: int,
+    states: int,
     result: Tensor,
-) -> Tensor:
-    """Choose classes for the segments that gain from them, and code their chunks; what they say of classes."""
-    segments, device = len(pieces(n, SEGMENT)), levels.device
-
-    def empty(size: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
-
-    sizes = [segments * CLASSES * 256, segments * CLASSES, regions.room]
-    counts, tops, sums = torch.zeros(sum(sizes), dtype=torch.int32, device=device).split(sizes)
-    # Levels and classes are read and written sixteen at a time.
-    octaves, symbols, classes = (empty(size, torch.uint8) for size in (regions.room, regions.room, n + 15))
-    told, costs = empty(regions.number * TOLD, torch.int64), empty(regions.number, torch.float64)
-    side, codes = (empty(segments * size, torch.int32) for size in (2 * OCTAVES, CLASSES * 256))
-    # A chunk of octaves has at least 2^13 symbols if there are several, and at least 64 for each of its states.
-    side_words, side_numbers = empty(regions.room, torch.int16), empty(regions.room // 8192 + 2 * segments, torch.int64)
-    side_states = empty(regions.room // 64 + 64 * segments, torch.int32)
-    described = empty(regions.number + regions.room // 2 + 8 * segments, torch.uint8)
-    shared = segments * SHARE
+) -> tuple[int, Tensor]:
+    """Choose classes for the segments that gain from them, and code their chunks; what they say of classes, and the memory of that."""
+    segments, number, room = len(pieces(n, SEGMENT)), regions.number, regions.room
+    counts, tops, sums = summed
+    # Classes are written sixteen at a time. A chunk of octaves has at least 2^13 symbols if there are several, and at least 64 for each of
+    # its states.
+    memory, places = scratch.empty(
+        result.device, room, room, n + 15, 8 * number * TOLD, 8 * number, 8 * segments * OCTAVES, 4 * segments * CLASSES * 256,
+        2 * room, 8 * (room // 8192 + 2 * segments), 4 * (room // 64 + 64 * segments), number + room // 2 + 8 * segments,
+    )  # fmt: skip
+    octaves, symbols, classes, told, costs, side, codes, *side_words, described = places
+    shared, where = segments * SHARE, regions.where
     launch(ENCODE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
     launch(ENCODE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
     launch(
         ENCODE, "classes_count", segments + shared, THREADS,
-        n, SHARE, levels, known, *where, told, octaves, symbols, side, side_words, side_numbers, side_states, described,
-        classes, counts, tops, result,
+        n, SHARE, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
     )  # fmt: skip
     launch(
         ENCODE, "classes_decide", segments, THREADS,
@@ -115,55 +113,50 @@ def choose(
         ENCODE, "classes_encode_chunks", segments * CHUNKS // 4, 128,
         n, levels, classes, known, codes, words, numbers, states, result,
     )  # fmt: skip
-    return described
+    return described, memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """What a message says of classes: the table of every coordinate, and what the symbols are found by."""
+    """What a message says of classes: the table of every coordinate, and what the symbols are found by. Addresses in ``memory``."""
 
-    masks: Tensor
-    contexts: Tensor
-    entries: Tensor
-    only: Tensor
+    memory: Tensor
+    masks: int
+    contexts: int
+    entries: int
+    only: int
 
 
-def read(regions: Regions, data: Tensor, count: int, known: Tensor, offsets: Tensor, words: Tensor, state: Tensor) -> Read:
+def read(regions: Regions, data: Tensor, count: int, known: int, offsets: int, words: int, state: Tensor) -> Read:
     """Read the classes and the tables of segments that have them."""
-    segments, device = len(pieces(count, SEGMENT)), data.device
-
-    def empty(size: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
-
-    where = regions.to(device)
-    told, octaves = empty(regions.number * TOLD, torch.int64), empty(regions.room, torch.uint8)
+    segments, where = len(pieces(count, SEGMENT)), regions.where
     tables = segments * CLASSES
-    q, entries = empty(tables * 256, torch.int16), empty(tables * 256, torch.int32)
-    found = Read(empty(segments, torch.int64), empty(count + 15, torch.uint8), entries, empty(tables, torch.uint8))
+    memory, (told, octaves, q, masks, contexts, entries, only) = scratch.empty(
+        data.device,
+        8 * regions.number * TOLD,
+        regions.room,
+        2 * tables * 256,
+        8 * segments,
+        count + 15,
+        4 * tables * 256,
+        tables,
+    )
     launch(
         DECODE, "classes_read", segments, THREADS,
-        data, count, known, *where, told, octaves, found.masks, q, entries, found.only, offsets, words, state,
+        data, count, known, *where, told, octaves, masks, q, entries, only, offsets, words, state,
     )  # fmt: skip
     launch(
         DECODE, "classes_fill", segments * SHARE, THREADS,
-        count, SHARE, known, *where, told, octaves, found.masks, found.contexts, state,
+        count, SHARE, known, *where, told, octaves, masks, contexts, state,
     )  # fmt: skip
-    return found
+    return Read(memory, masks, contexts, entries, only)
 
 
 def decode_chunks(
-    found: Read,
-    data: Tensor,
-    count: int,
-    known: Tensor,
-    offsets: Tensor,
-    words: Tensor,
-    kept: Tensor,
-    out: Tensor,
-    state: Tensor,
+    found: Read, data: Tensor, count: int, known: int, offsets: int, words: int, marks: int, out: Tensor, state: Tensor
 ) -> None:
     """Decode the chunks of segments with classes."""
     launch(
         DECODE, "classes_chunks", len(pieces(count, SEGMENT)) * CHUNKS // 4, 128,
-        data, count, known, found.masks, found.contexts, found.entries, offsets, words, kept, out, state,
+        data, count, known, found.masks, found.contexts, found.entries, offsets, words, marks, out, state,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
-from tersegrad.kernels.cuda import classes
+from tersegrad.kernels.cuda import classes, scratch
 from tersegrad.kernels.cuda.loader import Double, launch
 from tersegrad.kernels.reference.classes import cut
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
@@ -25,12 +25,13 @@ from tersegrad.kernels.reference.rounding import CHUNK
 __all__ = ["dither_decode", "dither_encode", "dither_sample"]
 
 SAMPLE = "dither_sample.cu"
-DECODE, ENCODE = "dither_decode.cu", "dither_encode.cu"
+DECODE, ENCODE, DESCRIBE = "dither_decode.cu", "dither_encode.cu", "dither_segments.cu"
 # As in dither.cuh.
 PLACES, CHUNKS, ESCAPES = 12, 32, 8192
+LENGTH, WRONG, NORM, ERROR, RESULTS = range(5)
 PLANE_WORDS = ESCAPES * 53 // 32 + 8
 ONLY = 9
-FINE, CORRUPT, MANY_ESCAPES, NOT_FINITE = 0, 1, 4, 5
+FINE, CORRUPT, MANY_ESCAPES = 0, 1, 4
 THREADS = 256
 SHARE = 16
 
@@ -64,7 +65,7 @@ def _encode_on_host(
     out[: int(length)] = room[: int(length)].to(device)
     if left is not None and rest is not None:
         left.copy_(rest)
-    return host.send(length, device), host.send(norm, device), host.send(error, device)
+    return length, norm, error
 
 
 def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
@@ -89,31 +90,11 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
     count, device, data = out.numel(), out.device, data.contiguous()
     if count <= SHORT or data.numel() < 4:
         return _decode_on_host(data, out, weight, layout)
-    segments, regions = len(pieces(count, SEGMENT)), classes.regions_of(layout, count, device)
-    state, begins = (torch.zeros(size, dtype=torch.int64, device=device) for size in (3, segments + 1))
-    known = torch.empty(segments * PLACES, dtype=torch.int64, device=device)
-    q = torch.empty(segments * 256, dtype=torch.int16, device=device)
-    cells = torch.empty(segments * TOTAL, dtype=torch.int32, device=device)
-    symbols = torch.empty(segments * TOTAL, dtype=torch.uint8, device=device)
-    offsets, words = (torch.empty(segments * CHUNKS, dtype=torch.int64, device=device) for _ in range(2))
-    kept = torch.empty(count, dtype=torch.uint8, device=device)
-    places, extras = (torch.empty(segments * ESCAPES, dtype=torch.int32, device=device) for _ in range(2))
+    segments = len(pieces(count, SEGMENT))
+    regions = classes.regions_of(layout, count, device)
     place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
-    launch(DECODE, "dither_layout", 1, THREADS, data, data.numel(), count, begins, state)
-    launch(DECODE, "dither_parse", segments, 32, data, count, begins, known, q, state)
-    launch(DECODE, "dither_tables", segments, THREADS, data, count, q, known, cells, symbols, offsets, words, state)
-    found = classes.read(regions, data, count, known, offsets, words, state)
-    classes.decode_chunks(found, data, count, known, offsets, words, kept, place, state)
-    launch(
-        DECODE, "dither_chunks", segments * CHUNKS, 32,
-        data, count, known, cells, symbols, offsets, words, kept, place, state,
-    )  # fmt: skip
-    launch(
-        DECODE, "dither_plain", segments * SHARE, THREADS,
-        data, count, known, SHARE, found.contexts, found.only, kept, place, state,
-    )  # fmt: skip
-    launch(DECODE, "dither_escapes", segments, THREADS, data, count, known, kept, places, extras, place, state)
-    _, wrong, left_over = state.tolist()
+    known, begins, state = _decode(regions, data, count, place)
+    wrong, left_over = state.tolist()
     if wrong == CORRUPT:
         raise CorruptMessage("not a message of dithered levels: a segment, a table or an escape is malformed")
     if wrong != FINE:
@@ -129,6 +110,33 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
     return out if place is out else put(out, place, weight)
 
 
+def _decode(regions: classes.Regions, data: Tensor, count: int, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Decode into ``place``: what is known of segments, where they begin, and what is wrong and left over."""
+    segments, device = len(pieces(count, SEGMENT)), data.device
+    state = torch.zeros(2, dtype=torch.int64, device=device)
+    listed = (8 * segments * PLACES, 8 * (segments + 1))
+    chunks = 8 * segments * CHUNKS
+    memory, (known, begins, q, cells, offsets, words, marks, places) = scratch.empty(
+        device, *listed, 2 * segments * 256, 4 * segments * TOTAL, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES
+    )
+    launch(
+        DECODE, "dither_open", segments, THREADS,
+        data, data.numel(), count, begins, known, q, cells, offsets, words, state,
+    )  # fmt: skip
+    found = classes.read(regions, data, count, known, offsets, words, state)
+    classes.decode_chunks(found, data, count, known, offsets, words, marks, place, state)
+    launch(
+        DECODE, "dither_chunks", segments * CHUNKS, 32,
+        data, count, known, cells, offsets, words, marks, place, state,
+    )  # fmt: skip
+    launch(
+        DECODE, "dither_plain", segments * SHARE, THREADS,
+        data, count, known, SHARE, found.contexts, found.only, marks, place, state,
+    )  # fmt: skip
+    launch(DECODE, "dither_escapes", segments, 1024, data, count, known, marks, places, place, state)
+    return memory[: segments * PLACES], memory[segments * PLACES + segments * PLACES % 2 :][: segments + 1], state
+
+
 def dither_encode(
     x: Tensor,
     nu: float,
@@ -141,7 +149,7 @@ def dither_encode(
     carry: Tensor | None = None,
     layout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``.
+    """Write a message into ``out``: length, ||x||^2 and the squared error, which the host knows by then; and what it leaves out into ``left``.
 
     Short messages, the published code and segments with very many escapes are left to the CPU's kernels over a copy.
     """
@@ -152,27 +160,18 @@ def dither_encode(
     if chunk and not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
     regions = classes.regions_of(layout, n, device)
-    where = regions.to(device)
     segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
-
-    def empty(size: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
-
-    # Levels are read sixteen at a time.
-    levels, words = empty(n + 15, torch.int8), empty(n, torch.int16)
-    steps, scales = empty(blocks, torch.float32), empty(blocks, torch.float32)
-    norms, errors = empty(blocks, torch.float64), empty(blocks, torch.float64)
-    counts, known = empty(3 * blocks, torch.int64), empty(segments * PLACES, torch.int64)
-    q, tables, codes = (
-        empty(segments * 256, torch.int16),
-        empty(segments * 8192, torch.uint8),
-        empty(segments * 256, torch.int32),
+    result, (_, *summed) = scratch.zeros(
+        device, 8 * RESULTS, *(classes.summed(regions, segments) if layout is not None else ())
     )
-    escapes, planes = empty(segments * ESCAPES, torch.int32), empty(segments * PLANE_WORDS, torch.int32)
-    numbers, offsets = empty(segments * CHUNKS, torch.int64), empty(segments * CHUNKS, torch.int64)
-    states = empty(segments * CHUNKS * 64, torch.int32)
-    sums = empty(2 * segments, torch.float64)
-    result = torch.zeros(2, dtype=torch.int64, device=device)
+    # Levels are read sixteen at a time.
+    memory, places = scratch.empty(
+        device, n + 15, 2 * n, 4 * blocks, 4 * blocks, 8 * blocks, 8 * blocks, 24 * blocks, 16 * segments,
+        8 * segments * PLACES, 2 * segments * 256, segments * 8192, 4 * segments * 256, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
+        8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
+    )  # fmt: skip
+    levels, words, steps, scales, norms, errors, counts, sums = places[:8]
+    known, q, tables, codes, escapes, planes, numbers, offsets, states = places[8:]
     draws = (0, 0, 0, 0, 0)
     if ctx is not None:
         draws = (1, ctx.step, ctx.buffer << 16 | ctx.sender, ctx.seed & 0xFFFFFFFF, ctx.seed >> 32)
@@ -181,24 +180,28 @@ def dither_encode(
         total, n, Double(nu), float(step), *draws, levels, steps, scales, norms, errors, counts, result,
     )  # fmt: skip
     launch(
-        ENCODE, "dither_segments", segments, THREADS,
+        DESCRIBE, "dither_segments", 2 * segments, 512,
         total, n, chunk or USUAL_CHUNK, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
     )  # fmt: skip
-    described = tables
+    described, held = tables, memory
     if layout is not None:
-        described = classes.choose(regions, where, n, chunk, levels, known, tables, words, numbers, states, result)
+        described, held = classes.choose(regions, n, chunk, summed, levels, known, tables, words, numbers, states, result)
     launch(ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, levels, known, codes, words, numbers, states, result)
     launch(ENCODE, "dither_close", 1, THREADS, n, known, numbers, offsets, norms, errors, sums, result)
     launch(
         ENCODE, "dither_write", segments * SHARE, THREADS,
-        total, n, SHARE, levels, scales, known, *where, described, tables, words, numbers, states, offsets, planes, result, out,
+        total, n, SHARE, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
     )  # fmt: skip
-    length, wrong = result.tolist()
+    # What the kernels use is kept until here.
+    found = result[:RESULTS].cpu()
+    del memory, held
+    length, wrong = found[: WRONG + 1].tolist()
     if wrong == MANY_ESCAPES:
         return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)
-    if left is not None:
-        dither_decode(out[:length], left.copy_(total), -1.0, layout)
-    if wrong == NOT_FINITE:
-        sums = torch.tensor([torch.inf, 0.0], dtype=torch.float64, device=device)
-        return result[0].clone(), sums[0], sums[1]
-    return result[0].clone(), sums[0], sums[segments]
+    if left is not None and wrong == FINE:
+        # Nothing can be wrong with this message, and none of its segments has too many escapes: nobody has to wait.
+        place = left if left.is_contiguous() else torch.empty(n, dtype=torch.float32, device=device)
+        _decode(regions, out[:length], n, place)
+        torch.sub(total, place, out=left)
+    sums_found = found.view(torch.float64)
+    return found[LENGTH], sums_found[NORM], sums_found[ERROR]

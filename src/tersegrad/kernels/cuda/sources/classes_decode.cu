@@ -253,10 +253,10 @@ extern "C" __global__ void classes_fill(
 // Bytes for the tables of a segment in a block: entries, and the symbol of every slot, or of every second or fourth, as far as there is room.
 #define NEAR_BYTES 43008
 
-// A warp for each chunk, four of them in a block. Values go out at once, unless the segment has escapes: then its symbols are kept.
+// A warp for each chunk, four of them in a block.
 extern "C" __global__ void __launch_bounds__(128) classes_chunks(
     const u8* data, i64 count, const i64* segments, const i64* masks, const u8* contexts, const u32* entries,
-    const i64* offsets, const i64* words, u8* kept, float* out, i64* state
+    const i64* offsets, const i64* words, u32* marks, float* out, i64* state
 ) {
     __shared__ u32 near[NEAR_BYTES / 4];
     __shared__ u16 rings[4][RING];
@@ -302,17 +302,17 @@ extern "C" __global__ void __launch_bounds__(128) classes_chunks(
         *cell = entry >> 16 | (slot - (entry & 0xffff)) << 16;
     };
     const u8* states = data + offsets[s * CHUNKS + c];
-    const float* near_scales = scales;
     const i64 first = s * SEGMENT, number = words[s * CHUNKS + c];
+    float* to = out + first;
+    u32* own_marks = marks + first / 32;
     const ContextOf context = {contexts + first};
     u16* ring = rings[threadIdx.x >> 5];
     bool good;
     if (d[TAIL]) {
-        good = decode_chunk(l, c, alphabet, states, number, ring, context, look, [=](i64 i, u8 symbol) { kept[first + i] = symbol; });
+        clear_marks(own_marks, l, c);
+        good = decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<true>{to, scales, own_marks, window});
     } else {
-        good = decode_chunk(l, c, alphabet, states, number, ring, context, look, [=](i64 i, u8 symbol) {
-            out[first + i] = scaled(symbol - window, near_scales[i >> 16]);
-        });
+        good = decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<false>{to, scales, own_marks, window});
     }
     if (!good) state[WRONG] = CORRUPT;
 }

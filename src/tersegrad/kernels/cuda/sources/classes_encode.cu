@@ -344,23 +344,27 @@ extern "C" __global__ void classes_decide(
 extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
     i64 n, const signed char* levels, const u8* classes, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
-    __shared__ Code own[CLASSES * 255];
+    __shared__ Code own[CLASSES * 256];
     const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n) * 4, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
     const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
     if (c >= l.chunks) return;
-    for (int k = threadIdx.x; k < CLASSES * alphabet; k += blockDim.x) {
-        own[k] = code_of(codes[(s * CLASSES + k / alphabet) * 256 + k % alphabet]);
+    // By class, the code of every level that a byte holds.
+    for (int k = threadIdx.x; k < CLASSES * 256; k += blockDim.x) {
+        own[k] = code_of(codes[s * CLASSES * 256 + (k & ~255) + symbol_of((signed char)k, window)]);
     }
     __syncthreads();
     const i64 mine = c + (threadIdx.x >> 5);
     if (mine >= l.chunks) return;
     const Code* near = own;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };
-    auto load = [=](i64 i) { return Raw{(u32)(int)levels[first + i], classes[first + i]}; };
-    auto look = [=](const Raw& r) { return near[r.context * (u32)alphabet + symbol_of((int)r.symbol, window)]; };
+    const u8 *bytes = (const u8*)levels + first, *own_classes = classes + first;
+    KEEP_TOGETHER(bytes);
+    KEEP_TOGETHER(own_classes);
+    auto load = [=](i64 i) { return Raw{bytes[(u32)i], own_classes[(u32)i]}; };
+    auto look = [=](const Raw& r) { return near[r.context << 8 | r.symbol]; };
     const i64 number = encode_chunk(l, mine, symbol, load, look, words + first, states + s * CHUNKS * 64);
     if ((threadIdx.x & 31) == 0) numbers[s * CHUNKS + mine] = number;
 }

@@ -7,6 +7,17 @@ typedef long long i64;
 
 #define FULL 0xffffffffu
 
+// Keeps the compiler from taking the sum apart that a pointer to global memory is: what is added to it then takes one instruction.
+#ifdef CUDA_ON_CPU
+#define KEEP_TOGETHER(pointer)
+#else
+#define KEEP_TOGETHER(pointer)              \
+    do {                                    \
+        asm("" : "+l"(pointer));            \
+        __builtin_assume(__isGlobal(pointer)); \
+    } while (0)
+#endif
+
 __device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 __device__ __forceinline__ i64 larger(i64 a, i64 b) { return a > b ? a : b; }
 

@@ -13,13 +13,13 @@
 // Words for their planes: no code of a level below 2^26 takes more than 53 bits.
 #define PLANE_WORDS (ESCAPES * 53 / 32 + 8)
 
-// What a message starts with, what is wrong with it (its bytes, or that it has a form that these kernels do not know), and whether
-// segments with too many escapes are left over; their ONLY is -1.
-enum { FIRST, WRONG, LEFT_OVER };
+// What is wrong with a message (its bytes, or that it has a form that these kernels do not know), and whether segments with too many escapes
+// are left over; their ONLY is -1.
+enum { WRONG, LEFT_OVER };
 enum { ANOTHER = 3, MANY_ESCAPES = 4, NOT_FINITE = 5 };
 
-// What comes of encoding.
-enum { RESULT_LENGTH, RESULT_WRONG, RESULT_PLACES };
+// What comes of encoding; norm and error are float64.
+enum { RESULT_LENGTH, RESULT_WRONG, RESULT_NORM, RESULT_ERROR };
 
 // Kinds of segments, and what is known of one.
 enum { ZERO_KIND, RAW_KIND, CODED_KIND, CLASSED_KIND };
@@ -43,6 +43,44 @@ __device__ __forceinline__ float scale_at(const u8* scales, i64 block) { return 
 __device__ __forceinline__ float scaled(int level, float scale) {
     const u32 bits = __float_as_uint(__fmul_rn((float)level, scale));
     return __uint_as_float((bits & 0x7fffffffu) == 0x7f800000u ? (bits & 0x80000000u) | HUGE_VALUE : bits);
+}
+
+// Values of a segment's symbols. Where there are escapes, those at the ends of the window are marked in a bitmap.
+template <bool escapes>
+struct Values {
+    float* out;
+    const float* scales;
+    u32* marks;
+    int window;
+    // Whether a symbol is 0 or the last.
+    __device__ bool marked(u32 symbol) const { return symbol - 1 >= 2 * (u32)window - 1; }
+    __device__ float value(u32 symbol, float scale) const {
+        // The level by way of 2^23, which takes no conversion.
+        const float level = __fsub_rn(__uint_as_float(0x4b000000u | symbol), (float)(8388608 + window));
+        const float most = __uint_as_float(HUGE_VALUE);
+        return fminf(fmaxf(__fmul_rn(level, scale), -most), most);
+    }
+    __device__ void operator()(i64 i, u8 symbol) const {
+        out[i] = value(symbol, scales[i >> 16]);
+        if (escapes && marked(symbol)) atomicOr(&marks[i >> 5], 1u << (i & 31));
+    }
+    // A warp's step of 64 symbols from i on.
+    __device__ void step(i64 i, u32 a, u32 b) const {
+        const int lane = threadIdx.x & 31;
+        const float scale = scales[i >> 16];
+        float* to = out + i + lane;
+        to[0] = value(a, scale);
+        to[32] = value(b, scale);
+        if (!escapes) return;
+        const u32 low = __ballot_sync(FULL, marked(a)), high = __ballot_sync(FULL, marked(b));
+        if (lane < 2) marks[(i >> 5) + lane] = lane ? high : low;
+    }
+};
+
+// A warp clears the marks of its chunk.
+__device__ void clear_marks(u32* marks, const Layout& l, i64 c) {
+    for (i64 k = c * l.size / 32 + (threadIdx.x & 31); 32 * k < c * l.size + l.length(c); k += 32) marks[k] = 0;
+    __syncwarp();
 }
 
 // A warp reads the list of a segment's chunks, which fill the message up to `end`: where they begin, and their words. Whether it is right,

@@ -5,50 +5,38 @@
 #include "dither.cuh"
 #include "classes.cuh"
 
-// One block finds where segments begin. STATE: what the message starts with, and what is wrong.
-extern "C" __global__ void dither_layout(const u8* data, i64 nbytes, i64 count, i64* begins, i64* state) {
-    const i64 segments = segments_of(count);
-    const u32 first = nbytes >= 4 ? load32(data) : 0;
-    i64 at = 4 + (segments > 1 ? 4 * segments : 0);
-    const bool listed = segments > 1 && at <= nbytes;
-    bool bad = nbytes < 4 || (first == SEGMENTS && at > nbytes);
-    for (i64 base = 0; first == SEGMENTS && listed && base < segments; base += blockDim.x) {
-        const i64 s = base + threadIdx.x;
-        i64 total;
-        const i64 before = block_scan(s < segments ? load32(data + 4 + 4 * s) : 0, &total);
-        if (s < segments) begins[s] = at + before;
-        at += total;
+// A block finds where its segment begins and ends; whether that is in the message, and all segments fill it.
+__device__ bool find_segment(const u8* data, i64 nbytes, i64 number, i64 s, i64* begin, i64* end) {
+    *begin = 4, *end = nbytes;
+    if (number == 1) return true;
+    i64 before = 0, all = 0;
+    if (4 + 4 * number > nbytes) return false;
+    for (i64 k = threadIdx.x; k < number; k += blockDim.x) {
+        const i64 size = load32(data + 4 + 4 * k);
+        before += k < s ? size : 0;
+        all += size;
     }
-    if (threadIdx.x) return;
-    if (segments == 1) begins[0] = at, at = nbytes;
-    if (segments) begins[segments] = at;
-    if (first == SEGMENTS && at != nbytes) bad = true;
-    state[FIRST] = first;
-    state[WRONG] = bad ? CORRUPT : first == SEGMENTS ? FINE : ANOTHER;
+    block_scan(before, &before);
+    block_scan(all, &all);
+    *begin = 4 + 4 * number + before;
+    *end = *begin + load32(data + 4 + 4 * s);
+    return 4 + 4 * number + all == nbytes;
 }
 
-// A thread for each segment reads its header, and the head and table of its symbols.
-extern "C" __global__ void dither_parse(const u8* data, i64 count, const i64* begins, i64* segments, short* q, i64* state) {
-    __shared__ short present[256];
-    if (state[WRONG] != FINE || threadIdx.x != 0) return;
-    const i64 s = blockIdx.x, n = segment_length(count, s);
-    i64 at = begins[s];
-    const i64 end = begins[s + 1], size = end - at;
-    i64* d = segments + s * SEGMENT_PLACES;
+// A thread reads the header of a segment, and the head and table of its symbols; whether they are well-formed.
+__device__ bool parse_segment(const u8* data, i64 n, i64 at, i64 end, i64* d, short* q, short* present) {
+    const i64 size = end - at;
     for (int k = 0; k < SEGMENT_PLACES; ++k) d[k] = 0;
     const int kind = at < end ? data[at] : -1;
     d[KIND] = kind;
     d[AT] = at + 1;
     d[END] = end;
-    if (kind == ZERO_KIND && size == 1) return;
-    if (kind == RAW_KIND && size == 1 + 4 * n) return;
+    if (kind == ZERO_KIND && size == 1) return true;
+    if (kind == RAW_KIND && size == 1 + 4 * n) return true;
     bool good = (kind == CODED_KIND || kind == CLASSED_KIND) && size >= 3;
     i64 tail = 0, used = 0, byte = 128;
     while (good && byte >= 128) {
-        if (used == 5 || 2 + used >= size) {
-            good = false;
-            break;
-        }
+        if (used == 5 || 2 + used >= size) return false;
         byte = data[at + 2 + used];
         tail |= (byte & 127) << 7 * used;
         ++used;
@@ -57,51 +45,63 @@ extern "C" __global__ void dither_parse(const u8* data, i64 count, const i64* be
     const int window = good ? data[at + 1] : 1;
     if (good && ((used > 1 && byte == 0) || window < 1 || window > 127 || body + tail > size)) good = false;
     for (i64 k = 0; good && k < scales; ++k) good = (load32(data + at + 2 + used + 4 * k) & 0x7f800000u) != 0x7f800000u;
-    if (!good) {
-        state[WRONG] = CORRUPT;
-        return;
-    }
+    if (!good) return false;
     d[WINDOW] = window;
     d[SCALES] = at + 2 + used;
     d[AT] = at + body;
     d[TAIL] = tail;
     // Classes come before the symbols.
-    if (kind == CLASSED_KIND) return;
+    if (kind == CLASSED_KIND) return true;
     const i64 alphabet = 2 * window + 1, nbytes = size - body - tail;
     const u8* block = data + at + body;
     const int form = nbytes ? block[0] : 0;
     if (form == RAW) {
         d[FORM_OF] = RAW;
-        if (nbytes != 1 + raw_bytes(n, alphabet)) state[WRONG] = CORRUPT;
-        return;
+        return nbytes == 1 + raw_bytes(n, alphabet);
     }
     d[FORM_OF] = CODED;
     d[CHUNK_OF] = form;
     BitReader in = {block + 1, 8 * smaller(nbytes - 1, 32 * alphabet + 2), 0, form >= 14 && form <= 18};
-    if (in.good) read_table(in, (int)alphabet, q + s * 256, present);
+    if (in.good) read_table(in, (int)alphabet, q, present);
     while (in.good && in.at & 7)
         if (in.bit()) in.good = false;
     d[TABLES_OF] = in.at / 8;
-    if (!in.good) state[WRONG] = CORRUPT;
+    return in.good;
 }
 
-// A block for each segment: frequencies, cells, and where its chunks begin. `offsets` and `words` have CHUNKS places per segment.
-extern "C" __global__ void dither_tables(
-    const u8* data, i64 count, const short* q, i64* segments, u32* cells, u8* symbols, i64* offsets, i64* words, i64* state
+// A block for each segment: its header and table, frequencies, cells (frequency | place << 12 | symbol << 24), and where its chunks begin.
+// `offsets` and `words` have CHUNKS places per segment.
+extern "C" __global__ void dither_open(
+    const u8* data, i64 nbytes, i64 count, i64* begins, i64* segments, short* q, u32* cells, i64* offsets, i64* words, i64* state
 ) {
     __shared__ u32 w[256];
     __shared__ int f[256], start[257];
+    __shared__ short listed[256];
     __shared__ int present;
-    const i64 s = blockIdx.x, n = segment_length(count, s);
+    __shared__ bool good;
+    const i64 s = blockIdx.x, n = segment_length(count, s), number = segments_of(count);
     i64* d = segments + s * SEGMENT_PLACES;
-    if (state[WRONG] != FINE || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
-    const i64 alphabet = 2 * d[WINDOW] + 1;
+    i64 first, last;
+    if (load32(data) != SEGMENTS) {
+        if (threadIdx.x == 0) state[WRONG] = ANOTHER;
+        return;
+    }
+    if (!find_segment(data, nbytes, number, s, &first, &last)) {
+        if (threadIdx.x == 0) state[WRONG] = CORRUPT;
+        return;
+    }
+    if (threadIdx.x == 0) {
+        begins[s] = first, begins[s + 1] = last;
+        good = parse_segment(data, n, first, last, d, q + s * 256, listed);
+        if (!good) state[WRONG] = CORRUPT;
+    }
+    __syncthreads();
+    if (!good || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
+    const i64 alphabet = 2 * d[WINDOW] + 1, begin = d[AT] + 1 + d[TABLES_OF], end = d[END] - d[TAIL];
     if (threadIdx.x < 32) {
         const int found = make_frequencies(q + s * 256, (int)alphabet, w, f);
         if (threadIdx.x == 0) present = found;
     }
-    __syncthreads();
-    const i64 begin = d[AT] + 1 + d[TABLES_OF], end = d[END] - d[TAIL];
     __syncthreads();
     if (present < 2) {
         if (threadIdx.x == 0) {
@@ -113,20 +113,21 @@ extern "C" __global__ void dither_tables(
         }
         return;
     }
-    make_cells(f, (int)alphabet, start, cells + s * TOTAL, symbols + s * TOTAL);
+    const int* frequencies = f;
+    make_cells(f, (int)alphabet, start, [=](int slot, u32 symbol, u32 place) {
+        cells[s * TOTAL + slot] = (u32)frequencies[symbol] | place << 12 | symbol << 24;
+    });
     if (threadIdx.x >= 32) return;
     const Layout l = layout_of(n, alphabet, d[CHUNK_OF]);
     if (!chunk_places(data, begin, end, l, offsets + s * CHUNKS, words + s * CHUNKS)) state[WRONG] = CORRUPT;
 }
 
 // A warp for each chunk; the last blocks, for chunks that a segment may have, have nothing to do, and so those that do lie evenly on the
-// processors. Values go out at once, unless the segment has escapes: then its symbols are kept.
+// processors.
 extern "C" __global__ void __launch_bounds__(32) dither_chunks(
-    const u8* data, i64 count, const i64* segments, const u32* cells, const u8* symbols, const i64* offsets, const i64* words,
-    u8* kept, float* out, i64* state
+    const u8* data, i64 count, const i64* segments, const u32* cells, const i64* offsets, const i64* words, u32* marks, float* out, i64* state
 ) {
-    __shared__ u32 own_cells[TOTAL];
-    __shared__ u8 own_symbols[TOTAL];
+    __shared__ Sixteen own_cells[TOTAL / 4];
     __shared__ u16 ring[RING];
     __shared__ float scales[SCALES_MOST];
     const i64 s = blockIdx.x % segments_of(count), c = blockIdx.x / segments_of(count), n = segment_length(count, s);
@@ -135,35 +136,41 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
     const int window = (int)d[WINDOW];
     const Layout l = layout_of(n, 2 * window + 1, d[CHUNK_OF]);
     if (c >= l.chunks) return;
-    for (int i = threadIdx.x; i < TOTAL; i += 32) own_cells[i] = cells[s * TOTAL + i], own_symbols[i] = symbols[s * TOTAL + i];
+#pragma unroll 8
+    for (int i = threadIdx.x; i < TOTAL / 4; i += 32) own_cells[i] = ((const Sixteen*)(cells + s * TOTAL))[i];
     if (threadIdx.x < (n + SCALE_BLOCK - 1) / SCALE_BLOCK) scales[threadIdx.x] = scale_at(data + d[SCALES], threadIdx.x);
     __syncwarp();
-    const u32* near_cells = own_cells;
-    const u8* near_symbols = own_symbols;
-    const float* near_scales = scales;
-    auto look = [=](u32, u32 slot, u32* cell, u8* symbol) { *cell = near_cells[slot], *symbol = near_symbols[slot]; };
+    const u32* near_cells = own_cells[0].word;
+    auto look = [=](u32, u32 slot, u32* cell, u8* symbol) {
+        const u32 held = near_cells[slot];
+        *symbol = (u8)(held >> 24);
+        *cell = (held & 0xfff) | (held >> 12 & 0xfff) << 16;
+    };
     const u8* states = data + offsets[s * CHUNKS + c];
-    const i64 first = s * SEGMENT;
+    const i64 number = words[s * CHUNKS + c];
+    float* to = out + s * SEGMENT;
+    u32* own_marks = marks + s * SEGMENT / 32;
     bool good;
     if (d[TAIL]) {
-        good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, NoContext(), look, [=](i64 i, u8 symbol) { kept[first + i] = symbol; });
+        clear_marks(own_marks, l, c);
+        good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<true>{to, scales, own_marks, window});
     } else {
-        good = decode_chunk(l, c, 2 * window + 1, states, words[s * CHUNKS + c], ring, NoContext(), look, [=](i64 i, u8 symbol) {
-            out[first + i] = scaled(symbol - window, near_scales[i >> 16]);
-        });
+        good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<false>{to, scales, own_marks, window});
     }
     if (!good) state[WRONG] = CORRUPT;
 }
 
-// Everything else: zero and raw segments, raw symbols, a single symbol; those with escapes keep their symbols. Blocks share a segment.
+// Everything else: zero and raw segments, raw symbols, a single symbol. Blocks share a segment.
 extern "C" __global__ void dither_plain(
-    const u8* data, i64 count, const i64* segments, i64 share, const u8* contexts, const u8* only, u8* kept, float* out, i64* state
+    const u8* data, i64 count, const i64* segments, i64 share, const u8* contexts, const u8* only, u32* marks, float* out, i64* state
 ) {
     const i64 s = blockIdx.x / share, n = segment_length(count, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (state[WRONG] != FINE || (has_levels(d) && d[FORM_OF] == CODED)) return;
     const int window = (int)d[WINDOW], width = has_levels(d) ? raw_bits(2 * window + 1) : 0;
-    for (i64 i = blockIdx.x % share * blockDim.x + threadIdx.x; i < n; i += share * blockDim.x) {
+    const int lane = threadIdx.x & 31;
+    for (i64 base = blockIdx.x % share * blockDim.x + threadIdx.x - lane; base < n; base += share * blockDim.x) {
+        const i64 i = smaller(base + lane, n - 1);
         if (!has_levels(d)) {
             out[first + i] = d[KIND] == ZERO_KIND ? 0.0f : __uint_as_float(load32(data + d[AT] + 4 * i));
             continue;
@@ -181,25 +188,41 @@ extern "C" __global__ void dither_plain(
         } else if (d[KIND] == CLASSED_KIND) {
             symbol = only[s * CLASSES + contexts[first + i]];
         }
-        if (d[TAIL]) kept[first + i] = (u8)symbol;
-        else out[first + i] = scaled((int)symbol - window, scale_at(data + d[SCALES], i >> 16));
+        out[first + i] = scaled((int)symbol - window, scale_at(data + d[SCALES], i >> 16));
+        const u32 votes = __ballot_sync(FULL, base + lane < n && (symbol == 0 || symbol == 2 * window));
+        if (d[TAIL] && lane == 0) marks[(first + base) / 32] = votes;
     }
 }
 
-// A block for each segment with escapes: planar gamma codes of |k| - K + 1 at the ends of the window. `places` and `extras`: ESCAPES per segment.
-extern "C" __global__ void dither_escapes(
-    const u8* data, i64 count, i64* segments, const u8* kept, int* places, int* extras, float* out, i64* state
+// A block for each segment with escapes: planar gamma codes of |k| - K + 1 at the ends of the window, which are marked. `places`: ESCAPES per
+// segment.
+extern "C" __global__ void __launch_bounds__(1024) dither_escapes(
+    const u8* data, i64 count, i64* segments, const u32* marks, int* places, float* out, i64* state
 ) {
-    const i64 s = blockIdx.x, n = segment_length(count, s), first = s * SEGMENT;
+    __shared__ int ones[ESCAPES];
+    const i64 s = blockIdx.x, n = segment_length(count, s);
     const i64* d = segments + s * SEGMENT_PLACES;
     if (state[WRONG] != FINE || !has_levels(d) || !d[TAIL]) return;
     const int window = (int)d[WINDOW], t = threadIdx.x;
     const i64 tail = d[TAIL];
-    const u8 *codes = data + d[END] - tail, *symbols = kept + first;
-    int *mine = places + s * ESCAPES, *more = extras + s * ESCAPES;
+    const u8* codes = data + d[END] - tail;
+    const u32* marked = marks + s * SEGMENT / 32;
+    int* mine = places + s * ESCAPES;
+    float* values = out + s * SEGMENT;
     i64 ends = 0, total;
-    for (i64 i = t; i < n; i += blockDim.x) ends += symbols[i] == 0 || symbols[i] == 2 * window;
-    block_scan(ends, &ends);
+    // Eight words per thread, one after the other.
+    for (i64 base = 0; 32 * base < n; base += 8 * blockDim.x) {
+        u32 word[8];
+        int own = 0;
+        for (int k = 0; k < 8; ++k) {
+            word[k] = 32 * (base + 8 * t + k) < n ? marked[base + 8 * t + k] : 0;
+            own += __popc(word[k]);
+        }
+        i64 rank = ends + block_scan(own, &total);
+        for (int k = 0; own && k < 8; ++k)
+            for (; word[k] && rank < ESCAPES; word[k] &= word[k] - 1, ++rank) mine[rank] = (int)(32 * (base + 8 * t + k)) + __ffs((int)word[k]) - 1;
+        ends += total;
+    }
     if (ends > ESCAPES) {
         if (t == 0) state[LEFT_OVER] = 1, segments[s * SEGMENT_PLACES + ONLY] = -1;
         return;
@@ -209,13 +232,13 @@ extern "C" __global__ void dither_escapes(
     for (i64 base = 0; found < ends && base < tail; base += blockDim.x) {
         u32 byte = base + t < tail ? codes[base + t] : 0;
         i64 rank = found + block_scan(__popc(byte), &total);
-        for (; byte && rank < ends; byte &= byte - 1, ++rank) mine[rank] = (int)(8 * (base + t) + __ffs((int)byte) - 1);
+        for (; byte && rank < ends; byte &= byte - 1, ++rank) ones[rank] = (int)(8 * (base + t) + __ffs((int)byte) - 1);
         found += total;
-        __syncthreads();
     }
+    __syncthreads();
     bool bad = found < ends;
     if (!bad && ends) {
-        const int last = mine[ends - 1];
+        const int last = ones[ends - 1];
         used = last / 8 + 1;
         bad = codes[last / 8] >> last % 8 >> 1;
     }
@@ -227,7 +250,7 @@ extern "C" __global__ void dither_escapes(
     i64 at = 8 * used;
     for (i64 base = 0; base < ends; base += blockDim.x) {
         const i64 j = base + t;
-        const i64 width = j < ends ? mine[j] - (j ? mine[j - 1] : -1) - 1 : 0;
+        const i64 width = j < ends ? ones[j] - (j ? ones[j - 1] : -1) - 1 : 0;
         const i64 begin = at + block_scan(width, &total);
         if (j < ends) {
             i64 value = (i64)1 << smaller(width, 32);
@@ -236,28 +259,17 @@ extern "C" __global__ void dither_escapes(
             else
                 for (int b = 0; b < width; ++b) value |= (i64)(codes[(begin + b) >> 3] >> ((begin + b) & 7) & 1) << b;
             if (value > ((i64)1 << 31)) state[WRONG] = CORRUPT;
-            more[j] = (int)(value - 1);
+            // The value of the end of the window stands there, and tells which end it is.
+            const int i = mine[j];
+            const float scale = scale_at(data + d[SCALES], i >> 16);
+            const i64 level = window + (i64)(int)(value - 1);
+            const bool minus = (__float_as_uint(values[i]) ^ __float_as_uint(scale)) >> 31;
+            values[i] = scaled((int)(minus ? -level : level), scale);
         }
         at += total;
     }
     if (t == 0) {
         const i64 stop = at;
         if ((stop + 7) / 8 != tail || (stop & 7 && codes[stop >> 3] >> (stop & 7))) state[WRONG] = CORRUPT;
-    }
-    __syncthreads();
-    // A thread takes sixteen coordinates at a time.
-    i64 rank = 0;
-    for (i64 base = 0; base < n; base += 16 * blockDim.x) {
-        const i64 begin = base + 16 * t, stop = smaller(begin + 16, n);
-        i64 own = 0;
-        for (i64 i = begin; i < stop; ++i) own += symbols[i] == 0 || symbols[i] == 2 * window;
-        i64 j = rank + block_scan(own, &total);
-        for (i64 i = begin; i < stop; ++i) {
-            i64 level = (i64)symbols[i] - window;
-            if (level == window) level += more[j++];
-            else if (level == -window) level -= more[j++];
-            out[first + i] = scaled((int)level, scale_at(data + d[SCALES], i >> 16));
-        }
-        rank += total;
     }
 }

@@ -10,9 +10,6 @@
 
 #define QUICK_LIMIT 127
 
-// What is known of a block.
-enum { TOP, ABOVE_15, ABOVE_31, COUNT_PLACES };
-
 // A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them.
 extern "C" __global__ void __launch_bounds__(512) dither_levels(
     const float* x, i64 n, double nu, float given, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1,
@@ -129,123 +126,6 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     if (!finite) result[RESULT_WRONG] = NOT_FINITE;
 }
 
-// A block for each segment: kind, window, histogram, table, frequencies, and the escapes.
-extern "C" __global__ void dither_segments(
-    const float* x, i64 n, i64 exponent, const signed char* levels, const float* steps, const i64* counts,
-    i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, i64* segments, short* q, u8* tables, u32* codes, int* escapes, u32* planes, i64* result
-) {
-    __shared__ u32 sums[256];
-    __shared__ u8 seen[256];
-    __shared__ u32 w[256];
-    __shared__ int f[256];
-    __shared__ TableRoom room;
-    const i64 s = blockIdx.x, size = segment_length(n, s), first = s * SEGMENT;
-    const int t = threadIdx.x;
-    i64* d = segments + s * SEGMENT_PLACES;
-    if (result[RESULT_WRONG] != FINE) return;
-    i64 top = 0, more15 = 0, more31 = 0;
-    for (i64 b = first / SCALE_BLOCK; b * SCALE_BLOCK < first + size; ++b) {
-        const i64* known = counts + b * COUNT_PLACES;
-        top = larger(top, known[TOP]);
-        more15 += known[ABOVE_15];
-        more31 += known[ABOVE_31];
-    }
-    const int window = (int)(top <= 15 ? top : more15 <= size / 512 ? 15 : top <= 31 ? top : more31 <= size / 512 ? 31 : smaller(top, 127));
-    const int alphabet = 2 * window + 1;
-    const bool coded = top > 0 && top < 1 << 26;
-    if (t == 0) {
-        for (int k = 0; k < SEGMENT_PLACES; ++k) d[k] = 0;
-        d[KIND] = top == 0 ? ZERO_KIND : coded ? CODED_KIND : RAW_KIND;
-        d[WINDOW] = window;
-        d[CHUNK_OF] = exponent;
-    }
-    if (!coded) return;
-    const i64 least = larger((i64)1 << 16, 4096 * alphabet);
-    const bool sampled = size >= least;
-    sums[t] = 0, seen[t] = 0;
-    __syncthreads();
-    for (i64 i = t; i < size; i += blockDim.x) {
-        if (sampled && (i >> 12) % 8) {
-            // To the next block of 4096 that is counted; blocks and strides are multiples of the threads.
-            i += 7 * 4096 - blockDim.x;
-            continue;
-        }
-        atomicAdd(&sums[symbol_of(levels[first + i], window)], 1u);
-    }
-    __syncthreads();
-    i64 different;
-    block_scan(sums[t] > 0, &different);
-    const bool everything = sampled && 2 * different >= alphabet;
-    if (sampled && !everything)
-        for (i64 i = t; i < size; i += blockDim.x) seen[symbol_of(levels[first + i], window)] = 1;
-    __syncthreads();
-    if (t < 32) {
-        const u32* held = sums;
-        const u8* there = seen;
-        const i64 bits = write_table([=](int k) { return (i64)held[k] + (everything ? 1 : there[k]); }, alphabet, q + s * 256, tables + s * 8192, room);
-        const int present = make_frequencies(q + s * 256, alphabet, w, f);
-        if (t == 0) {
-            d[TABLES_OF] = (bits + 7) / 8;
-            d[ONLY] = present;
-            u32 start = 0;
-            for (int k = 0; k < alphabet; ++k) {
-                codes[s * 256 + k] = (u32)f[k] | start << 16;
-                start += (u32)f[k];
-            }
-        }
-    }
-    if (top <= window) return;
-    // Escapes, sixteen coordinates per thread at a time: their values, then their planes.
-    const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
-    int* values = escapes + s * ESCAPES;
-    u32* words = planes + s * PLANE_WORDS;
-    i64 found = 0, total, unary = 0, low = 0;
-    for (i64 base = 0; base < size; base += 16 * blockDim.x) {
-        const i64 begin = first + base + 16 * t, stop = smaller(begin + 16, first + size);
-        i64 own = 0;
-        for (i64 i = begin; i < stop; ++i) own += levels[i] >= window || levels[i] <= -window;
-        i64 rank = found + block_scan(own, &total);
-        for (i64 i = begin; own && i < stop; ++i) {
-            if (levels[i] < window && levels[i] > -window) continue;
-            int k = levels[i];
-            bool large;
-            if (k == 127 || k == -127) k = level_of(x[i], 1.0f / steps[i >> 16], draw_of(draws, drawn != 0, i), &large);
-            if (rank < ESCAPES) values[rank] = (k < 0 ? -k : k) - window + 1;
-            ++rank;
-        }
-        found += total;
-    }
-    if (found > ESCAPES) {
-        if (t == 0) result[RESULT_WRONG] = MANY_ESCAPES;
-        return;
-    }
-    __syncthreads();
-    for (i64 pass = 0; pass < 2; ++pass) {
-        // First the lengths, and zeros; then the bits.
-        const i64 second = 8 * ((unary + 7) / 8);
-        i64 ones = 0, lows = 0;
-        for (i64 base = 0; base < found; base += blockDim.x) {
-            const i64 j = base + t;
-            const int value = j < found ? values[j] : 1, width = bit_length((u64)value) - 1;
-            i64 ones_here, lows_here;
-            const i64 end = ones + block_scan(j < found ? width + 1 : 0, &ones_here) + width;
-            const i64 at = second + lows + block_scan(j < found ? width : 0, &lows_here);
-            if (pass && j < found) {
-                atomicOr(&words[end >> 5], 1u << (end & 31));
-                for (int b = 0; b < width; ++b)
-                    if (value >> b & 1) atomicOr(&words[(at + b) >> 5], 1u << ((at + b) & 31));
-            }
-            ones += ones_here;
-            lows += lows_here;
-        }
-        unary = ones, low = lows;
-        if (!pass)
-            for (i64 k = t; k < ((unary + 7) / 8 + (low + 7) / 8 + 3) / 4; k += blockDim.x) words[k] = 0;
-        __syncthreads();
-    }
-    if (t == 0) d[TAIL] = (unary + 7) / 8 + (low + 7) / 8;
-}
-
 extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
     i64 n, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
@@ -256,12 +136,15 @@ extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
     const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
     if (c >= l.chunks) return;
-    for (int k = threadIdx.x; k < alphabet; k += 32) own[k] = code_of(codes[s * 256 + k]);
+    // The code of every level that a byte holds.
+    for (int k = threadIdx.x; k < 256; k += 32) own[k] = code_of(codes[s * 256 + symbol_of((signed char)k, window)]);
     __syncwarp();
     const Code* near = own;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };
-    auto load = [=](i64 i) { return Raw{(u32)(int)levels[first + i], 0}; };
-    auto look = [=](const Raw& r) { return near[symbol_of((int)r.symbol, window)]; };
+    const u8* bytes = (const u8*)levels + first;
+    KEEP_TOGETHER(bytes);
+    auto load = [=](i64 i) { return Raw{bytes[(u32)i], 0}; };
+    auto look = [=](const Raw& r) { return near[r.symbol]; };
     const i64 number = encode_chunk(l, c, symbol, load, look, words + first, states + s * CHUNKS * 64);
     if (threadIdx.x == 0) numbers[s * CHUNKS + c] = number;
 }
@@ -272,9 +155,13 @@ extern "C" __global__ void dither_close(
 ) {
     const i64 segments_number = segments_of(n);
     const bool finite = result[RESULT_WRONG] == FINE;
+    double* const found = (double*)result;
     if (!finite) {
         __syncthreads();
-        if (threadIdx.x == 0 && result[RESULT_WRONG] == NOT_FINITE) result[RESULT_LENGTH] = 4;
+        if (threadIdx.x == 0 && result[RESULT_WRONG] == NOT_FINITE) {
+            result[RESULT_LENGTH] = 4;
+            found[RESULT_NORM] = __longlong_as_double(0x7ff0000000000000LL), found[RESULT_ERROR] = 0.0;
+        }
         return;
     }
     i64 at = 4 + (segments_number > 1 ? 4 * segments_number : 0);
@@ -332,6 +219,7 @@ extern "C" __global__ void dither_close(
         }
         __syncthreads();
     }
+    if (threadIdx.x == 0) found[RESULT_NORM] = sums[0], found[RESULT_ERROR] = sums[segments_number];
 }
 
 // Blocks, `share` of them for each segment, write the message.

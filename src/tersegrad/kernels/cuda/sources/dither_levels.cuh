@@ -4,6 +4,9 @@
 
 #define TOO_LARGE 67108864.0f
 
+// What is known of a block.
+enum { TOP, ABOVE_15, ABOVE_31, COUNT_PLACES };
+
 __device__ __forceinline__ float usable_step(double step) {
     const double least = 1.1754943508222875e-38, most = 3.4028234663852886e38;
     return __double2float_rz(step < least ? least : step > most ? most : step);

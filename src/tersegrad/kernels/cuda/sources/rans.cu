@@ -68,7 +68,12 @@ extern "C" __global__ void rans_join(const u8* bits, const i64* lengths, i64 alp
 extern "C" __global__ void rans_cells(const int* frequencies, i64 alphabet, u32* cells, u8* symbols, const i64* head) {
     __shared__ int start[257];
     if (head[STATUS] != FINE || !head[INFORMATIVE]) return;
-    make_cells(frequencies + blockIdx.x * alphabet, (int)alphabet, start, cells + (i64)blockIdx.x * TOTAL, symbols + (i64)blockIdx.x * TOTAL);
+    const int* f = frequencies + blockIdx.x * alphabet;
+    const i64 row = (i64)blockIdx.x * TOTAL;
+    make_cells(f, (int)alphabet, start, [=](int slot, u32 symbol, u32 place) {
+        cells[row + slot] = (u32)f[symbol] | place << 16;
+        symbols[row + slot] = (u8)symbol;
+    });
 }
 
 // One block reads the number of words of every chunk: where chunks begin, and where the message ends.

@@ -49,7 +49,7 @@ struct Words {
     // Put the unit that waits into the ring, and ask for the next.
     __device__ void turn() {
         __syncwarp();
-        u32* to = (u32*)(ring + loaded % RING) + 2 * (threadIdx.x & 31);
+        u32* to = (u32*)(ring + (u32)loaded % RING) + 2 * (threadIdx.x & 31);
         to[0] = __funnelshift_r(a, b, shift);
         to[1] = __funnelshift_r(b, c, shift);
         loaded += UNIT;
@@ -60,7 +60,7 @@ struct Words {
 
 // What `decode_chunk` takes where symbols have no contexts.
 struct NoContext {
-    static constexpr int ahead = 1;
+    static constexpr int ahead = 4;
     __device__ u32 operator()(i64) const { return 0; }
 };
 // One context per symbol, in memory far away: those of a group of steps are on their way while the group before is decoded.
@@ -69,6 +69,18 @@ struct ContextOf {
     const u8* contexts;
     __device__ u32 operator()(i64 i) const { return contexts[i]; }
 };
+
+// Hands on the symbols of a whole step, which begins at symbol i: at once, where `put` takes them so, or one by one.
+template <class Put>
+__device__ __forceinline__ auto put_step(const Put& put, i64 i, u8 a, u8 b, int) -> decltype(put.step(i, a, b)) {
+    put.step(i, a, b);
+}
+template <class Put>
+__device__ __forceinline__ void put_step(const Put& put, i64 i, u8 a, u8 b, long) {
+    const int t = threadIdx.x & 31;
+    put(i + t, a);
+    put(i + t + 32, b);
+}
 
 // A warp decodes chunk c: `look(context, slot)` gives the cell and symbol of a slot, `put(i, symbol)` takes symbol i of the block. Whether
 // the chunk is well-formed, as far as this thread saw.
@@ -94,7 +106,7 @@ __device__ bool decode_chunk(
     auto refill = [&](const bool(&needs)[2]) {
         const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]);
         const int from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
-        const u32 word0 = ring[from0 % RING], word1 = ring[from1 % RING];
+        const u32 word0 = ring[(u32)from0 % RING], word1 = ring[(u32)from1 % RING];
         if (needs[0]) x[0] = x[0] << 16 | word0;
         if (needs[1]) x[1] = x[1] << 16 | word1;
         at += __popc(votes) + __popc(later);
@@ -115,19 +127,23 @@ __device__ bool decode_chunk(
         for (int a = 0; a < G; ++a)
             for (int h = 0; h < 2; ++h) now[a][h] = soon[a][h];
         if (group + 1 < groups) fetch(group + 1);
+        // Symbols are handed on while the next ones are looked up.
+        u8 last[2] = {0, 0};
 #pragma unroll
         for (int a = 0; a < G; ++a, base += 64) {
             u32 cell[2];
             u8 symbol[2];
             bool needs[2];
             for (int h = 0; h < 2; ++h) look(now[a][h], x[h] & (TOTAL - 1), &cell[h], &symbol[h]);
+            if (a) put_step(put, first + base - 64, last[0], last[1], 0);
             for (int h = 0; h < 2; ++h) {
                 x[h] = (cell[h] & 0xffff) * (x[h] >> 12) + (cell[h] >> 16);
                 needs[h] = x[h] < 65536;
             }
             refill(needs);
-            for (int h = 0; h < 2; ++h) put(first + base + t + 32 * h, symbol[h]);
+            for (int h = 0; h < 2; ++h) last[h] = symbol[h];
         }
+        put_step(put, first + base - 64, last[0], last[1], 0);
     }
     for (; base < coded; base += lanes) {
         bool needs[2];
@@ -183,15 +199,15 @@ struct Raw {
 // The states of a warp's lanes, and where their words go, backwards. A step's words are stored in the next one: their places are known
 // late, and the processor would wait for them.
 struct Encoder {
-    u32 x[2], word[2];
-    int left, place[2];
+    u32 x[2], word[2], left, place[2];
     bool emits[2];
     u16* words;
     __device__ void store() {
         if (emits[0]) words[place[0]] = (u16)word[0];
         if (emits[1]) words[place[1]] = (u16)word[1];
     }
-    // One symbol per lane, those without one (a code of 0) excepted.
+    // One symbol per lane; unless the step is whole, lanes without one have a code of 0.
+    template <bool whole>
     __device__ __forceinline__ void step(const Code& first, const Code& second) {
         const Code code[2] = {first, second};
         const u32 before = (1u << (threadIdx.x & 31)) - 1;
@@ -201,17 +217,18 @@ struct Encoder {
         for (int h = 0; h < 2; ++h) {
             const u32 f = code[h].code & 0xffff;
             out[h] = x[h];
-            full[h] = f && x[h] >> 20 >= f;
+            full[h] = (whole || f) && x[h] >> 20 >= f;
             if (full[h]) x[h] >>= 16;
         }
         const u32 votes = __ballot_sync(FULL, full[0]), later = __ballot_sync(FULL, full[1]);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 f = code[h].code & 0xffff;
-            // The product may be one too small.
-            u32 quotient = __umulhi(x[h], code[h].inverse), rest = x[h] - quotient * f;
-            if (rest >= f) ++quotient, rest -= f;
-            if (f) x[h] = (quotient << 12) + rest + (code[h].code >> 16);
+            // The quotient may be one too small. The state that follows is quotient * TOTAL + rest + start.
+            const u32 quotient = __umulhi(x[h], code[h].inverse), rest = x[h] - quotient * f, more = TOTAL - f;
+            u32 next = x[h] + (code[h].code >> 16) + quotient * more;
+            if (rest >= f) next += more;
+            if (whole || f) x[h] = next;
         }
         store();
         left -= __popc(votes) + __popc(later);
@@ -238,8 +255,9 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Load load, Lo
             e.x[h] += (u32)symbol(first + coded + r * lanes + column) << r * l.width;
         }
     }
-    e.left = coded;
+    e.left = (u32)coded;
     e.words = words + first;
+    KEEP_TOGETHER(e.words);
     // Groups of whole steps at the front are coded with their symbols read ahead; what follows them comes first, step by step.
     const int groups = lanes == 64 ? coded / (64 * AHEAD) : 0;
     for (int s = (coded + lanes - 1) / lanes - 1; s >= groups * AHEAD; --s) {
@@ -248,7 +266,7 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Load load, Lo
             const int lane = t + 32 * h, i = s * lanes + lane;
             code[h] = lane < lanes && i < coded ? look(load(first + i)) : Code{0, 0};
         }
-        e.step(code[0], code[1]);
+        e.step<false>(code[0], code[1]);
     }
     Raw ahead[AHEAD][2];
     auto read = [&](int group) {
@@ -264,10 +282,10 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Load load, Lo
             for (int h = 0; h < 2; ++h) now[a][h] = ahead[a][h];
         if (group) read(group - 1);
 #pragma unroll
-        for (int a = AHEAD - 1; a >= 0; --a) e.step(look(now[a][0]), look(now[a][1]));
+        for (int a = AHEAD - 1; a >= 0; --a) e.step<true>(look(now[a][0]), look(now[a][1]));
     }
     e.store();
     for (int h = 0; h < 2; ++h)
         if (t + 32 * h < lanes) states[c * lanes + t + 32 * h] = e.x[h];
-    return coded - e.left;
+    return coded - (int)e.left;
 }

@@ -174,8 +174,9 @@ __device__ int make_frequencies(const short* row, int size, u32* w, int* f) {
     return (int)present;
 }
 
-// Slots to frequency | place << 16, and to symbols, by all threads of a block; `start` is shared, with room for 257.
-__device__ void make_cells(const int* f, int size, int* start, u32* cells, u8* symbols) {
+// Calls put(slot, symbol, place of the slot among those of the symbol) by all threads of a block; `start` is shared, with room for 257.
+template <class Put>
+__device__ void make_cells(const int* f, int size, int* start, Put put) {
     if (threadIdx.x == 0) {
         start[0] = 0;
         for (int s = 0; s < size; ++s) start[s + 1] = start[s] + f[s];
@@ -188,8 +189,7 @@ __device__ void make_cells(const int* f, int size, int* start, u32* cells, u8* s
             if (start[middle] <= slot) low = middle;
             else high = middle;
         }
-        cells[slot] = (u32)f[low] | (u32)(slot - start[low]) << 16;
-        symbols[slot] = (u8)low;
+        put(slot, (u32)low, (u32)(slot - start[low]));
     }
 }
 

@@ -1,0 +1,187 @@
+// Sparse Dithering: what a segment says before its symbols: its kind and window, the table of its symbols, its escapes (spec/wire.md, 5.16).
+#include "common.cuh"
+#include "rans_tables.cuh"
+#include "rans_chunks.cuh"
+#include "dither.cuh"
+#include "philox.cuh"
+#include "dither_levels.cuh"
+#include "classes.cuh"
+
+// Histograms side by side, of which threads take turns: most levels are the same few.
+#define COPIES 8
+
+struct Window {
+    i64 top;
+    int size;
+    __device__ bool coded() const { return top > 0 && top < 1 << 26; }
+};
+
+// From what is known of the blocks of a segment.
+__device__ Window window_of(const i64* counts, i64 first, i64 size) {
+    i64 top = 0, more15 = 0, more31 = 0;
+    for (i64 b = first / SCALE_BLOCK; b * SCALE_BLOCK < first + size; ++b) {
+        const i64* known = counts + b * COUNT_PLACES;
+        top = larger(top, known[TOP]);
+        more15 += known[ABOVE_15];
+        more31 += known[ABOVE_31];
+    }
+    return {top, (int)(top <= 15 ? top : more15 <= size / 512 ? 15 : top <= 31 ? top : more31 <= size / 512 ? 31 : smaller(top, 127))};
+}
+
+__device__ __forceinline__ int level_at(const Sixteen& held, int k) { return (signed char)held.byte(k); }
+
+// A block writes the description of a segment, but for its escapes: kind, window, histogram, table, frequencies.
+__device__ void write_segment(
+    i64 s, i64 size, const Window& window, i64 exponent, const Sixteen* levels, i64* d, short* q, u8* tables, u32* codes
+) {
+    __shared__ u32 sums[COPIES][256];
+    __shared__ u8 seen[256];
+    __shared__ u32 w[256];
+    __shared__ int f[256];
+    __shared__ TableRoom room;
+    const int t = threadIdx.x, alphabet = 2 * window.size + 1;
+    if (t == 0) {
+        for (int k = 0; k < SEGMENT_PLACES; ++k)
+            if (k != TAIL) d[k] = 0;
+        d[KIND] = window.top == 0 ? ZERO_KIND : window.coded() ? CODED_KIND : RAW_KIND;
+        d[WINDOW] = window.size;
+        d[CHUNK_OF] = exponent;
+    }
+    if (!window.coded()) return;
+    const bool sampled = size >= larger((i64)1 << 16, 4096 * alphabet);
+    for (int k = t; k < COPIES * 256; k += blockDim.x) sums[0][k] = 0;
+    for (int k = t; k < 256; k += blockDim.x) seen[k] = 0;
+    __syncthreads();
+    for (i64 j = t;; j += blockDim.x) {
+        // Sixteen levels; of a sample those of every eighth block of 4096.
+        const i64 unit = sampled ? (j >> 8 << 11) + (j & 255) : j;
+        if (16 * unit >= size) break;
+        const Sixteen held = levels[unit];
+#pragma unroll
+        for (int k = 0; k < 16; ++k)
+            if (16 * unit + k < size) atomicAdd(&sums[t % COPIES][symbol_of(level_at(held, k), window.size)], 1u);
+    }
+    __syncthreads();
+    for (int k = t; k < 256; k += blockDim.x)
+        for (int copy = 1; copy < COPIES; ++copy) sums[0][k] += sums[copy][k];
+    __syncthreads();
+    i64 own = 0, different;
+    for (int k = t; k < 256; k += blockDim.x) own += sums[0][k] > 0;
+    block_scan(own, &different);
+    const bool everything = sampled && 2 * different >= alphabet;
+    if (sampled && !everything)
+        for (i64 unit = t; 16 * unit < size; unit += blockDim.x) {
+            const Sixteen held = levels[unit];
+#pragma unroll
+            for (int k = 0; k < 16; ++k)
+                if (16 * unit + k < size) seen[symbol_of(level_at(held, k), window.size)] = 1;
+        }
+    __syncthreads();
+    if (t >= 32) return;
+    const u32* counted = sums[0];
+    const u8* there = seen;
+    const i64 bits = write_table([=](int k) { return (i64)counted[k] + (everything ? 1 : there[k]); }, alphabet, q + s * 256, tables + s * 8192, room);
+    const int present = make_frequencies(q + s * 256, alphabet, w, f);
+    u32 start = 0;
+    for (int base = 0; base < alphabet; base += 32) {
+        const int k = base + t;
+        const u32 mine = k < alphabet ? (u32)f[k] : 0, upto = (u32)warp_scan(mine);
+        if (k < alphabet) codes[s * 256 + k] = mine | (start + upto - mine) << 16;
+        start += __shfl_sync(FULL, upto, 31);
+    }
+    if (t == 0) d[TABLES_OF] = (bits + 7) / 8, d[ONLY] = present;
+}
+
+// A block lists the escapes of a segment, `exact(i)` giving the level of a coordinate whose byte is as large as bytes are; how many there are.
+template <class Exact>
+__device__ i64 list_escapes(const Sixteen* levels, i64 size, int window, int* values, Exact exact) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    // A warp goes through a stretch of its own, 512 coordinates at a time.
+    const i64 rows = (size + 16 * blockDim.x - 1) / (16 * blockDim.x);
+    auto escaped = [=](int k) { return k >= window || k <= -window; };
+    auto count = [=](const Sixteen& held, i64 unit) {
+        int own = 0;
+#pragma unroll
+        for (int k = 0; k < 16; ++k) own += 16 * unit + k < size && escaped(level_at(held, k));
+        return own;
+    };
+    i64 mine = 0, total;
+    for (i64 row = 0; row < rows; ++row) {
+        const i64 unit = (warp * rows + row) * 32 + lane;
+        if (16 * unit < size) mine += count(levels[unit], unit);
+    }
+    i64 rank = __shfl_sync(FULL, block_scan(mine, &total), 0);
+    for (i64 row = 0; row < rows; ++row) {
+        const i64 unit = (warp * rows + row) * 32 + lane;
+        Sixteen held = {{0, 0, 0, 0}};
+        if (16 * unit < size) held = levels[unit];
+        const int own = 16 * unit < size ? count(held, unit) : 0;
+        if (!__ballot_sync(FULL, own > 0)) continue;
+        const int upto = (int)warp_scan(own);
+        i64 at = rank + upto - own;
+        for (int k = 0; own && k < 16; ++k) {
+            int level = level_at(held, k);
+            if (16 * unit + k >= size || !escaped(level)) continue;
+            if (level == 127 || level == -127) level = exact(16 * unit + k);
+            if (at < ESCAPES) values[at] = (level < 0 ? -level : level) - window + 1;
+            ++at;
+        }
+        rank += __shfl_sync(FULL, upto, 31);
+    }
+    return total;
+}
+
+// A block writes the planes of `found` values: gamma codes; the number of bytes.
+__device__ i64 write_planes(const int* values, i64 found, u32* words) {
+    i64 low = 0, unary = 0;
+    for (int pass = 0; pass < 2; ++pass) {
+        // First the lengths, and zeros; then the bits. The unary plane has the width of a value as zeros, and a one.
+        const i64 second = 8 * ((unary + 7) / 8);
+        i64 lows = 0;
+        for (i64 base = 0; base < found; base += blockDim.x) {
+            const i64 j = base + threadIdx.x;
+            const int value = j < found ? values[j] : 1, width = bit_length((u64)value) - 1;
+            i64 here;
+            const i64 before = lows + block_scan(width, &here), end = before + j + width, at = second + before;
+            if (pass && j < found) {
+                atomicOr(&words[end >> 5], 1u << (end & 31));
+                for (int b = 0; b < width; ++b)
+                    if (value >> b & 1) atomicOr(&words[(at + b) >> 5], 1u << ((at + b) & 31));
+            }
+            lows += here;
+        }
+        low = lows, unary = lows + found;
+        if (!pass)
+            for (i64 k = threadIdx.x; k < ((unary + 7) / 8 + (low + 7) / 8 + 3) / 4; k += blockDim.x) words[k] = 0;
+        __syncthreads();
+    }
+    return (unary + 7) / 8 + (low + 7) / 8;
+}
+
+// Two blocks for each segment: the first half of them write what it is, its table and its codes; the others its escapes.
+extern "C" __global__ void __launch_bounds__(512) dither_segments(
+    const float* x, i64 n, i64 exponent, const signed char* levels, const float* steps, const i64* counts,
+    i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, i64* segments, short* q, u8* tables, u32* codes, int* escapes, u32* planes, i64* result
+) {
+    const i64 number = segments_of(n), s = blockIdx.x % number, size = segment_length(n, s), first = s * SEGMENT;
+    i64* d = segments + s * SEGMENT_PLACES;
+    if (result[RESULT_WRONG] == NOT_FINITE) return;
+    const Window window = window_of(counts, first, size);
+    const Sixteen* units = (const Sixteen*)(levels + first);
+    if (blockIdx.x < number) return write_segment(s, size, window, exponent, units, d, q, tables, codes);
+    if (threadIdx.x == 0) d[TAIL] = 0;
+    if (!window.coded() || window.top <= window.size) return;
+    const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
+    int* values = escapes + s * ESCAPES;
+    const i64 found = list_escapes(units, size, window.size, values, [=](i64 i) {
+        bool large;
+        return level_of(x[first + i], 1.0f / steps[(first + i) >> 16], draw_of(draws, drawn != 0, first + i), &large);
+    });
+    if (found > ESCAPES) {
+        if (threadIdx.x == 0) result[RESULT_WRONG] = MANY_ESCAPES;
+        return;
+    }
+    __syncthreads();
+    const i64 tail = write_planes(values, found, planes + s * PLANE_WORDS);
+    if (threadIdx.x == 0) d[TAIL] = tail;
+}
