@@ -46,18 +46,17 @@ from tersegrad.core.protocol import (
     Message,
     Omega,
     Spec,
-    Splitter,
     Stats,
     codes_on_host,
     decode_sent,
-    decode_sum,
     flat_float32,
     has_fixed_size,
     mode_of,
     restore,
-    sums_at_once,
+    splits,
     wire_omega,
 )
+from tersegrad.core.sums import decode_sum, sums_at_once
 from tersegrad.core.text import Configuration, require
 
 # An ordinary buffer: what a compressor promises for it is known at construction. An empty one has nothing to promise about.
@@ -171,9 +170,10 @@ class ErrorFeedback(Configuration):
         residual = state.residual
         plain = isinstance(residual, Tensor) and residual.dtype == torch.float32 and residual.device == flat.device
         together = plain and self.decay == 1.0 and self.place == "device"
-        if together and isinstance(self.inner, Splitter) and self.inner.splits(flat.device, weight):
+        if together and splits(self.inner, flat.device, weight):
+            splitter: Any = self.inner
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
-            message, inner, finite = self.inner.encode_split(
+            message, inner, finite = splitter.encode_split(
                 flat, residual, left, spec, state.inner, ctx, weight=weight, stats=stats, out=out
             )
             after = ErrorFeedbackState(left, inner)
