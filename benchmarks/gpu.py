@@ -22,7 +22,8 @@ from torch import Tensor
 
 import tersegrad
 from tersegrad import Context, Message, Spec, Stats, kernels
-from tersegrad.core.protocol import decode_sum, needs_second_moment
+from tersegrad.core.protocol import needs_second_moment
+from tersegrad.core.sums import decode_sum
 
 SIZES = {"64Mi": 1 << 26, "25MB": 26 << 18, "1Mi": 1 << 20}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -15,7 +15,8 @@ import tersegrad
 from tersegrad import Context, Message, Spec, Stats, kernels
 from tersegrad.core import frame
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import decode_sum, needs_second_moment, sums_at_once
+from tersegrad.core.protocol import needs_second_moment
+from tersegrad.core.sums import decode_sum, sums_at_once
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import dither, rans, select
 from tests.kernels import agree

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec, Summer, sums_at_once
+from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec, Summer
+from tersegrad.core.sums import sums_at_once
 from tersegrad.engine.meter import Meter, watch
 from tersegrad.exchange import virtual
 from tersegrad.exchange.all_gather import AllGatherExchange

@@ -43,7 +43,7 @@ class PackedBlocks(Stateless):
         raise NotImplementedError
 
     def sums_at_once(self, device: torch.device) -> bool:
-        return self.layout() is not None and kernels.faster(device, "dequantise_messages")
+        return kernels.faster(device, "dequantise_messages") and self.layout() is not None
 
     def read_sum(self, data: Sequence[Tensor], spec: Spec, out: Tensor, weight: float) -> None:
         how = self.layout()
@@ -55,7 +55,7 @@ class PackedBlocks(Stateless):
         )
 
     def splits(self, device: torch.device, weight: float) -> bool:
-        return self.layout() is not None and kernels.faster(device, "split_blocks")
+        return kernels.faster(device, "split_blocks") and self.layout() is not None
 
     def encode_split(
         self,

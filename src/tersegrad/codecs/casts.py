@@ -22,7 +22,7 @@ class Summed(Stateless):
     cast: ClassVar[Cast]
 
     def sums_at_once(self, device: torch.device) -> bool:
-        return has_fixed_size(self) and kernels.faster(device, "sum_casts")
+        return kernels.faster(device, "sum_casts") and has_fixed_size(self)
 
     def read_sum(self, data: Sequence[Tensor], spec: Spec, out: Tensor, weight: float) -> None:
         for each in data:

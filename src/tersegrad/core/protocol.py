@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -233,44 +233,8 @@ class Summer(Protocol):
     def decode_sum(
         self, messages: Sequence[Message], spec: Spec, contexts: Sequence[Context], out: Tensor, weight: float = 1.0
     ) -> Tensor:
-        """``out = sum of weight * decode(message)``, in order: the bits of :func:`add_each`."""
+        """``out = sum of weight * decode(message)``, in order: the bits of ``core/sums.py``'s ``add_each``."""
         ...
-
-
-def sums_at_once(compressor: object, device: torch.device) -> bool:
-    """Whether a compressor adds up messages for tensors on ``device`` faster than one after another."""
-    return isinstance(compressor, Summer) and compressor.sums_at_once(device)
-
-
-def decode_sum(
-    compressor: object, messages: Sequence[Message], spec: Spec, contexts: Sequence[Context], out: Tensor, weight: float = 1.0
-) -> Tensor:
-    """``out = sum of weight * decode(message)``, in the order of the messages, as fast as the compressor can."""
-    if isinstance(compressor, Summer) and compressor.sums_at_once(out.device):
-        return compressor.decode_sum(messages, spec, contexts, out, weight)
-    return add_each(compressor, messages, spec, contexts, out, weight)
-
-
-def add_each(
-    compressor: Any,
-    messages: Sequence[Message],
-    spec: Spec,
-    contexts: Sequence[Context],
-    out: Tensor,
-    weight: float = 1.0,
-    fused: bool = True,
-) -> Tensor:
-    """The same, one message after another; ``fused``: decoded and added in one pass where the compressor can."""
-    for k, (message, ctx) in enumerate(zip(messages, contexts, strict=True)):
-        if k and fused and isinstance(compressor, Accumulator):
-            compressor.decode_add(message, spec, ctx, out, weight)
-            continue
-        decoded = compressor.decode(message, spec, ctx, None if k else out)
-        if weight != 1.0:
-            decoded.mul_(weight)
-        if k:
-            out.add_(decoded)
-    return out
 
 
 @runtime_checkable
@@ -335,6 +299,12 @@ class Splitter(Protocol[S]):
         y is not finite, and ``left`` is undefined.
         """
         ...
+
+
+def splits(compressor: object, device: torch.device, weight: float) -> bool:
+    """Whether a compressor is a :class:`Splitter` for tensors on ``device`` and this ``weight``."""
+    said = getattr(compressor, "splits", None)
+    return said is not None and bool(said(device, weight))
 
 
 def wire_omega(compressor: object, spec: Spec) -> Omega:

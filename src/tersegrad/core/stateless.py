@@ -16,7 +16,8 @@ from torch import Tensor
 from tersegrad.core import host
 from tersegrad.core.buffers import byte_buffer, float_buffer
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Message, Spec, Stats, add_each, flat_float32, has_fixed_size
+from tersegrad.core.protocol import Context, Message, Spec, Stats, flat_float32, has_fixed_size
+from tersegrad.core.sums import add_each
 from tersegrad.core.text import Configuration
 
 

@@ -26,13 +26,12 @@ from tersegrad.core.protocol import (
     Stats,
     codes_on_host,
     decode_sent,
-    decode_sum,
     flat_float32,
     has_fixed_size,
     restore,
-    sums_at_once,
 )
 from tersegrad.core.state import carried
+from tersegrad.core.sums import decode_sum, sums_at_once
 from tersegrad.exchange import ProcessGroup
 from tersegrad.exchange.steps import Collective
 

@@ -17,17 +17,8 @@ from torch import Tensor
 
 from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import (
-    Compressor,
-    Context,
-    Message,
-    Spec,
-    Stats,
-    codes_on_host,
-    decode_sum,
-    has_fixed_size,
-    lengths,
-)
+from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats, codes_on_host, has_fixed_size, lengths
+from tersegrad.core.sums import decode_sum
 from tersegrad.exchange.combine import PLAIN, Rule, combine
 from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, announced, in_parts, read_integers
 

@@ -45,19 +45,17 @@ from tersegrad.core.protocol import (
     Piece,
     Spec,
     Stats,
-    add_each,
     codes_on_host,
     decode_sent,
-    decode_sum,
     flat,
     flat_float32,
     has_fixed_size,
     lengths,
     restore,
-    sums_at_once,
     wire_omega,
 )
 from tersegrad.core.state import Parts
+from tersegrad.core.sums import add_each, decode_sum, sums_at_once
 from tersegrad.core.text import Configuration, require
 
 

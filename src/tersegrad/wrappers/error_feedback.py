@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -39,25 +39,23 @@ from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.numbers import float32
 from tersegrad.core.packed import Packed, pack
 from tersegrad.core.protocol import (
-    Accumulator,
     Compressor,
     Context,
     Guarantee,
     Message,
     Omega,
     Spec,
-    Splitter,
     Stats,
     codes_on_host,
     decode_sent,
-    decode_sum,
     flat_float32,
     has_fixed_size,
     mode_of,
     restore,
-    sums_at_once,
+    splits,
     wire_omega,
 )
+from tersegrad.core.sums import decode_sum, sums_at_once
 from tersegrad.core.text import Configuration, require
 
 # An ordinary buffer: what a compressor promises for it is known at construction. An empty one has nothing to promise about.
@@ -171,9 +169,10 @@ class ErrorFeedback(Configuration):
         residual = state.residual
         plain = isinstance(residual, Tensor) and residual.dtype == torch.float32 and residual.device == flat.device
         together = plain and self.decay == 1.0 and self.place == "device"
-        if together and isinstance(self.inner, Splitter) and self.inner.splits(flat.device, weight):
+        if together and splits(self.inner, flat.device, weight):
+            splitter: Any = self.inner
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
-            message, inner, finite = self.inner.encode_split(
+            message, inner, finite = splitter.encode_split(
                 flat, residual, left, spec, state.inner, ctx, weight=weight, stats=stats, out=out
             )
             after = ErrorFeedbackState(left, inner)
@@ -202,8 +201,9 @@ class ErrorFeedback(Configuration):
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         """``out += weight * decode(message)``, in one pass where the inner compressor can."""
         inner_spec = _corrected(spec)
-        if isinstance(self.inner, Accumulator):
-            return self.inner.decode_add(message, inner_spec, ctx, out, weight * self._weight(inner_spec))
+        add = _adder(self.inner)
+        if add is not None:
+            return add(message, inner_spec, ctx, out, weight * self._weight(inner_spec))
         out = buffers.float_buffer(out, spec.numel, message.data.device)
         return out.add_(self.decode(message, spec, ctx) * weight)
 
@@ -268,10 +268,16 @@ def _chosen(after: ErrorFeedbackState, good: Tensor, before: ErrorFeedbackState)
     return found
 
 
+def _adder(inner: object) -> Callable[..., Tensor] | None:
+    """Its ``decode_add``, if it has one. Asking for the protocol itself takes longer than adding a short message."""
+    return getattr(inner, "decode_add", None)
+
+
 def _subtract(inner: Compressor[Any], message: Message, spec: Spec, ctx: Context, y: Tensor, weight: float) -> Tensor:
     """``y -= weight * decode(message)``. Product and difference round one after the other, as a receiver's do."""
-    if isinstance(inner, Accumulator):
-        return inner.decode_add(message, spec, ctx, y, -weight)
+    add = _adder(inner)
+    if add is not None:
+        return add(message, spec, ctx, y, -weight)
     decoded = inner.decode(message, spec, ctx)
     return y.sub_(decoded if weight == 1.0 else decoded.mul_(weight))
 

@@ -30,13 +30,12 @@ from tersegrad.core.protocol import (
     Spec,
     Stats,
     codes_on_host,
-    decode_sum,
     flat_float32,
     has_fixed_size,
     mode_of,
-    sums_at_once,
     wire_omega,
 )
+from tersegrad.core.sums import decode_sum, sums_at_once
 from tersegrad.core.text import Configuration, require
 
 
