@@ -20,13 +20,18 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     __shared__ int tops[16], over15[16], over31[16];
     const i64 first = (i64)blockIdx.x * SCALE_BLOCK, size = smaller(SCALE_BLOCK, n - first);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const i64 begin = first + 4096 * warp, stop = smaller(begin + 4096, n);
+    const i64 begin = first + 4096 * warp;
+    const int stop = (int)larger(smaller(4096, n - begin), 0);
+    const float* from = x + begin;
+    signed char* to = levels + begin;
+    KEEP_TOGETHER(from);
+    KEEP_TOGETHER(to);
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
     double total = 0;
-    for (i64 base = begin; base < stop; base += 32 * 8) {
+    for (int base = 0; base < stop; base += 32 * 8) {
         float v[8];
 #pragma unroll
-        for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? x[base + 32 * a + lane] : 0.0f;
+        for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? from[(u32)(base + 32 * a + lane)] : 0.0f;
 #pragma unroll
         for (int a = 0; a < 8; ++a) total += (double)v[a] * (double)v[a];
     }
@@ -47,12 +52,31 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
         double dot = 0, square = 0;
         u32 energy = 0;
         top = more15 = more31 = 0;
-        for (i64 base = begin; base < stop; base += 256) {
+        const bool plain = !drawn && !wide && !empty && finite;
+        for (int base = 0; plain && base < stop; base += 256) {
             float v[8];
 #pragma unroll
-            for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? x[base + 32 * a + lane] : 0.0f;
+            for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? from[(u32)(base + 32 * a + lane)] : 0.0f;
+#pragma unroll
+            for (int a = 0; a < 8; ++a) {
+                const float y = __fmul_rn(v[a], inverse);
+                // Large levels only have to stay large here.
+                const float shifted = __fadd_rn(fminf(fmaxf(y, -2097152.0f), 2097152.0f), SHIFTER);
+                const int i = base + 32 * a + lane, k = (int)(__float_as_uint(shifted) - __float_as_uint(SHIFTER)), magnitude = k < 0 ? -k : k;
+                if (i < stop) to[(u32)i] = (signed char)k;
+                top = magnitude > top ? magnitude : top;
+                more15 += magnitude > 15;
+                more31 += magnitude > 31;
+                energy += (u32)(k * k);
+                quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(y, __fsub_rn(shifted, SHIFTER)));
+            }
+        }
+        for (int base = 0; !plain && base < stop; base += 256) {
+            float v[8];
+#pragma unroll
+            for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? from[(u32)(base + 32 * a + lane)] : 0.0f;
             u32 w[4];
-            if (drawn) philox(draws, ((u64)base >> 3) + lane, 0, w);
+            if (drawn) philox(draws, ((u64)(begin + base) >> 3) + lane, 0, w);
 #pragma unroll
             for (int a = 0; a < 8; ++a) {
                 int draw = -1;
@@ -64,11 +88,11 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
                     const u32 word = lane & 4 ? (lane & 2 ? words[3] : words[2]) : (lane & 2 ? words[1] : words[0]);
                     draw = (int)(word >> 16 * (lane & 1) & 0xffff);
                 }
-                const i64 i = base + 32 * a + lane;
+                const int i = base + 32 * a + lane;
                 bool large = false;
                 const int k = empty || !finite ? 0 : level_of(v[a], inverse, draw, &large);
                 const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
-                if (i < stop) levels[i] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
+                if (i < stop) to[(u32)i] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
                 top = magnitude > top ? magnitude : top;
                 more15 += magnitude > 15;
                 more31 += magnitude > 31;
