@@ -246,6 +246,23 @@ extern "C" __global__ void dither_close(
     if (threadIdx.x == 0) found[RESULT_NORM] = sums[0], found[RESULT_ERROR] = sums[segments_number];
 }
 
+// A block copies words to bytes of any alignment, four bytes at a time.
+__device__ void copy_words(u8* to, const u16* from, i64 number) {
+    const i64 bytes = 2 * number, lead = smaller(bytes, -(u64)to & 3), fours = (bytes - lead) / 4;
+    auto byte = [=](i64 b) { return (u8)(from[b >> 1] >> 8 * (b & 1)); };
+    for (i64 b = threadIdx.x; b < lead; b += blockDim.x) to[b] = byte(b);
+    for (i64 k = threadIdx.x; k < fours; k += blockDim.x) {
+        const u16* p = from + (lead + 4 * k) / 2;
+        u32 four = p[0] | (u32)p[1] << 16;
+        if (lead & 1) four = four >> 8 | (u32)p[2] << 24;
+        *(u32*)(to + lead + 4 * k) = four;
+    }
+    for (i64 b = lead + 4 * fours + threadIdx.x; b < bytes; b += blockDim.x) to[b] = byte(b);
+}
+
+// Parts of a chunk that blocks copy.
+#define PARTS 4
+
 // Blocks, `share` of them for each segment, write the message.
 extern "C" __global__ void dither_write(
     const float* x, i64 n, i64 share, const signed char* levels, const float* scales, const i64* segments, const i64* regions, const i64* firsts,
@@ -291,12 +308,13 @@ extern "C" __global__ void dither_write(
     for (i64 b = begin; b < d[TABLES_OF]; b += stride) body[1 + b] = tables[s * 8192 + b];
     if (d[FORM_OF] != CODED) return;
     const Layout l = layout_of(size, 2 * window + 1, d[CHUNK_OF]);
-    for (i64 c = part; c < l.chunks; c += share) {
+    for (i64 piece = part; piece < l.chunks * PARTS; piece += share) {
+        const i64 c = piece / PARTS, which = piece % PARTS, number = numbers[s * CHUNKS + c];
+        const i64 from = number * which / PARTS, until = number * (which + 1) / PARTS;
         u8* chunk = body + offsets[s * CHUNKS + c];
-        const i64 number = numbers[s * CHUNKS + c];
-        const u16* from = words + first + c * l.size + l.coded(c) - number;
+        copy_words(chunk + 4 * l.lanes + 2 * from, words + first + c * l.size + l.coded(c) - number + from, until - from);
+        if (which) continue;
         if (threadIdx.x == 0) store32(body + 1 + d[TABLES_OF] + 4 * c, (u32)number);
         for (int k = threadIdx.x; k < l.lanes; k += blockDim.x) store32(chunk + 4 * k, states[s * CHUNKS * 64 + c * l.lanes + k]);
-        for (i64 k = threadIdx.x; k < number; k += blockDim.x) store16(chunk + 4 * l.lanes + 2 * k, from[k]);
     }
 }
