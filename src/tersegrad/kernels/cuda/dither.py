@@ -149,7 +149,7 @@ def dither_encode(
     carry: Tensor | None = None,
     layout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write a message into ``out``: length, ||x||^2 and the squared error, which the host knows by then; and what it leaves out into ``left``.
+    """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory; and what it leaves out into ``left``.
 
     Short messages, the published code and segments with very many escapes are left to the CPU's kernels over a copy.
     """

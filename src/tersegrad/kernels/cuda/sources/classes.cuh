@@ -74,6 +74,10 @@ __device__ __forceinline__ int class_of(int base, int line, int column) {
 struct alignas(16) Sixteen {
     u32 word[4];
     __device__ u32 byte(int k) const { return word[k >> 2] >> 8 * (k & 3) & 255; }
+    // Whether all bytes are the same.
+    __device__ bool even() const {
+        return word[0] == word[0] % 256 * 0x01010101u && word[0] == word[1] && word[0] == word[2] && word[0] == word[3];
+    }
 };
 
 // Calls put(i, classes, from, to) for coordinates i0 .. i1 of a region, sixteen at a time, at places of the vector that are multiples of
@@ -95,30 +99,35 @@ __device__ void each_class(const Team& team, const Region& g, i64 field, const u
         const int i = 16 * unit - lead, from = i < i0 ? i0 - i : 0, to = i1 - i < 16 ? i1 - i : 16;
         Sixteen classes;
         int r = row, c = column;
+        // Sixteen of one row mostly have one class.
+        if (mode != BY_GRID && to - from == 16 && (mode == ONE_SCALE || c + 16 <= length)) {
+            const u32 all = name(class_of(base, mode == ONE_SCALE ? MIDDLE : octaves[r], MIDDLE)) * 0x01010101u;
+            classes = {{all, all, all, all}};
+        } else
 #pragma unroll
-        for (int q = 0; q < 4; ++q) {
-            const bool full = from <= 4 * q && to >= 4 * q + 4;
-            u32 packed = 0;
-            if (mode == ONE_SCALE) {
-                packed = name(class_of(base, MIDDLE, MIDDLE)) * 0x01010101u;
-            } else if (full && c + 4 <= length) {
-                const int line = octaves[r];
-                if (mode != BY_GRID) packed = name(class_of(base, line, MIDDLE)) * 0x01010101u;
-                else if (!line) packed = name(0) * 0x01010101u;
-                else
+            for (int q = 0; q < 4; ++q) {
+                const bool full = from <= 4 * q && to >= 4 * q + 4;
+                u32 packed = 0;
+                if (mode == ONE_SCALE) {
+                    packed = name(class_of(base, MIDDLE, MIDDLE)) * 0x01010101u;
+                } else if (full && c + 4 <= length) {
+                    const int line = octaves[r];
+                    if (mode != BY_GRID) packed = name(class_of(base, line, MIDDLE)) * 0x01010101u;
+                    else if (!line) packed = name(0) * 0x01010101u;
+                    else
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) packed |= name(class_of(base, line, own(c + k))) << 8 * k;
-                c += 4;
-                if (c == length) c = 0, ++r;
-            } else {
-                for (int k = 0; k < 4; ++k) {
-                    if (4 * q + k >= from && 4 * q + k < to)
-                        packed |= name(class_of(base, octaves[r], mode == BY_GRID ? own(c) : MIDDLE)) << 8 * k;
-                    if (++c == length) c = 0, ++r;
+                        for (int k = 0; k < 4; ++k) packed |= name(class_of(base, line, own(c + k))) << 8 * k;
+                    c += 4;
+                    if (c == length) c = 0, ++r;
+                } else {
+                    for (int k = 0; k < 4; ++k) {
+                        if (4 * q + k >= from && 4 * q + k < to)
+                            packed |= name(class_of(base, octaves[r], mode == BY_GRID ? own(c) : MIDDLE)) << 8 * k;
+                        if (++c == length) c = 0, ++r;
+                    }
                 }
+                classes.word[q] = packed;
             }
-            classes.word[q] = packed;
-        }
         put(i, classes, from, to);
         row += down;
         column += right;

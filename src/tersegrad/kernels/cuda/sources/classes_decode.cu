@@ -10,16 +10,19 @@
 // No segment has more octaves than two for each coordinate.
 #define SIDE_CHUNKS 64
 
-// A warp writes, for a table of frequencies, each symbol's start | frequency << 16; and which symbol is the only one, if any.
+// A warp writes, for a table of frequencies, start | (frequency - 1) << 12 | symbol << 24 of each symbol that has any, one after the other;
+// and which symbol is the only one, if any.
 __device__ void make_entries(const int* f, int alphabet, u32* entries, u8* only) {
     const int lane = threadIdx.x & 31;
-    int start = 0;
+    int start = 0, number = 0;
     for (int base = 0; base < alphabet; base += 32) {
         const int k = base + lane, own = k < alphabet ? f[k] : 0;
         const int upto = (int)warp_scan(own);
-        if (k < alphabet) entries[k] = (u32)(start + upto - own) | (u32)own << 16;
+        const u32 present = __ballot_sync(FULL, own > 0);
+        if (own) entries[number + __popc(present & ((1u << lane) - 1))] = (u32)(start + upto - own) | (u32)(own - 1) << 12 | (u32)k << 24;
         if (own == TOTAL) *only = (u8)k;
         start += __shfl_sync(FULL, upto, 31);
+        number += __popc(present);
     }
     __syncwarp();
 }
@@ -250,8 +253,29 @@ extern "C" __global__ void classes_fill(
     });
 }
 
-// Bytes for the tables of a segment in a block: entries, and the symbol of every slot, or of every second or fourth, as far as there is room.
+// Bytes for the tables of a segment in a block: entries, and the entry of every slot, or of every second or fourth, as far as there is room.
 #define NEAR_BYTES 43008
+
+// Whether a slot lies behind those of an entry that begins at or before it.
+__device__ __forceinline__ bool behind(u32 slot, u32 entry) { return slot - (entry & 0xfff) > (entry >> 12 & 0xfff); }
+
+// Slots to entries. Every slot or every second (`fine`): the entry is the one that is told for it, or the next.
+template <bool fine>
+struct Entries {
+    const u32* entries;
+    const u8* guesses;
+    int coarse, stride;
+    __device__ void operator()(u32 context, u32 slot, u32* cell, u8* symbol) const {
+        const u32* own = entries + context * stride + guesses[(context * TOTAL + slot) >> coarse];
+        u32 entry = own[0];
+        const u32 next = own[1];
+        if (fine) entry = behind(slot, entry) ? next : entry;
+        else
+            while (behind(slot, entry)) entry = *++own;
+        *symbol = (u8)(entry >> 24);
+        *cell = ((entry >> 12 & 0xfff) + 1) | (slot - (entry & 0xfff)) << 16;
+    }
+};
 
 // A warp for each chunk, four of them in a block.
 extern "C" __global__ void __launch_bounds__(128) classes_chunks(
@@ -272,20 +296,21 @@ extern "C" __global__ void __launch_bounds__(128) classes_chunks(
     const Layout l = layout_of(n, alphabet, d[CHUNK_OF]);
     if (begin >= l.chunks) return;
     if (threadIdx.x < (n + SCALE_BLOCK - 1) / SCALE_BLOCK) scales[threadIdx.x] = scale_at(data + d[SCALES], threadIdx.x);
-    for (int k = threadIdx.x; k < tables * alphabet; k += blockDim.x) near[k] = entries[(s * CLASSES + k / alphabet) * 256 + k % alphabet];
+    // One place more than entries, since the one behind an entry is read with it.
+    const int stride = alphabet + 1;
+    for (int k = threadIdx.x; k < tables * stride; k += blockDim.x) near[k] = entries[(s * CLASSES + k / stride) * 256 + k % stride];
     __syncthreads();
     int coarse = 0;
-    while (4 * tables * alphabet + (tables * TOTAL >> coarse) > NEAR_BYTES) ++coarse;
-    const u32* near_entries = near;
-    u8* const guesses = (u8*)(near + tables * alphabet);
-    // A thread goes through 256 slots of a table: the last symbol that starts at or before a slot, those without slots left out.
+    while (4 * tables * stride + (tables * TOTAL >> coarse) > NEAR_BYTES) ++coarse;
+    u8* const guesses = (u8*)(near + tables * stride);
+    // A thread goes through 256 slots of a table: the last entry that starts at or before a slot.
     for (int run = threadIdx.x; run < tables * TOTAL / 256; run += blockDim.x) {
-        const u32* own = near + run / 16 * alphabet;
+        const u32* own = near + run / 16 * stride;
         u32 slot = run % 16 * 256, k = 0, entry = own[0], *to = (u32*)(guesses + ((run / 16 * TOTAL + slot) >> coarse));
         for (const u32 end = slot + 256; slot < end; ++to) {
             u32 four = 0;
             for (int b = 0; b < 4; ++b, slot += 1 << coarse) {
-                while (slot - (entry & 0xffff) >= entry >> 16) entry = own[++k];
+                while (behind(slot, entry)) entry = own[++k];
                 four |= k << 8 * b;
             }
             *to = four;
@@ -293,26 +318,19 @@ extern "C" __global__ void __launch_bounds__(128) classes_chunks(
     }
     __syncthreads();
     if (c >= l.chunks) return;
-    auto look = [=](u32 context, u32 slot, u32* cell, u8* symbol) {
-        u32 k = guesses[(context * TOTAL + slot) >> coarse];
-        const u32* own = near_entries + context * alphabet;
-        u32 entry = own[k];
-        while (slot - (entry & 0xffff) >= entry >> 16) entry = own[++k];
-        *symbol = (u8)k;
-        *cell = entry >> 16 | (slot - (entry & 0xffff)) << 16;
-    };
     const u8* states = data + offsets[s * CHUNKS + c];
     const i64 first = s * SEGMENT, number = words[s * CHUNKS + c];
     float* to = out + first;
     u32* own_marks = marks + first / 32;
-    const ContextOf context = {contexts + first};
+    const u8* own_contexts = contexts + first;
+    KEEP_TOGETHER(own_contexts);
     u16* ring = rings[threadIdx.x >> 5];
-    bool good;
-    if (d[TAIL]) {
+    auto decode = [&](auto look) {
+        const ContextOf context = {own_contexts};
+        if (!d[TAIL]) return decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<false>{to, scales, own_marks, window});
         clear_marks(own_marks, l, c);
-        good = decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<true>{to, scales, own_marks, window});
-    } else {
-        good = decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<false>{to, scales, own_marks, window});
-    }
+        return decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<true>{to, scales, own_marks, window});
+    };
+    const bool good = coarse < 2 ? decode(Entries<true>{near, guesses, coarse, stride}) : decode(Entries<false>{near, guesses, coarse, stride});
     if (!good) state[WRONG] = CORRUPT;
 }

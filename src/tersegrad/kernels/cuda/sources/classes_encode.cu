@@ -38,6 +38,17 @@ __device__ __forceinline__ u32 magnitudes(u32 levels, u32 limit) {
     return (sizes & ~over) | (limit & over);
 }
 
+// The largest of sixteen bytes below 128.
+__device__ __forceinline__ u32 largest(const Sixteen& of) {
+    auto more = [](u32 a, u32 b) {
+        const u32 mask = (((a | 0x80808080u) - b) >> 7 & 0x01010101u) * 255u;
+        return (a & mask) | (b & ~mask);
+    };
+    u32 most = more(more(of.word[0], of.word[1]), more(of.word[2], of.word[3]));
+    most = more(most, most >> 16);
+    return more(most, most >> 8) & 255;
+}
+
 // Levels of a region, four at a time at places that are multiples of four: those of coordinates begin .. end, zeros around them.
 struct Fours {
     const u32* words;
@@ -239,28 +250,35 @@ extern "C" __global__ void __launch_bounds__(256, 3) classes_count(
     for (int k = threadIdx.x; k < CLASSES * alphabet; k += blockDim.x) held[k] = 0;
     for (int k = threadIdx.x; k < CLASSES * 128; k += blockDim.x) seen[k] = 0;
     __syncthreads();
-    int* const near_counts = held;
     u8* const near_seen = seen;
     const Slice slice = slice_of(first, size, part, share);
     each_part(regions, firsts, s, slice.from, slice.to, [=](const Team& team, i64 r, const Region& g, int i0, int i1) {
         const signed char* own = levels + g.start;
         u8* place = classes + g.start;
-        const int before = (int)(g.start - first);
         auto put = [=](int i, const Sixteen& mine, int from, int to) {
-            const Sixteen levels = *(const Sixteen*)(own + i);
+            Sixteen sizes = *(const Sixteen*)(own + i);
             put_sixteen(place + i, mine, from, to);
-            Sixteen sizes;
-            for (int q = 0; q < 4; ++q) sizes.word[q] = magnitudes(levels.word[q], (u32)window * 0x01010101u);
+            for (int q = 0; q < 4; ++q) sizes.word[q] = magnitudes(sizes.word[q], (u32)window * 0x01010101u);
+            if (to - from == 16 && mine.even()) {
+                near_seen[mine.byte(0) * 128 + largest(sizes)] = 1;
+                return;
+            }
 #pragma unroll
             for (int k = 0; k < 16; ++k)
                 if (k >= from && k < to) near_seen[mine.byte(k) * 128 + sizes.byte(k)] = 1;
-            if (sampled && (before + i) / BLOCK % COUNTED) return;
-#pragma unroll
-            for (int k = 0; k < 16; ++k)
-                if (k >= from && k < to) atomicAdd(&near_counts[mine.byte(k) * alphabet + symbol_of((signed char)levels.byte(k), window)], 1);
         };
         each_class(team, g, told[r * TOLD_PLACES + FIELD], octaves + g.room, i0, i1, [](int c) { return (u32)c; }, put);
     });
+    __syncthreads();
+    // Sixteen coordinates at a time; of a sample those of every eighth block of 64. Slices begin at multiples of 512.
+    for (i64 j = threadIdx.x;; j += blockDim.x) {
+        const i64 i = slice.from + 16 * (sampled ? j / 4 * 4 * COUNTED + j % 4 : j);
+        if (i >= slice.to) break;
+        const Sixteen held_levels = *(const Sixteen*)(levels + i), mine = *(const Sixteen*)(classes + i);
+#pragma unroll
+        for (int k = 0; k < 16; ++k)
+            if (i + k < slice.to) atomicAdd(&held[mine.byte(k) * alphabet + symbol_of((signed char)held_levels.byte(k), window)], 1);
+    }
     __syncthreads();
     for (int k = threadIdx.x; k < CLASSES * alphabet; k += blockDim.x)
         if (held[k]) atomicAdd(&counts[s * CLASSES * 256 + k], held[k]);

@@ -20,13 +20,18 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     __shared__ int tops[16], over15[16], over31[16];
     const i64 first = (i64)blockIdx.x * SCALE_BLOCK, size = smaller(SCALE_BLOCK, n - first);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const i64 begin = first + 4096 * warp, stop = smaller(begin + 4096, n);
+    const i64 begin = first + 4096 * warp;
+    const int stop = (int)larger(smaller(4096, n - begin), 0);
+    const float* from = x + begin;
+    signed char* to = levels + begin;
+    KEEP_TOGETHER(from);
+    KEEP_TOGETHER(to);
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
     double total = 0;
-    for (i64 base = begin; base < stop; base += 32 * 8) {
+    for (int base = 0; base < stop; base += 32 * 8) {
         float v[8];
 #pragma unroll
-        for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? x[base + 32 * a + lane] : 0.0f;
+        for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? from[(u32)(base + 32 * a + lane)] : 0.0f;
 #pragma unroll
         for (int a = 0; a < 8; ++a) total += (double)v[a] * (double)v[a];
     }
@@ -47,12 +52,31 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
         double dot = 0, square = 0;
         u32 energy = 0;
         top = more15 = more31 = 0;
-        for (i64 base = begin; base < stop; base += 256) {
+        const bool plain = !drawn && !wide && !empty && finite;
+        for (int base = 0; plain && base < stop; base += 256) {
             float v[8];
 #pragma unroll
-            for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? x[base + 32 * a + lane] : 0.0f;
+            for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? from[(u32)(base + 32 * a + lane)] : 0.0f;
+#pragma unroll
+            for (int a = 0; a < 8; ++a) {
+                const float y = __fmul_rn(v[a], inverse);
+                // Large levels only have to stay large here.
+                const float shifted = __fadd_rn(fminf(fmaxf(y, -2097152.0f), 2097152.0f), SHIFTER);
+                const int i = base + 32 * a + lane, k = (int)(__float_as_uint(shifted) - __float_as_uint(SHIFTER)), magnitude = k < 0 ? -k : k;
+                if (i < stop) to[(u32)i] = (signed char)k;
+                top = magnitude > top ? magnitude : top;
+                more15 += magnitude > 15;
+                more31 += magnitude > 31;
+                energy += (u32)(k * k);
+                quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(y, __fsub_rn(shifted, SHIFTER)));
+            }
+        }
+        for (int base = 0; !plain && base < stop; base += 256) {
+            float v[8];
+#pragma unroll
+            for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? from[(u32)(base + 32 * a + lane)] : 0.0f;
             u32 w[4];
-            if (drawn) philox(draws, ((u64)base >> 3) + lane, 0, w);
+            if (drawn) philox(draws, ((u64)(begin + base) >> 3) + lane, 0, w);
 #pragma unroll
             for (int a = 0; a < 8; ++a) {
                 int draw = -1;
@@ -64,11 +88,11 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
                     const u32 word = lane & 4 ? (lane & 2 ? words[3] : words[2]) : (lane & 2 ? words[1] : words[0]);
                     draw = (int)(word >> 16 * (lane & 1) & 0xffff);
                 }
-                const i64 i = base + 32 * a + lane;
+                const int i = base + 32 * a + lane;
                 bool large = false;
                 const int k = empty || !finite ? 0 : level_of(v[a], inverse, draw, &large);
                 const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
-                if (i < stop) levels[i] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
+                if (i < stop) to[(u32)i] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
                 top = magnitude > top ? magnitude : top;
                 more15 += magnitude > 15;
                 more31 += magnitude > 31;
@@ -222,6 +246,23 @@ extern "C" __global__ void dither_close(
     if (threadIdx.x == 0) found[RESULT_NORM] = sums[0], found[RESULT_ERROR] = sums[segments_number];
 }
 
+// A block copies words to bytes of any alignment, four bytes at a time.
+__device__ void copy_words(u8* to, const u16* from, i64 number) {
+    const i64 bytes = 2 * number, lead = smaller(bytes, -(u64)to & 3), fours = (bytes - lead) / 4;
+    auto byte = [=](i64 b) { return (u8)(from[b >> 1] >> 8 * (b & 1)); };
+    for (i64 b = threadIdx.x; b < lead; b += blockDim.x) to[b] = byte(b);
+    for (i64 k = threadIdx.x; k < fours; k += blockDim.x) {
+        const u16* p = from + (lead + 4 * k) / 2;
+        u32 four = p[0] | (u32)p[1] << 16;
+        if (lead & 1) four = four >> 8 | (u32)p[2] << 24;
+        *(u32*)(to + lead + 4 * k) = four;
+    }
+    for (i64 b = lead + 4 * fours + threadIdx.x; b < bytes; b += blockDim.x) to[b] = byte(b);
+}
+
+// Parts of a chunk that blocks copy.
+#define PARTS 4
+
 // Blocks, `share` of them for each segment, write the message.
 extern "C" __global__ void dither_write(
     const float* x, i64 n, i64 share, const signed char* levels, const float* scales, const i64* segments, const i64* regions, const i64* firsts,
@@ -267,12 +308,13 @@ extern "C" __global__ void dither_write(
     for (i64 b = begin; b < d[TABLES_OF]; b += stride) body[1 + b] = tables[s * 8192 + b];
     if (d[FORM_OF] != CODED) return;
     const Layout l = layout_of(size, 2 * window + 1, d[CHUNK_OF]);
-    for (i64 c = part; c < l.chunks; c += share) {
+    for (i64 piece = part; piece < l.chunks * PARTS; piece += share) {
+        const i64 c = piece / PARTS, which = piece % PARTS, number = numbers[s * CHUNKS + c];
+        const i64 from = number * which / PARTS, until = number * (which + 1) / PARTS;
         u8* chunk = body + offsets[s * CHUNKS + c];
-        const i64 number = numbers[s * CHUNKS + c];
-        const u16* from = words + first + c * l.size + l.coded(c) - number;
+        copy_words(chunk + 4 * l.lanes + 2 * from, words + first + c * l.size + l.coded(c) - number + from, until - from);
+        if (which) continue;
         if (threadIdx.x == 0) store32(body + 1 + d[TABLES_OF] + 4 * c, (u32)number);
         for (int k = threadIdx.x; k < l.lanes; k += blockDim.x) store32(chunk + 4 * k, states[s * CHUNKS * 64 + c * l.lanes + k]);
-        for (i64 k = threadIdx.x; k < number; k += blockDim.x) store16(chunk + 4 * l.lanes + 2 * k, from[k]);
     }
 }

@@ -34,7 +34,7 @@ __device__ __forceinline__ int level_at(const Sixteen& held, int k) { return (si
 __device__ void write_segment(
     i64 s, i64 size, const Window& window, i64 exponent, const Sixteen* levels, i64* d, short* q, u8* tables, u32* codes
 ) {
-    __shared__ u32 sums[COPIES][256];
+    __shared__ u32 sums[COPIES * 256];
     __shared__ u8 seen[256];
     __shared__ u32 w[256];
     __shared__ int f[256];
@@ -49,7 +49,7 @@ __device__ void write_segment(
     }
     if (!window.coded()) return;
     const bool sampled = size >= larger((i64)1 << 16, 4096 * alphabet);
-    for (int k = t; k < COPIES * 256; k += blockDim.x) sums[0][k] = 0;
+    for (int k = t; k < COPIES * 256; k += blockDim.x) sums[k] = 0;
     for (int k = t; k < 256; k += blockDim.x) seen[k] = 0;
     __syncthreads();
     for (i64 j = t;; j += blockDim.x) {
@@ -59,14 +59,14 @@ __device__ void write_segment(
         const Sixteen held = levels[unit];
 #pragma unroll
         for (int k = 0; k < 16; ++k)
-            if (16 * unit + k < size) atomicAdd(&sums[t % COPIES][symbol_of(level_at(held, k), window.size)], 1u);
+            if (16 * unit + k < size) atomicAdd(&sums[t % COPIES * 256 + symbol_of(level_at(held, k), window.size)], 1u);
     }
     __syncthreads();
     for (int k = t; k < 256; k += blockDim.x)
-        for (int copy = 1; copy < COPIES; ++copy) sums[0][k] += sums[copy][k];
+        for (int copy = 1; copy < COPIES; ++copy) sums[k] += sums[copy * 256 + k];
     __syncthreads();
     i64 own = 0, different;
-    for (int k = t; k < 256; k += blockDim.x) own += sums[0][k] > 0;
+    for (int k = t; k < 256; k += blockDim.x) own += sums[k] > 0;
     block_scan(own, &different);
     const bool everything = sampled && 2 * different >= alphabet;
     if (sampled && !everything)
@@ -78,7 +78,7 @@ __device__ void write_segment(
         }
     __syncthreads();
     if (t >= 32) return;
-    const u32* counted = sums[0];
+    const u32* counted = sums;
     const u8* there = seen;
     const i64 bits = write_table([=](int k) { return (i64)counted[k] + (everything ? 1 : there[k]); }, alphabet, q + s * 256, tables + s * 8192, room);
     const int present = make_frequencies(q + s * 256, alphabet, w, f);

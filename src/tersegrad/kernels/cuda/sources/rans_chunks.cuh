@@ -67,7 +67,7 @@ struct NoContext {
 struct ContextOf {
     static constexpr int ahead = 8;
     const u8* contexts;
-    __device__ u32 operator()(i64 i) const { return contexts[i]; }
+    __device__ u32 operator()(i64 i) const { return contexts[(u32)i]; }
 };
 
 // Hands on the symbols of a whole step, which begins at symbol i: at once, where `put` takes them so, or one by one.
