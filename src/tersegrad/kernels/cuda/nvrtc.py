@@ -13,7 +13,7 @@ class CompileError(RuntimeError):
     """A source that does not compile; the compiler's log is its message."""
 
 
-OPTIONS = ("--std=c++17", "--fmad=false")
+OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 
 
 def _candidates() -> list[str]:
