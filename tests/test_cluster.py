@@ -219,10 +219,10 @@ def test_two_hosts_at_a_limited_rate(kind: type[Any], monkeypatch: pytest.Monkey
         rates = [8 * nbytes / max(hosts.run("raw", [net.address(0), net.address(1)], nbytes)) for _ in range(3)]
         assert 0.6 * rate < max(rates) < 1.05 * rate
         texts = ["float32", OURS]
-        found = hosts.run("exchange_rounds", texts, numel, 2)
-        dense, ours = (cluster.merge(text, 2, rate, [f[text] for f in found]) for text in texts)
-        assert dense.seconds > 0.8 * 8 * 4 * numel / rate  # a host sends 2 (p-1)/p = 1 vector
-        assert ours.seconds < dense.seconds / 3
+        turns = [hosts.run("exchange_rounds", texts, numel, 2) for _ in range(3)]
+        dense, ours = (min(cluster.merge(text, 2, rate, [f[text] for f in found]).seconds for found in turns) for text in texts)
+        assert dense > 0.8 * 8 * 4 * numel / rate  # a host sends 2 (p-1)/p = 1 vector
+        assert ours < dense / 3
         audit = hosts.run("audit", OURS, numel, 2)[0]
         assert audit["messages"] == 6
         assert 0 < audit["worst"] <= 0.1

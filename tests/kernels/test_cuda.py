@@ -238,7 +238,8 @@ def test_the_largest_of_a_long_vector_are_found_among_candidates(kind: str, monk
     elif kind == "large at the sampled places":
         x[:: n // select.SAMPLE] += 100
     with emulated():
-        for few in (select.FEW, 0):
+        # With more than a few candidates, several blocks look through them.
+        for few in (select.FEW, 0) if kind == "ties" else (select.FEW,):
             monkeypatch.setattr(select, "FEW", few)
             for a, b in zip(reference.select_top_k(x, 400), select.select_top_k(x, 400), strict=True):
                 assert same(a, b)
