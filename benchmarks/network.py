@@ -100,8 +100,9 @@ class Iproute2:
 
 @functools.cache
 def tools() -> Iproute2 | Netlink:
-    """pyroute2 where it can be imported, else the commands of iproute2."""
-    return Netlink() if importlib.util.find_spec("pyroute2") else Iproute2()
+    """The commands of iproute2 where they are, else pyroute2 where it can be imported."""
+    commands = all(shutil.which(tool, path=_path()) for tool in ("ip", "tc"))
+    return Netlink() if not commands and importlib.util.find_spec("pyroute2") else Iproute2()
 
 
 def why_not() -> str | None:

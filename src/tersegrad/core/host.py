@@ -6,12 +6,42 @@ when the call returns.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
 from tersegrad.core import buffers
 
 CPU = torch.device("cpu")
+
+
+@dataclasses.dataclass
+class Tally:
+    """A count of which a device may know a part: it is asked when the count is read, not before.
+
+    >>> tally = Tally()
+    >>> tally.add(3)
+    >>> tally.add(torch.tensor(4))
+    >>> tally.total
+    7
+    """
+
+    _known: int = 0
+    _there: Tensor | None = None
+
+    def add(self, number: int | Tensor) -> None:
+        """Count ``number`` more."""
+        if isinstance(number, int):
+            self._known += number
+        else:
+            self._there = number if self._there is None else self._there + number
+
+    @property
+    def total(self) -> int:
+        if self._there is not None:
+            self._known, self._there = self._known + int(self._there), None
+        return self._known
 
 
 def empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:

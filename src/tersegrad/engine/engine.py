@@ -216,7 +216,7 @@ class Engine:
         """A step was committed or dropped (called by the step itself)."""
         self._open.remove(step)
         self.totals.steps += 1
-        self.totals.drop_unless(finite)
+        self.totals.lost.add((~finite).long() if isinstance(finite, Tensor) else int(not finite))
         self.totals.warmup += step.dense
         every = self.settings.check_every
         if every and step.number % every == 0:

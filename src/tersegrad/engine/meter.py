@@ -47,21 +47,11 @@ class Meter:
     probing: bool = False  # whether the error of messages is measured now, by decoding them once more
     error: float = 0.0  # sum of ||C(y) - y||^2
     power: float = 0.0  # sum of ||y||^2
-    _nbytes: int = 0
-    _there: Tensor | None = None  # bytes that a device has counted
-
-    def count(self, nbytes: int | Tensor) -> None:
-        """Count the bytes of a message; a device is not waited for."""
-        if isinstance(nbytes, int):
-            self._nbytes += nbytes
-        else:
-            self._there = nbytes if self._there is None else self._there + nbytes
+    sent: host.Tally = dataclasses.field(default_factory=host.Tally)  # bytes of messages
 
     @property
     def nbytes(self) -> int:
-        if self._there is not None:
-            self._nbytes, self._there = self._nbytes + int(self._there), None
-        return self._nbytes
+        return self.sent.total
 
     @property
     def seconds(self) -> float:
@@ -87,7 +77,7 @@ class Watched:
         begin = time.perf_counter()
         message, after = self.inner.encode(x, spec, state, ctx, stats=stats, out=out)
         self.meter.messages += 1
-        self.meter.count(message.nbytes)
+        self.meter.sent.add(message.nbytes)
         self.meter.coordinates += x.numel()
         self.meter.encode += time.perf_counter() - begin
         if self.meter.probing:

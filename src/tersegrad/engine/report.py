@@ -7,9 +7,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from tersegrad.core import buffers
+from tersegrad.core import buffers, host
 from tersegrad.engine.lane import Lane, Meters
 from tersegrad.exchange.schemes import AllReduceScheme
 from tersegrad.planner import Link, break_even, predict
@@ -37,22 +35,11 @@ class Totals:
     error: float = 0.0
     power: float = 0.0
     meters: Meters = dataclasses.field(default_factory=Meters)
-    _dropped: int = 0
-    _there: Tensor | None = None  # steps that a device has seen dropped
-
-    def drop_unless(self, finite: bool | Tensor) -> None:
-        """Count a step that was not finite; a device is not waited for."""
-        if isinstance(finite, bool):
-            self._dropped += not finite
-        else:
-            self._there = (~finite).long() if self._there is None else self._there + ~finite
+    lost: host.Tally = dataclasses.field(default_factory=host.Tally)  # steps whose means were not finite
 
     @property
     def dropped(self) -> int:
-        """Steps whose means were not finite."""
-        if self._there is not None:
-            self._dropped, self._there = self._dropped + int(self._there), None
-        return self._dropped
+        return self.lost.total
 
 
 def sent_dense(engine: Engine) -> dict[str, str]:
