@@ -1,7 +1,4 @@
-// Kept threads: every part is done once, phases hold, callers do not wait for each other, errors come back, children start anew.
-#include <sys/wait.h>
-#include <unistd.h>
-
+// Kept threads: every part is done once, phases hold, callers do not wait for each other, errors come back.
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
@@ -81,29 +78,6 @@ static void together() {
     for (auto& c : callers) c.join();
 }
 
-static void children() {
-    // Others are at work in the parent while it forks.
-    std::atomic<bool> stop{false};
-    std::thread busy([&] {
-        while (!stop) each_item_once(100, 1);
-    });
-    for (int round = 0; round < 20; ++round) {
-        const pid_t child = fork();
-        if (child == 0) {
-            alarm(20);
-            check(kept_threads() == 0, "a child has no threads of its parent");
-            each_item_once(1000, 4);
-            phases(3);
-            check(kept_threads() > 0, "a child starts its own");
-            _exit(0);
-        }
-        int status = 1;
-        check(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child works");
-    }
-    stop = true;
-    busy.join();
-}
-
 int main() {
     set_threads(4);
     for (std::size_t items : {0, 1, 2, 3, 4, 5, 63, 64, 1000})
@@ -117,7 +91,6 @@ int main() {
     errors();
     together();
     check(kept_threads() == 3, "callers at the same time share the threads");
-    children();
     check(set_threads(0) == 4 && forced_threads() == 0 && threads() == usable_cores(), "nothing is forced any more");
     {
         const ThreadLimit one(1);
