@@ -32,12 +32,15 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import rans
 from tersegrad.core.errors import CorruptMessage
+from tersegrad.kernels.reference.index import random_divisor
 
 SHORT = 256  # sets up to this long are arithmetic-coded, which takes about 0.1 microsecond per index
 GOLOMB, RICE, BITMAP, ENTROPY_GAPS, ENTROPY_BITMAP = range(250, 255)
 RICE_MAX = 40
 CLASSES = 112  # gaps below 2^56
 TABLES = 100  # about the bytes of rANS tables and states
+# Estimated shares of the best form so far that make another one worth writing.
+RICE_GAIN, ENTROPY_GAIN = 0.995, 0.99
 
 Histogram = list[tuple[int, int]]  # classes of gaps that occur, in ascending order, and how often
 
@@ -45,15 +48,6 @@ Histogram = list[tuple[int, int]]  # classes of gaps that occur, in ascending or
 def dtype(numel: int) -> torch.dtype:
     """The dtype of indices into ``numel`` coordinates."""
     return torch.int32 if numel <= 1 << 31 else torch.int64
-
-
-def divisor(count: int, numel: int) -> int:
-    """The Golomb divisor for random sets: about ln 2 times the mean gap.
-
-    >>> divisor(10, 1000), divisor(300, 1000)
-    (69, 2)
-    """
-    return max(1, (numel * 45426 // count + 11141) >> 16)
 
 
 def max_nbytes(count: int, numel: int) -> int:
@@ -103,6 +97,7 @@ class Golomb:
     numel: int
     divisor: int
     header: tuple[int, ...]
+    counted: Counted | None = None
 
     @functools.cached_property
     def _code(self) -> Tensor:
@@ -113,7 +108,7 @@ class Golomb:
         return out[: int(ops.golomb_encode(self.indices, self.divisor, out))]
 
     def size(self) -> int:
-        return len(self.header) + self._code.numel()
+        return len(self.header) + (self._code.numel() if self.counted is None else self.counted.golomb)
 
     def write(self, out: Tensor) -> None:
         for at, byte in enumerate(self.header):
@@ -176,7 +171,15 @@ class EntropyBitmap:
         out[1 : self.size()] = self._code
 
 
-def encode(indices: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """What a kernel has counted of a set: how often the 128 classes of gaps occur, and the bytes of its Golomb code."""
+
+    classes: list[int]
+    golomb: int
+
+
+def encode(indices: Tensor, numel: int, out: Tensor | None = None, counted: Counted | None = None) -> Tensor:
     """The bytes of strictly increasing int32 or int64 ``indices``, in the first bytes of ``out`` if it is given.
 
     >>> encode(torch.tensor([5]), 1000).tolist(), encode(torch.arange(1000), 1000).tolist()
@@ -191,43 +194,70 @@ def encode(indices: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
     elif out.dtype != torch.uint8 or out.dim() != 1 or not out.is_contiguous() or out.numel() < room:
         raise ValueError(f"out must be a contiguous 1-D uint8 tensor of at least {room} bytes")
     if 2 * count > numel:
-        indices = kernels.get(indices.device).index_complement(indices, numel)
-    best = _smallest(indices, numel)
+        indices, counted = kernels.get(indices.device).index_complement(indices, numel), None
+    best = _smallest(indices, numel, counted)
     best.write(out)
     return out[: best.size()]
 
 
-def _smallest(indices: Tensor, numel: int) -> Form:
+def takes_golomb(count: int, numel: int, counted: Counted) -> bool:
+    """Whether :func:`encode` takes the Golomb code, as far as what was counted tells; no where more must be known."""
+    if count <= SHORT or 32 * count > numel or 1 + counted.golomb >= 1 + -(-numel // 8):
+        return False
+    histogram, size = _occurring(counted.classes), 1 + counted.golomb
+    return not _promises(2 + _rice_estimate(histogram)[1], size, RICE_GAIN) and not _promises(
+        _gaps_estimate(histogram), size, ENTROPY_GAIN
+    )
+
+
+def _smallest(indices: Tensor, numel: int, counted: Counted | None) -> Form:
     """The form with the fewest bytes, the first if several are equal."""
     k = indices.numel()
     forms: list[Form] = [Digits(indices, numel)] if k <= SHORT else []
     if k == 0:
         return forms[0]
-    counts: list[int] = kernels.get(indices.device).gap_histogram(indices, numel).tolist()
-    histogram = [(c, n) for c, n in enumerate(counts) if n]
+    classes = kernels.get(indices.device).gap_histogram(indices, numel).tolist() if counted is None else counted.classes
+    histogram = _occurring(classes)
     forms.append(Bitmap(indices, numel))
     # A divisor of one makes a bitmap of the Golomb code.
-    if divisor(k, numel) > 1:
-        forms.append(Golomb(indices, numel, divisor(k, numel), (GOLOMB,)))
+    if random_divisor(k, numel) > 1:
+        forms.append(Golomb(indices, numel, random_divisor(k, numel), (GOLOMB,), counted))
     parameter, estimate = _rice_estimate(histogram)
     best = min(forms, key=lambda form: form.size())
-    if 2 + estimate < 0.995 * best.size():
+    if _promises(2 + estimate, best.size(), RICE_GAIN):
         forms.append(Golomb(indices, numel, 1 << parameter, (RICE, parameter)))
         best = min(forms, key=lambda form: form.size())
     return min([best, *_entropy_coded(indices, numel, histogram, best.size())], key=lambda form: form.size())
 
 
+def _promises(estimate: float, size: int, gain: float) -> bool:
+    """Whether a form of about ``estimate`` bytes is worth trying where ``size`` are reached."""
+    return estimate < gain * size
+
+
+def _occurring(classes: list[int]) -> Histogram:
+    return [(c, n) for c, n in enumerate(classes) if n]
+
+
+def _open_bits(histogram: Histogram) -> int:
+    """The bits that the classes of gaps leave open."""
+    return sum([n * ((c + 1) // 2 - 1) for c, n in histogram if c])
+
+
+def _gaps_estimate(histogram: Histogram) -> float:
+    """About the bytes of entropy-coded gaps."""
+    return TABLES + (_entropy([n for _, n in histogram]) + _open_bits(histogram)) / 8
+
+
 def _entropy_coded(indices: Tensor, numel: int, histogram: Histogram, size: int) -> Iterator[Form]:
     """The entropy-coded forms, where their estimates promise to save at least 1 % of ``size`` bytes."""
     ops, k = kernels.get(indices.device), indices.numel()
-    if k > SHORT:
-        open_bits = sum([n * ((c + 1) // 2 - 1) for c, n in histogram if c])
-        if TABLES + (_entropy([n for _, n in histogram]) + open_bits) / 8 < 0.99 * size:
-            yield EntropyGaps(indices, histogram[-1][0] + 1, open_bits)
+    if k > SHORT and _promises(_gaps_estimate(histogram), size, ENTROPY_GAIN):
+        yield EntropyGaps(indices, histogram[-1][0] + 1, _open_bits(histogram))
     if 32 * k > numel > 4096:
         bitmap = ops.bitmap_encode(indices, numel)
         counts = ops.rans_histogram(bitmap, 256, None, 1, True)[0].tolist()
-        if TABLES + _entropy(counts) / sum(counts) * bitmap.numel() / 8 < 0.99 * size:
+        if _promises(TABLES + _entropy(counts) / sum(counts) * bitmap.numel() / 8, size, ENTROPY_GAIN):
             yield EntropyBitmap(bitmap)
 
 
@@ -293,7 +323,7 @@ def decode(data: Tensor, count: int, numel: int, front: Tensor | None = None) ->
 def _decode_gaps(form: int, parameter: int, data: Tensor, k: int, numel: int) -> tuple[Tensor, int]:
     ops = kernels.get(data.device)
     if form == GOLOMB:
-        return _decode_golomb(data[1:], k, numel, divisor(k, numel), 1)
+        return _decode_golomb(data[1:], k, numel, random_divisor(k, numel), 1)
     if form == BITMAP:
         return ops.bitmap_decode(data[1:], k, numel), 1 + -(-numel // 8)
     if form == ENTROPY_BITMAP:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, RAW, ZERO
 from tersegrad.core.protocol import Context, Spec
+from tersegrad.kernels.reference.index import random_divisor
 
 # Fewer coordinates than this are coded in the host's memory: a dozen launches would take longer.
 MANY = 1 << 14
@@ -34,7 +35,7 @@ MANY = 1 << 14
 
 def codes_there(device: torch.device) -> bool:
     """Whether long index sets are written and read on the device itself."""
-    return kernels.faster(device, "golomb_encode", "golomb_decode", "rans_encode", "rans_decode")
+    return kernels.faster(device, "sparse_encode", "golomb_encode", "golomb_decode", "rans_encode", "rans_decode")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +46,49 @@ class Sparse:
     values: Tensor
 
 
-def found(indices: Tensor, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor, int]:
-    """What a selection found and how many there are: more than that where it had no room.
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """Coordinates to be sent, in index order, in the host's memory or where they are coded."""
 
-    It lies in the host's memory (one read), or on its device where many were found and are coded there.
+    indices: Tensor
+    values: Tensor
+    # How many there are: more than these where a selection had no room.
+    total: int
+    # What a kernel that wrote the message has found out, all in one read: its bytes if its form is the one to send.
+    nbytes: int | None = None
+    finite: bool | None = None
+    counted: index.Counted | None = None
+
+
+def chosen(selected: Sequence[Tensor], numel: int, form: Form | None = None, out: Tensor | None = None) -> Chosen:
+    """What a selection found, in one read.
+
+    It stays on its device where many were found and are coded there. With ``form`` and ``out`` their message is written at once, in the
+    form that is the likeliest.
     """
-    if not count.is_cpu and not (codes_there(count.device) and int(count) >= MANY):
+    indices, values, count = selected
+    if count.is_cpu:
+        return _first(indices, values, int(count))
+    room = indices.numel()
+    if form is not None and form.narrow is not None and out is not None and not out.is_cpu and MANY <= room <= numel // 2:
+        ops = kernels.get(count.device)
+        most = max_nbytes(room, numel) + form.max_nbytes(room, 1)
+        facts = ops.sparse_encode(indices, values, count, numel, form.narrow, out[:most])
+        unwritten, nbytes, planes, total, infinite, *classes = host.read(facts).tolist()
+        if total >= MANY:
+            counted = None if unwritten else index.Counted(classes, planes)
+            sent = counted is not None and not infinite and index.takes_golomb(total, numel, counted)
+            found = _first(indices, values, total)
+            return dataclasses.replace(found, nbytes=nbytes if sent else None, finite=not infinite, counted=counted)
+        indices, values = host.read_all(indices[:total], values[:total])
+        return Chosen(indices, values, total)
+    if not (codes_there(count.device) and int(count) >= MANY):
         indices, values, count = host.read_all(indices, values, count)
-    total = int(count)
-    return (indices[:total], values[:total], total) if total < indices.numel() else (indices, values, total)
+    return _first(indices, values, int(count))
+
+
+def _first(indices: Tensor, values: Tensor, total: int) -> Chosen:
+    return Chosen(indices[:total], values[:total], total) if total < indices.numel() else Chosen(indices, values, total)
 
 
 def max_nbytes(most: int, numel: int) -> int:
@@ -61,22 +96,37 @@ def max_nbytes(most: int, numel: int) -> int:
     return 1 + varint.nbytes(most) + index.max_nbytes(min(most, numel // 2), numel)
 
 
-def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[], Tensor] | None = None) -> tuple[int, Tensor]:
+def send(found: Chosen, spec: Spec, ctx: Context, form: Form, out: Tensor, raw: Callable[[], Tensor] | None = None) -> int:
+    """The message of what was chosen into ``out``: its length. It may be there already. ``raw`` as in :func:`write`."""
+    if found.nbytes is not None:
+        return found.nbytes
+    return write(found.values, Place(found.indices, spec, ctx), form, out, raw, found.finite, found.counted)[0]
+
+
+def write(
+    values: Tensor,
+    place: Place,
+    form: Form,
+    out: Tensor,
+    raw: Callable[[], Tensor] | None = None,
+    finite: bool | None = None,
+    counted: index.Counted | None = None,
+) -> tuple[int, Tensor]:
     """The message of float32 ``values`` into ``out``: its length, and what each value becomes.
 
     ``raw`` makes the whole vector, which is sent instead where the message might be longer than it. Values that are not finite
-    make the message say so.
+    make the message say so. ``finite`` and ``counted`` spare a look at them where that is known.
     """
     if out.device != values.device:
         here = host.empty(out.numel(), torch.uint8, out.device)
-        nbytes, decoded = write(values, place, form, here, raw)
+        nbytes, decoded = write(values, place, form, here, raw, finite, counted)
         out[:nbytes].copy_(here[:nbytes], non_blocking=True)
         return nbytes, decoded
     indices, numel = place.indices, place.spec.numel
     if not indices.numel():
         out[0] = ZERO
         return 1, values
-    if not kernels.get(values.device).all_finite(values):
+    if not (kernels.get(values.device).all_finite(values) if finite is None else finite):
         out[0] = NON_FINITE
         return 1, values
     most = 1 + varint.nbytes(place.count) + index.max_nbytes(place.count, numel) + form.max_nbytes(place.count, 1)
@@ -87,7 +137,7 @@ def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[
         return 1 + 4 * numel, values
     written = form.write(values, place)
     if written.kept is not None:
-        indices = indices[written.kept]
+        indices, counted = indices[written.kept], None
         if not indices.numel():
             out[0] = ZERO
             return 1, written.decoded
@@ -97,7 +147,7 @@ def write(values: Tensor, place: Place, form: Form, out: Tensor, raw: Callable[[
         out.numpy()[:at] = head
     else:
         out[:at] = host.send(torch.tensor(head, dtype=torch.uint8), out.device)
-    at += index.encode(indices, numel, out[at:]).numel()
+    at += index.encode(indices, numel, out[at:], counted).numel()
     end = at + written.data.numel()
     out[at:end] = written.data
     return end, written.decoded
@@ -128,6 +178,24 @@ def read(data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: 
     indices, used = index.decode(data[at:], count, numel, front[at : at + 2])
     values = form.read(data[at + used :], Place(indices, spec, ctx), mode == PACKED)
     return Sparse(indices, values)
+
+
+def read_whole(data: Tensor, spec: Spec, form: Form, count: int, out: Tensor, weight: float | None) -> bool:
+    """Read a message of ``count`` coordinates in its likeliest form by one kernel after the other, without a look at what it says.
+
+    Whether it was one; if not, :func:`read` tells what it is, and with a ``weight`` nothing has been added to ``out``.
+    """
+    numel = spec.numel
+    if (
+        data.is_cpu
+        or form.narrow is None
+        or count < MANY
+        or 2 * count > numel
+        or not kernels.faster(data.device, "sparse_decode")
+    ):
+        return False
+    front, divisor = bytes((NORMAL, *varint.write(count), index.GOLOMB)), random_divisor(count, numel)
+    return bool(kernels.get(data.device).sparse_decode(data, front, count, numel, divisor, form.narrow, out, weight))
 
 
 def scatter(found: Sparse | None, out: Tensor, weight: float | None) -> None:

@@ -62,6 +62,11 @@ class Form(Protocol):
         """Whether there is a second, packed form."""
         ...
 
+    @property
+    def narrow(self) -> bool | None:
+        """Whether values are bfloat16 one behind the other; no: float32; None: neither."""
+        ...
+
     def write(self, values: Tensor, place: Place) -> Written: ...
 
     def read(self, data: Tensor, place: Place, packed: bool) -> Tensor:
@@ -84,6 +89,7 @@ class Float32:
     """Exact values."""
 
     packs: ClassVar[bool] = False
+    narrow: ClassVar[bool | None] = False
 
     def write(self, values: Tensor, place: Place) -> Written:
         return Written(values.view(torch.uint8), values)
@@ -101,6 +107,7 @@ class BFloat16:
     """The nearest bfloat16; what would round up to Inf becomes the largest finite number."""
 
     packs: ClassVar[bool] = False
+    narrow: ClassVar[bool | None] = True
 
     def write(self, values: Tensor, place: Place) -> Written:
         largest = torch.finfo(torch.bfloat16).max
@@ -121,6 +128,7 @@ class Signs:
 
     tau: float
     packs: ClassVar[bool] = False
+    narrow: ClassVar[bool | None] = None
 
     def write(self, values: Tensor, place: Place) -> Written:
         signs = bitpack.pack(torch.signbit(values).to(torch.uint8), 1)
@@ -139,6 +147,7 @@ class MeanSigns:
     """One bit per value: +- the mean magnitude of what its tensor sends, a bfloat16 per tensor that sends anything."""
 
     packs: ClassVar[bool] = False
+    narrow: ClassVar[bool | None] = None
 
     def write(self, values: Tensor, place: Place) -> Written:
         owners, tensors = place.owners()
@@ -206,6 +215,7 @@ class Exp4:
     """Four bits per value, entropy-coded: sign and one of eight powers of two (``codecs/exp4.py``)."""
 
     packs: ClassVar[bool] = True
+    narrow: ClassVar[bool | None] = None
 
     def write(self, values: Tensor, place: Place) -> Written:
         powers = to_powers(values, place)
@@ -229,6 +239,7 @@ class Compressed:
 
     compressor: Compressor[Any]
     packs: ClassVar[bool] = False
+    narrow: ClassVar[bool | None] = None
 
     def write(self, values: Tensor, place: Place) -> Written:
         spec, ctx = Spec.flat(place.count), place.ctx.child(0)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import sparse
-from tersegrad.codecs.values import Float32, Form, Place, Signs
+from tersegrad.codecs.values import Float32, Form, Signs
 from tersegrad.core import modes
 from tersegrad.core.numbers import HUGE, float32, float32_bits
 from tersegrad.core.protocol import Context, Guarantee, Spec
@@ -63,17 +63,16 @@ class Threshold(Stateless):
         d, ops, key = x.numel(), kernels.get(x.device), float32_bits(abs(self.tau)) + 1
         # How many there are is not known before: room for a few per cent first, then for as many as were counted. NaN and Inf lie
         # above any tau, so they are among the values.
-        indices, values, count = sparse.found(*ops.select_compact(x, key, d // 16 + 1024))
-        if count > indices.numel():
-            indices, values, count = sparse.found(*ops.select_compact(x, key, count))
+        found = sparse.chosen(ops.select_compact(x, key, d // 16 + 1024), d, self._form, data)
+        if found.total > found.indices.numel():
+            found = sparse.chosen(ops.select_compact(x, key, found.total), d, self._form, data)
 
         def whole() -> Tensor:
-            vector = torch.empty(d, dtype=torch.float32, device=indices.device)
-            kernels.get(indices.device).sparse_scatter(indices, values, vector)
+            vector = torch.empty(d, dtype=torch.float32, device=found.indices.device)
+            kernels.get(vector.device).sparse_scatter(found.indices, found.values, vector)
             return vector
 
-        raw = whole if self.values == "exact" else None
-        return sparse.write(values, Place(indices, spec, ctx), self._form, data, raw)[0]
+        return sparse.send(found, spec, ctx, self._form, data, raw=whole if self.values == "exact" else None)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         found = sparse.read(data, spec, ctx, self._form, spec.numel, raw=self.values == "exact")

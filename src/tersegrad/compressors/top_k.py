@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import sparse
-from tersegrad.codecs.values import BFloat16, Float32, Form, Place
+from tersegrad.codecs.values import BFloat16, Float32, Form
 from tersegrad.core import modes
 from tersegrad.core.numbers import share
 from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
@@ -65,21 +65,22 @@ class TopK(Stateless):
         require(self.values in ("float32", "bf16"), f'top_k: values is "float32" or "bf16", got {self.values!r}')
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        indices, values = self._select(x)
-        return sparse.write(values, Place(indices, spec, ctx), self._form, data, raw=lambda: x)[0]
+        return sparse.send(self._choose(x, data), spec, ctx, self._form, data, raw=lambda: x)
 
-    def _select(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices and values of what is sent, in index order. NaN and Inf are larger than any number, so they are among it."""
-        ops, k = kernels.get(x.device), self._count(x.numel())
+    def _choose(self, x: Tensor, data: Tensor) -> sparse.Chosen:
+        """What is sent. NaN and Inf are larger than any number, so they are among it."""
+        ops, d, k, form = kernels.get(x.device), x.numel(), self._count(x.numel()), self._form
         if not self.exact:
-            most = self._most(x.numel())
-            indices, values, found = sparse.found(*ops.select_compact(x, ops.select_sample_key(x, k), most))
-            if -(-k // 2) <= found <= most:
-                return indices, values
-        return sparse.found(*ops.select_top_k(x, k))[:2]
+            most = self._most(d)
+            found = sparse.chosen(ops.select_compact(x, ops.select_sample_key(x, k), most), d, form, data)
+            if -(-k // 2) <= found.total <= most:
+                return found
+        return sparse.chosen(ops.select_top_k(x, k), d, form, data)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        sparse.scatter(sparse.read(data, spec, ctx, self._form, self._most(spec.numel), raw=True), out, weight)
+        form, most = self._form, self._most(spec.numel)
+        if not (self.exact and sparse.read_whole(data, spec, form, most, out, weight)):
+            sparse.scatter(sparse.read(data, spec, ctx, form, most, raw=True), out, weight)
 
     def codes_on_host(self, device: torch.device) -> bool:
         return not sparse.codes_there(device)

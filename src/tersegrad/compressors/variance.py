@@ -124,12 +124,13 @@ class _VarianceBased(Configuration):
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         r, v, *rest = self._select(x, s, state, x.numel() if x.is_cpu else x.numel() // 16 + 1024)
         *chosen, finite = host.read_all(*rest)
-        indices, values, count = sparse.found(*chosen)
-        if count > indices.numel():
+        found = sparse.chosen(chosen, x.numel())
+        if found.total > found.indices.numel():
             # More than there was room for: a second read.
-            r, v, *rest = self._select(x, s, state, count)
+            r, v, *rest = self._select(x, s, state, found.total)
             *chosen, finite = host.read_all(*rest)
-            indices, values, count = sparse.found(*chosen)
+            found = sparse.chosen(chosen, x.numel())
+        indices, values = found.indices, found.values
         if not finite:
             data[0] = NON_FINITE
             return Message(data if out is None else out, 1), state

@@ -224,6 +224,23 @@ class SelectKernels(Protocol):
         """``out[indices] += weight * values``, in float32, rounded after the product and after the sum."""
         ...
 
+    def sparse_encode(self, indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor) -> Tensor:
+        """The message of the first ``count`` of them with a Golomb-coded set; values as float32 or, ``narrow``, as bfloat16.
+
+        What became of it, int64: 0 where it was written; its bytes; those of the set's planes; ``count``; 1 where a value is not finite;
+        the 128 counts of :meth:`gap_histogram`.
+        """
+        ...
+
+    def sparse_decode(
+        self, data: Tensor, front: bytes, count: int, numel: int, divisor: int, narrow: bool, out: Tensor, weight: float | None
+    ) -> Tensor:
+        """Such a message to ``out``, or ``weight`` times it added there: whether it was one, bool, 0-d. ``front`` begins it.
+
+        What it was not leaves ``out`` undefined, with a ``weight`` as it was.
+        """
+        ...
+
     def index_complement(self, indices: Tensor, numel: int) -> Tensor:
         """The numbers of [0, numel) that are not among ``indices``."""
         ...

@@ -1,13 +1,13 @@
-"""Index sets by CUDA kernels: planar Golomb codes."""
+"""Index sets by CUDA kernels, and sparse messages that have them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.kernels.cuda.loader import launch
-from tersegrad.kernels.reference.index import _split
+from tersegrad.kernels.cuda.loader import launch, scan
 from tersegrad.kernels.reference.select import index_dtype
 
 __all__ = [
@@ -17,14 +17,17 @@ __all__ = [
     "gap_rests_encode",
     "golomb_decode",
     "golomb_encode",
-    "golomb_size",
+    "sparse_decode",
+    "sparse_encode",
 ]
 
 SOURCE = "index.cu"
 # As in index.cu.
-LENGTH, STATUS, USED = range(3)
-CORRUPT, TOO_SMALL, UNSORTED = 1, 2, 3
+STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES = range(6)
+FINE, CORRUPT, TOO_SMALL, UNSORTED = range(4)
 THREADS = 256
+# Indices that a block has.
+SPAN = 8 * THREADS
 
 
 def _blocks(count: int) -> int:
@@ -35,51 +38,49 @@ def _wide(indices: Tensor) -> int:
     return int(indices.dtype == torch.int64)
 
 
-def _parts(indices: Tensor, divisor: int, head: Tensor) -> Tensor:
-    """(2, count): bits of unary parts, and which remainders are long."""
-    count = indices.numel()
-    parts = torch.empty(2, count, dtype=torch.int64, device=indices.device)
-    arguments = (indices, _wide(indices), count, divisor, _split(divisor)[1], parts, head)
-    launch(SOURCE, "golomb_parts", _blocks(count), THREADS, *arguments)
-    return parts
+def _planes(
+    indices: Tensor, count: Tensor, numel: int, divisor: int, values: Tensor | None, room: int
+) -> tuple[Tensor, Tensor]:
+    """The planes of a Golomb code that has at most ``room`` bytes, and what is known of it (places as in index.cu).
 
-
-def running(rows: Tensor) -> Tensor:
-    """The running sums of each row; torch's own along the last dimension of several rows are a hundred times slower."""
-    sums = torch.empty_like(rows)
-    for row, into in zip(rows, sums, strict=True):
-        torch.cumsum(row, 0, out=into)
-    return sums
-
-
-def golomb_size(indices: Tensor, divisor: int) -> Tensor:
-    """Bytes that :func:`golomb_encode` writes, int64, 0-d."""
-    head = torch.zeros(3, dtype=torch.int64, device=indices.device)
-    unary, longs = (_parts(indices.contiguous(), divisor, head).sum(1) + 7) // 8
-    size: Tensor = unary + longs + (indices.numel() * _split(divisor)[0] + 7) // 8
-    return size
+    ``divisor`` 0: the one for random sets of ``count``. With ``values``, the gaps' classes are counted and the values looked at.
+    """
+    device, spans = indices.device, -(-indices.numel() // SPAN)
+    head = torch.zeros(CLASSES + 128, dtype=torch.int64, device=device)
+    sums = torch.empty(2, spans + 1, dtype=torch.int64, device=device)
+    words = torch.empty(room // 4 + 2, dtype=torch.int32, device=device)
+    given = (indices, _wide(indices), indices.numel(), count, numel, divisor)
+    looked = (indices, 0) if values is None else (values, 1)
+    launch(SOURCE, "golomb_survey", spans, THREADS, *given, *looked, sums, words, words.numel(), head)
+    scan(SOURCE, sums)
+    launch(SOURCE, "golomb_write", spans, THREADS, *given, sums, room, words, head)
+    return words, head
 
 
 def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
     """The planes in the first bytes of ``out``; their length, int64, 0-d."""
-    count, room = indices.numel(), out.numel()
-    head = torch.zeros(3, dtype=torch.int64, device=indices.device)
-    if count == 0:
-        return head[LENGTH]
-    indices = indices.contiguous()
-    width, short = _split(divisor)
-    sums = running(_parts(indices, divisor, head))
-    words = torch.zeros(room // 4 + 2, dtype=torch.int32, device=out.device)
-    arguments = (indices, _wide(indices), count, divisor, width, short, sums, room, words, head)
-    launch(SOURCE, "golomb_write", _blocks(count), THREADS, *arguments)
+    room = out.numel()
+    if indices.numel() == 0:
+        return torch.zeros((), dtype=torch.int64)
+    count = host.numbers([indices.numel()], indices.device)
+    words, head = _planes(indices.contiguous(), count, 1 << 62, divisor, None, room)
     launch(SOURCE, "planes_copy", min(-(-room // 1024), 1024), THREADS, words, room, out, head)
-    length, status, _ = head.tolist()
+    status, _, length = head[:3].tolist()
     if status == UNSORTED:
         raise ValueError("indices must increase strictly and lie within the vector")
     if status == TOO_SMALL:
         raise ValueError(f"the codes take {length} bytes, out has {room}")
     # Known here by now: nobody has to wait for it again.
     return torch.tensor(length)
+
+
+def sparse_encode(indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor) -> Tensor:
+    """The whole message, for which the host does not wait."""
+    indices, values = indices.contiguous(), values.contiguous()
+    words, head = _planes(indices, count, numel, 0, values, out.numel())
+    blocks = min(-(-out.numel() // 1024), 1024)
+    launch(SOURCE, "sparse_write", blocks, THREADS, words, values, int(narrow), out.numel(), out, head)
+    return head
 
 
 def gap_classes(indices: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ def gap_histogram(indices: Tensor, numel: int) -> Tensor:
 def gap_rests_encode(indices: Tensor, out: Tensor) -> Tensor:
     """The bits that classes leave open, in the first bytes of ``out``; their length. Whether there is room the host would wait for."""
     count, room, device = indices.numel(), out.numel(), out.device
-    head = torch.zeros(3, dtype=torch.int64, device=device)
+    head = torch.zeros(CLASSES, dtype=torch.int64, device=device)
     if count == 0:
         return head[LENGTH]
     given = (indices.contiguous(), _wide(indices), count)
@@ -115,7 +116,7 @@ def gap_rests_encode(indices: Tensor, out: Tensor) -> Tensor:
 def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     count, device, data, classes = classes.numel(), data.device, data.contiguous(), classes.contiguous()
     out = torch.empty(count, dtype=index_dtype(numel), device=device)
-    head = torch.zeros(3, dtype=torch.int64, device=device)
+    head = torch.zeros(CLASSES, dtype=torch.int64, device=device)
     if count == 0:
         return out, head[LENGTH]
     widths, steps = torch.empty(2, count, dtype=torch.int64, device=device)
@@ -125,7 +126,7 @@ def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor,
     sums = widths.cumsum(0)
     launch(SOURCE, "gap_rests_read", _blocks(count), THREADS, held, data.numel(), classes, count, numel, sums, steps, head)
     launch(SOURCE, "gap_indices", _blocks(count), THREADS, count, numel, steps.cumsum(0), _wide(out), out, head)
-    length, status, _ = head.tolist()
+    status, _, length = head[:3].tolist()
     if status == CORRUPT:
         raise CorruptMessage(
             "not an index set: its gaps end early, its padding is not zero, or an index lies outside the vector"
@@ -133,31 +134,58 @@ def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor,
     return out, torch.tensor(length)
 
 
+def _read_planes(data: Tensor, front: bytes, numel: int, divisor: int, behind: int, out: Tensor) -> Tensor:
+    """Fill ``out`` with indices from the bytes that follow ``front``; what is known of them, places as in index.cu.
+
+    ``behind``: how many bytes follow them, -1 for any number.
+    """
+    device, at, count = data.device, len(front), out.numel()
+    nbytes, spans = data.numel() - at, -(-count // SPAN)
+    # The quotients of indices within the vector add up to at most numel / divisor.
+    scanned = min(nbytes, (numel // divisor + count) // 8 + 1)
+    head = torch.zeros(CLASSES, dtype=torch.int64, device=device)
+    if count > 8 * scanned or count > numel:
+        return head.fill_(CORRUPT)
+    counts = torch.empty(-(-scanned // (4 * THREADS)) + 1, dtype=torch.int64, device=device)
+    ones, rests = torch.empty(2, count, dtype=torch.int64, device=device)
+    longs, sums = torch.empty(2, spans + 1, dtype=torch.int64, device=device)
+    parts, first = counts.numel() - 1, int.from_bytes(front, "little")
+    launch(SOURCE, "ones_count", parts, THREADS, data, at, first, scanned, counts, head)
+    scan(SOURCE, counts)
+    launch(SOURCE, "ones_place", parts, THREADS, data, at, scanned, counts, count, ones, head)
+    given = (data, at, nbytes, count)
+    launch(SOURCE, "golomb_longs", spans, THREADS, *given, numel, divisor, ones, longs, head)
+    scan(SOURCE, longs)
+    launch(SOURCE, "golomb_rests", spans, THREADS, *given, divisor, longs, rests, sums, head)
+    scan(SOURCE, sums)
+    shape = (nbytes, count, numel, divisor)
+    launch(SOURCE, "golomb_indices", spans, THREADS, *shape, ones, rests, sums, behind, _wide(out), out, head)
+    return head
+
+
 def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor:
     """Fill ``out`` with indices from the start of ``data``; the bytes used, int64, 0-d."""
-    count, device = out.numel(), out.device
-    head = torch.zeros(3, dtype=torch.int64, device=device)
-    if count == 0:
-        return head[LENGTH]
-    data = data.contiguous()
-    width, short = _split(divisor)
-    # The quotients of indices within the vector add up to at most numel / divisor.
-    nbytes = data.numel()
-    scanned = min(nbytes, (numel // divisor + count) // 8 + 1)
-    if count > 8 * scanned or count > numel:
-        raise CorruptMessage("an index set ends early, or has more indices than there are")
-    counts = torch.empty(-(-scanned // (4 * THREADS)), dtype=torch.int64, device=device)
-    places = torch.zeros(count, dtype=torch.int64, device=device)
-    parts = torch.empty(2, count, dtype=torch.int64, device=device)
-    launch(SOURCE, "ones_count", counts.numel(), THREADS, data, scanned, counts)
-    launch(SOURCE, "ones_place", counts.numel(), THREADS, data, scanned, counts, counts.cumsum(0), count, places, head)
-    shape = (count, numel, divisor, width, short)
-    launch(SOURCE, "golomb_rests", _blocks(count), THREADS, data, nbytes, *shape, places, parts, head)
-    longs = parts[1].cumsum(0)
-    launch(SOURCE, "golomb_resolve", _blocks(count), THREADS, data, nbytes, count, width, short, longs, parts, head)
-    rests = parts[0].cumsum(0)
-    launch(SOURCE, "golomb_indices", _blocks(count), THREADS, count, numel, divisor, places, rests, _wide(out), out, head)
-    length, status, _ = head.tolist()
+    if out.numel() == 0:
+        return torch.zeros((), dtype=torch.int64)
+    status, _, length = _read_planes(data.contiguous(), b"", numel, divisor, -1, out)[:3].tolist()
     if status == CORRUPT:
         raise CorruptMessage("not an index set: it ends early, its padding is not zero, or an index lies outside the vector")
     return torch.tensor(length)
+
+
+def sparse_decode(
+    data: Tensor, front: bytes, count: int, numel: int, divisor: int, narrow: bool, out: Tensor, weight: float | None
+) -> Tensor:
+    """The whole message, for which the host does not wait; whether it was one, int64, 0-d."""
+    data, behind = data.contiguous(), (2 if narrow else 4) * count
+    indices = torch.empty(count, dtype=index_dtype(numel), device=out.device)
+    if data.numel() < len(front) + behind:
+        return torch.zeros((), dtype=torch.int64, device=out.device)
+    head = _read_planes(data, front, numel, divisor, behind, indices)
+    if weight is None:
+        out.zero_()
+    values, adds = data[data.numel() - behind :], (0.0, 0) if weight is None else (float(weight), 1)
+    launch(
+        SOURCE, "sparse_read", _blocks(count), THREADS, values, int(narrow), count, indices, _wide(indices), *adds, out, head
+    )
+    return head[STATUS] == FINE

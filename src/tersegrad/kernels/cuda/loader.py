@@ -194,3 +194,10 @@ def launch(name: str, kernel: str, blocks: int, threads: int, *arguments: Argume
     """Run a kernel of a source on the current stream; nothing where there are no blocks."""
     if blocks > 0:
         launcher(name, kernel, blocks, threads, arguments)
+
+
+def scan(name: str, sums: Tensor) -> None:
+    """Sums become places (``scan.cuh``, which the source includes): each row has its sums and room for the total behind them."""
+    n = sums.shape[-1]
+    # As many warps as have eight sums for each of their threads, up to a whole block.
+    launch(name, "scan_rows", sums.numel() // n, min(1024, 32 * -(-n // 256)), sums, n - 1)

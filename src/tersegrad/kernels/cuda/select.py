@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core import host
-from tersegrad.kernels.cuda.index import running
-from tersegrad.kernels.cuda.loader import Argument, launch
+from tersegrad.kernels.cuda.loader import Argument, launch, scan
 from tersegrad.kernels.reference.select import index_dtype
 
 __all__ = [
@@ -38,24 +37,24 @@ class _Slots:
         self.tiles = -(-self.n // TILE)
         self.offsets = torch.empty(self.tiles * SLOTS, dtype=torch.int16, device=x.device)
         self.values = torch.empty(self.tiles * SLOTS, dtype=torch.float32, device=x.device)
-        self.counts = torch.empty(self.tiles, dtype=torch.int64, device=x.device)
+        self.places = torch.empty(self.tiles + 1, dtype=torch.int64, device=x.device)
 
     def collect(self, kernel: str, *source: Argument, after: tuple[Argument, ...] = ()) -> Tensor:
         """Run the pass; how many passed (int64, 0-d)."""
-        launch(SOURCE, kernel, -(-self.tiles // WARPS), 32 * WARPS, *source, self.offsets, self.values, self.counts, *after)
-        self.sums = self.counts.cumsum(0)
-        return self.sums[-1]
+        launch(SOURCE, kernel, -(-self.tiles // WARPS), 32 * WARPS, *source, self.offsets, self.values, self.places, *after)
+        scan(SOURCE, self.places)
+        return self.places[-1]
 
     def spread(self, kernel: str, *source: Argument, room: int) -> tuple[Tensor, Tensor]:
         """Indices and values of the first ``room`` of them, zeros behind them."""
         indices, values = _room(self.n, room, self.device)
-        places = (self.offsets, self.values, self.counts, self.sums, room, int(indices.dtype == torch.int64), indices, values)
+        places = (self.offsets, self.values, self.places, room, int(indices.dtype == torch.int64), indices, values)
         launch(SOURCE, kernel, -(-self.tiles // WARPS), 32 * WARPS, *source, *places)
         return indices, values
 
 
 def _room(numel: int, room: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.zeros(room, dtype=index_dtype(numel), device=device), torch.zeros(room, dtype=torch.float32, device=device)
+    return torch.empty(room, dtype=index_dtype(numel), device=device), torch.empty(room, dtype=torch.float32, device=device)
 
 
 def _nothing(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,22 +101,22 @@ def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     origins, candidates, room, key, found = _candidates(x, k)
     which = (room, key, found, k)
     if 0 < room <= FEW:
-        state = torch.empty(2, dtype=torch.int64, device=x.device)
+        state = torch.empty(3, dtype=torch.int64, device=x.device)
         launch(SOURCE, "select_threshold", 1, 1024, x, n, candidates, *which, state)
     else:
-        state = host.numbers([0, k], x.device)
+        state = host.numbers([0, k, 0], x.device)
         histogram = torch.zeros(256, dtype=torch.int64, device=x.device)
         for shift in (24, 16, 8, 0):
             launch(SOURCE, "select_digit", min(-(-n // 2048), 528), THREADS, x, n, candidates, *which, shift, state, histogram)
             launch(SOURCE, "select_choose", 1, THREADS, histogram, shift, state)
     tiles = -(-n // TILE)
-    counts = torch.empty(2, tiles, dtype=torch.int64, device=x.device)
-    launch(SOURCE, "select_count", -(-tiles // WARPS), 32 * WARPS, x, n, candidates, *which, state, tiles, counts)
-    sums = running(counts)
+    places = torch.empty(2, tiles + 1, dtype=torch.int64, device=x.device)
+    launch(SOURCE, "select_count", -(-tiles // WARPS), 32 * WARPS, x, n, candidates, *which, state, tiles, places)
+    scan(SOURCE, places)
     indices, values = _room(n, k, x.device)
-    places = (counts, sums, int(indices.dtype == torch.int64), indices, values)
-    launch(SOURCE, "select_place", -(-tiles // WARPS), 32 * WARPS, x, n, candidates, origins, *which, state, tiles, *places)
-    return indices, values, sums[0, -1] + torch.minimum(sums[1, -1], state[1])
+    into = (places, int(indices.dtype == torch.int64), indices, values)
+    launch(SOURCE, "select_place", -(-tiles // WARPS), 32 * WARPS, x, n, candidates, origins, *which, state, tiles, *into)
+    return indices, values, state[2]
 
 
 def _put(indices: Tensor, values: Tensor, weight: float, adds: bool, out: Tensor) -> None:

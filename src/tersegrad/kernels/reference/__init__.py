@@ -16,5 +16,6 @@ from tersegrad.kernels.reference.rounding import *
 from tersegrad.kernels.reference.select import *
 from tersegrad.kernels.reference.shared import *
 from tersegrad.kernels.reference.shares import *
+from tersegrad.kernels.reference.sparse import *
 from tersegrad.kernels.reference.trellis import *
 from tersegrad.kernels.reference.variance import *

@@ -1,8 +1,9 @@
-// Planar Golomb codes of index sets (spec/wire.md, 4.4 and 4.6). Running sums over the set are taken between the kernels.
-#include "common.cuh"
+// Planar Golomb codes of index sets (spec/wire.md, 4.4 and 4.6), and sparse messages made of them.
+#include "scan.cuh"
 
 // Places in what the kernels hand on.
-enum { LENGTH, STATUS, USED };
+enum { STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES, USED = COUNT };
+#define GOLOMB 250
 enum { FINE, CORRUPT, TOO_SMALL, UNSORTED };
 
 __device__ __forceinline__ i64 index_at(const void* indices, i64 wide, i64 j) {
@@ -30,42 +31,153 @@ __device__ __forceinline__ u64 get_bits(const u8* data, i64 at, int width) {
     return held >> shift & (((u64)1 << width) - 1);
 }
 
+// ---- planar Golomb codes, alone or as a whole sparse message ----
+//
+// A thread has SHARE indices in a row, and a block is a span of the set. Sums over spans become places between the kernels.
+
+#define SHARE 8
+
+struct Set {
+    const void* indices;
+    i64 wide, count, divisor, width, shorts;
+    // `divisor` 0: the one for random sets (codecs/index.py).
+    __device__ Set(const void* indices, i64 wide, i64 room, i64 counted, i64 numel, i64 given) : indices(indices), wide(wide) {
+        count = counted > room ? 0 : counted;
+        divisor = given ? given : larger(1, count ? (numel * 45426 / count + 11141) >> 16 : 1);
+        width = bit_length((u64)divisor) - 1;
+        shorts = ((i64)2 << width) - divisor;
+    }
+    __device__ i64 before(i64 j) const { return j ? index_at(indices, wide, j - 1) : -1; }
+};
+
 struct Part {
     i64 quotient, rest;
-};
-__device__ __forceinline__ Part part_of(const void* indices, i64 wide, i64 j, i64 divisor, i64* head) {
-    const i64 gap = index_at(indices, wide, j) - (j ? index_at(indices, wide, j - 1) : -1) - 1;
-    if (gap < 0) {
-        head[STATUS] = UNSORTED;
-        return {0, 0};
+    __device__ Part(i64 gap, i64 divisor) {
+        quotient = (u64)(gap | divisor) >> 32 ? gap / divisor : (i64)((u32)gap / (u32)divisor);
+        rest = gap - quotient * divisor;
     }
-    const i64 q = gap / divisor;
-    return {q, gap - q * divisor};
+};
+
+__device__ __forceinline__ int gap_class_of(u64 g) {
+    const int e = bit_length(g) - 1;
+    return e > 0 ? 2 * e + (int)(g >> (e - 1) & 1) - 1 : 0;
 }
 
-// Rows of `parts`: the bits of each unary part, and whether a remainder is long.
-extern "C" __global__ void golomb_parts(const void* indices, i64 wide, i64 count, i64 divisor, i64 shorts, i64* parts, i64* head) {
-    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (j >= count) return;
-    const Part p = part_of(indices, wide, j, divisor, head);
-    parts[j] = p.quotient + 1;
-    parts[count + j] = p.rest >= shorts;
-}
-
-// The planes, given the running sums of those rows, into zeroed words of `room` bytes.
-extern "C" __global__ void golomb_write(
-    const void* indices, i64 wide, i64 count, i64 divisor, i64 width, i64 shorts, const i64* sums, i64 room, u32* words, i64* head
+// Rows of `sums`: bits of unary parts, and long remainders, by span. Where facts are asked for, the histogram of the gaps' classes and
+// whether all values are finite. Clears the words.
+extern "C" __global__ void golomb_survey(
+    const void* indices, i64 wide, i64 room, const i64* counted, i64 numel, i64 divisor, const float* values, i64 asked, i64* sums, u32* words,
+    i64 num_words, i64* head
 ) {
-    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    const i64 second = bytes_of(sums[count - 1]), third = second + bytes_of(count * width), length = third + bytes_of(sums[2 * count - 1]);
-    if (j == 0) head[LENGTH] = length;
-    if (j == 0 && length > room) head[STATUS] = TOO_SMALL;
-    if (j >= count || length > room || head[STATUS] == UNSORTED) return;
-    const Part p = part_of(indices, wide, j, divisor, head);
-    set_bits(words, sums[j] - 1, 1, 1);
-    const bool is_long = p.rest >= shorts;
-    set_bits(words, 8 * second + j * width, is_long ? (p.rest + shorts) >> 1 : p.rest, (int)width);
-    if (is_long) set_bits(words, 8 * third + sums[count + j] - 1, (p.rest + shorts) & 1, 1);
+    __shared__ u32 classes[128];
+    const Set set(indices, wide, room, *counted, numel, divisor);
+    const i64 stride = (i64)gridDim.x * blockDim.x, me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    for (i64 w = me; w < num_words; w += stride) words[w] = 0;
+    if (me == 0) {
+        head[COUNT] = *counted;
+        if (*counted < 1 || *counted > room) head[STATUS] = TOO_SMALL;
+    }
+    if (threadIdx.x < 128) classes[threadIdx.x] = 0;
+    __syncthreads();
+    i64 bits = 0, longs = 0, total;
+    bool infinite = false;
+    const i64 first = me * SHARE, stop = smaller(first + SHARE, set.count);
+    i64 last = first < stop ? set.before(first) : 0;
+    for (i64 j = first; j < stop; ++j) {
+        const i64 here = index_at(indices, wide, j), gap = here - last - 1;
+        last = here;
+        if (gap < 0 || here >= numel) {
+            head[STATUS] = UNSORTED;
+            continue;
+        }
+        const Part p(gap, set.divisor);
+        bits += p.quotient + 1;
+        longs += p.rest >= set.shorts;
+        if (asked) {
+            atomicAdd(&classes[gap_class_of((u64)gap + 1)], 1u);
+            infinite |= (__float_as_uint(values[j]) & 0x7fffffffu) >= 0x7f800000u;
+        }
+    }
+    block_scan(bits, &total);
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
+    block_scan(longs, &total);
+    if (threadIdx.x == 0) sums[gridDim.x + 1 + blockIdx.x] = total;
+    if (infinite) head[INFINITE] = 1;
+    if (asked && threadIdx.x < 128 && classes[threadIdx.x]) atomicAdd((u64*)&head[CLASSES + threadIdx.x], (u64)classes[threadIdx.x]);
+}
+
+// The planes into cleared words of `capacity` bytes.
+extern "C" __global__ void golomb_write(
+    const void* indices, i64 wide, i64 room, const i64* counted, i64 numel, i64 divisor, const i64* places, i64 capacity, u32* words, i64* head
+) {
+    const Set set(indices, wide, room, *counted, numel, divisor);
+    const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    const i64* long_places = places + gridDim.x + 1;
+    const i64 second = bytes_of(places[gridDim.x]), third = second + bytes_of(set.count * set.width);
+    const i64 length = third + bytes_of(long_places[gridDim.x]);
+    const bool fits = length <= capacity, sorted = head[STATUS] != UNSORTED;
+    if (me == 0) head[LENGTH] = length;
+    if (me == 0 && !fits && sorted) head[STATUS] = TOO_SMALL;
+    if (!fits || !sorted) return;
+    i64 quotients[SHARE], rests[SHARE], bits = 0, longs = 0, total;
+    const i64 first = me * SHARE;
+    i64 last = first < set.count ? set.before(first) : 0;
+#pragma unroll
+    for (int a = 0; a < SHARE; ++a) {
+        if (first + a >= set.count) continue;
+        const i64 here = index_at(indices, wide, first + a);
+        const Part p(here - last - 1, set.divisor);
+        last = here;
+        quotients[a] = p.quotient;
+        rests[a] = p.rest;
+        bits += p.quotient + 1;
+        longs += p.rest >= set.shorts;
+    }
+    i64 unary = places[blockIdx.x] + block_scan(bits, &total), extra = long_places[blockIdx.x] + block_scan(longs, &total);
+#pragma unroll
+    for (int a = 0; a < SHARE; ++a) {
+        if (first + a >= set.count) continue;
+        unary += quotients[a] + 1;
+        set_bits(words, unary - 1, 1, 1);
+        const bool is_long = rests[a] >= set.shorts;
+        set_bits(words, 8 * second + (first + a) * set.width, is_long ? (rests[a] + set.shorts) >> 1 : rests[a], (int)set.width);
+        if (is_long) set_bits(words, 8 * third + extra++, (rests[a] + set.shorts) & 1, 1);
+    }
+}
+
+// The message: mode 0, the count, the form of the set, its planes, and values of four bytes or, as bfloat16, of two.
+extern "C" __global__ void sparse_write(const u8* words, const float* values, i64 narrow, i64 room, u8* out, i64* head) {
+    if (head[STATUS] != FINE) return;
+    const i64 count = head[COUNT], planes = head[LENGTH], stride = (i64)gridDim.x * blockDim.x;
+    const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    int at = 1;
+    for (i64 left = count; left >= 128; left >>= 7) ++at;
+    at += 2;
+    const i64 size = narrow ? 2 : 4, total = at + planes + size * count;
+    if (total > room) {
+        head[STATUS] = TOO_SMALL;
+        return;
+    }
+    if (me == 0) {
+        head[WHOLE] = total;
+        out[0] = 0;
+        i64 left = count;
+        for (int k = 1; k < at - 1; ++k, left >>= 7) out[k] = (u8)((left & 127) | (left >= 128 ? 128 : 0));
+        out[at - 1] = GOLOMB;
+    }
+    for (i64 b = me; b < planes; b += stride) out[at + b] = words[b];
+    u8* behind = out + at + planes;
+    for (i64 j = me; j < count; j += stride) {
+        const u32 bits = __float_as_uint(values[j]);
+        if (!narrow) {
+            store32(behind + 4 * j, bits);
+            continue;
+        }
+        // To the nearest, ties to even; what would become infinite becomes the largest number.
+        u32 half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        if ((half & 0x7fff) >= 0x7f80) half = (half & 0x8000) | 0x7f7f;
+        store16(behind + 2 * j, half);
+    }
 }
 
 extern "C" __global__ void planes_copy(const u8* from, i64 room, u8* out, const i64* head) {
@@ -78,9 +190,7 @@ extern "C" __global__ void planes_copy(const u8* from, i64 room, u8* out, const 
 
 // Two classes for each power of two of gap + 1.
 __device__ __forceinline__ int gap_class(const void* indices, i64 wide, i64 j) {
-    const u64 g = (u64)(index_at(indices, wide, j) - (j ? index_at(indices, wide, j - 1) : -1));
-    const int e = bit_length(g) - 1;
-    return e > 0 ? 2 * e + (int)(g >> (e - 1) & 1) - 1 : 0;
+    return gap_class_of((u64)(index_at(indices, wide, j) - (j ? index_at(indices, wide, j - 1) : -1)));
 }
 
 extern "C" __global__ void gap_classes(const void* indices, i64 wide, i64 count, u8* classes) {
@@ -164,28 +274,31 @@ __device__ __forceinline__ u32 four_bytes(const u8* data, i64 nbytes, i64 at) {
     return word;
 }
 
-// How many ones every 1024 bytes have; 256 threads.
-extern "C" __global__ void ones_count(const u8* data, i64 nbytes, i64* counts) {
+// How many ones every 1024 bytes have; 256 threads. Nothing is read of a message that begins otherwise than by `front`, `at` bytes of it.
+extern "C" __global__ void ones_count(const u8* data, i64 at, u64 front, i64 scanned, i64* counts, i64* head) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        for (int k = 0; k < at; ++k)
+            if (data[k] != (u8)(front >> 8 * k)) head[STATUS] = CORRUPT;
+    }
     i64 total;
-    const u32 word = four_bytes(data, nbytes, 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x));
-    block_scan(__popc(word), &total);
+    block_scan(__popc(four_bytes(data + at, scanned, 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x))), &total);
     if (threadIdx.x == 0) counts[blockIdx.x] = total;
 }
 
-// Where the first `count` ones stand, given the running sums of the counts; nothing but zeros may follow in the last one's byte.
-extern "C" __global__ void ones_place(const u8* data, i64 nbytes, const i64* counts, const i64* sums, i64 count, i64* places, i64* head) {
+// Where the first `count` ones stand; nothing but zeros may follow in the last one's byte.
+extern "C" __global__ void ones_place(const u8* data, i64 at, i64 scanned, const i64* places, i64 count, i64* ones, i64* head) {
+    data += at;
     i64 total;
-    const i64 at = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
-    u32 word = four_bytes(data, nbytes, at);
-    const i64 before = block_scan(__popc(word), &total);
-    i64 rank = sums[blockIdx.x] - counts[blockIdx.x] + before;
-    if (blockIdx.x + 1 == gridDim.x && threadIdx.x == 0 && sums[blockIdx.x] < count) head[STATUS] = CORRUPT;
+    const i64 from = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
+    u32 word = four_bytes(data, scanned, from);
+    i64 rank = places[blockIdx.x] + block_scan(__popc(word), &total);
+    if (blockIdx.x == 0 && threadIdx.x == 0 && places[gridDim.x] < count) head[STATUS] = CORRUPT;
     for (; word && rank < count; word &= word - 1, ++rank) {
         const int bit = __ffs((int)word) - 1;
-        places[rank] = 8 * at + bit;
+        ones[rank] = 8 * from + bit;
         if (rank + 1 == count) {
-            head[USED] = at + bit / 8 + 1;
-            if (data[at + bit / 8] >> bit % 8 >> 1) head[STATUS] = CORRUPT;
+            head[USED] = from + bit / 8 + 1;
+            if (data[from + bit / 8] >> bit % 8 >> 1) head[STATUS] = CORRUPT;
         }
     }
 }
@@ -196,50 +309,97 @@ __device__ __forceinline__ bool plane_fits(const u8* data, i64 nbytes, i64 at, i
     return bits % 8 == 0 || data[at + bits / 8] >> bits % 8 == 0;
 }
 
-// Rows of `parts`: the first bits of remainders, and whether they are long.
+// The planes of a set as they lie in a message; `nbytes` follow the first `at`.
+struct Planes {
+    const u8* data;
+    i64 nbytes, count, width, shorts;
+    __device__ Planes(const u8* message, i64 at, i64 nbytes, i64 count, i64 divisor) : data(message + at), nbytes(nbytes), count(count) {
+        width = bit_length((u64)divisor) - 1;
+        shorts = ((i64)2 << width) - divisor;
+    }
+    // The first bits of a remainder.
+    __device__ i64 rest(i64 used, i64 j) const { return (i64)get_bits(data, 8 * used + j * width, (int)width); }
+};
+
+// How many remainders of each span are long.
+extern "C" __global__ void golomb_longs(
+    const u8* message, i64 at, i64 nbytes, i64 count, i64 numel, i64 divisor, const i64* ones, i64* sums, i64* head
+) {
+    const Planes planes(message, at, nbytes, count, divisor);
+    i64 longs = 0, total;
+    if (head[STATUS] == FINE) {
+        const i64 used = head[USED], quotients = ones[count - 1] - (count - 1);
+        if (quotients > numel / divisor || !plane_fits(planes.data, nbytes, used, count * planes.width)) {
+            head[STATUS] = CORRUPT;
+        } else {
+            const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
+            for (i64 j = first; j < smaller(first + SHARE, count); ++j) longs += planes.rest(used, j) >= planes.shorts;
+        }
+    }
+    block_scan(longs, &total);
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+// The remainders, and their sums over spans.
 extern "C" __global__ void golomb_rests(
-    const u8* data, i64 nbytes, i64 count, i64 numel, i64 divisor, i64 width, i64 shorts, const i64* places, i64* parts, i64* head
+    const u8* message, i64 at, i64 nbytes, i64 count, i64 divisor, const i64* places, i64* rests, i64* sums, i64* head
 ) {
-    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (j >= count) return;
-    parts[j] = parts[count + j] = 0;
-    if (head[STATUS] != FINE) return;
-    const i64 used = head[USED], quotients = places[count - 1] - (count - 1);
-    if (quotients > numel / divisor || !plane_fits(data, nbytes, used, count * width)) {
+    const Planes planes(message, at, nbytes, count, divisor);
+    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), used = head[USED], third = used + bytes_of(count * planes.width);
+    bool fine = head[STATUS] == FINE;
+    if (fine && !plane_fits(planes.data, nbytes, third, places[gridDim.x])) {
         head[STATUS] = CORRUPT;
-        return;
+        fine = false;
     }
-    const i64 value = (i64)get_bits(data, 8 * used + j * width, (int)width);
-    parts[j] = value;
-    parts[count + j] = value >= shorts;
+    if (fine && first == 0) head[LENGTH] = third + bytes_of(places[gridDim.x]);
+    i64 held[SHARE], longs = 0, sum = 0, total;
+#pragma unroll
+    for (int a = 0; a < SHARE; ++a) {
+        held[a] = fine && first + a < count ? planes.rest(used, first + a) : 0;
+        longs += fine && first + a < count && held[a] >= planes.shorts;
+    }
+    i64 extra = places[blockIdx.x] + block_scan(longs, &total);
+#pragma unroll
+    for (int a = 0; a < SHARE; ++a) {
+        if (!fine || first + a >= count) continue;
+        if (held[a] >= planes.shorts) held[a] = 2 * held[a] + (i64)get_bits(planes.data, 8 * third + extra++, 1) - planes.shorts;
+        rests[first + a] = held[a];
+        sum += held[a];
+    }
+    block_scan(sum, &total);
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
-// The remainders, given the running sum of the long ones.
-extern "C" __global__ void golomb_resolve(
-    const u8* data, i64 nbytes, i64 count, i64 width, i64 shorts, const i64* longs, i64* parts, i64* head
-) {
-    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (j >= count || head[STATUS] != FINE) return;
-    const i64 third = head[USED] + bytes_of(count * width), bits = longs[count - 1];
-    if (!plane_fits(data, nbytes, third, bits)) {
-        head[STATUS] = CORRUPT;
-        return;
-    }
-    if (j == 0) head[LENGTH] = third + bytes_of(bits);
-    if (parts[count + j]) parts[j] = 2 * parts[j] + (i64)get_bits(data, 8 * third + longs[j] - 1, 1) - shorts;
-}
-
-// The indices, given the running sum of the remainders.
+// The indices. `behind` bytes must follow the planes, if it is not negative.
 extern "C" __global__ void golomb_indices(
-    i64 count, i64 numel, i64 divisor, const i64* places, const i64* rests, i64 wide, void* out, i64* head
+    i64 nbytes, i64 count, i64 numel, i64 divisor, const i64* ones, const i64* rests, const i64* places, i64 behind, i64 wide, void* out, i64* head
+) {
+    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
+    const bool fine = head[STATUS] == FINE;
+    if (fine && first == 0 && behind >= 0 && head[LENGTH] + behind != nbytes) head[STATUS] = CORRUPT;
+    i64 held[SHARE], sum = 0, total;
+#pragma unroll
+    for (int a = 0; a < SHARE; ++a) sum += held[a] = fine && first + a < count ? rests[first + a] : 0;
+    i64 before = places[blockIdx.x] + block_scan(sum, &total);
+#pragma unroll
+    for (int a = 0; a < SHARE; ++a) {
+        const i64 j = first + a;
+        if (!fine || j >= count) continue;
+        before += held[a];
+        const i64 index = divisor * (ones[j] - j) + before + j;
+        if (index < 0 || index >= numel) head[STATUS] = CORRUPT;
+        else if (wide) ((i64*)out)[j] = index;
+        else ((int*)out)[j] = (int)index;
+    }
+}
+
+// The values at the end of a message to their places, if all of it is right.
+extern "C" __global__ void sparse_read(
+    const u8* values, i64 narrow, i64 count, const void* indices, i64 wide, float weight, i64 adds, float* out, const i64* head
 ) {
     const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (j >= count || head[STATUS] != FINE) return;
-    const i64 index = divisor * (places[j] - j) + rests[j] + j;
-    if (index < 0 || index >= numel) {
-        head[STATUS] = CORRUPT;
-        return;
-    }
-    if (wide) ((i64*)out)[j] = index;
-    else ((int*)out)[j] = (int)index;
+    const float value = __uint_as_float(narrow ? ((u32)values[2 * j] | (u32)values[2 * j + 1] << 8) << 16 : load32(values + 4 * j));
+    const i64 i = index_at(indices, wide, j);
+    out[i] = adds ? __fadd_rn(out[i], __fmul_rn(value, weight)) : value;
 }

@@ -2,7 +2,7 @@
 //
 // One pass over the vector: a warp collects what passes, in order, in the slots of its 4096 coordinates. After a running sum over the
 // counts, the slots are laid one after the other; where they overflowed, those 4096 coordinates are looked at again.
-#include "common.cuh"
+#include "scan.cuh"
 
 #define TILE 4096
 #define SLOTS 256
@@ -94,13 +94,24 @@ __device__ void fill_slots(S& source, i64 n, u16* offsets, float* values, i64* c
     if ((threadIdx.x & 31) == 0) counts[tile] = count;
 }
 
+// Zeros behind the first `total` of `limit` indices and values.
+__device__ void clear_behind(i64 total, i64 limit, i64 wide, void* indices, float* out) {
+    const i64 stride = (i64)gridDim.x * blockDim.x;
+    for (i64 j = total + (i64)blockIdx.x * blockDim.x + threadIdx.x; j < limit; j += stride) {
+        if (wide) ((i64*)indices)[j] = 0;
+        else ((int*)indices)[j] = 0;
+        out[j] = 0.0f;
+    }
+}
+
 template <class S>
 __device__ void lay_out(
-    S& source, i64 n, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 limit, i64 wide, void* indices, float* out
+    S& source, i64 n, const u16* offsets, const float* values, const i64* places, i64 limit, i64 wide, void* indices, float* out
 ) {
+    clear_behind(places[(n + TILE - 1) / TILE], limit, wide, indices, out);
     const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (tile * TILE >= n) return;
-    const i64 count = counts[tile], first = sums[tile] - count;
+    const i64 first = places[tile], count = places[tile + 1] - first;
     auto put = [=](i64 rank, i64 i, float v) {
         if (first + rank >= limit) return;
         if (wide) ((i64*)indices)[first + rank] = i;
@@ -122,11 +133,10 @@ extern "C" __global__ void select_collect(const float* x, i64 n, const i64* key,
 }
 
 extern "C" __global__ void select_spread(
-    const float* x, i64 n, const i64* key, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 limit, i64 wide,
-    void* indices, float* out
+    const float* x, i64 n, const i64* key, const u16* offsets, const float* values, const i64* places, i64 limit, i64 wide, void* indices, float* out
 ) {
     Plain source = {x, least_key(key)};
-    lay_out(source, n, offsets, values, counts, sums, limit, wide, indices, out);
+    lay_out(source, n, offsets, values, places, limit, wide, indices, out);
 }
 
 extern "C" __global__ void variance_collect(
@@ -140,10 +150,10 @@ extern "C" __global__ void variance_collect(
 
 extern "C" __global__ void variance_spread(
     const float* r, const float* v, const float* x, const float* s, i64 n, float alpha, float zeta, float tau, float twice, float square, i64 hybrid,
-    const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 limit, i64 wide, void* indices, float* out
+    const u16* offsets, const float* values, const i64* places, i64 limit, i64 wide, void* indices, float* out
 ) {
     Step source = {r, v, x, s, alpha, zeta, tau, twice, square, hybrid != 0, 0, 0, false};
-    lay_out(source, n, offsets, values, counts, sums, limit, wide, indices, out);
+    lay_out(source, n, offsets, values, places, limit, wide, indices, out);
 }
 
 // ---- the k largest keys ----
@@ -198,8 +208,8 @@ extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const float*
     if (threadIdx.x == 0) *key = prefix;
 }
 
-// Places of the state: the bits found so far, and how many values are still to be taken among those that have them.
-enum { PREFIX, LEFT };
+// The state: the bits found so far, how many values are still to be taken among those that have them, and at last how many were chosen.
+enum { PREFIX, LEFT, CHOSEN };
 
 extern "C" __global__ void select_digit(
     const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, i64 shift, const i64* state, u64* histogram
@@ -275,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(1024) select_threshold(
 }
 
 // Keys above the k-th largest, and those equal to it: how many there are in each tile, then their places, with the first of those that
-// are equal. Zeros are never chosen. Rows of `counts` and of `sums`, the running sums: above; equal.
+// are equal. Zeros are never chosen. Rows of `counts`, and of `places` that they become: above; equal.
 extern "C" __global__ void select_count(
     const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, const i64* state, i64 tiles, i64* counts
 ) {
@@ -294,13 +304,16 @@ extern "C" __global__ void select_count(
     }
     above = warp_sum(above);
     equal = warp_sum(equal);
-    if (lane == 0) counts[tile] = above, counts[tiles + tile] = equal;
+    if (lane == 0) counts[tile] = above, counts[tiles + 1 + tile] = equal;
 }
 
 extern "C" __global__ void select_place(
-    const float* x, i64 n, const float* values, const void* origins, i64 room, const i64* key, const i64* found, i64 k, const i64* state, i64 tiles,
-    const i64* counts, const i64* sums, i64 wide, void* indices, float* out
+    const float* x, i64 n, const float* values, const void* origins, i64 room, const i64* key, const i64* found, i64 k, i64* state, i64 tiles,
+    const i64* places, i64 wide, void* indices, float* out
 ) {
+    const i64 left = state[LEFT], chosen = places[tiles] + smaller(places[2 * tiles + 1], left);
+    if (blockIdx.x == 0 && threadIdx.x == 0) state[CHOSEN] = chosen;
+    clear_behind(chosen, k, wide, indices, out);
     const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (tile >= tiles) return;
     const Candidates all(x, n, values, origins, room, key, found, k);
@@ -309,8 +322,7 @@ extern "C" __global__ void select_place(
     if (tile * TILE >= size) return;
     const int lane = threadIdx.x & 31;
     const u32 prefix = (u32)state[PREFIX], before = (1u << lane) - 1;
-    const i64 left = state[LEFT];
-    i64 above = sums[tile] - counts[tile], equal = sums[tiles + tile] - counts[tiles + tile];
+    i64 above = places[tile], equal = places[tiles + 1 + tile];
     for (int group = 0; group < TILE; group += 32 * AHEAD) {
         u32 held[AHEAD];
 #pragma unroll
