@@ -192,7 +192,7 @@ def test_golomb_rejects_what_the_reference_rejects() -> None:
                     results.append("corrupt")
             assert results[0] == results[1], trial
             refused += results[0] == "corrupt"
-    assert refused or dtype == torch.int640
+    assert refused > 40
 
 
 @needs_compiler
@@ -279,9 +279,9 @@ def test_the_largest_of_a_long_vector_are_found_among_candidates(kind: str, monk
     elif kind == "large at the sampled places":
         x[:: n // select.SAMPLE] += 100
     with emulated():
-        # With more than a few candidates, several blocks look through them.
-        for few in (select.FEW, 0) if kind == "ties" else (select.FEW,):
-            monkeypatch.setattr(select, "FEW", few)
+        # Few spans are long ones.
+        for spans in (select.SPANS, 3) if kind == "ties" else (64,):
+            monkeypatch.setattr(select, "SPANS", spans)
             for a, b in zip(reference.select_top_k(x, 400), select.select_top_k(x, 400), strict=True):
                 assert same(a, b)
 

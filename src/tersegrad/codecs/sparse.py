@@ -96,6 +96,11 @@ def max_nbytes(most: int, numel: int) -> int:
     return 1 + varint.nbytes(most) + index.max_nbytes(min(most, numel // 2), numel)
 
 
+def goes_raw(count: int, numel: int, form: Form) -> bool:
+    """Whether a message of ``count`` values might be longer than the whole vector."""
+    return 1 + varint.nbytes(count) + index.max_nbytes(count, numel) + form.max_nbytes(count, 1) > 1 + 4 * numel
+
+
 def send(found: Chosen, spec: Spec, ctx: Context, form: Form, out: Tensor, raw: Callable[[], Tensor] | None = None) -> int:
     """The message of what was chosen into ``out``: its length. It may be there already. ``raw`` as in :func:`write`."""
     if found.nbytes is not None:
@@ -129,8 +134,7 @@ def write(
     if not (kernels.get(values.device).all_finite(values) if finite is None else finite):
         out[0] = NON_FINITE
         return 1, values
-    most = 1 + varint.nbytes(place.count) + index.max_nbytes(place.count, numel) + form.max_nbytes(place.count, 1)
-    if raw is not None and most > 1 + 4 * numel:
+    if raw is not None and goes_raw(place.count, numel, form):
         out[0] = RAW
         vector = raw()
         out[1 : 1 + 4 * numel] = (vector if vector.device == out.device else host.read(vector)).view(torch.uint8)

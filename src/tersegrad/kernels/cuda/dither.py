@@ -192,16 +192,17 @@ def dither_encode(
         ENCODE, "dither_write", segments * SHARE, THREADS,
         total, n, SHARE, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
     )  # fmt: skip
+    rest = left
+    if left is not None:
+        rest = left if left.is_contiguous() else torch.empty(n, dtype=torch.float32, device=device)
+        launch(ENCODE, "dither_left", -(-n // 1024), 256, total, n, *draws, levels, steps, scales, known, result, rest)
     # What the kernels use is kept until here.
     found = result[:RESULTS].cpu()
     del memory, held
-    length, wrong = found[: WRONG + 1].tolist()
+    wrong = int(found[WRONG])
     if wrong == MANY_ESCAPES:
         return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)
-    if left is not None and wrong == FINE:
-        # Nothing can be wrong with this message, and none of its segments has too many escapes: nobody has to wait.
-        place = left if left.is_contiguous() else torch.empty(n, dtype=torch.float32, device=device)
-        _decode(regions, out[:length], n, place)
-        torch.sub(total, place, out=left)
+    if left is not None and rest is not None and rest is not left and wrong == FINE:
+        left.copy_(rest)
     sums_found = found.view(torch.float64)
     return found[LENGTH], sums_found[NORM], sums_found[ERROR]

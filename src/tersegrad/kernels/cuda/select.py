@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from tersegrad.core import host
 from tersegrad.kernels.cuda.loader import Argument, launch, scan
 from tersegrad.kernels.reference.select import index_dtype
 
@@ -22,10 +21,10 @@ __all__ = [
 
 SOURCE = "select.cu"
 # As in select.cu.
-TILE, SLOTS, SAMPLE = 4096, 256, 1 << 14
+TILE, SLOTS, SAMPLE, BINS = 4096, 256, 1 << 14, 2048
 WARPS = 4
-# Candidates that one block looks through.
-FEW = 1 << 18
+# Warps that divide candidates among themselves.
+SPANS = 4096
 THREADS = 256
 
 
@@ -100,22 +99,18 @@ def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     x = x.contiguous()
     origins, candidates, room, key, found = _candidates(x, k)
     which = (room, key, found, k)
-    if 0 < room <= FEW:
-        state = torch.empty(3, dtype=torch.int64, device=x.device)
-        launch(SOURCE, "select_threshold", 1, 1024, x, n, candidates, *which, state)
-    else:
-        state = host.numbers([0, k, 0], x.device)
-        histogram = torch.zeros(256, dtype=torch.int64, device=x.device)
-        for shift in (24, 16, 8, 0):
-            launch(SOURCE, "select_digit", min(-(-n // 2048), 528), THREADS, x, n, candidates, *which, shift, state, histogram)
-            launch(SOURCE, "select_choose", 1, THREADS, histogram, shift, state)
-    tiles = -(-n // TILE)
-    places = torch.empty(2, tiles + 1, dtype=torch.int64, device=x.device)
-    launch(SOURCE, "select_count", -(-tiles // WARPS), 32 * WARPS, x, n, candidates, *which, state, tiles, places)
+    state = torch.empty(3, dtype=torch.int64, device=x.device)
+    histogram = torch.zeros(BINS + 1, dtype=torch.int64, device=x.device)
+    for shift, bits in ((20, 11), (10, 10), (0, 10)):
+        digit = (shift, bits, state, histogram)
+        launch(SOURCE, "select_digit", min(-(-n // 2048), 528), THREADS, x, n, candidates, *which, *digit)
+    spans = min(-(-n // 256), SPANS)
+    places = torch.empty(2, spans + 1, dtype=torch.int64, device=x.device)
+    launch(SOURCE, "select_count", -(-spans // WARPS), 32 * WARPS, x, n, candidates, *which, state, spans, places)
     scan(SOURCE, places)
     indices, values = _room(n, k, x.device)
     into = (places, int(indices.dtype == torch.int64), indices, values)
-    launch(SOURCE, "select_place", -(-tiles // WARPS), 32 * WARPS, x, n, candidates, origins, *which, state, tiles, *into)
+    launch(SOURCE, "select_place", -(-spans // WARPS), 32 * WARPS, x, n, candidates, origins, *which, state, spans, *into)
     return indices, values, state[2]
 
 

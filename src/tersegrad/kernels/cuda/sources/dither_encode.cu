@@ -318,3 +318,27 @@ extern "C" __global__ void dither_write(
         for (int k = threadIdx.x; k < l.lanes; k += blockDim.x) store32(chunk + 4 * k, states[s * CHUNKS * 64 + c * l.lanes + k]);
     }
 }
+
+// What the message leaves out of each coordinate; 256 threads for 4 times as many coordinates.
+extern "C" __global__ void dither_left(
+    const float* x, i64 n, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const signed char* levels, const float* steps, const float* scales,
+    const i64* segments, const i64* result, float* left
+) {
+    if (result[RESULT_WRONG] != FINE) return;
+    const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
+#pragma unroll
+    for (int a = 0; a < 4; ++a) {
+        const i64 i = ((i64)blockIdx.x * 4 + a) * blockDim.x + threadIdx.x;
+        if (i >= n) return;
+        const i64* d = segments + smaller(i / SEGMENT, segments_of(n) - 1) * SEGMENT_PLACES;
+        float value = d[KIND] == RAW_KIND ? x[i] : 0.0f;
+        if (has_levels(d)) {
+            int level = levels[i];
+            bool large;
+            // A byte holds no larger ones.
+            if (level == 127 || level == -127) level = level_of(x[i], 1.0f / steps[i / SCALE_BLOCK], draw_of(draws, drawn != 0, i), &large);
+            value = scaled(level, scales[i / SCALE_BLOCK]);
+        }
+        left[i] = __fsub_rn(x[i], value);
+    }
+}

@@ -3,21 +3,27 @@
 
 #define SCANNED 8
 
-// Row b has n sums and room for one more number: sums become those of all before them, and the last number their total.
+// Row b has n sums and room for one more number: sums become those of all before them, and the last number their total. Whole warps.
 extern "C" __global__ void __launch_bounds__(1024) scan_rows(i64* rows, i64 n) {
     i64* row = rows + (i64)blockIdx.x * (n + 1);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     i64 carried = 0;
     for (i64 base = 0; base < n; base += SCANNED * blockDim.x) {
-        const i64 first = base + SCANNED * (i64)threadIdx.x;
-        i64 held[SCANNED], mine = 0, total;
+        // A warp has 32 * SCANNED in a row, of which a lane reads every 32nd.
+        const i64 first = base + 32 * SCANNED * warp + lane;
+        i64 held[SCANNED], sums[SCANNED], mine = 0, total;
 #pragma unroll
-        for (int a = 0; a < SCANNED; ++a) mine += held[a] = first + a < n ? row[first + a] : 0;
-        i64 before = carried + block_scan(mine, &total);
+        for (int a = 0; a < SCANNED; ++a) held[a] = first + 32 * a < n ? row[first + 32 * a] : 0;
 #pragma unroll
         for (int a = 0; a < SCANNED; ++a) {
-            if (first + a < n) row[first + a] = before;
-            before += held[a];
+            sums[a] = mine + warp_scan(held[a]);
+            mine = __shfl_sync(FULL, sums[a], 31);
         }
+        // The warp's total counts once.
+        const i64 before = carried + __shfl_sync(FULL, block_scan(lane == 0 ? mine : 0, &total), 0);
+#pragma unroll
+        for (int a = 0; a < SCANNED; ++a)
+            if (first + 32 * a < n) row[first + 32 * a] = before + sums[a] - held[a];
         carried += total;
     }
     if (threadIdx.x == 0) row[n] = carried;

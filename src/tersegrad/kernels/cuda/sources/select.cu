@@ -211,125 +211,103 @@ extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const float*
 // The state: the bits found so far, how many values are still to be taken among those that have them, and at last how many were chosen.
 enum { PREFIX, LEFT, CHOSEN };
 
-extern "C" __global__ void select_digit(
-    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, i64 shift, const i64* state, u64* histogram
+#define BINS 2048
+
+// Counts one digit of those that have the bits found so far. The block that is done last takes the digit in which the value lies, and clears
+// the histogram. 256 threads; `histogram` has a place more, for how many blocks are done.
+extern "C" __global__ void __launch_bounds__(256) select_digit(
+    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, i64 shift, i64 bits, i64* state, u64* histogram
 ) {
-    __shared__ u32 own[256];
-    for (int d = threadIdx.x; d < 256; d += blockDim.x) own[d] = 0;
+    __shared__ u32 own[BINS];
+    __shared__ bool last;
+    const int bins = 1 << bits;
+    const bool first = shift + bits == 31;
+    for (int d = threadIdx.x; d < bins; d += blockDim.x) own[d] = 0;
     __syncthreads();
     const Candidates all(x, n, values, 0, room, key, found, k);
     const float* from = all.from();
     const i64 count = all.size();
-    const u32 prefix = (u32)state[PREFIX];
-    const i64 stride = (i64)gridDim.x * blockDim.x;
+    const u32 prefix = first ? 0 : (u32)state[PREFIX];
+    const i64 stride = (i64)gridDim.x * blockDim.x, wanted = first ? k : state[LEFT];
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
         const u32 seen = key_of(from[i]);
-        if (shift == 24 || seen >> (shift + 8) == prefix >> (shift + 8)) atomicAdd(&own[seen >> shift & 255], 1u);
+        if (first || seen >> (shift + bits) == prefix >> (shift + bits)) atomicAdd(&own[seen >> shift & (bins - 1)], 1u);
     }
     __syncthreads();
-    for (int d = threadIdx.x; d < 256; d += blockDim.x)
+    for (int d = threadIdx.x; d < bins; d += blockDim.x)
         if (own[d]) atomicAdd(&histogram[d], (u64)own[d]);
-}
-
-// One block of 256 threads takes the digit in which the value lies, and clears the histogram.
-extern "C" __global__ void select_choose(u64* histogram, i64 shift, i64* state) {
-    const int d = 255 - (int)threadIdx.x;
-    const i64 mine = (i64)histogram[d], wanted = state[LEFT];
-    i64 total;
-    const i64 above = block_scan(mine, &total);
+    __threadfence();
     __syncthreads();
-    if (above < wanted && (wanted <= above + mine || d == 0)) {
-        state[PREFIX] |= (i64)d << shift;
-        state[LEFT] = wanted - above;
-    }
-    histogram[d] = 0;
-}
-
-// All four digits by one block: where candidates are few, that takes less than eight launches.
-extern "C" __global__ void __launch_bounds__(1024) select_threshold(
-    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, i64* state
-) {
-    __shared__ u32 histogram[256];
-    __shared__ i64 known[2];
-    const Candidates all(x, n, values, 0, room, key, found, k);
-    const float* from = all.from();
-    const i64 count = all.size();
-    if (threadIdx.x == 0) known[PREFIX] = 0, known[LEFT] = k;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
-        __syncthreads();
-        const u32 prefix = (u32)known[PREFIX];
-        for (i64 base = 0; base < count; base += 8 * 1024) {
-            u32 held[8];
-#pragma unroll
-            for (int a = 0; a < 8; ++a) {
-                const i64 i = base + 1024 * a + threadIdx.x;
-                held[a] = i < count ? key_of(from[i]) : 0;
-            }
-#pragma unroll
-            for (int a = 0; a < 8; ++a) {
-                const bool inside = base + 1024 * a + threadIdx.x < count;
-                if (inside && (shift == 24 || held[a] >> (shift + 8) == prefix >> (shift + 8))) atomicAdd(&histogram[held[a] >> shift & 255], 1u);
-            }
+    if (threadIdx.x == 0) last = atomicAdd(&histogram[BINS], (u64)1) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    // From the highest digit down, as many to a thread as are there.
+    const int share = bins / 256;
+    volatile u64* seen = histogram;
+    i64 mine = 0, total;
+    for (int a = 0; a < share; ++a) mine += (i64)seen[bins - 1 - ((int)threadIdx.x * share + a)];
+    i64 above = block_scan(mine, &total);
+    for (int a = 0; a < share; ++a) {
+        const int d = bins - 1 - ((int)threadIdx.x * share + a);
+        const i64 here = (i64)seen[d];
+        if (above < wanted && (wanted <= above + here || d == 0)) {
+            state[PREFIX] = prefix | (u32)d << shift;
+            state[LEFT] = wanted - above;
         }
-        __syncthreads();
-        const int d = 255 - (int)threadIdx.x;
-        const i64 mine = d >= 0 ? histogram[d] : 0, wanted = known[LEFT];
-        i64 total;
-        const i64 above = block_scan(mine, &total);
-        __syncthreads();
-        if (d >= 0 && above < wanted && (wanted <= above + mine || d == 0)) known[PREFIX] = prefix | (u32)d << shift, known[LEFT] = wanted - above;
-        __syncthreads();
+        above += here;
+        histogram[d] = 0;
     }
-    if (threadIdx.x == 0) state[PREFIX] = known[PREFIX], state[LEFT] = known[LEFT];
+    if (threadIdx.x == 0) histogram[BINS] = 0;
 }
 
-// Keys above the k-th largest, and those equal to it: how many there are in each tile, then their places, with the first of those that
-// are equal. Zeros are never chosen. Rows of `counts`, and of `places` that they become: above; equal.
+// Keys above the k-th largest, and those equal to it: how many there are in each span, then their places, with the first of those that
+// are equal. Zeros are never chosen. Rows of `counts`, and of `places` that they become: above; equal. A warp has a span.
+__device__ __forceinline__ i64 span_of(i64 size, i64 spans) { return (size + spans * 32 * AHEAD - 1) / (spans * 32 * AHEAD) * (32 * AHEAD); }
+
 extern "C" __global__ void select_count(
-    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, const i64* state, i64 tiles, i64* counts
+    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, const i64* state, i64 spans, i64* counts
 ) {
-    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (tile >= tiles) return;
+    const i64 span = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (span >= spans) return;
     const Candidates all(x, n, values, 0, room, key, found, k);
     const float* from = all.from();
     const int lane = threadIdx.x & 31;
     const u32 prefix = (u32)state[PREFIX];
-    const i64 stop = smaller((tile + 1) * TILE, all.size());
+    const i64 length = span_of(all.size(), spans), stop = smaller((span + 1) * length, all.size());
     i64 above = 0, equal = 0;
-    for (i64 i = tile * TILE + lane; i < stop; i += 32) {
-        const u32 seen = key_of(from[i]);
-        above += seen > prefix;
-        equal += seen == prefix && seen;
+    for (i64 base = span * length + lane; base < stop; base += 32 * AHEAD) {
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const u32 seen = base + 32 * a < stop ? key_of(from[base + 32 * a]) : 0;
+            above += seen > prefix;
+            equal += seen == prefix && seen;
+        }
     }
     above = warp_sum(above);
     equal = warp_sum(equal);
-    if (lane == 0) counts[tile] = above, counts[tiles + 1 + tile] = equal;
+    if (lane == 0) counts[span] = above, counts[spans + 1 + span] = equal;
 }
 
 extern "C" __global__ void select_place(
-    const float* x, i64 n, const float* values, const void* origins, i64 room, const i64* key, const i64* found, i64 k, i64* state, i64 tiles,
+    const float* x, i64 n, const float* values, const void* origins, i64 room, const i64* key, const i64* found, i64 k, i64* state, i64 spans,
     const i64* places, i64 wide, void* indices, float* out
 ) {
-    const i64 left = state[LEFT], chosen = places[tiles] + smaller(places[2 * tiles + 1], left);
+    const i64 left = state[LEFT], chosen = places[spans] + smaller(places[2 * spans + 1], left);
     if (blockIdx.x == 0 && threadIdx.x == 0) state[CHOSEN] = chosen;
     clear_behind(chosen, k, wide, indices, out);
-    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (tile >= tiles) return;
+    const i64 span = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (span >= spans) return;
     const Candidates all(x, n, values, origins, room, key, found, k);
     const float* from = all.from();
-    const i64 size = all.size();
-    if (tile * TILE >= size) return;
+    const i64 length = span_of(all.size(), spans), stop = smaller((span + 1) * length, all.size());
     const int lane = threadIdx.x & 31;
     const u32 prefix = (u32)state[PREFIX], before = (1u << lane) - 1;
-    i64 above = places[tile], equal = places[tiles + 1 + tile];
-    for (int group = 0; group < TILE; group += 32 * AHEAD) {
+    i64 above = places[span], equal = places[spans + 1 + span];
+    for (i64 base = span * length; base < stop; base += 32 * AHEAD) {
         u32 held[AHEAD];
 #pragma unroll
-        for (int a = 0; a < AHEAD; ++a) {
-            const i64 i = tile * TILE + group + 32 * a + lane;
-            held[a] = i < size ? __float_as_uint(from[i]) : 0;
-        }
+        for (int a = 0; a < AHEAD; ++a) held[a] = base + 32 * a + lane < stop ? __float_as_uint(from[base + 32 * a + lane]) : 0;
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             const u32 seen = held[a] & 0x7fffffffu;
@@ -337,7 +315,7 @@ extern "C" __global__ void select_place(
             const u32 mores = __ballot_sync(FULL, more), ties = __ballot_sync(FULL, tie);
             const i64 rank = equal + __popc(ties & before);
             if (more || (tie && rank < left)) {
-                const i64 at = above + __popc(mores & before) + smaller(rank, left), i = all.index(tile * TILE + group + 32 * a + lane, wide);
+                const i64 at = above + __popc(mores & before) + smaller(rank, left), i = all.index(base + 32 * a + lane, wide);
                 if (wide) ((i64*)indices)[at] = i;
                 else ((int*)indices)[at] = (int)i;
                 out[at] = __uint_as_float(held[a]);
