@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
+from tersegrad.kernels.cuda import scratch
 from tersegrad.kernels.cuda.loader import launch, scan
 from tersegrad.kernels.reference.select import index_dtype
 
@@ -47,14 +48,15 @@ def _planes(
     """
     device, spans = indices.device, -(-indices.numel() // SPAN)
     head = torch.zeros(CLASSES + 128, dtype=torch.int64, device=device)
-    sums = torch.empty(2, spans + 1, dtype=torch.int64, device=device)
-    words = torch.empty(room // 4 + 2, dtype=torch.int32, device=device)
+    number = room // 4 + 2
+    memory, (words, sums) = scratch.empty(device, 4 * number, 16 * (spans + 1))
     given = (indices, _wide(indices), indices.numel(), count, numel, divisor)
     looked = (indices, 0) if values is None else (values, 1)
-    launch(SOURCE, "golomb_survey", spans, THREADS, *given, *looked, sums, words, words.numel(), head)
-    scan(SOURCE, sums)
+    launch(SOURCE, "golomb_survey", spans, THREADS, *given, *looked, sums, words, number, head)
+    scan(SOURCE, sums, 2, spans + 1)
     launch(SOURCE, "golomb_write", spans, THREADS, *given, sums, room, words, head)
-    return words, head
+    # The words lie at its beginning.
+    return memory, head
 
 
 def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
@@ -146,20 +148,22 @@ def _read_planes(data: Tensor, front: bytes, numel: int, divisor: int, behind: i
     head = torch.zeros(CLASSES, dtype=torch.int64, device=device)
     if count > 8 * scanned or count > numel:
         return head.fill_(CORRUPT)
-    counts = torch.empty(-(-scanned // (4 * THREADS)) + 1, dtype=torch.int64, device=device)
-    ones, rests = torch.empty(2, count, dtype=torch.int64, device=device)
-    longs, sums = torch.empty(2, spans + 1, dtype=torch.int64, device=device)
-    parts, first = counts.numel() - 1, int.from_bytes(front, "little")
+    parts, first = -(-scanned // (4 * THREADS)), int.from_bytes(front, "little")
+    memory, (counts, ones, rests, longs, sums) = scratch.empty(
+        device, 8 * (parts + 1), 8 * count, 8 * count, 8 * (spans + 1), 8 * (spans + 1)
+    )
     launch(SOURCE, "ones_count", parts, THREADS, data, at, first, scanned, counts, head)
-    scan(SOURCE, counts)
+    scan(SOURCE, counts, 1, parts + 1)
     launch(SOURCE, "ones_place", parts, THREADS, data, at, scanned, counts, count, ones, head)
     given = (data, at, nbytes, count)
     launch(SOURCE, "golomb_longs", spans, THREADS, *given, numel, divisor, ones, longs, head)
-    scan(SOURCE, longs)
+    scan(SOURCE, longs, 1, spans + 1)
     launch(SOURCE, "golomb_rests", spans, THREADS, *given, divisor, longs, rests, sums, head)
-    scan(SOURCE, sums)
+    scan(SOURCE, sums, 1, spans + 1)
     shape = (nbytes, count, numel, divisor)
     launch(SOURCE, "golomb_indices", spans, THREADS, *shape, ones, rests, sums, behind, _wide(out), out, head)
+    # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
+    del memory
     return head
 
 

@@ -195,12 +195,16 @@ def _launches() -> Callable[..., int]:
 
 
 def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None:
-    first: Any = arguments[0]
-    index = (first if isinstance(first, Tensor) else next(a for a in arguments if isinstance(a, Tensor))).get_device()
+    mine = _thread
+    # Where all are addresses of memory that a launch before has used, this one runs where that did.
+    index = mine.device
+    for value in arguments:
+        if isinstance(value, Tensor):
+            index = value.get_device()
+            break
     if index != _current_device():
         with torch.cuda.device(index):
             return _on_gpu(name, kernel, blocks, threads, arguments)
-    mine = _thread
     if mine.device != index:
         # The driver knows no context in a thread that has not used torch's device yet.
         torch.cuda.set_device(index)
@@ -229,8 +233,7 @@ def launch(name: str, kernel: str, blocks: int, threads: int, *arguments: Argume
         launcher(name, kernel, blocks, threads, arguments)
 
 
-def scan(name: str, sums: Tensor) -> None:
-    """Sums become places (``scan.cuh``, which the source includes): each row has its sums and room for the total behind them."""
-    n = sums.shape[-1]
+def scan(name: str, sums: Tensor | int, rows: int, n: int) -> None:
+    """Sums become places (``scan.cuh``, which the source includes): each of ``rows`` has ``n - 1`` and room for the total behind them."""
     # As many warps as have eight sums for each of their threads, up to a whole block.
-    launch(name, "scan_rows", sums.numel() // n, min(1024, 32 * -(-n // 256)), sums, n - 1)
+    launch(name, "scan_rows", rows, min(1024, 32 * -(-n // 256)), sums, n - 1)

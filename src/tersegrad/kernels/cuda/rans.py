@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
+from tersegrad.kernels.cuda import scratch
 from tersegrad.kernels.cuda.loader import launch
 from tersegrad.kernels.reference.rans import LONGEST, SHORTEST, lanes_of, pieces, raw_bits
 from tersegrad.kernels.reference.rans_tables import STEP, TOTAL
@@ -29,10 +30,6 @@ def _each(contexts: Tensor | None, count: int) -> int:
     return 2
 
 
-def _numbers(device: torch.device, *sizes: int) -> list[Tensor]:
-    return [torch.empty(max(size, 1), dtype=torch.int64, device=device) for size in sizes]
-
-
 def rans_encode(
     symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
 ) -> Tensor:
@@ -41,56 +38,52 @@ def rans_encode(
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
     count, device = symbols.numel(), symbols.device
     each = _each(contexts, count)
-    head = torch.zeros(PLACES, dtype=torch.int64, device=device)
     if count == 0:
-        return head[LENGTH]
+        return torch.zeros((), dtype=torch.int64)
     if out.numel() < 1 + -(-count * raw_bits(alphabet) // 8):
         raise ValueError("the output buffer is too small for the symbols")
     cells = num_contexts * alphabet
     sample = sample and count >= max(1 << 16, 4096 * cells)
     symbols = symbols.contiguous()
     known = symbols if contexts is None else contexts.contiguous()
-    counts = torch.zeros(cells, dtype=torch.int64, device=device)
-    present = torch.zeros(cells, dtype=torch.int32, device=device)
+    head, (_, counts, present) = scratch.zeros(device, 8 * PLACES, 8 * cells, 4 * cells)
     sizes = (count, alphabet, num_contexts)
-    launch(
-        SOURCE,
-        "rans_count",
-        min(-(-count // 4096), 1024),
-        256,
-        symbols,
-        known,
-        each,
-        *sizes,
-        int(sample),
-        counts,
-        present,
-        head,
-    )
+    blocks = min(-(-count // 4096), 1024)
+    launch(SOURCE, "rans_count", blocks, 256, symbols, known, each, *sizes, int(sample), counts, present, head)
+    memory = head
     if alphabet > 1:
         chunks, lanes = len(pieces(count, 1 << chunk)), lanes_of(count)
-        q = torch.empty(cells, dtype=torch.int16, device=device)
-        bits = torch.empty(num_contexts * (32 * alphabet + 2), dtype=torch.uint8, device=device)
-        tables = torch.empty_like(bits)
-        lengths, numbers, offsets = _numbers(device, num_contexts, chunks, chunks)
-        frequencies = torch.empty(cells, dtype=torch.int32, device=device)
-        codes = torch.empty(cells, dtype=torch.int32, device=device)
-        words = torch.empty(count, dtype=torch.int16, device=device)
-        states = torch.empty(chunks * lanes, dtype=torch.int32, device=device)
+        room = num_contexts * (32 * alphabet + 2)
+        memory, (q, bits, tables, lengths, numbers, offsets, frequencies, codes, words, states) = scratch.empty(
+            device,
+            2 * cells,
+            room,
+            room,
+            8 * num_contexts,
+            8 * chunks,
+            8 * chunks,
+            4 * cells,
+            4 * cells,
+            2 * count,
+            4 * chunks * lanes,
+        )
         launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), alphabet, q, bits, lengths)
         launch(SOURCE, "rans_join", 1, 256, bits, lengths, alphabet, num_contexts, tables, head)
         launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, frequencies, head)
         launch(SOURCE, "rans_starts", -(-num_contexts // 32), 32, frequencies, alphabet, num_contexts, codes)
         launch(
-            SOURCE, "rans_encode_chunks", chunks, 32, symbols, known, each, *sizes, chunk, codes, words, numbers, states, head
-        )
+            SOURCE, "rans_encode_chunks", chunks, 32,
+            symbols, known, each, *sizes, chunk, codes, words, numbers, states, head,
+        )  # fmt: skip
         launch(SOURCE, "rans_close", 1, 256, count, alphabet, chunk, numbers, offsets, head)
         blocks = min(max(chunks, -(-count // 2048)), 1024)
         launch(
             SOURCE, "rans_write", blocks, 256,
             symbols, count, alphabet, chunk, tables, words, numbers, states, offsets, head, out,
         )  # fmt: skip
-    found = head.tolist()
+    # What the kernels use is kept until here.
+    found = head[:PLACES].tolist()
+    del memory
     if found[STATUS] == BAD_SYMBOL:
         raise ValueError("a symbol lies outside the alphabet, or a context is not below the number of contexts")
     # Known here by now: nobody has to wait for it again.
@@ -101,26 +94,22 @@ def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contex
     """Fill ``out`` with symbols; the number of bytes read, int64, 0-d."""
     count, device = out.numel(), out.device
     each = _each(contexts, count)
-    head = torch.zeros(PLACES, dtype=torch.int64, device=device)
     if contexts is not None and count and int(contexts.max()) >= num_contexts:
         raise ValueError("a context is not below the number of contexts")
-    if count == 0:
-        return head[LENGTH]
-    if alphabet == 1:
+    if count == 0 or alphabet == 1:
         out.zero_()
-        return head[LENGTH]
+        return torch.zeros((), dtype=torch.int64)
     data = data.contiguous()
     known = data if contexts is None else contexts.contiguous()
-    cells = num_contexts * alphabet
+    cells, slots_number = num_contexts * alphabet, num_contexts * TOTAL
     most = len(pieces(count, 1 << SHORTEST))
-    q = torch.empty(cells, dtype=torch.int16, device=device)
-    frequencies = torch.empty(cells, dtype=torch.int32, device=device)
-    slots = torch.empty(num_contexts * TOTAL, dtype=torch.int32, device=device)
-    symbols = torch.empty(num_contexts * TOTAL, dtype=torch.uint8, device=device)
-    offsets, words = _numbers(device, most, most)
+    head = torch.zeros(PLACES, dtype=torch.int64, device=device)
+    memory, (q, frequencies, slots, symbols, offsets, words) = scratch.empty(
+        device, 2 * cells, 4 * cells, 4 * slots_number, slots_number, 8 * most, 8 * most
+    )
     sizes = (count, alphabet, num_contexts)
     # What a thread reads must be there, even where there are no bytes.
-    held = data if data.numel() else q
+    held = data if data.numel() else memory
     launch(SOURCE, "rans_parse", 1, 32, held, data.numel(), *sizes, q, head)
     launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, frequencies, head)
     launch(SOURCE, "rans_cells", num_contexts, 256, frequencies, alphabet, slots, symbols, head)
@@ -131,7 +120,9 @@ def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contex
     )  # fmt: skip
     blocks = min(-(-count // 256), 1024)
     launch(SOURCE, "rans_decode_plain", blocks, 256, held, known, each, *sizes, frequencies, head, out)
+    # What the kernels use is kept until here.
     found = head.tolist()
+    del memory
     if found[STATUS] == CORRUPT:
         raise CorruptMessage("not a block of rANS symbols: tables, words or raw symbols are malformed or cut short")
     return torch.tensor(found[LENGTH])

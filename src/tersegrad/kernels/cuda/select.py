@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from tersegrad.kernels.cuda import scratch
 from tersegrad.kernels.cuda.loader import Argument, launch, scan
 from tersegrad.kernels.reference.select import index_dtype
 
@@ -23,33 +24,43 @@ SOURCE = "select.cu"
 # As in select.cu.
 TILE, SLOTS, SAMPLE, BINS = 4096, 256, 1 << 14, 2048
 WARPS = 4
+# Where the state of a search has how many were chosen.
+CHOSEN = 2
 # Warps that divide candidates among themselves.
 SPANS = 4096
 THREADS = 256
 
 
 class _Slots:
-    """What a pass over a vector collected, in the slots of its tiles."""
+    """What a pass over a vector collects, in the slots of its tiles, and room for ``more`` places of so many bytes."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, *more: int) -> None:
         self.n, self.device = x.numel(), x.device
         self.tiles = -(-self.n // TILE)
-        self.offsets = torch.empty(self.tiles * SLOTS, dtype=torch.int16, device=x.device)
-        self.values = torch.empty(self.tiles * SLOTS, dtype=torch.float32, device=x.device)
-        self.places = torch.empty(self.tiles + 1, dtype=torch.int64, device=x.device)
+        sizes = (2 * self.tiles * SLOTS, 4 * self.tiles * SLOTS, 8 * (self.tiles + 1))
+        self.memory, (self.offsets, self.values, self.places, *self.more) = scratch.empty(x.device, *sizes, *more)
 
-    def collect(self, kernel: str, *source: Argument, after: tuple[Argument, ...] = ()) -> Tensor:
-        """Run the pass; how many passed (int64, 0-d)."""
+    @property
+    def count(self) -> int:
+        """Where it stands how many passed."""
+        return self.places + 8 * self.tiles
+
+    def collect(self, kernel: str, *source: Argument, after: tuple[Argument, ...] = ()) -> None:
+        """Run the pass."""
         launch(SOURCE, kernel, -(-self.tiles // WARPS), 32 * WARPS, *source, self.offsets, self.values, self.places, *after)
-        scan(SOURCE, self.places)
-        return self.places[-1]
+        scan(SOURCE, self.places, 1, self.tiles + 1)
 
-    def spread(self, kernel: str, *source: Argument, room: int) -> tuple[Tensor, Tensor]:
+    def spread(self, kernel: str, *source: Argument, room: int, wide: bool, indices: Argument, values: Argument) -> None:
         """Indices and values of the first ``room`` of them, zeros behind them."""
-        indices, values = _room(self.n, room, self.device)
-        places = (self.offsets, self.values, self.places, room, int(indices.dtype == torch.int64), indices, values)
+        places = (self.offsets, self.values, self.places, room, int(wide), indices, values)
         launch(SOURCE, kernel, -(-self.tiles // WARPS), 32 * WARPS, *source, *places)
-        return indices, values
+
+    def taken(self, kernel: str, *source: Argument, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The first ``limit`` of them in memory of their own, and how many there are (int64, 0-d)."""
+        room = min(limit, self.n)
+        indices, values = _room(self.n, room, self.device)
+        self.spread(kernel, *source, room=room, wide=indices.dtype == torch.int64, indices=indices, values=values)
+        return indices, values, self.memory[(self.count - self.memory.data_ptr()) // 8]
 
 
 def _room(numel: int, room: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -69,49 +80,44 @@ def select_compact(x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Te
     else:
         least = torch.full((1,), key, dtype=torch.int64, device=x.device)
     slots = _Slots(x)
-    count = slots.collect("select_collect", x, x.numel(), least)
-    return *slots.spread("select_spread", x, x.numel(), least, room=min(limit, x.numel())), count
+    slots.collect("select_collect", x, x.numel(), least)
+    return slots.taken("select_spread", x, x.numel(), least, limit=limit)
 
 
-def _candidates(x: Tensor, k: int) -> tuple[Tensor, Tensor, int, Tensor, Tensor]:
-    """Indices and values of coordinates that the k largest are very probably among, how many fit, their least key, how many there are.
-
-    There is room for none where a sample would not tell enough.
-    """
-    n, expected = x.numel(), k * SAMPLE / x.numel()
+def _candidates(n: int, k: int) -> tuple[int, int]:
+    """The rank in a sample that very probably bounds the k largest of n, and room for all that reach it; 0 where it tells little."""
+    expected = k * SAMPLE / n
     if n < 16 * SAMPLE or expected > SAMPLE / 8:
-        nothing = torch.zeros(1, dtype=torch.int64, device=x.device)
-        return nothing, x, 0, nothing, nothing
+        return 0, 0
     # Four standard deviations and a little more on both sides.
     rank = math.ceil(expected + 4 * math.sqrt(expected) + 8)
-    room = math.ceil(n / SAMPLE * (rank + 4 * math.sqrt(rank) + 8))
-    key = torch.empty(1, dtype=torch.int64, device=x.device)
-    launch(SOURCE, "select_bound", 1, 1024, x, n, rank, key)
-    slots = _Slots(x)
-    found = slots.collect("select_collect", x, n, key)
-    return *slots.spread("select_spread", x, n, key, room=room), room, key, found
+    return rank, math.ceil(n / SAMPLE * (rank + 4 * math.sqrt(rank) + 8))
 
 
 def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     n, k = x.numel(), min(k, x.numel())
     if k == 0:
         return _nothing(x)
-    x = x.contiguous()
-    origins, candidates, room, key, found = _candidates(x, k)
-    which = (room, key, found, k)
-    state = torch.empty(3, dtype=torch.int64, device=x.device)
+    x, wide = x.contiguous(), index_dtype(n) == torch.int64
+    rank, room = _candidates(n, k)
+    spans = min(-(-n // 256), SPANS)
+    slots = _Slots(x, 8, (8 if wide else 4) * room, 4 * room, 24, 16 * (spans + 1))
+    key, origins, candidates, state, places = slots.more
+    if room:
+        launch(SOURCE, "select_bound", 1, 1024, x, n, rank, key)
+        slots.collect("select_collect", x, n, key)
+        slots.spread("select_spread", x, n, key, room=room, wide=wide, indices=origins, values=candidates)
+    which = (room, key, slots.count, k)
     histogram = torch.zeros(BINS + 1, dtype=torch.int64, device=x.device)
     for shift, bits in ((20, 11), (10, 10), (0, 10)):
         digit = (shift, bits, state, histogram)
         launch(SOURCE, "select_digit", min(-(-n // 2048), 528), THREADS, x, n, candidates, *which, *digit)
-    spans = min(-(-n // 256), SPANS)
-    places = torch.empty(2, spans + 1, dtype=torch.int64, device=x.device)
     launch(SOURCE, "select_count", -(-spans // WARPS), 32 * WARPS, x, n, candidates, *which, state, spans, places)
-    scan(SOURCE, places)
+    scan(SOURCE, places, 2, spans + 1)
     indices, values = _room(n, k, x.device)
-    into = (places, int(indices.dtype == torch.int64), indices, values)
+    into = (places, int(wide), indices, values)
     launch(SOURCE, "select_place", -(-spans // WARPS), 32 * WARPS, x, n, candidates, origins, *which, state, spans, *into)
-    return indices, values, state[2]
+    return indices, values, slots.memory[(state - slots.memory.data_ptr()) // 8 + CHOSEN]
 
 
 def _put(indices: Tensor, values: Tensor, weight: float, adds: bool, out: Tensor) -> None:
@@ -141,9 +147,8 @@ def _step(
     scalars = (float(alpha), float(zeta), float(tau), float(2 * tau), float(tau * tau), int(hybrid))
     source = (r.contiguous(), v.contiguous(), x.contiguous(), s.contiguous(), x.numel(), *scalars)
     next_r, next_v = torch.empty_like(source[0]), torch.empty_like(source[1])
-    count = slots.collect("variance_collect", *source, next_r, next_v, after=(infinite,))
-    indices, values = slots.spread("variance_spread", *source, room=min(limit, x.numel()))
-    return next_r, next_v, indices, values, count, infinite == 0
+    slots.collect("variance_collect", *source, next_r, next_v, after=(infinite,))
+    return next_r, next_v, *slots.taken("variance_spread", *source, limit=limit), infinite == 0
 
 
 def variance_select(

@@ -159,7 +159,7 @@ extern "C" __global__ void variance_spread(
 // ---- the k largest keys ----
 //
 // A sample gives a key that about a third more than k coordinates reach. These are collected, and the k-th largest key is found among them,
-// eight bits at a time. Should there be too few or too many of them, the same kernels go through the whole vector.
+// ten bits at a time. Should there be too few or too many of them, the same kernels go through the whole vector.
 
 struct Candidates {
     const float *x, *values;
