@@ -262,7 +262,11 @@ def rotations(sizes: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Case]]:
                     y, back = put(torch.empty(padded)), put(torch.empty(n))
                     top = ops.rotate(put(x), y, block, CTX)
                     ops.unrotate(y, back, block, CTX)
-                    return [y, back, torch.as_tensor(top).float().cpu()]
+                    shrunk, kept = y.clone(), y.clone()
+                    ops.rotate_where(put(x), shrunk, block, CTX, put(torch.tensor(True)), 2.0**-32)
+                    ops.rotate_where(put(x), kept, block, CTX, put(torch.tensor(False)), 2.0**-32)
+                    # That it is not finite is all that is told then.
+                    return [y, back, shrunk, kept, torch.as_tensor(top).float().cpu().nan_to_num(nan=torch.inf)]
 
                 yield f"rotation {block} {n} {kind}", case
 

@@ -133,7 +133,11 @@ class HadamardKernels(Protocol):
     """The randomised Walsh-Hadamard rotation by blocks (signs from the context, sender left to the caller)."""
 
     def rotate(self, x: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
-        """Rotate float32 ``x`` into ``out`` of the padded size; max |x| (float32, 0-d), NaN where x is not finite."""
+        """Rotate float32 ``x`` into ``out`` of the padded size; max |x| (float32, 0-d), not finite where x is not."""
+        ...
+
+    def rotate_where(self, x: Tensor, out: Tensor, block: int, ctx: Context, wanted: Tensor, factor: float) -> None:
+        """Rotate ``factor`` times ``x`` into ``out`` if the flag is set, without waiting for it."""
         ...
 
     def unrotate(self, y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:

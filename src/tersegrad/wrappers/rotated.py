@@ -30,7 +30,7 @@ from tersegrad.core import buffers
 from tersegrad.core.protocol import Context, Message, Spec
 from tersegrad.core.text import require
 from tersegrad.kernels.reference.hadamard import rotated_numel
-from tersegrad.wrappers.transformed import Transformed, enlarged
+from tersegrad.wrappers.transformed import SHRINK, Transformed, enlarged, ranges
 
 LARGEST_BLOCK = 1 << 16
 
@@ -63,6 +63,13 @@ class Rotated(Transformed):
 
     def forward(self, x: Tensor, y: Tensor, spec: Spec, ctx: Context) -> Tensor:
         return kernels.get(x.device).rotate(x, y, self.block, ctx.shared())
+
+    def forward_there(self, x: Tensor, y: Tensor, spec: Spec, ctx: Context) -> tuple[Tensor, Tensor]:
+        # One pass over x, and a second one that ends at once unless x is large.
+        ops, shared = kernels.get(x.device), ctx.shared()
+        finite, big = ranges(ops.rotate(x, y, self.block, shared))
+        ops.rotate_where(x, y, self.block, shared, big, SHRINK)
+        return finite, big
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         out = buffers.float_buffer(out, spec.numel, message.data.device)

@@ -38,7 +38,7 @@ from tersegrad.core.protocol import (
 )
 from tersegrad.core.text import Configuration, require
 
-_BIG, _SHRINK = 2.0**96, 2.0**-32
+_BIG, SHRINK = 2.0**96, 2.0**-32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,12 @@ class Transformed(Configuration):
     def forward(self, x: Tensor, y: Tensor, spec: Spec, ctx: Context) -> Tensor:
         """Map x to y; max |x| as a tensor without dimensions, not finite where a number of x is not."""
         raise NotImplementedError
+
+    def forward_there(self, x: Tensor, y: Tensor, spec: Spec, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Map x, made smaller where it is large, on its device, without waiting: whether it is finite, and whether it is large."""
+        finite, big = ranges(kernels.get(x.device).abs_max(x))
+        self.forward(x * torch.where(big, SHRINK, 1.0), y, spec, ctx)
+        return finite, big
 
     def rounding(self) -> float:
         """How much one direction errs, as a share of the norm."""
@@ -105,15 +111,12 @@ class Transformed(Configuration):
             if not math.isfinite(top):
                 y.fill_(math.nan)
             elif top >= _BIG:
-                self.forward(x * _SHRINK, y, spec, ctx)
+                self.forward(x * SHRINK, y, spec, ctx)
                 return 1
             return 0
-        ops = kernels.get(x.device)
-        largest = ops.abs_max(x)
-        big, finite = largest >= _BIG, largest.isfinite()
-        self.forward(x * torch.where(big, _SHRINK, 1.0), y, spec, ctx)
-        ops.settle(y, finite)
-        return big & finite
+        finite, big = self.forward_there(x, y, spec, ctx)
+        kernels.get(x.device).settle(y, finite)
+        return big
 
     def opened(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Tensor, int | Tensor]:
         """What the inner message decodes to, and the byte behind it."""
@@ -157,8 +160,14 @@ class Transformed(Configuration):
         return (math.sqrt(value) * (1 + rounding) ** 2 + 2 * rounding + rounding**2) ** 2
 
 
+def ranges(top: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether a vector with this largest magnitude is finite, and whether it is also large."""
+    finite = top < math.inf
+    return finite, finite & (top >= _BIG)
+
+
 def enlarged(x: Tensor, big: int | Tensor) -> Tensor:
     """``x`` in place, 2^32 times as large where the byte of its message says so."""
     if isinstance(big, int):
-        return x.mul_(1.0 / _SHRINK).clamp_(-HUGE, HUGE) if big else x
-    return kernels.get(x.device).settle(x, big <= 1, torch.where(big == 1, 1.0 / _SHRINK, 1.0))
+        return x.mul_(1.0 / SHRINK).clamp_(-HUGE, HUGE) if big else x
+    return kernels.get(x.device).settle(x, big <= 1, torch.where(big == 1, 1.0 / SHRINK, 1.0))

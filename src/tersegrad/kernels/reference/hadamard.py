@@ -20,7 +20,7 @@ from tersegrad.core import philox
 from tersegrad.core.philox import MASK, Purpose
 from tersegrad.core.protocol import Context
 
-__all__ = ["rotate", "unrotate"]
+__all__ = ["rotate", "rotate_where", "unrotate"]
 
 
 def rotated_numel(numel: int, block: int) -> int:
@@ -73,7 +73,7 @@ def _parts(numel: int, block: int) -> list[tuple[int, int, int, int]]:
 
 
 def rotate(x: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
-    """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, NaN where x is not finite."""
+    """Rotate float32 ``x`` into ``out`` of the padded size; returns max |x|, not finite where x is not."""
     minus = signs(out.numel(), ctx, x.device)
     for start, stop, rows, n in _parts(x.numel(), block):
         v = torch.zeros(rows * n, dtype=torch.float32, device=x.device)
@@ -83,6 +83,13 @@ def rotate(x: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
         out[start : start + rows * n] = _stages(v.view(rows, n)).view(-1)
     top = x.abs().max() if x.numel() else x.new_zeros(())
     return torch.where(top.isfinite(), top, math.nan)
+
+
+def rotate_where(x: Tensor, out: Tensor, block: int, ctx: Context, wanted: Tensor, factor: float) -> None:
+    """Rotate ``factor`` times ``x`` into ``out``, if the flag is set. Nothing waits for it."""
+    other = torch.empty_like(out)
+    rotate(x * factor, other, block, ctx)
+    out.copy_(torch.where(wanted, other, out))
 
 
 def unrotate(y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:

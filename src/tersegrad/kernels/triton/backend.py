@@ -23,7 +23,7 @@ from tersegrad.kernels.triton.casts import (
     sum_casts,
 )
 from tersegrad.kernels.triton.dequantise import dequantise_blocks, dequantise_messages
-from tersegrad.kernels.triton.hadamard import rotate, unrotate
+from tersegrad.kernels.triton.hadamard import rotate, rotate_where, unrotate
 from tersegrad.kernels.triton.philox import random_u16
 from tersegrad.kernels.triton.sums import abs_max, block_abs_max, block_sum_abs, block_sum_squares, sum_abs, sum_squares
 
@@ -47,6 +47,7 @@ __all__ = [
     "quantise_blocks",
     "random_u16",
     "rotate",
+    "rotate_where",
     "sign_decode",
     "sign_encode",
     "split_blocks",

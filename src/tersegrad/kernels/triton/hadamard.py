@@ -14,9 +14,8 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.reference.hadamard import _parts, _scale
-from tersegrad.kernels.triton.launch import as_bits, as_float, draws_of, flat, launch
+from tersegrad.kernels.triton.launch import as_bits, as_float, draws_of, flag, flat, launch
 from tersegrad.kernels.triton.philox import blocks
-from tersegrad.kernels.triton.sums import abs_max
 
 HELD = 4096
 
@@ -48,13 +47,15 @@ def _flips(first, step, who, k0, k1, SIZE: tl.constexpr):
         return tl.reshape(bits << 31, (SIZE,)).to(tl.int32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["start", "stop", "scale", "step", "who", "k0", "k1"])
+@triton.jit(do_not_specialize=["start", "stop", "scale", "factor", "step", "who", "k0", "k1"])
 def _near_stages(
     x,
     out,
+    top,
     start,
     stop,
     scale,
+    factor,
     step,
     who,
     k0,
@@ -63,66 +64,107 @@ def _near_stages(
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
     RAGGED: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):
     """All stages of blocks of ``SIZE`` from ``start`` on, signs before or after them.
 
-    ``RAGGED``: what lies from ``stop`` on is read as zeros (signs before) or not written (signs after).
+    ``RAGGED``: what lies from ``stop`` on is read as zeros (signs before) or not written (signs after). ``top`` gets the bits of the
+    largest magnitude (signs before); or, ``AGAIN``, it is a flag without which nothing is done, and ``factor`` multiplies x.
     """
-    first = start + tl.program_id(0).to(tl.int64) * SIZE
-    i = first + tl.arange(0, SIZE)
-    v = tl.load(x + i, mask=(i < stop) | (AFTER | (RAGGED == 0)), other=0.0).to(tl.float32)
-    if BEFORE:
-        v = as_float(as_bits(v) ^ _flips(first, step, who, k0, k1, SIZE))
-    v = tl.reshape(_stages(tl.reshape(v * scale, (SIZE, 1)), SIZE, 1), (SIZE,))
-    if AFTER:
-        v = as_float(as_bits(v) ^ _flips(first, step, who, k0, k1, SIZE))
-    tl.store(out + i, v, mask=(i < stop) | (BEFORE | (RAGGED == 0)))
+    if (tl.load(top) != 0) if AGAIN else True:
+        first = start + tl.program_id(0).to(tl.int64) * SIZE
+        i = first + tl.arange(0, SIZE)
+        v = tl.load(x + i, mask=(i < stop) | (AFTER | (RAGGED == 0)), other=0.0).to(tl.float32)
+        if AGAIN:
+            v = v * factor
+        elif BEFORE:
+            tl.atomic_max(top, tl.max(as_bits(v) & 0x7FFFFFFF, 0), sem="relaxed")
+        if BEFORE:
+            v = as_float(as_bits(v) ^ _flips(first, step, who, k0, k1, SIZE))
+        v = tl.reshape(_stages(tl.reshape(v * scale, (SIZE, 1)), SIZE, 1), (SIZE,))
+        if AFTER:
+            v = as_float(as_bits(v) ^ _flips(first, step, who, k0, k1, SIZE))
+        tl.store(out + i, v, mask=(i < stop) | (BEFORE | (RAGGED == 0)))
 
 
 @triton.jit(do_not_specialize=["start", "stop", "size", "step", "who", "k0", "k1"])
-def _far_stages(x, out, start, stop, size, step, who, k0, k1, RATIO: tl.constexpr, COLUMNS: tl.constexpr, AFTER: tl.constexpr):
-    """The stages of distance 4096 and more of blocks of ``size`` = 4096 RATIO."""
-    tiles = 4096 // COLUMNS
-    at = tl.program_id(0).to(tl.int64)
-    first = start + at // tiles * size + at % tiles * COLUMNS
-    i = first + tl.arange(0, RATIO)[:, None] * 4096 + tl.arange(0, COLUMNS)[None, :]
-    v = _stages(tl.load(x + i), RATIO, COLUMNS)
-    if AFTER:
-        bit = (i % 32).to(tl.uint32)
-        a, b, c, d = blocks(i // 128, step, who, k0, k1, 3)
-        word = i % 128 // 32
-        chosen = tl.where(word == 0, a, tl.where(word == 1, b, tl.where(word == 2, c, d)))
-        v = as_float(as_bits(v) ^ ((chosen >> bit) << 31).to(tl.int32, bitcast=True))
-        tl.store(out + i, v, mask=i < stop)
-    else:
-        tl.store(out + i, v)
+def _far_stages(
+    x,
+    out,
+    flag,
+    start,
+    stop,
+    size,
+    step,
+    who,
+    k0,
+    k1,
+    RATIO: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    AFTER: tl.constexpr,
+    AGAIN: tl.constexpr,
+):
+    """The stages of distance 4096 and more of blocks of ``size`` = 4096 RATIO; nothing, ``AGAIN``, without the flag."""
+    if (tl.load(flag) != 0) if AGAIN else True:
+        tiles = 4096 // COLUMNS
+        at = tl.program_id(0).to(tl.int64)
+        first = start + at // tiles * size + at % tiles * COLUMNS
+        i = first + tl.arange(0, RATIO)[:, None] * 4096 + tl.arange(0, COLUMNS)[None, :]
+        v = _stages(tl.load(x + i), RATIO, COLUMNS)
+        if AFTER:
+            bit = (i % 32).to(tl.uint32)
+            a, b, c, d = blocks(i // 128, step, who, k0, k1, 3)
+            word = i % 128 // 32
+            chosen = tl.where(word == 0, a, tl.where(word == 1, b, tl.where(word == 2, c, d)))
+            v = as_float(as_bits(v) ^ ((chosen >> bit) << 31).to(tl.int32, bitcast=True))
+            tl.store(out + i, v, mask=i < stop)
+        else:
+            tl.store(out + i, v)
 
 
-def _near(x: Tensor, out: Tensor, part: tuple[int, int, int, int], ctx: Context, before: bool, after: bool) -> None:
+Part = tuple[int, int, int, int]
+
+
+def _near(
+    x: Tensor, out: Tensor, part: Part, ctx: Context, top: Tensor, factor: float | None = None, *, side: str = ""
+) -> None:
+    """Signs stand ``side`` "before" or "after" the stages, or nowhere; with a ``factor`` ``top`` is the flag."""
     start, stop, rows, n = part
     held = min(n, HELD)
+    numbers = (start, stop, _scale(n), 1.0 if factor is None else factor, *draws_of(ctx))
     launch(
-        _near_stages, rows * (n // held), (x, out), (start, stop, _scale(n), *draws_of(ctx)),
-        SIZE=held, BEFORE=before, AFTER=after, RAGGED=before or after, num_warps=4 if held >= 1024 else 1,
+        _near_stages, rows * (n // held), (x, out, top), numbers,
+        SIZE=held, BEFORE=side == "before", AFTER=side == "after", RAGGED=bool(side), AGAIN=factor is not None,
+        num_warps=4 if held >= 1024 else 1,
     )  # fmt: skip
 
 
-def _far(y: Tensor, out: Tensor, part: tuple[int, int, int, int], ctx: Context, after: bool) -> None:
+def _far(y: Tensor, out: Tensor, part: Part, ctx: Context, flagged: Tensor | None = None, *, after: bool = False) -> None:
     start, stop, rows, n = part
     columns = max(16, 2048 * HELD // n)
-    kind = {"RATIO": n // HELD, "COLUMNS": columns, "AFTER": after}
-    launch(_far_stages, rows * (HELD // columns), (y, out), (start, stop, n, *draws_of(ctx)), **kind)
+    kind = {"RATIO": n // HELD, "COLUMNS": columns, "AFTER": after, "AGAIN": flagged is not None}
+    given = (y, out, y if flagged is None else flagged)
+    launch(_far_stages, rows * (HELD // columns), given, (start, stop, n, *draws_of(ctx)), **kind)
 
 
 def rotate(x: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
-    """Rotate ``x`` into float32 ``out`` of the padded size; max |x|, NaN where x is not finite, as a tensor (0-d)."""
+    """Rotate ``x`` into float32 ``out`` of the padded size; max |x|, not finite where x is not, as a tensor (0-d)."""
     x = flat(x)
+    top = flag(x)
     for part in _parts(x.numel(), block):
-        _near(x, out, part, ctx, True, False)
+        _near(x, out, part, ctx, top, side="before")
         if part[3] > HELD:
-            _far(out, out, part, ctx, False)
-    top = abs_max(x)
-    return torch.where(top < torch.inf, top, torch.nan)
+            _far(out, out, part, ctx)
+    return top.view(torch.float32).reshape(())
+
+
+def rotate_where(x: Tensor, out: Tensor, block: int, ctx: Context, wanted: Tensor, factor: float) -> None:
+    """Rotate ``factor`` times ``x`` into ``out``, if the flag is set."""
+    x, wanted = flat(x), wanted.view(torch.uint8)
+    for part in _parts(x.numel(), block):
+        _near(x, out, part, ctx, wanted, factor, side="before")
+        if part[3] > HELD:
+            _far(out, out, part, ctx, wanted)
 
 
 def unrotate(y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
@@ -130,10 +172,10 @@ def unrotate(y: Tensor, out: Tensor, block: int, ctx: Context) -> Tensor:
     y = flat(y)
     for part in _parts(out.numel(), block):
         if part[3] <= HELD:
-            _near(y, out, part, ctx, False, True)
+            _near(y, out, part, ctx, y, side="after")
         else:
             # The padding of a block takes part in its later stages, and ``out`` has no place for it.
             between = torch.empty_like(y)
-            _near(y, between, part, ctx, False, False)
-            _far(between, out, part, ctx, True)
+            _near(y, between, part, ctx, y)
+            _far(between, out, part, ctx, after=True)
     return out
