@@ -213,21 +213,29 @@ def takes_golomb(count: int, numel: int, counted: Counted) -> bool:
 def _smallest(indices: Tensor, numel: int, counted: Counted | None) -> Form:
     """The form with the fewest bytes, the first if several are equal."""
     k = indices.numel()
-    forms: list[Form] = [Digits(indices, numel)] if k <= SHORT else []
+    best: Form = Digits(indices, numel) if k <= SHORT else Bitmap(indices, numel)
     if k == 0:
-        return forms[0]
+        return best
+    size = best.size()
     classes = kernels.get(indices.device).gap_histogram(indices, numel).tolist() if counted is None else counted.classes
     histogram = _occurring(classes)
-    forms.append(Bitmap(indices, numel))
+    if k <= SHORT:
+        best, size = _shorter(best, size, Bitmap(indices, numel))
     # A divisor of one makes a bitmap of the Golomb code.
     if random_divisor(k, numel) > 1:
-        forms.append(Golomb(indices, numel, random_divisor(k, numel), (GOLOMB,), counted))
+        best, size = _shorter(best, size, Golomb(indices, numel, random_divisor(k, numel), (GOLOMB,), counted))
     parameter, estimate = _rice_estimate(histogram)
-    best = min(forms, key=lambda form: form.size())
-    if _promises(2 + estimate, best.size(), RICE_GAIN):
-        forms.append(Golomb(indices, numel, 1 << parameter, (RICE, parameter)))
-        best = min(forms, key=lambda form: form.size())
-    return min([best, *_entropy_coded(indices, numel, histogram, best.size())], key=lambda form: form.size())
+    if _promises(2 + estimate, size, RICE_GAIN):
+        best, size = _shorter(best, size, Golomb(indices, numel, 1 << parameter, (RICE, parameter)))
+    for form in _entropy_coded(indices, numel, histogram, size):
+        best, size = _shorter(best, size, form)
+    return best
+
+
+def _shorter(best: Form, size: int, other: Form) -> tuple[Form, int]:
+    """The one with fewer bytes, and how many."""
+    found = other.size()
+    return (other, found) if found < size else (best, size)
 
 
 def _promises(estimate: float, size: int, gain: float) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,8 +47,7 @@ class Sparse:
     values: Tensor
 
 
-@dataclasses.dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """Coordinates to be sent, in index order, in the host's memory or where they are coded."""
 
     indices: Tensor
@@ -79,7 +79,7 @@ def chosen(selected: Sequence[Tensor], numel: int, form: Form | None = None, out
             counted = None if unwritten else index.Counted(classes, planes)
             sent = counted is not None and not infinite and index.takes_golomb(total, numel, counted)
             found = _first(indices, values, total)
-            return dataclasses.replace(found, nbytes=nbytes if sent else None, finite=not infinite, counted=counted)
+            return found._replace(nbytes=nbytes if sent else None, finite=not infinite, counted=counted)
         indices, values = host.read_all(indices[:total], values[:total])
         return Chosen(indices, values, total)
     if not (codes_there(count.device) and int(count) >= MANY):
