@@ -266,7 +266,13 @@ def rotations(sizes: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Case]]:
                     ops.rotate_where(put(x), shrunk, block, CTX, put(torch.tensor(True)), 2.0**-32)
                     ops.rotate_where(put(x), kept, block, CTX, put(torch.tensor(False)), 2.0**-32)
                     # That it is not finite is all that is told then.
-                    return [y, back, shrunk, kept, torch.as_tensor(top).float().cpu().nan_to_num(nan=torch.inf, posinf=torch.inf)]
+                    return [
+                        y,
+                        back,
+                        shrunk,
+                        kept,
+                        torch.as_tensor(top).float().cpu().nan_to_num(nan=torch.inf, posinf=torch.inf),
+                    ]
 
                 yield f"rotation {block} {n} {kind}", case
 

@@ -258,6 +258,8 @@ def test_selection_agrees_with_the_reference() -> None:
                 for a, b in zip(reference.select_top_k(x, k), select.select_top_k(x, k), strict=True):
                     assert same(a, b), (x.numel(), k)
             sampled = reference.select_sample_key(x, 90)
+            for k in (0, 1, 90, 3000, x.numel() + 5):
+                assert same(select.select_sample_key(x, k), reference.select_sample_key(x, k)), (x.numel(), k)
             keys: tuple[tuple[Tensor | int, int], ...] = ((0, 10), (0x3F800000, 10**6), (0x40000000, 0), (0x7F800001, 9))
             for key, limit in (*keys, (sampled, 100)):
                 for a, b in zip(reference.select_compact(x, key, limit), select.select_compact(x, key, limit), strict=True):

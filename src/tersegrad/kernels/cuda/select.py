@@ -9,11 +9,12 @@ from torch import Tensor
 
 from tersegrad.kernels.cuda import scratch
 from tersegrad.kernels.cuda.loader import Argument, launch, scan
-from tersegrad.kernels.reference.select import index_dtype
+from tersegrad.kernels.reference.select import INFINITE_KEY, index_dtype, sample_runs
 
 __all__ = [
     "hybrid_select",
     "select_compact",
+    "select_sample_key",
     "select_top_k",
     "sparse_scatter",
     "sparse_scatter_add",
@@ -84,6 +85,30 @@ def select_compact(x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Te
     return slots.taken("select_spread", x, x.numel(), least, limit=limit)
 
 
+def select_sample_key(x: Tensor, k: int) -> Tensor:
+    everything = x.numel() // 16
+    runs = sample_runs(x.numel())
+    count = 16 * runs if runs else x.numel()
+    if count == 0 or k == 0:
+        return torch.full((), INFINITE_KEY, dtype=torch.int32, device=x.device)
+    sample = x = x.contiguous()
+    if runs:
+        sample = torch.empty(count, dtype=torch.float32, device=x.device)
+        launch(SOURCE, "select_sample", -(-count // THREADS), THREADS, x, everything, runs, sample)
+    state = torch.empty(3, dtype=torch.int64, device=x.device)
+    # All of the sample is looked through, since there is no room for candidates.
+    _digits(sample, -(-k * count // x.numel()), (sample, 0, state, state), state)
+    return state[0].clamp(1, INFINITE_KEY).to(torch.int32)
+
+
+def _digits(x: Tensor, k: int, candidates: tuple[Argument, ...], state: Argument) -> None:
+    """Find the key of the k-th largest, digit by digit, among candidates if they are enough, else in all of x."""
+    histogram = torch.zeros(BINS + 1, dtype=torch.int64, device=x.device)
+    blocks = min(-(-x.numel() // 2048), 528)
+    for shift, bits in ((20, 11), (10, 10), (0, 10)):
+        launch(SOURCE, "select_digit", blocks, THREADS, x, x.numel(), *candidates, k, shift, bits, state, histogram)
+
+
 def _candidates(n: int, k: int) -> tuple[int, int]:
     """The rank in a sample that very probably bounds the k largest of n, and room for all that reach it; 0 where it tells little."""
     expected = k * SAMPLE / n
@@ -108,10 +133,7 @@ def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         slots.collect("select_collect", x, n, key)
         slots.spread("select_spread", x, n, key, room=room, wide=wide, indices=origins, values=candidates)
     which = (room, key, slots.count, k)
-    histogram = torch.zeros(BINS + 1, dtype=torch.int64, device=x.device)
-    for shift, bits in ((20, 11), (10, 10), (0, 10)):
-        digit = (shift, bits, state, histogram)
-        launch(SOURCE, "select_digit", min(-(-n // 2048), 528), THREADS, x, n, candidates, *which, *digit)
+    _digits(x, k, (candidates, *which[:3]), state)
     launch(SOURCE, "select_count", -(-spans // WARPS), 32 * WARPS, x, n, candidates, *which, state, spans, places)
     scan(SOURCE, places, 2, spans + 1)
     indices, values = _room(n, k, x.device)

@@ -76,10 +76,15 @@ def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     return compacted(x, larger | first_ties, k)
 
 
+def sample_runs(numel: int) -> int:
+    """How many runs of 16 a sample has; none where it is all there is."""
+    everything = numel // 16
+    return min(everything, max(64, min(everything // 16, 4096)))
+
+
 def sample_positions(numel: int, device: torch.device | str = "cpu") -> Tensor:
     """Coordinates of the sample: runs of 16, one in each of equal strata, placed there by a multiplicative hash."""
-    everything = numel // 16
-    runs = min(everything, max(64, min(everything // 16, 4096)))
+    everything, runs = numel // 16, sample_runs(numel)
     if runs == 0:
         return torch.arange(numel, device=device)
     j = torch.arange(runs, dtype=torch.int64, device=device)

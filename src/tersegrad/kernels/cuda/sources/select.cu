@@ -326,6 +326,14 @@ extern "C" __global__ void select_place(
     }
 }
 
+// The sample of which a key is estimated (reference/select.py): runs of 16, one in each of equal strata, placed there by a hash.
+extern "C" __global__ void select_sample(const float* x, i64 everything, i64 runs, float* out) {
+    const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x, j = i / 16;
+    if (j >= runs) return;
+    const i64 first = j * everything / runs, width = (j + 1) * everything / runs - first;
+    out[i] = x[16 * (first + ((i64)((u32)j * 0x9e3779b1u) * width >> 32)) + i % 16];
+}
+
 // ---- putting values back ----
 
 // `indices` increase strictly and lie within the vector; else nothing is written there, and the flag says so.
