@@ -157,14 +157,43 @@ def write(
     return end, written.decoded
 
 
-def read(data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: bool = False) -> Sparse | None:
+def decode(
+    data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, out: Tensor, weight: float | None, *, raw: bool, full: bool
+) -> None:
+    """A message into ``out``, or ``weight`` times it added there; raises :class:`CorruptMessage`.
+
+    ``most`` and ``raw`` as in :func:`read`. ``full``: as a rule a message carries ``most`` coordinates.
+    """
+    numel, front = spec.numel, None
+    if not data.is_cpu and form.narrow is not None and kernels.faster(data.device, "sparse_decode"):
+        # In its likeliest form, a message is read by one kernel after the other without a look at what it says.
+        count = most
+        if not full:
+            front = _front(data)
+            count, at = varint.read(front, 1) if front.numel() > 2 and int(front[0]) == NORMAL else (0, 0)
+            count = count if front[at : at + 1].tolist() == [index.GOLOMB] else 0
+        if MANY <= count <= numel // 2:
+            head, divisor = bytes((NORMAL, *varint.write(count), index.GOLOMB)), random_divisor(count, numel)
+            if kernels.get(data.device).sparse_decode(data, head, count, numel, divisor, form.narrow, out, weight):
+                return
+    scatter(read(data, spec, ctx, form, most, raw=raw, front=front), out, weight)
+
+
+def _front(data: Tensor) -> Tensor:
+    """The mode, the number of coordinates and the form of the index set, in the host's memory."""
+    return data[: 3 + varint.MAX_NBYTES].cpu()
+
+
+def read(
+    data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: bool = False, front: Tensor | None = None
+) -> Sparse | None:
     """What a message holds, None if it says non-finite; raises :class:`CorruptMessage`.
 
-    ``most``: no message carries more coordinates. ``raw``: whether there is mode 3.
+    ``most``: no message carries more coordinates. ``raw``: whether there is mode 3. ``front``: its first bytes, where they are known.
     """
     numel = spec.numel
-    # The mode and the number of coordinates, which tells where the rest is read.
-    front = data[: 3 + varint.MAX_NBYTES].cpu()
+    if front is None:
+        front = _front(data)
     mode = int(front[0]) if front.numel() else -1
     if mode == NON_FINITE and data.numel() == 1:
         return None
@@ -182,24 +211,6 @@ def read(data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: 
     indices, used = index.decode(data[at:], count, numel, front[at : at + 2])
     values = form.read(data[at + used :], Place(indices, spec, ctx), mode == PACKED)
     return Sparse(indices, values)
-
-
-def read_whole(data: Tensor, spec: Spec, form: Form, count: int, out: Tensor, weight: float | None) -> bool:
-    """Read a message of ``count`` coordinates in its likeliest form by one kernel after the other, without a look at what it says.
-
-    Whether it was one; if not, :func:`read` tells what it is, and with a ``weight`` nothing has been added to ``out``.
-    """
-    numel = spec.numel
-    if (
-        data.is_cpu
-        or form.narrow is None
-        or count < MANY
-        or 2 * count > numel
-        or not kernels.faster(data.device, "sparse_decode")
-    ):
-        return False
-    front, divisor = bytes((NORMAL, *varint.write(count), index.GOLOMB)), random_divisor(count, numel)
-    return bool(kernels.get(data.device).sparse_decode(data, front, count, numel, divisor, form.narrow, out, weight))
 
 
 def scatter(found: Sparse | None, out: Tensor, weight: float | None) -> None:

@@ -75,8 +75,7 @@ class Threshold(Stateless):
         return sparse.send(found, spec, ctx, self._form, data, raw=whole if self.values == "exact" else None)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        found = sparse.read(data, spec, ctx, self._form, spec.numel, raw=self.values == "exact")
-        sparse.scatter(found, out, weight)
+        sparse.decode(data, spec, ctx, self._form, spec.numel, out, weight, raw=self.values == "exact", full=False)
 
     def codes_on_host(self, device: torch.device) -> bool:
         return not sparse.codes_there(device)

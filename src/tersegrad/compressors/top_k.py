@@ -108,9 +108,7 @@ class TopK(Stateless):
         return sparse.chosen(ops.select_top_k(x, k), d, form, data)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        form, most = self._form, self._most(spec.numel)
-        if not (self.exact and sparse.read_whole(data, spec, form, most, out, weight)):
-            sparse.scatter(sparse.read(data, spec, ctx, form, most, raw=True), out, weight)
+        sparse.decode(data, spec, ctx, self._form, self._most(spec.numel), out, weight, raw=True, full=self.exact)
 
     def codes_on_host(self, device: torch.device) -> bool:
         return not sparse.codes_there(device)
