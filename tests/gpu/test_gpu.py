@@ -223,6 +223,61 @@ def test_fixed_rates_never_wait_for_the_device(text: str) -> None:
     assert gpu.synchronisations(lambda: compressor.decode(message, spec, ctx)) == 0
 
 
+@pytest.mark.parametrize("text", FIXED)
+def test_fixed_rates_run_in_a_graph(text: str) -> None:
+    """What was captured once encodes and decodes whatever lies in its memory."""
+    x, out = torch.randn(100_000, device="cuda"), torch.empty(100_000, device="cuda")
+    compressor, spec, ctx = tersegrad.parse(text), Spec.flat(x.numel()), Context(seed=3)
+    room = torch.empty(compressor.max_nbytes(spec), dtype=torch.uint8, device="cuda")
+
+    def step() -> None:
+        message, _ = compressor.encode(x, spec, None, ctx, out=room)
+        compressor.decode(message, spec, ctx, out=out)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for seed in range(3):
+        x.copy_(torch.randn(x.numel(), generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        torch.cuda.synchronize()
+        message, _ = compressor.encode(x.cpu(), spec, None, ctx)
+        assert torch.equal(room.cpu()[: int(message.nbytes)], message.payload)
+        assert torch.equal(out.cpu(), compressor.decode(message, spec, ctx))
+
+
+VARIABLE = (
+    "top_k(fraction=0.01)", "top_k(fraction=0.01, values=bf16)", "sparse_dithering(nu=0.1)", "random_sparse_dithering(omega=1)",
+    "error_feedback(top_k(fraction=0.01))", "error_feedback(sparse_dithering(nu=0.1))", "threshold(tau=2.5)",
+    "top_k(fraction=0.01, exact=false)", "qsgd(levels=4, coder=rans)", "natural(coder=rans)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", VARIABLE)
+def test_other_rates_wait_seldom_and_allocate_nothing_new(text: str) -> None:
+    x = torch.randn(1 << 22, device="cuda")
+    compressor, spec, ctx = tersegrad.parse(text), Spec.flat(x.numel()), Context()
+    encode, out = gpu.encoder(compressor, x, spec, ctx), torch.empty_like(x)
+    message = encode()
+    data = message.data[: int(message.nbytes)].clone()
+
+    def decode() -> None:
+        compressor.decode(Message(data, data.numel()), spec, ctx, out=out)
+
+    assert gpu.synchronisations(encode) <= 1
+    assert gpu.synchronisations(decode) <= 2
+    allocated = torch.cuda.memory_stats()["num_device_alloc"]
+    for _ in range(10):
+        encode()
+        decode()
+    assert torch.cuda.memory_stats()["num_device_alloc"] == allocated
+
+
 def test_more_than_two_to_the_31_coordinates(operations: Any) -> None:
     n = (1 << 31) + 5
     if torch.cuda.mem_get_info()[0] < 20 * n:
