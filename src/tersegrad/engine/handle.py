@@ -14,6 +14,7 @@ from tersegrad.engine.checkpoint import Public
 from tersegrad.engine.engine import Change, Engine, Route
 from tersegrad.engine.groups import Group
 from tersegrad.engine.lane import Lane
+from tersegrad.engine.logs import Log, Target
 from tersegrad.engine.report import Report, report, sent_dense
 from tersegrad.engine.settings import Given
 from tersegrad.exchange import Scheme
@@ -85,6 +86,21 @@ class Handle:
     def sent_dense(self) -> dict[str, str]:
         """The parameters that are sent dense, each with the reason."""
         return sent_dense(self.engine)
+
+    def log_to(self, target: Target, *, every: int = 10, layers: bool = False, all_ranks: bool = False) -> Log | None:
+        """Write bits, ratio, error, residual norm and times of the run to ``target``, every so many steps.
+
+        ``target``: a file that ends in .csv or .jsonl, a folder for TensorBoard, a SummaryWriter, or a function that is called with the
+        numbers (a flat dict) and the step. ``layers``: bits, error and residual norm of every layer too. Rank 0 writes; with
+        ``all_ranks`` each rank writes what it has, to a target of its own. The log that is returned (None on ranks that do not write)
+        can be closed; it is nobody else's business, so the call need not be the same on every rank.
+        """
+        require(every >= 1, f"every is a number of steps, at least 1, got {every}")
+        if self.rank != 0 and not all_ranks:
+            return None
+        log = Log(target, every, layers)
+        self.engine.logs.add(log)
+        return log
 
     @property
     def seconds(self) -> float:

@@ -29,6 +29,7 @@ from tersegrad.core.text import require
 from tersegrad.engine import GROUP_BYTES, Change, Engine, Options, Settings, Staging, Step, TimedGroup, from_layout, make_groups
 from tersegrad.engine.checkpoint import Public
 from tersegrad.engine.engine import Route
+from tersegrad.engine.logs import Log, Target
 from tersegrad.engine.report import Report
 from tersegrad.exchange import Scheme
 from tersegrad.integrations.all_reduce import pass_by
@@ -56,6 +57,7 @@ class Handle(engine.Handle):
         self._engine: Engine | None = None
         self._parameters: dict[str, Tensor] = {}
         self._saved: Sequence[Mapping[str, Any]] | None = None  # a checkpoint read before the parameters were known
+        self._logs: list[Callable[[], Any]] = []  # asked for before the parameters were known
         self._moments = Moments()
         self._step: Step | None = None
         self._buckets: list[_Bucket] = []
@@ -98,6 +100,8 @@ class Handle(engine.Handle):
         if self._saved is not None:
             saved, self._saved = self._saved, None
             self.load_state_dicts(saved)
+        for add in self._logs:
+            add()
         self._observe()
 
     def _bind_to_buckets(self) -> None:
@@ -192,6 +196,12 @@ class Handle(engine.Handle):
             bucket.future.set_result(bucket.buffer)
 
     # ------------------------------------------------------------------------------------------------------ report and state
+
+    def log_to(self, target: Target, *, every: int = 10, layers: bool = False, all_ranks: bool = False) -> Log | None:
+        if self._engine is None:
+            self._logs.append(lambda: self.log_to(target, every=every, layers=layers, all_ranks=all_ranks))
+            return None
+        return super().log_to(target, every=every, layers=layers, all_ranks=all_ranks)
 
     def report(self) -> Report:
         return super().report() | self._moments.report()

@@ -69,6 +69,7 @@ class Handle(engine.Handle):
         groups, self._fragments = divide(parameters, how.fragments, group_bytes)
         routes = [Route(group, link) for group in groups]
         self.engine = Engine("local_sgd", routes, settings, replicated=lambda: self._outer.common(), facts={"method": str(how)})
+        self.engine.now = lambda: self.steps
         for parameter in parameters.values():  # all start alike
             link.broadcast(parameter.detach())
         self._outer = Outer(parameters, groups, how)
