@@ -47,11 +47,11 @@ def waits(
             step.submit(j, x)
         for result in step.results().values():
             step.check(result)
-        committed = step.commit() if not closes else bool(step.close())
+        if closes:
+            step.close()
+        committed = closes or step.commit()
     count = device.count
-    if not closes:
-        return count, committed
-    return count, engine.totals.dropped == 0
+    return count, committed and engine.totals.dropped == 0
 
 
 @pytest.mark.usefixtures("single")
