@@ -1,5 +1,5 @@
 # Everything sets itself up: a virtual environment in .venv, the pinned packages, the compiled kernels.
-#   make demo   four worker processes train a network, dense and compressed: a table and a figure
+#   make demo   four worker processes train a network, dense and compressed: a table and a page with figures
 #   make test   everything CI runs
 #   make bench  speeds and rates, as a table and JSON
 #   make experiments  the papers' experiments: tables and figures in experiments/*/results (DATA=folder adds LIBSVM sets)

@@ -53,5 +53,6 @@ Resume = Annotated[
 Restarts = Annotated[int, typer.Option(min=0, help="How often to start anew after a worker died.")]
 CheckEvery = Annotated[int, typer.Option(min=0, help="Steps between comparisons of all replicas' parameters.")]
 Log = Annotated[
-    Path | None, typer.Option(help="Append loss, learning rate and bytes of every step to this file, as JSON lines.")
+    Path | None,
+    typer.Option(help="Append loss, bytes, error and layers to this file, as JSON lines; tersegrad report shows them."),
 ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tersegrad.planner.plan import seconds_text
+from tersegrad.report.runs import POINT
 from tersegrad.report.tables import Column, Table, number, signed
 from tersegrad.train.jobs import Job, Result
 
@@ -19,7 +20,6 @@ _SETTINGS: tuple[tuple[str | None, str, str | None], ...] = (
     (None, "power_sgd(rank=4)", None),
     ("error_feedback(sparse_dithering(alpha=0.1))", "two_shot", "local_sgd(every=8)"),
 )
-POINT = 0.01  # of accuracy: less than that counts as equal
 LINKS: tuple[tuple[str, float], ...] = (("10 Mbit/s", 1e7), ("100 Mbit/s", 1e8), ("1 Gbit/s", 1e9), ("10 Gbit/s", 1e10))
 
 
