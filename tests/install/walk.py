@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("tersegrad", "torch", "numpy", "typer", "click", "rich", "scikit-learn", "matplotlib", "plotly", "flwr")
+PACKAGES = ("tersegrad", "torch", "numpy", "typer", "click", "rich", "scikit-learn", "matplotlib", "flwr")
 COMMANDS = (
     *(
         [*command, "--help"]

@@ -21,14 +21,14 @@ POINT = 0.01  # of accuracy: less than that counts as equal
 RATES = tuple(10 ** (6 + k / 12) for k in range(61))  # 1 Mbit/s to 100 Gbit/s
 MOST = 400  # points of a line in a figure
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 @dataclasses.dataclass
 class Run:
     """One run of a log, as it was written."""
 
-    first: Row  # its job
+    first: dict[str, Any]  # its job
     steps: list[Row] = dataclasses.field(default_factory=list)
     exchanges: list[Row] = dataclasses.field(default_factory=list)
     result: Row | None = None
@@ -39,12 +39,12 @@ class Run:
         return str(self.first["run"])
 
     @property
-    def facts(self) -> Row:
+    def facts(self) -> dict[str, Any]:
         """What a run that continues this one has in common with it."""
         return {k: v for k, v in self.first.items() if k not in ("seconds", "epochs", "steps")}
 
     @property
-    def report(self) -> Row:
+    def report(self) -> dict[str, Any]:
         return dict((self.result or {}).get("report") or {})
 
     def number(self, name: str) -> float | None:
@@ -100,7 +100,7 @@ def _read(file: Path) -> list[Run]:
     return found
 
 
-def _take(found: list[Run], row: Row, file: Path, number: int) -> None:
+def _take(found: list[Run], row: dict[str, Any], file: Path, number: int) -> None:
     if "run" in row:
         found.append(Run(row))
         return
