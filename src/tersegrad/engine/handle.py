@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tersegrad.core.errors import BadCheckpoint
+import torch
+
+from tersegrad.core.errors import BadCheckpoint, BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import require
 from tersegrad.engine import checkpoint
@@ -20,6 +24,8 @@ from tersegrad.engine.settings import Given
 from tersegrad.exchange import Scheme
 from tersegrad.planner import Link
 
+_told: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()  # which some handle knows
+
 
 class Handle:
     """The exchange of one model; integrations add how vectors get in and out."""
@@ -28,8 +34,10 @@ class Handle:
     rank: int  # in the whole run
     size: int
     further: tuple[str, ...] = ()  # entries of a saved state beside those of the exchanges
-    scaler: Any = None  # the GradScaler, if there is one
+    _scaler: Any = None
+    detached: bool = False
     _scale: float | None = None
+    _looked: bool = False  # for a GradScaler that nobody told us of
 
     # ------------------------------------------------------------------------------------------------------------- settings
 
@@ -56,6 +64,17 @@ class Handle:
         """The groups of parameters that travel together."""
         return [lane.group for lane in self.engine.lanes]
 
+    @property
+    def scaler(self) -> Any:
+        """The GradScaler, if there is one."""
+        return self._scaler
+
+    @scaler.setter
+    def scaler(self, given: Any) -> None:
+        self._scaler = given
+        if isinstance(given, torch.amp.GradScaler):
+            _told.add(given)
+
     def set_scale(self, scale: float | None) -> None:
         """The loss scale by which gradients are multiplied, if no GradScaler was given; None for 1."""
         require(scale is None or (math.isfinite(scale) and scale > 0), f"a loss scale is positive, got {scale}")
@@ -63,8 +82,39 @@ class Handle:
 
     def loss_scale(self) -> float:
         """The loss scale of the next step."""
+        if self.scaler is None and self._scale is None and not self._looked:
+            self._looked = True
+            self._look_for_scaler()
         scale = self.scaler.get_scale() if self.scaler is not None else self._scale
         return 1.0 if scale is None else float(scale)
+
+    def _look_for_scaler(self) -> None:
+        """Raise where residuals would be kept at a loss scale that changes; asked once, in the first step."""
+        if not any(lane.stateful for lane in self.engine.lanes):
+            return
+        # Asking an object for its class may run code of its own; its type does not.
+        scalers: list[Any] = [one for one in gc.get_objects() if issubclass(type(one), torch.amp.GradScaler)]
+        for one in scalers:
+            if one not in _told and one.is_enabled() and one._scale is not None and one.get_scale() != 1:
+                raise BadConfiguration(
+                    "this process scales losses with a GradScaler that attach was not told of, and residuals would be kept at a scale "
+                    "that changes: attach(..., scaler=scaler), or handle.set_scale(1.0) if it scales the loss of another model"
+                )
+
+    def detach(self) -> None:
+        """Exchange nothing more: the model is the framework's again, uncompressed (the same call on every rank, between two steps).
+
+        Logs end. The report stays readable, what residuals hold is lost, and the model can be attached anew.
+        """
+        if not self.detached:
+            self._settle()
+            require(self.engine.between_steps, "a handle can only be detached between two steps")
+            self._release()
+            self.engine.logs.close()
+            self.detached = True
+
+    def _in_use(self) -> None:
+        require(not self.detached, "this handle was detached: attach the model again")
 
     def change(
         self, compressor: Given | None = None, exchange: Scheme | str | None = None, groups: Sequence[int] | None = None
@@ -224,6 +274,9 @@ class Handle:
         return [first["reduce_scatter" if route.scheme else self.exchange] for route in routes]
 
     # --------------------------------------------------------------------------------------------- what integrations add to it
+
+    def _release(self) -> None:
+        """Give the model back to its framework."""
 
     def _settle(self) -> None:
         """Finish exchanges that are under way between steps, if there can be any."""

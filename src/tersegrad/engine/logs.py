@@ -244,7 +244,7 @@ def _line(grown: Numbers) -> Numbers:
     coding = grown["encode"] + grown["decode"]
     out = {
         "bits_per_coordinate": bits,
-        "bits_per_coordinate/sent": sent,
+        "bits_sent_per_coordinate": sent,
         "bytes/sent": grown["sent"] / steps,
         "bytes/received": grown["received"] / steps,
         "seconds/encode": grown["encode"] / steps,
