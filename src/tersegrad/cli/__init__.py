@@ -117,12 +117,13 @@ def _show_comparison(results: list[Result], out: Path, log: Path) -> None:
     )
     console.print()
     show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"), wide=190)
-    console.print(compare.closing(results), highlight=False)
+    console.print(f"\n{compare.closing(results)}\n", markup=False, highlight=False)
     figure = figures.seconds_against_link([(r.job.label, r.step_seconds) for r in results], out / "demo")
     document = {"machine": bench.describe(), "results": as_json(results)}
     (out / "demo.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     made = page.write([log], out / "report.html", f"{first.workers} workers learn handwritten digits")
-    console.print(f"\nreport: {made}   figure: {figure}   numbers: {out / 'demo.json'}", highlight=False)
+    for what, where in (("report", made), ("figure", figure), ("numbers", out / "demo.json")):
+        console.print(f"{what}: {where}", markup=False, highlight=False, soft_wrap=True)
     console.print("every compressor: tersegrad demo --compressors", highlight=False)
     display(made)
 
@@ -210,6 +211,8 @@ def _relaunch(ctx: typer.Context, workers: int, restarts: int = 0) -> None:
     from tersegrad.integrations import processes
 
     words = ctx.find_root().meta["words"]
+    if sys.stderr.isatty():
+        typer.echo(f"starting {workers} worker processes", err=True)
     raise typer.Exit(processes.launch(["-m", "tersegrad.cli", *words], workers, restarts))
 
 

@@ -138,7 +138,8 @@ def _table(found: Sequence[Run]) -> Table:
     for run in found:
         accuracy, sent = run.number("accuracy"), run.number("bytes_sent")
         last = run.steps[-1] if run.steps else {}
-        exchange = ", ".join(str(run.first[k]) for k in ("exchange", "local") if run.first.get(k))
+        chosen = f"chose {run.report['auto/choice']}" if "auto/choice" in run.report else run.first.get("exchange")
+        exchange = ", ".join(str(part) for part in (chosen, run.first.get("local")) if part)
         row = [str(run.first.get("compressor") or "none"), exchange]
         row += ["not ended" if accuracy is None else f"{100 * accuracy:.1f} %"]
         row += [f"{number((sent if sent is not None else float(last.get('sent', 0))) / 1e6)} MB"]

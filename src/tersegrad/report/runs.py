@@ -147,7 +147,8 @@ def baseline(runs: Sequence[Run]) -> Run | None:
 
 def verdict(runs: Sequence[Run], rate: float) -> str:
     """Whether compression pays at a link's speed, by the runs that have ended: it must be faster by ``WORTH``, and as accurate."""
-    ended = [run for run in runs if run.step_seconds(rate) is not None]
+    # What auto chose is for the link that it found.
+    ended = [run for run in runs if run.step_seconds(rate) is not None and run.first.get("compressor") != "auto"]
     if not ended:
         return ""
     base, where = baseline(ended), f"At {rate_text(rate)}"

@@ -56,7 +56,7 @@ def run(
 ) -> Result:
     """Train on every worker of the group (the same call on each); continues from the job's checkpoint if told or restarted."""
     begin = time.perf_counter()
-    require(not worker.virtual or job.exchange != "all_reduce", _NO_RING)
+    require(not worker.virtual or job.exchange not in ("all_reduce", "auto"), _NO_RING)
     found = given or load(job.data, worker, job.vocabulary)
     config = models.network(job.model)
     if isinstance(found, Text) and isinstance(config, models.GPT):
@@ -171,6 +171,7 @@ class _Trainer:
     def _attach(self) -> tuple[nn.Module, Any]:
         """The model that computes gradients, and the handle of its exchange."""
         job, device = self.job, self.worker.device
+        exchange = None if job.exchange == "auto" else job.exchange
         model: nn.Module = torch.compile(self.network) if job.compile else self.network  # type: ignore[assignment]
         if job.local is not None:
             how = local_sgd.method(job.local)
@@ -178,7 +179,7 @@ class _Trainer:
             handle = local_sgd.attach(
                 self.network,
                 job.compressor,
-                job.exchange,
+                exchange,
                 how,
                 seed=job.seed,
                 measure_every=every,
@@ -191,7 +192,7 @@ class _Trainer:
         model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
         if job.exchange == "all_reduce":
             return model, all_reduce.attach(model, str(job.compressor), measure_every=self.every)
-        return model, ddp.attach(model, job.compressor, job.exchange, seed=job.seed, measure_every=self.every)
+        return model, ddp.attach(model, job.compressor, exchange, seed=job.seed, measure_every=self.every)
 
     @property
     def measured(self) -> bool:
