@@ -80,6 +80,32 @@ def run_lightning(folder: Path) -> tuple[nn.Module, Any]:
     return again.network, callback.handle
 
 
+def run_sharded(folder: Path) -> tuple[nn.Module, Any]:
+    """FSDP2, as Lightning's ModelParallelStrategy does it."""
+    import lightning
+    from lightning.pytorch.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+
+    module = lightning_module()
+
+    def shard() -> None:
+        mesh = module.device_mesh["data_parallel"]
+        for layer in (module.network[0], module.network[2], module.network):
+            fully_shard(layer, mesh=mesh)
+
+    module.configure_model = shard
+    callback = snippets("lightning")["Compress"]("error_feedback(sparse_dithering(alpha=0.1))", log_every=0, dense_below=100)
+    quiet = {"logger": False, "enable_checkpointing": False, **QUIET}
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    trainer = lightning.Trainer(strategy=strategy, accelerator="cpu", devices=2, max_epochs=4, callbacks=[callback], **quiet)
+    trainer.fit(module, data())
+    assert callback.handle.report()["exchange"] == "reduce_scatter"
+    whole = network()
+    for mine, theirs in zip(whole.parameters(), module.network.parameters()):
+        mine.data.copy_(theirs.full_tensor())
+    return whole, callback.handle
+
+
 def run_pair(folder: Path) -> tuple[nn.Module, Any]:
     import lightning
 
@@ -184,7 +210,8 @@ def run_transformers(folder: Path) -> tuple[nn.Module, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    runs = {"lightning": run_lightning, "pair": run_pair, "accelerate": run_accelerate, "transformers": run_transformers}
+    runs = {"lightning": run_lightning, "sharded": run_sharded, "pair": run_pair}
+    runs |= {"accelerate": run_accelerate, "transformers": run_transformers}
     trained, handle = runs[sys.argv[1]](Path(sys.argv[2]))
     mine = torch.cat([p.detach().reshape(-1) for p in trained.parameters()])
     theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

@@ -12,15 +12,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tersegrad.core.errors import BadConfiguration, MissingExtra
 from tersegrad.integrations import frameworks, processes
-from tests.engine.models import start
+from tests.engine.models import FEEDBACK, Run, start
+from tests.exchange.pool import pool
 from tests.integrations.test_ddp import same
 
 LOGGERS = Path(__file__).parents[2] / "docs" / "loggers.md"
-KINDS = [("lightning", "lightning"), ("pair", "lightning"), ("accelerate", "accelerate"), ("transformers", "transformers")]
+KINDS = [
+    ("lightning", "lightning"),
+    ("sharded", "lightning"),
+    ("pair", "lightning"),
+    ("accelerate", "accelerate"),
+    ("transformers", "transformers"),
+]
 
 
 def there(package: str) -> bool:
@@ -50,15 +58,31 @@ def test_a_model_that_was_not_wrapped_is_refused() -> None:
         frameworks.attach(nn.Linear(2, 2), "sign")
 
 
-@pytest.mark.usefixtures("single")
-def test_states_of_all_ranks_go_through_one_file(tmp_path: Path) -> None:
-    run = start("ddp")
-    run.steps(0, 2)
-    torch.save(frameworks.AllRanks(run.handle).state_dict(), tmp_path / "state.pt")
-    other = start("ddp")
-    frameworks.AllRanks(other.handle).load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert other.handle.step == 2
-    assert same(other.handle.state_dict(), run.handle.state_dict())
+def save_and_load(kind: str, folder: str) -> None:
+    run = start(kind)
+    run.handle.detach()
+    handle = frameworks.attach(run.model, FEEDBACK, dense_below=20)
+    first = Run(kind, run.model, handle, run.optimizer)
+    first.steps(0, 2)
+    saved = frameworks.AllRanks(handle).state_dict()
+    assert len(saved["ranks"]) == (dist.get_world_size() if dist.get_rank() == 0 else 0)
+    if dist.get_rank() == 0:
+        torch.save(saved, f"{folder}/state.pt")
+    dist.barrier()
+    other = start(kind, seed=9)
+    found = torch.load(f"{folder}/state.pt", weights_only=True)
+    # The handle of the second model has groups of another size: those of the state are taken.
+    other.handle.detach()
+    again = frameworks.attach(other.model, FEEDBACK, dense_below=20)
+    frameworks.AllRanks(again).load_state_dict(found)
+    assert again.step == 2
+    assert same(again.state_dict(), handle.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_a_framework_wrapped_is_recognised_and_all_residuals_are_saved(kind: str, tmp_path: Path) -> None:
+    with pool(2) as ranks:
+        ranks.run(save_and_load, kind, str(tmp_path))
 
 
 @pytest.mark.usefixtures("single")

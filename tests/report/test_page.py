@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,27 @@ def test_the_command(log: Path, tmp_path: Path) -> None:
     missing = CliRunner().invoke(app, ["report", str(tmp_path / "none.jsonl")])
     assert missing.exit_code == 2
     assert "there is no" in missing.output
+
+
+def test_a_page_is_opened_from_a_terminal_with_a_display_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened: list[str] = []
+
+    def keep(place: str) -> bool:
+        opened.append(place)
+        return True
+
+    monkeypatch.setattr("webbrowser.open", keep)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("CI", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    shown = importlib.import_module("tersegrad.cli.report").display
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert not shown(tmp_path / "report.html")
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert shown(tmp_path / "report.html")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert not shown(tmp_path / "report.html")
+    assert opened == [(tmp_path / "report.html").as_uri()]
 
 
 def test_many_runs_and_layers_stay_small(log: Path) -> None:
