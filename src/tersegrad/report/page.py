@@ -58,7 +58,7 @@ def page(found: Sequence[Run], title: str = "") -> str:
             f"tersegrad {__version__}, {datetime.date.today().isoformat()}. Every rate is the length of real messages."
         ),
         "style": (folder / "page.css").read_text(encoding="utf-8"),
-        "script": (folder / "page.js").read_text(encoding="utf-8"),
+        "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in ("chart.js", "page.js")),
         # No text of a log can end the script that holds it.
         "data": json.dumps(document(found), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     }
