@@ -64,7 +64,8 @@
     if (what === "layers") return run.layers.map((layer) => {
       return [layer.error, layer.bits, layer.name + "\n" + about(layer.bits, layer.error)];
     });
-    return [[run.error, run.bits, about(run.bits, run.error, run.above === null ? "" : `${number(run.above)} bits above the limit`)]];
+    const place = run.above === null ? "" : `${number(Math.abs(run.above))} bits ${run.above < 0 ? "below" : "above"} the limit`;
+    return [[run.error, run.bits, about(run.bits, run.error, place)]];
   }
 
   function plane() {
@@ -208,8 +209,8 @@
     }
     const dense = run.layers.filter((layer) => layer.dense);
     const count = (found) => found.reduce((sum, layer) => sum + layer.numel, 0).toLocaleString("en");
-    const told = `${dense.length} of ${run.layers.length} layers were sent dense, ${count(dense)} of ${count(run.layers)} coordinates.`;
-    byId("dense-note").textContent = dense.length ? told : run.layers.length ? "No layer was sent dense." : "";
+    const told = `${dense.length} of ${run.layers.length} layers were sent dense, ${count(dense)} of ${count(run.layers)} coordinates`;
+    byId("dense-note").textContent = dense.length ? told : run.layers.length ? "No layer was sent dense" : "";
   }
 
   function chooseLayers() {
@@ -228,7 +229,8 @@
 
   legend();
   options("bytes-what", BOUGHT.filter(([key]) => data.runs.some((r) => recorded(r.evaluations, key))));
-  options("time-what", Object.keys(TIMES).filter((key) => data.runs.some((r) => source(r, key))).map((key) => [key, TIMES[key][0]]));
+  const times = Object.keys(TIMES).filter((key) => data.runs.some((r) => source(r, key)));
+  options("time-what", times.map((key) => [key, TIMES[key][0]]));
   options("layers-run", data.runs.map((r, k) => [k, r.label]).filter(([k]) => data.runs[k].layers.length));
   if (data.runs.some(differ)) byId("layers-run").value = data.runs.findIndex(differ);
   byId("layers-section").hidden = !data.runs.some((r) => r.layers.length);
