@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core.errors import BadConfiguration, MissingExtra
 from tersegrad.core.protocol import Context, Piece, Spec
-from tersegrad.engine.layers import by_layer
+from tersegrad.engine.layers import by_layer, power_of
 from tersegrad.integrations import ddp
 from tersegrad.recipes import parse
 from tests.engine.models import FEEDBACK, Run, net, start
@@ -177,12 +177,18 @@ def test_the_error_of_a_layer_is_that_of_its_coordinates() -> None:
     spec = Spec(tuple(Piece((n,), 0, n, name) for name, n in sizes.items()))
     compressor, ctx = parse("sparse_dithering(alpha=0.1)"), Context(seed=0)
     message, _ = compressor.encode(x, spec, compressor.init(spec, "cpu"), ctx)
-    decoded = compressor.decode(message, spec, ctx).double()
-    found = dict(by_layer(compressor, message, spec, ctx, decoded, x.double()))
-    assert found["small"].error / found["small"].power == 1
+    decoded = compressor.decode(message, spec, ctx)
+    found = dict(by_layer(compressor, message, spec, ctx, decoded, decoded - x, x))
+    assert found["small"].error / found["small"].power == pytest.approx(1)
     assert found["large"].error / found["large"].power == pytest.approx(0.1, rel=0.05)
     assert found["small"].bits == 0
     assert found["large"].bits == 8 * int(message.nbytes)
+
+
+@pytest.mark.parametrize("numel", [0, 1, 4095, 4096, 4097, 100_003])
+def test_squared_norms(numel: int) -> None:
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+    assert float(power_of(x)) == pytest.approx(float(x.double().square().sum()), rel=1e-6)
 
 
 def test_a_log_that_fails_is_told_of_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,8 @@ from tersegrad.core import host
 from tersegrad.core.protocol import Compressor, Context, Message, Spec, has_fixed_size
 from tersegrad.wrappers import ByTensor
 
-SAMPLE = 1 << 16  # values of a layer whose entropy is taken
+SAMPLE = 1 << 14  # values of a layer whose entropy is taken
+ROW = 4096
 
 
 @dataclasses.dataclass
@@ -36,15 +37,24 @@ class Layer:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
+def power_of(x: Tensor) -> Tensor:
+    """The squared norm of a flat tensor as a float64 scalar of its device: of short rows in float32, which is fast, added up in float64."""
+    cut = x.numel() // ROW * ROW
+    rows = torch.linalg.vector_norm(x[:cut].reshape(-1, ROW), dim=1).double()
+    rest = torch.linalg.vector_norm(x[cut:]).double()
+    total: Tensor = rows.square().sum() + rest.square()
+    return total
+
+
 def by_layer(
-    compressor: Compressor[Any], message: Message, spec: Spec, ctx: Context, decoded: Tensor, wanted: Tensor
+    compressor: Compressor[Any], message: Message, spec: Spec, ctx: Context, decoded: Tensor, missed: Tensor, wanted: Tensor
 ) -> Iterator[tuple[str, Layer]]:
-    """The layers of one message, each with its name."""
+    """The layers of one message, each with its name; ``missed`` is ``decoded - wanted``."""
     sizes = [piece.numel for piece in spec.pieces]
-    parts = list(zip(decoded.split(sizes), wanted.split(sizes)))
-    squares = [torch.stack([(mine - theirs).square().sum(), theirs.square().sum()]) for mine, theirs in parts]
+    parts = zip(missed.split(sizes), wanted.split(sizes))
+    squares = [torch.stack([power_of(error), power_of(whole)]) for error, whole in parts]
     numbers = host.read(torch.stack(squares)).tolist() if squares else []
-    bits = _shared_out(compressor, message, spec, ctx, [mine for mine, _ in parts])
+    bits = _shared_out(compressor, message, spec, ctx, list(decoded.split(sizes)))
     for piece, share, (error, power) in zip(spec.pieces, bits, numbers):
         finite = math.isfinite(error) and math.isfinite(power)
         yield piece.name, Layer(piece.numel, share, error if finite else 0.0, power if finite else 0.0)

@@ -22,6 +22,7 @@ from tersegrad.core import host
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration, MissingExtra
 from tersegrad.core.text import require
+from tersegrad.engine.layers import power_of
 
 if TYPE_CHECKING:
     from tersegrad.engine.engine import Engine
@@ -271,7 +272,7 @@ def _residuals(engine: Engine) -> Numbers:
             if residual is not None:
                 pieces = residual.to(lane.group.device, non_blocking=True).split([piece.numel for piece in spec.pieces])
                 names += [piece.name for piece in spec.pieces]
-                squares += [piece.double().square().sum() for piece in pieces]
+                squares += [power_of(piece) for piece in pieces]
     found: Numbers = {}
     for name, value in zip(names, host.floats(*squares) if squares else ()):
         found[name] = found.get(name, 0.0) + value

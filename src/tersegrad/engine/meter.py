@@ -32,7 +32,7 @@ from tersegrad.core.protocol import (
 )
 from tersegrad.core.state import carried
 from tersegrad.core.sums import decode_sum, sums_at_once
-from tersegrad.engine.layers import Layer, by_layer
+from tersegrad.engine.layers import Layer, by_layer, power_of
 from tersegrad.exchange import ProcessGroup
 from tersegrad.exchange.steps import Collective
 
@@ -88,20 +88,21 @@ class Watched:
         return message, after
 
     def _probe(self, x: Tensor, spec: Spec, state: Any, message: Message, ctx: Context) -> None:
-        begin = time.perf_counter()
-        wanted = flat_float32(x).double()
-        residual = carried(state, spec)
+        begin, meter = time.perf_counter(), self.meter
+        wanted, residual = flat_float32(x), carried(state, spec)
         if residual is not None:
             wanted = wanted + residual.to(wanted.device)
-        decoded = self.inner.decode(message, spec, ctx).double()
-        error, power = host.floats((decoded - wanted).square().sum(), wanted.square().sum())
+        decoded = self.inner.decode(message, spec, ctx)
+        # Values that are close have an exact difference.
+        missed = decoded - wanted
+        error, power = host.floats(power_of(missed), power_of(wanted))
         if math.isfinite(error) and math.isfinite(power):
-            self.meter.error += error
-            self.meter.power += power
-        if self.meter.layers is not None:
-            for name, layer in by_layer(self.inner, message, spec, ctx, decoded, wanted):
-                self.meter.layers.setdefault(name, Layer()).add(layer)
-        self.meter.probe += time.perf_counter() - begin
+            meter.error += error
+            meter.power += power
+        if meter.layers is not None:
+            for name, layer in by_layer(self.inner, message, spec, ctx, decoded, missed, wanted):
+                meter.layers.setdefault(name, Layer()).add(layer)
+        meter.probe += time.perf_counter() - begin
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         begin = time.perf_counter()
