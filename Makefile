@@ -1,5 +1,5 @@
 # Everything sets itself up: a virtual environment in .venv, the pinned packages, the compiled kernels.
-#   make demo   four worker processes train a network, dense and compressed: a table and a figure
+#   make demo   four worker processes train a network, dense and compressed: a table and a page with figures
 #   make test   everything CI runs
 #   make bench  speeds and rates, as a table and JSON
 #   make experiments  the papers' experiments: tables and figures in experiments/*/results (DATA=folder adds LIBSVM sets)
@@ -8,7 +8,7 @@
 #   make cluster  one all-reduce between hosts in network namespaces, by link speed (needs root)
 #   make fuzz   long fuzzing of the native decoders
 #   make install-check  sdist and wheels, with and without a compiler, in fresh environments with the newest of everything but torch
-#   make frameworks  what needs Lightning, Accelerate or Triton, on the real packages in an environment of their own
+#   make frameworks  what needs Lightning, Accelerate, Transformers, loggers or Triton, on the real packages in an environment of their own
 #   make docs   the documentation as a website in site/
 #   make clean  remove everything that was made
 PYTHON ?= python3
@@ -107,9 +107,9 @@ install-check:
 FRAMEWORKS := build/frameworks
 frameworks:
 	$(CLOCK) rm -rf $(FRAMEWORKS); $(PYTHON) -m venv $(FRAMEWORKS); \
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt ".[dev]" lightning accelerate triton; \
-	$(FRAMEWORKS)/bin/python -m pip list 2> /dev/null | grep -E "^(torch|lightning|accelerate|triton) "; \
-	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -q -rs tests/integrations/test_frameworks.py tests/kernels/test_add_a_kernel.py tests/moments/test_triton.py; rm -rf $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt ".[dev]" lightning accelerate transformers tensorboard wandb mlflow-skinny triton; \
+	$(FRAMEWORKS)/bin/python -m pip list 2> /dev/null | grep -E "^(torch|lightning|accelerate|transformers|tensorboard|wandb|mlflow-skinny|triton) "; \
+	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -q -rs tests/integrations/test_frameworks.py tests/engine/test_logs.py tests/kernels/test_add_a_kernel.py tests/moments/test_triton.py; rm -rf $(FRAMEWORKS)
 
 fuzz: $(SANITIZED)/built
 	$(CLOCK) for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" $(FUZZ); done

@@ -63,7 +63,7 @@ def framed(tmp_path: Path) -> Path:
 
 def test_help_names_every_command() -> None:
     shown = run("--help").output
-    for command in ("demo", "train", "plan", "bench", "bounds", "inspect", "list", "doctor"):
+    for command in ("demo", "train", "plan", "bench", "bounds", "inspect", "list", "doctor", "report"):
         assert command in shown
 
 

@@ -44,6 +44,7 @@ def test_page_shows_what_is_printed(command: str, shown: str, tmp_path: Path, mo
     Path("gradient.tgrd").write_bytes(
         frame.pack(message, wire_id=compressor.wire_id, text=str(compressor), spec=spec, context=context)
     )
+    Path("run.jsonl").write_text('{"run": "bf16, all_reduce"}\n{"step": 1, "loss": 2.0, "sent": 100}\n')
     timed = command.startswith(("demo", "bench speed", "doctor", "plan"))
     words = (
         shlex.split(command) + {"demo": ["--quick"], "benc": ["--size", "16Ki", "--rounds", "3"]}.get(command[:4], []) * timed
@@ -78,4 +79,5 @@ def test_every_command_is_on_the_page() -> None:
         "inspect",
         "list",
         "doctor",
+        "report",
     }

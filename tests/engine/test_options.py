@@ -181,6 +181,22 @@ def option_reset_report(kind: str) -> None:
     assert float(run.handle.report()["bytes/sent"]) == pytest.approx(each, rel=0.3)
 
 
+def option_log_to(kind: str) -> None:
+    run, lines = start(kind), []
+    run.handle.log_to(lambda numbers, step: lines.append((step, numbers)), every=2, layers=True)
+    silent = start(kind)
+    run.steps(0, 4)
+    silent.steps(0, 4)
+    # Rank 0 alone writes, and what is exchanged does not change for it.
+    assert run.bits() == silent.bits()
+    assert run.handle.report()["bytes/sent"] == silent.handle.report()["bytes/sent"]
+    assert [step for step, _ in lines] == ([2, 4] if dist.get_rank() == 0 else [])
+    for _, numbers in lines:
+        assert 0 < numbers["message_error"] < 1
+        assert numbers["residual_norm"] > 0
+        assert numbers["layer/2.weight/bits_per_coordinate"] < numbers["layer/2.bias/bits_per_coordinate"]
+
+
 OPTIONS: dict[str, Any] = {name.removeprefix("option_"): f for name, f in dict(globals()).items() if name.startswith("option_")}
 
 

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("tersegrad", "torch", "numpy", "typer", "click", "rich", "scikit-learn", "matplotlib", "plotly", "flwr")
+PACKAGES = ("tersegrad", "torch", "numpy", "typer", "click", "rich", "scikit-learn", "matplotlib", "flwr")
 COMMANDS = (
     *(
         [*command, "--help"]
-        for command in ([], ["demo"], ["train"], ["plan"], ["list"], ["bounds"], ["inspect"], ["doctor"], ["bench"])
+        for command in ([], ["demo"], ["train"], ["plan"], ["list"], ["bounds"], ["inspect"], ["doctor"], ["bench"], ["report"])
     ),
     ["bench", "rate", "--help"],
     ["bench", "speed", "--help"],
@@ -38,7 +38,8 @@ COMMANDS = (
     ["bench", "rate", "bf16", "top_k(fraction=0.01)", "sparse_dithering(alpha=0.1)", "--size", "16Ki"],
     ["bench", "speed", "bf16", "--size", "16Ki", "--rounds", "3"],
     ["plan", "--model", "resnet50", "--bandwidth", "1Gbit", "--workers", "4"],
-    ["train", "--workers", "2", "--epochs", "1", "--model", "mlp(width=64)"],
+    ["train", "--workers", "2", "--epochs", "1", "--model", "mlp(width=64)", "--log", "run.jsonl"],
+    ["report", "run.jsonl"],
     ["demo", "--quick", "--workers", "2"],
 )
 MISTAKES = (["bench", "rate", "qsdg"], ["train", "--data", "/nowhere"], ["bounds"])

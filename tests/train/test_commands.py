@@ -26,8 +26,9 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_workers_that_fail_give_one_line() -> None:
-    done = command("--workers", "2", "--batch", "1000")
+def test_workers_that_fail_give_one_line(tmp_path: Path) -> None:
+    # --log is ours: torchrun has options of its own that begin like this.
+    done = command("--workers", "2", "--batch", "1000", "--log", str(tmp_path / "log.jsonl"))
     assert done.returncode == 2
     assert done.stderr.splitlines() == ["error: 2 workers x 1000 examples are more than the 1500 there are"]
     assert done.stdout == ""
@@ -42,7 +43,10 @@ def test_virtual_workers_train_on_text(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     (result,) = json.loads(done.stdout)["results"]
     assert (result["workers"], result["steps"]) == (3, 4)
-    assert len((tmp_path / "log").read_text().splitlines()) == 6
+    # The job, four steps, their four exchanges, and the result.
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [sum(kind in line for line in lines) for kind in ("run", "step", "exchanged", "result")] == [1, 4, 4, 1]
+    assert lines[-1]["result"]["steps"] == 4
 
 
 @dataclasses.dataclass

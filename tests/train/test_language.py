@@ -210,8 +210,8 @@ def test_it_learns_the_text(corpus: str, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines[0]["model"] == TINY
     assert [line["step"] for line in lines if "test_loss" in line and "step" in line] == [20, 40, 60]
-    assert lines[-1]["test_loss"] == result.test_loss
-    assert lines[1]["rate"] > 0
+    assert lines[-1]["result"]["test_loss"] == result.test_loss
+    assert next(line for line in lines if "step" in line)["rate"] > 0
     table = result_table(result).markdown()
     assert "bits per byte" in table
     assert "of tokens" in table

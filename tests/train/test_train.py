@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -88,6 +89,18 @@ def test_it_learns_and_counts(workers: Pool, compressor: str | None, exchange: s
         assert a.above_limit is not None
 
 
+def test_the_exchange_is_chosen_by_measuring(workers: Pool, tmp_path: Path) -> None:
+    wanted = Job(compressor="auto", exchange="auto", log=tmp_path / "log.jsonl", **SMALL)
+    a, b = workers.run(job_run, wanted)
+    assert a.report["auto/decisions"] == 1
+    assert a.report["auto/choice"] == b.report["auto/choice"]
+    assert a.accuracy == b.accuracy
+    assert ("chosen", f"{a.report['auto/choice']}: {a.report['auto/why']}") in result_table(a).rows
+    only = Job(compressor="auto", exchange="all_gather", **SMALL)
+    assert workers.run(job_run, only)[0].report["exchange"] == "all_gather"
+    assert only.label == "auto, all_gather"
+
+
 @pytest.mark.parametrize("local", [None, LOCAL])
 def test_resumes_bit_for_bit(workers: Pool, tmp_path: Path, local: str | None) -> None:
     whole = tmp_path / "whole"
@@ -168,6 +181,7 @@ def test_refuses_what_does_not_fit(workers: Pool, tmp_path: Path) -> None:
         ({"optimizer": "sgd(lr=-1)"}, "lr > 0"),
         ({"epochs": 0}, "positive"),
         ({"resume": True}, "checkpoint"),
+        ({"exchange": "auto"}, "--compressor auto"),
     ],
 )
 def test_bad_jobs_are_refused_at_construction(settings: dict[str, Any], expected: str) -> None:
@@ -189,9 +203,14 @@ def test_step_time_and_the_words_below_the_table() -> None:
     assert slow.step_seconds(1e7) == pytest.approx(0.001 + 0.08)
     assert slow.above_limit == pytest.approx(16 - 3.3219, abs=1e-3)
     words = compare.closing([slow, fast, wrong])
-    assert "at 10 Mbit/s the fastest is qsgd" in words
-    assert "7.4 times" in words
-    assert "at 10 Gbit/s none is faster" in words
+    assert "    qsgd(bits=4, norm=max), two_shot\n      at 10 Mbit/s (x7.4), 100 Mbit/s (x" in words
+    assert "    none: compression does not pay\n      at 1 Gbit/s, 10 Gbit/s" in words
+    assert "now and then" not in words
+    auto = dataclasses.replace(
+        fast, job=jobs[-1], report={"steps": 10, "auto/choice": "bf16, all_reduce", "auto/why": "the link is fast"}
+    )
+    assert compare.closing([slow, auto]).endswith("auto chose bf16, all_reduce:\n  the link is fast")
+    assert comparison_table([slow, auto]).rows[1][:2] == ("auto", "chose bf16, all_reduce")
     table = comparison_table([slow, fast])
     assert table.rows[0][0] == "bf16"
     assert "81 ms" in table.rows[0]

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from tersegrad import __version__
 from tersegrad.cli import options
 from tersegrad.cli.plan import plan
+from tersegrad.cli.report import display, report
 from tersegrad.cli.show import WIDE, console_of, finish, show
 from tersegrad.core.errors import TersegradError
 
@@ -60,6 +61,7 @@ app = typer.Typer(cls=Guarded, no_args_is_help=True, add_completion=False, prett
 bench_app = typer.Typer(no_args_is_help=True, help="Measure compressors on this machine.")
 app.add_typer(bench_app, name="bench")
 app.command()(plan)
+app.command()(report)
 
 
 def _version(wanted: bool) -> None:
@@ -78,7 +80,7 @@ def overall(
 @app.command()
 def demo(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for the figure and the JSON file.")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="Folder for the report, the figure and the numbers.")] = Path("out"),
     workers: Annotated[int, typer.Option(min=2, max=64, help="Worker processes.")] = 4,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the digits.")] = 20,
     quick: Annotated[bool, typer.Option("--quick", help="See that everything runs: a short training, small tensors.")] = False,
@@ -86,24 +88,26 @@ def demo(
         bool, typer.Option("--compressors", help="Instead of training, measure every compressor on real gradients.")
     ] = False,
 ) -> None:
-    """Train a network with several worker processes and compare what they send: a table and a figure."""
+    """Train a network with several worker processes and compare what they send: a table, and a page with figures."""
     if compressors:
         _demo_compressors(out, quick)
         return
     from tersegrad.integrations import processes
     from tersegrad.train import demonstration
 
-    jobs = demonstration(epochs=1, model="mlp(width=64)") if quick else demonstration(epochs=epochs)
+    log = out / "demo.jsonl"
+    jobs = demonstration(log=log, **({"epochs": 1, "model": "mlp(width=64)"} if quick else {"epochs": epochs}))
     if not processes.spawned():
+        log.unlink(missing_ok=True)
         _relaunch(ctx, workers)
     results = _train(jobs)
     if processes.leads():
-        _show_comparison(results, out)
+        _show_comparison(results, out, log)
 
 
-def _show_comparison(results: list[Result], out: Path) -> None:
+def _show_comparison(results: list[Result], out: Path, log: Path) -> None:
     from tersegrad import bench
-    from tersegrad.report import as_json, figures
+    from tersegrad.report import as_json, figures, page
     from tersegrad.train import compare
 
     console, first = console_of(), results[0]
@@ -113,13 +117,15 @@ def _show_comparison(results: list[Result], out: Path) -> None:
     )
     console.print()
     show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"), wide=190)
-    console.print(compare.closing(results), highlight=False)
+    console.print(f"\n{compare.closing(results)}\n", markup=False, highlight=False)
     figure = figures.seconds_against_link([(r.job.label, r.step_seconds) for r in results], out / "demo")
     document = {"machine": bench.describe(), "results": as_json(results)}
     (out / "demo.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
-    console.print(
-        f"\nfigure: {figure}   numbers: {out / 'demo.json'}   every compressor: tersegrad demo --compressors", highlight=False
-    )
+    made = page.write([log], out / "report.html", f"{first.workers} workers learn handwritten digits")
+    for what, where in (("report", made), ("figure", figure), ("numbers", out / "demo.json")):
+        console.print(f"{what}: {where}", markup=False, highlight=False, soft_wrap=True)
+    console.print("every compressor: tersegrad demo --compressors", highlight=False)
+    display(made)
 
 
 def _demo_compressors(out: Path, quick: bool) -> None:
@@ -205,6 +211,8 @@ def _relaunch(ctx: typer.Context, workers: int, restarts: int = 0) -> None:
     from tersegrad.integrations import processes
 
     words = ctx.find_root().meta["words"]
+    if sys.stderr.isatty():
+        typer.echo(f"starting {workers} worker processes", err=True)
     raise typer.Exit(processes.launch(["-m", "tersegrad.cli", *words], workers, restarts))
 
 

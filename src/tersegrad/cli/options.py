@@ -23,9 +23,12 @@ Optimizer = Annotated[
         help="sgd(lr=0.1, momentum=0.9, ...) or adamw(lr=0.001, warmup=100, decay=cosine|linear|late|none, floor=0.1, ...)."
     ),
 ]
-Compressor = Annotated[str, typer.Option(help="Text form; 'none' for an exchange that compresses by itself.")]
+Compressor = Annotated[
+    str, typer.Option(help="Text form; 'none' for an exchange that compresses by itself; 'auto' measures and chooses.")
+]
 Exchange = Annotated[
-    str, typer.Option(help="two_shot, all_gather, hierarchical, power_sgd(rank=4), or all_reduce: torch's own, in bf16 say.")
+    str,
+    typer.Option(help="two_shot, all_gather, hierarchical, power_sgd(rank=4), all_reduce (torch's own, in bf16 say), or auto."),
 ]
 Local = Annotated[
     str | None, typer.Option(help="Exchange only now and then: local_sgd(every=10) or diloco(every=50, fragments=2).")
@@ -53,5 +56,6 @@ Resume = Annotated[
 Restarts = Annotated[int, typer.Option(min=0, help="How often to start anew after a worker died.")]
 CheckEvery = Annotated[int, typer.Option(min=0, help="Steps between comparisons of all replicas' parameters.")]
 Log = Annotated[
-    Path | None, typer.Option(help="Append loss, learning rate and bytes of every step to this file, as JSON lines.")
+    Path | None,
+    typer.Option(help="Append loss, bytes, error and layers to this file, as JSON lines; tersegrad report shows them."),
 ]

@@ -22,6 +22,7 @@ from tersegrad.engine.auto import Auto
 from tersegrad.engine.carry import Left, carry
 from tersegrad.engine.groups import Group
 from tersegrad.engine.lane import Lane
+from tersegrad.engine.logs import Logs
 from tersegrad.engine.meter import TimedGroup
 from tersegrad.engine.report import Totals
 from tersegrad.engine.settings import Choice, Given, Settings, compressor_of
@@ -72,6 +73,8 @@ class Engine:
         self._comparing = list({id(link): link for link in (*self.links, *self.agreeing)}.values())
         self._routes = list(routes)
         self.lanes: list[Lane] = []
+        self.logs = Logs()
+        self.now: Callable[[], int] = lambda: self.step  # what logs call the step
         self._agree()
         self._agreed = True  # a checkpoint that was read is compared at the next step
         self._schemes: dict[tuple[str, int], Scheme] = {}
@@ -209,6 +212,8 @@ class Engine:
         self.totals.coordinates += numel
         self.totals.sent += 2 * (size - 1) * nbytes // size
         self.totals.received += 2 * (size - 1) * nbytes // size
+        if last:
+            self.logs.closed(self.step, {})
         self.step += last
         self.totals.steps += last
 
@@ -218,6 +223,7 @@ class Engine:
         self.totals.steps += 1
         self.totals.lost.add((~finite).long() if isinstance(finite, Tensor) else int(not finite))
         self.totals.warmup += step.dense
+        self.logs.closed(step.number, step.layers)
         every = self.settings.check_every
         if every and step.number % every == 0:
             self.check_replicas()
@@ -235,7 +241,7 @@ class Engine:
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Around an integration's work: its seconds are counted, and if it fails the steps under way are lost."""
-        begin = time.perf_counter()
+        begin, probe = time.perf_counter(), self.totals.meters.first.probe
         try:
             yield
         except BaseException:
@@ -243,7 +249,9 @@ class Engine:
                 self.dropped(step)
             raise
         finally:
-            self.totals.seconds += time.perf_counter() - begin
+            # Errors are measured for logs and reports: no exchange takes longer for it.
+            self.totals.seconds += time.perf_counter() - begin - (self.totals.meters.first.probe - probe)
+        self.logs.write(self, self.now())
 
     # ------------------------------------------------------------------------------------------------------------- changes
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tersegrad.core.errors import BadCheckpoint
+import torch
+
+from tersegrad.core.errors import BadCheckpoint, BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import require
 from tersegrad.engine import checkpoint
@@ -14,10 +18,13 @@ from tersegrad.engine.checkpoint import Public
 from tersegrad.engine.engine import Change, Engine, Route
 from tersegrad.engine.groups import Group
 from tersegrad.engine.lane import Lane
+from tersegrad.engine.logs import Log, Target
 from tersegrad.engine.report import Report, report, sent_dense
 from tersegrad.engine.settings import Given
 from tersegrad.exchange import Scheme
 from tersegrad.planner import Link
+
+_told: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()  # which some handle knows
 
 
 class Handle:
@@ -27,8 +34,10 @@ class Handle:
     rank: int  # in the whole run
     size: int
     further: tuple[str, ...] = ()  # entries of a saved state beside those of the exchanges
-    scaler: Any = None  # the GradScaler, if there is one
+    _scaler: Any = None
+    detached: bool = False
     _scale: float | None = None
+    _looked: bool = False  # for a GradScaler that nobody told us of
 
     # ------------------------------------------------------------------------------------------------------------- settings
 
@@ -55,6 +64,17 @@ class Handle:
         """The groups of parameters that travel together."""
         return [lane.group for lane in self.engine.lanes]
 
+    @property
+    def scaler(self) -> Any:
+        """The GradScaler, if there is one."""
+        return self._scaler
+
+    @scaler.setter
+    def scaler(self, given: Any) -> None:
+        self._scaler = given
+        if isinstance(given, torch.amp.GradScaler):
+            _told.add(given)
+
     def set_scale(self, scale: float | None) -> None:
         """The loss scale by which gradients are multiplied, if no GradScaler was given; None for 1."""
         require(scale is None or (math.isfinite(scale) and scale > 0), f"a loss scale is positive, got {scale}")
@@ -62,8 +82,39 @@ class Handle:
 
     def loss_scale(self) -> float:
         """The loss scale of the next step."""
+        if self.scaler is None and self._scale is None and not self._looked:
+            self._looked = True
+            self._look_for_scaler()
         scale = self.scaler.get_scale() if self.scaler is not None else self._scale
         return 1.0 if scale is None else float(scale)
+
+    def _look_for_scaler(self) -> None:
+        """Raise where residuals would be kept at a loss scale that changes; asked once, in the first step."""
+        if not any(lane.stateful for lane in self.engine.lanes):
+            return
+        # Asking an object for its class may run code of its own; its type does not.
+        scalers: list[Any] = [one for one in gc.get_objects() if issubclass(type(one), torch.amp.GradScaler)]
+        for one in scalers:
+            if one not in _told and one.is_enabled() and one._scale is not None and one.get_scale() != 1:
+                raise BadConfiguration(
+                    "this process scales losses with a GradScaler that attach was not told of, and residuals would be kept at a scale "
+                    "that changes: attach(..., scaler=scaler), or handle.set_scale(1.0) if it scales the loss of another model"
+                )
+
+    def detach(self) -> None:
+        """Exchange nothing more: the model is the framework's again, uncompressed (the same call on every rank, between two steps).
+
+        Logs end. The report stays readable, what residuals hold is lost, and the model can be attached anew.
+        """
+        if not self.detached:
+            self._settle()
+            require(self.engine.between_steps, "a handle can only be detached between two steps")
+            self._release()
+            self.engine.logs.close()
+            self.detached = True
+
+    def _in_use(self) -> None:
+        require(not self.detached, "this handle was detached: attach the model again")
 
     def change(
         self, compressor: Given | None = None, exchange: Scheme | str | None = None, groups: Sequence[int] | None = None
@@ -85,6 +136,21 @@ class Handle:
     def sent_dense(self) -> dict[str, str]:
         """The parameters that are sent dense, each with the reason."""
         return sent_dense(self.engine)
+
+    def log_to(self, target: Target, *, every: int = 10, layers: bool = False, all_ranks: bool = False) -> Log | None:
+        """Write bits, ratio, error, residual norm and times of the run to ``target``, every so many steps.
+
+        ``target``: a file that ends in .csv or .jsonl, a folder for TensorBoard, a SummaryWriter, or a function that is called with the
+        numbers (a flat dict) and the step. ``layers``: bits, error and residual norm of every layer too. Rank 0 writes; with
+        ``all_ranks`` each rank writes what it has, to a target of its own. The log that is returned (None on ranks that do not write)
+        can be closed; it is nobody else's business, so the call need not be the same on every rank.
+        """
+        require(every >= 1, f"every is a number of steps, at least 1, got {every}")
+        if self.rank != 0 and not all_ranks:
+            return None
+        log = Log(target, every, layers)
+        self.engine.logs.add(log)
+        return log
 
     @property
     def seconds(self) -> float:
@@ -208,6 +274,9 @@ class Handle:
         return [first["reduce_scatter" if route.scheme else self.exchange] for route in routes]
 
     # --------------------------------------------------------------------------------------------- what integrations add to it
+
+    def _release(self) -> None:
+        """Give the model back to its framework."""
 
     def _settle(self) -> None:
         """Finish exchanges that are under way between steps, if there can be any."""

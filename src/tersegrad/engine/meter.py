@@ -32,6 +32,7 @@ from tersegrad.core.protocol import (
 )
 from tersegrad.core.state import carried
 from tersegrad.core.sums import decode_sum, sums_at_once
+from tersegrad.engine.layers import Layer, by_layer, power_of
 from tersegrad.exchange import ProcessGroup
 from tersegrad.exchange.steps import Collective
 
@@ -48,6 +49,8 @@ class Meter:
     error: float = 0.0  # sum of ||C(y) - y||^2
     power: float = 0.0  # sum of ||y||^2
     sent: host.Tally = dataclasses.field(default_factory=host.Tally)  # bytes of messages
+    layers: dict[str, Layer] | None = None  # while probing: what the messages say of each layer, where it is asked for
+    probe: float = 0.0  # seconds of measuring errors, which are no part of an exchange
 
     @property
     def nbytes(self) -> int:
@@ -85,15 +88,21 @@ class Watched:
         return message, after
 
     def _probe(self, x: Tensor, spec: Spec, state: Any, message: Message, ctx: Context) -> None:
-        wanted = flat_float32(x).double()
-        residual = carried(state, spec)
+        begin, meter = time.perf_counter(), self.meter
+        wanted, residual = flat_float32(x), carried(state, spec)
         if residual is not None:
             wanted = wanted + residual.to(wanted.device)
-        squares = (self.inner.decode(message, spec, ctx).double() - wanted).square().sum(), wanted.square().sum()
-        error, power = host.floats(*squares)
+        decoded = self.inner.decode(message, spec, ctx)
+        # Values that are close have an exact difference.
+        missed = decoded - wanted
+        error, power = host.floats(power_of(missed), power_of(wanted))
         if math.isfinite(error) and math.isfinite(power):
-            self.meter.error += error
-            self.meter.power += power
+            meter.error += error
+            meter.power += power
+        if meter.layers is not None:
+            for name, layer in by_layer(self.inner, message, spec, ctx, decoded, missed, wanted):
+                meter.layers.setdefault(name, Layer()).add(layer)
+        meter.probe += time.perf_counter() - begin
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         begin = time.perf_counter()

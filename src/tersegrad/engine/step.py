@@ -22,6 +22,7 @@ from tersegrad.compressors import Identity
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Stats
 from tersegrad.engine.lane import Lane, Meters
+from tersegrad.engine.layers import Layer
 from tersegrad.exchange import Pending, Pipeline, start
 
 if TYPE_CHECKING:
@@ -46,10 +47,12 @@ class Step:
     def __init__(self, engine: Engine, number: int, scale: float, dense: bool, measured: bool) -> None:
         self._engine, self.number, self.scale = engine, number, scale
         self.dense, self.measured = dense, measured
+        self._due = engine.logs.due(number)
         self._pipeline: Pipeline[Any] = Pipeline()
         self._flights: list[_Flight] = []
         self._after: dict[int, Any] = {}  # the tentative states by group
         self._flags: list[Tensor] = []
+        self.layers: dict[str, Layer] = {}  # what a log of this step will say of each layer
 
     def submit(self, number: int, x: Tensor, stats: Stats | None = None, *, owned: bool = False) -> None:
         """Start the exchange of a group's vector, given at the loss scale. ``owned``: ``x`` may be written to."""
@@ -68,7 +71,8 @@ class Step:
             exchange, state = lane.exchange, self._after.get(number, lane.state)
         if self._engine.auto is not None:
             self._engine.auto.see(self._engine, lane, x)
-        totals.meters.first.probing = self.measured
+        totals.meters.first.probing = self.measured or bool(self._due)
+        totals.meters.first.layers = self.layers if self._due == "layers" else None
         pending = start(exchange, x, state, lane.group.spec, ctx, lane.link, stats)
         self._pipeline.add(pending)
         self._flights.append(_Flight(lane, pending, x if self.measured else None))

@@ -16,7 +16,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.engine import Engine
+from tersegrad.engine import Engine, TimedGroup
 from tersegrad.exchange.schemes import AllReduceScheme
 
 # by the name of the compressor that rounds alike
@@ -35,6 +35,13 @@ def pass_by(engine: Engine, group: dist.ProcessGroup | None, bucket: GradBucket)
     numel = bucket.buffer().numel()
     engine.passed(numel, numel * dtype.itemsize, bucket.is_last())
     future: Future[Tensor] = hook(dist.group.WORLD if group is None else group, bucket)
+    return future
+
+
+def plain_all_reduce(group: Any, bucket: GradBucket) -> Future[Tensor]:
+    """What DDP does without a hook."""
+    own = group.group if isinstance(group, TimedGroup) else group
+    future: Future[Tensor] = default_hooks.allreduce_hook(dist.group.WORLD if own is None else own, bucket)  # type: ignore[arg-type]
     return future
 
 

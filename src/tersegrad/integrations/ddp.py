@@ -29,9 +29,11 @@ from tersegrad.core.text import require
 from tersegrad.engine import GROUP_BYTES, Change, Engine, Options, Settings, Staging, Step, TimedGroup, from_layout, make_groups
 from tersegrad.engine.checkpoint import Public
 from tersegrad.engine.engine import Route
+from tersegrad.engine.logs import Log, Target
 from tersegrad.engine.report import Report
 from tersegrad.exchange import Scheme
-from tersegrad.integrations.all_reduce import pass_by
+from tersegrad.integrations.all_reduce import pass_by, plain_all_reduce
+from tersegrad.integrations.attached import claim, free
 from tersegrad.integrations.processes import several_groups
 from tersegrad.integrations.second_moments import Moments
 
@@ -56,10 +58,13 @@ class Handle(engine.Handle):
         self._engine: Engine | None = None
         self._parameters: dict[str, Tensor] = {}
         self._saved: Sequence[Mapping[str, Any]] | None = None  # a checkpoint read before the parameters were known
+        self._logs: list[Callable[[], Any]] = []  # asked for before the parameters were known
         self._moments = Moments()
         self._step: Step | None = None
         self._buckets: list[_Bucket] = []
         self._passing = False  # torch's own hook does this step
+        self._forward: Any = None  # the hook before forward passes, where there is a schedule
+        self._successor: Handle | None = None  # DDP keeps the hook that it has: where this one is detached, another may follow
 
     @property
     def engine(self) -> Engine:  # type: ignore[override]
@@ -80,7 +85,7 @@ class Handle(engine.Handle):
         inner = getattr(model, "_orig_mod", model)
         ignored: set[str] = set(getattr(inner, "parameters_to_ignore", ()))
         if self._settings.schedule is not None:
-            inner.register_forward_pre_hook(torch.compiler.disable(lambda *_: self._observe()))
+            self._forward = inner.register_forward_pre_hook(torch.compiler.disable(lambda *_: self._observe()))
         if isinstance(inner, DistributedDataParallel):
             self._process_group = self._process_group or inner.process_group
             inner = inner.module
@@ -98,6 +103,8 @@ class Handle(engine.Handle):
         if self._saved is not None:
             saved, self._saved = self._saved, None
             self.load_state_dicts(saved)
+        for add in self._logs:
+            add()
         self._observe()
 
     def _bind_to_buckets(self) -> None:
@@ -123,6 +130,10 @@ class Handle(engine.Handle):
 
     def on_bucket(self, bucket: GradBucket) -> "Future[Tensor]":
         """Take in one bucket; the future holds the bucket's means once the last bucket was seen."""
+        if self.detached:
+            if self._successor is not None:
+                return self._successor.on_bucket(bucket)
+            return plain_all_reduce(self._process_group, bucket)
         try:
             with self._engine.timed() if self._engine is not None else contextlib.nullcontext():
                 return self._on_bucket(bucket)
@@ -191,7 +202,18 @@ class Handle(engine.Handle):
         for bucket in buckets:
             bucket.future.set_result(bucket.buffer)
 
+    def _release(self) -> None:
+        self._moments.observe(False)
+        if self._forward is not None:
+            self._forward.remove()
+
     # ------------------------------------------------------------------------------------------------------ report and state
+
+    def log_to(self, target: Target, *, every: int = 10, layers: bool = False, all_ranks: bool = False) -> Log | None:
+        if self._engine is None:
+            self._logs.append(lambda: self.log_to(target, every=every, layers=layers, all_ranks=all_ranks))
+            return None
+        return super().log_to(target, every=every, layers=layers, all_ranks=all_ranks)
 
     def report(self) -> Report:
         return super().report() | self._moments.report()
@@ -250,13 +272,32 @@ def attach(
     """
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, DistributedDataParallel):
-        raise BadConfiguration(f"attach takes a DistributedDataParallel model, got {type(inner).__name__}: wrap it first")
-    hooks = getattr(inner, "_comm_hooks", ())
-    require(not hooks, "this model has a communication hook already: attach once, right after building DDP")
+        raise BadConfiguration(f"attach takes a DistributedDataParallel model, got {type(inner).__name__}: {_advice(inner)}")
+    free(inner)
+    # DDP takes one hook for good: that of a detached handle hands on to its successor.
+    before = next((state for _, state in getattr(inner, "_comm_hooks", ()) if not _ended(state)), None)
+    require(before is None, "this model has a communication hook already: attach once, right after building DDP")
     handle, hook = make_hook(compressor, exchange, **options)
     handle.bind(model)
-    inner.register_comm_hook(handle, hook)
+    registered = [state for _, state in getattr(inner, "_comm_hooks", ())]
+    if registered:
+        registered[0]._successor = handle
+    else:
+        inner.register_comm_hook(handle, hook)
+    claim([inner], handle)
     return handle
+
+
+def _ended(state: object) -> bool:
+    return isinstance(state, Handle) and state.detached
+
+
+def _advice(model: torch.nn.Module) -> str:
+    if type(model).__name__ == "FullyShardedDataParallel":
+        return "FSDP1 is not supported; shard with fully_shard (FSDP2) and use tersegrad.integrations.fsdp"
+    if any(type(module).__name__.startswith("FSDP") for module in model.modules()):
+        return "for fully_shard there is tersegrad.integrations.fsdp"
+    return "wrap it first"
 
 
 def make_hook(

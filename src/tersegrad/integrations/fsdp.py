@@ -13,7 +13,8 @@ A step is one backward pass. Its states are committed when the pass ends, once e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
 import torch
@@ -29,13 +30,16 @@ from tersegrad.engine.engine import Route
 from tersegrad.engine.settings import compressor_of, paired
 from tersegrad.exchange import Scheme, scheme
 from tersegrad.exchange.schemes import ReduceScatterScheme
-from tersegrad.integrations.fsdp_units import ReduceScatter, Unit, find_units, weight
+from tersegrad.integrations.attached import claim, free
+from tersegrad.integrations.fsdp_units import ReduceScatter, Unit, find_units, refuse_late, weight
 
 HINT = ": a 1-D shard mesh does not copy parameters between nodes; build the model from one seed, or load one checkpoint"
 
 
 class Handle(engine.Handle):
     """The compressed gradient reduction of one FSDP2 model. Made by :func:`attach`."""
+
+    model: Callable[[], torch.nn.Module | None]  # what was attached, if it is still there
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class Handle(engine.Handle):
         groups = (*self._shards.values(), *([] if self._between is None else [self._between]))
         facts = {"reduce_compressor": str(reduce), "between": "nodes" if between is not None else "nothing"}
         self.engine = Engine("fsdp", routes, settings, replicated=self._replicated, agreeing=groups, facts=facts, hint=HINT)
-        self._checked = between is None
+        self._checked, self._counted = between is None, False
 
     def _inner_route(self, unit: Unit, link: TimedGroup) -> Route:
         """The compressed reduce-scatter of a unit."""
@@ -89,6 +93,9 @@ class Handle(engine.Handle):
         """Around the work on one unit; if it fails the step is lost, and the states are those before it."""
         with self.engine.timed():
             try:
+                if not self._counted:
+                    self._counted = True
+                    refuse_late(self.model(), self.units)
                 if not self._checked:
                     self._checked = True
                     self.engine.check_replicas()
@@ -152,6 +159,10 @@ class Handle(engine.Handle):
             with self.engine.timed():
                 step.close()
 
+    def _release(self) -> None:
+        for unit in self.units:
+            unit.restore()
+
     def _shapes(self) -> dict[str, list[int]]:
         # A rank may hold no element of a small parameter.
         return {slot.name: list(slot.shape) for unit in self.units for slot in unit.layout.slots}
@@ -188,10 +199,14 @@ def attach(
     settings = Settings.make(compressor, how, **options)
     reduce = None if reduce_compressor is None else paired(compressor_of(reduce_compressor), how, False)
     found = find_units(model)
+    modules = [module for module, _ in found]
+    free(*modules)
     handle = Handle([unit for _, unit in found], settings, reduce, between, scaler)
+    handle.model = weakref.ref(model)
     for module, unit in found:
         if unit.reduces is not None:
             module.set_custom_reduce_scatter(ReduceScatter(handle.reduce, unit))
         if unit.crosses is not None:
             module.set_all_reduce_hook(lambda row, unit=unit: handle.cross(unit, row))
+    claim(modules, handle)
     return handle

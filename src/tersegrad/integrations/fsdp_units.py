@@ -116,8 +116,9 @@ class Layout:
 class Unit:
     """One parameter group of FSDP: its layout, and the groups of the engine that serve it."""
 
-    def __init__(self, number: int, group: Any, names: Mapping[int, str]) -> None:
-        self.number, self.group = number, group
+    def __init__(self, number: int, module: Any, group: Any, names: Mapping[int, str]) -> None:
+        self.number, self._module, self.group = number, module, group
+        self._own = getattr(group, "_reduce_scatter_comm", None)  # FSDP's
         self.size: int = group.mesh_info.shard_process_group.size()
         self.rank: int = group.mesh_info.shard_process_group.rank()
         self._slots: list[tuple[Any, Slot]] = []
@@ -140,6 +141,15 @@ class Unit:
     def trainable(self) -> Layout:
         """The layout of the parameters that have gradients now."""
         return Layout(tuple(slot for p, slot in self._slots if p.sharded_param.requires_grad), self.size)
+
+    def restore(self) -> None:
+        """Leave the reduction to FSDP again."""
+        if self.reduces is not None:
+            if self._own is None:
+                raise _unknown("FSDPParamGroup._reduce_scatter_comm")
+            self._module.set_custom_reduce_scatter(self._own)
+        if self.crosses is not None:
+            self._module.set_all_reduce_hook(None)
 
     @property
     def first_name(self) -> str:
@@ -179,8 +189,13 @@ def _reduce_dtype(group: Any) -> torch.dtype:
 
 def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
     """The FSDP modules of a model with their parameter groups, in the order of the modules."""
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise BadConfiguration(
+            "this model is wrapped in FullyShardedDataParallel (FSDP1), which is not supported: shard it with fully_shard (FSDP2), which "
+            "torch recommends instead, or use DistributedDataParallel"
+        )
     names = {id(module): plain_name(name) for name, module in reversed(list(model.named_modules()))}
     found: list[tuple[Any, Unit]] = []
     seen: set[int] = set()
@@ -209,10 +224,21 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
                 )
             _knows(group.mesh_info, ["shard_process_group"])
             _knows(group.fsdp_params[0], _PARAMETER)
-            found.append((module, Unit(len(found), group, names)))
+            found.append((module, Unit(len(found), module, group, names)))
     require(bool(found), f"attach takes a model with fully_shard applied, got a plain {type(model).__name__}")
     require(len(found) < 1 << 16, f"at most 65535 units are supported, got {len(found)}")
     return found
+
+
+def refuse_late(model: torch.nn.Module | None, units: Sequence[Unit]) -> None:
+    """Raise where fully_shard was called after attach: such a unit would silently stay uncompressed."""
+    known = {id(unit.group) for unit in units}
+    late = [] if model is None else [unit for _, unit in find_units(model) if id(unit.group) not in known]
+    if late:
+        raise BadConfiguration(
+            f"fully_shard was called after attach: the unit that begins with {late[0].first_name} would stay uncompressed. Call attach "
+            "after the last fully_shard"
+        )
 
 
 def weight(op: Any, unit: Unit, size: int) -> float:

@@ -32,6 +32,7 @@ from tersegrad.engine.engine import Route
 from tersegrad.engine.report import Report
 from tersegrad.exchange import Scheme
 from tersegrad.integrations.anchors import Outer, divide
+from tersegrad.integrations.attached import claim, free
 from tersegrad.integrations.methods import DiLoCo, LocalSGD, Method, SparseLoCo, StreamingDiLoCo, method
 
 __all__ = ["DiLoCo", "Handle", "LocalSGD", "Method", "SparseLoCo", "StreamingDiLoCo", "attach", "method"]
@@ -69,6 +70,7 @@ class Handle(engine.Handle):
         groups, self._fragments = divide(parameters, how.fragments, group_bytes)
         routes = [Route(group, link) for group in groups]
         self.engine = Engine("local_sgd", routes, settings, replicated=lambda: self._outer.common(), facts={"method": str(how)})
+        self.engine.now = lambda: self.steps
         for parameter in parameters.values():  # all start alike
             link.broadcast(parameter.detach())
         self._outer = Outer(parameters, groups, how)
@@ -77,6 +79,7 @@ class Handle(engine.Handle):
 
     def step(self) -> bool:  # type: ignore[override]
         """Call after every step of the inner optimiser, on every rank; whether the parameters were moved."""
+        self._in_use()
         with self._working():
             self.steps += 1
             due = [flight for flight in self._flights if flight.due == self.steps]
@@ -103,6 +106,7 @@ class Handle(engine.Handle):
 
     def finish(self) -> None:
         """End the round of every fragment now: afterwards all workers have the same parameters (a collective call)."""
+        self._in_use()
         with self._working():
             for flight in list(self._flights):
                 self._apply(flight, 1.0)  # the anchors move; what the worker learned since is exchanged next
@@ -222,4 +226,7 @@ def attach(
     settings = Settings.make(compressor, exchange, **options)
     named = {name.replace("_orig_mod.", ""): p for name, p in inner.named_parameters() if p.requires_grad}
     require(bool(named), "the model has no parameters to train")
-    return Handle(named, settings, method(how), group_bytes, process_group)
+    free(inner)
+    handle = Handle(named, settings, method(how), group_bytes, process_group)
+    claim([inner], handle)
+    return handle

@@ -18,6 +18,7 @@ from tersegrad.core.text import require
 from tersegrad.engine import GROUP_BYTES, Options, Settings, TimedGroup
 from tersegrad.exchange import Scheme
 from tersegrad.integrations import ddp
+from tersegrad.integrations.attached import claim, free
 
 
 class _Bucket:
@@ -50,6 +51,7 @@ class Handle(ddp.Handle):
 
     def reduce(self) -> None:
         """Replace every gradient by its mean over ranks; between ``backward()`` and the optimiser's step, on every rank."""
+        self._in_use()
         lacking = [name for name, p in self._parameters.items() if p.grad is None]
         if lacking:
             raise BadConfiguration(
@@ -84,10 +86,12 @@ def attach(
     """
     inner = getattr(model, "_orig_mod", model)
     require(not isinstance(inner, torch.nn.parallel.DistributedDataParallel), "for DistributedDataParallel there is ddp.attach")
+    free(inner)
     settings = Settings.make(compressor, exchange, collects=True, **options)
     handle = Handle(settings, group_bytes, scaler, process_group)
     handle.bind(model)
     link = TimedGroup.of(process_group)
     for tensor in (*inner.parameters(), *inner.buffers()):
         link.broadcast(tensor.detach())
+    claim([inner], handle)
     return handle

@@ -190,4 +190,7 @@ def launch(words: Sequence[str], workers: int, restarts: int = 0) -> int:
     environment.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
     if Path("/sys/class/net/lo").exists():
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever the host name resolves to
-    return subprocess.run([*command, *words], env=environment, check=False).returncode
+    # Without the dashes torchrun would take options of ours for abbreviations of its own.
+    before = 1 if words[0] == "-m" else 0
+    whole = [*command, *words[:before], "--", *words[before:]]
+    return subprocess.run(whole, env=environment, check=False).returncode

@@ -16,7 +16,7 @@ from tersegrad.report.tables import Column, Table
 
 # What each extra for users requires, as in pyproject.toml.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "report": ("matplotlib>=3.8", "plotly>=5.20"),
+    "report": ("matplotlib>=3.8",),
     "experiments": ("scikit-learn>=1.4",),
     "flower": ("flwr>=1.38,<1.43",),
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tersegrad.planner.plan import seconds_text
+from tersegrad.planner.plan import WORTH, seconds_text
+from tersegrad.report.runs import POINT
 from tersegrad.report.tables import Column, Table, number, signed
 from tersegrad.train.jobs import Job, Result
 
@@ -14,12 +15,13 @@ _SETTINGS: tuple[tuple[str | None, str, str | None], ...] = (
     ("bf16", "all_reduce", None),
     ("qsgd(bits=4, norm=max)", "two_shot", None),
     ("error_feedback(sparse_dithering(alpha=0.1))", "two_shot", None),
-    ("error_feedback(sparse_dithering(alpha=0.5))", "two_shot", None),
-    ("error_feedback(top_k(fraction=0.01))", "all_gather", None),
+    ("error_feedback(trellis(alpha=0.1))", "two_shot", None),
+    ("vgc(alpha=1.5)", "all_gather", None),
     (None, "power_sgd(rank=4)", None),
     ("error_feedback(sparse_dithering(alpha=0.1))", "two_shot", "local_sgd(every=8)"),
+    ("auto", "auto", None),
 )
-POINT = 0.01  # of accuracy: less than that counts as equal
+NEVER = "none: compression does not pay"
 LINKS: tuple[tuple[str, float], ...] = (("10 Mbit/s", 1e7), ("100 Mbit/s", 1e8), ("1 Gbit/s", 1e9), ("10 Gbit/s", 1e10))
 
 
@@ -51,7 +53,8 @@ def comparison_table(results: Sequence[Result], title: str = "", note: str = "")
     columns += [Column("bits/coord"), Column("error"), Column("above limit"), *(Column(name) for name, _ in LINKS)]
     rows = []
     for r in results:
-        exchange = f"{r.job.exchange}, {r.job.local}" if r.job.local else r.job.exchange
+        chosen = f"chose {r.report['auto/choice']}" if "auto/choice" in r.report else r.job.exchange
+        exchange = f"{chosen}, {r.job.local}" if r.job.local else chosen
         row = [r.job.compressor or "none", exchange, f"{100 * r.accuracy:.1f} %", megabytes(r.bytes_sent)]
         row += [f"{r.bits_per_coordinate:.2f}", number(r.error, 2), signed(r.above_limit)]
         rows.append((*row, *(seconds_text(r.step_seconds(speed)) for _, speed in LINKS)))
@@ -59,16 +62,31 @@ def comparison_table(results: Sequence[Result], title: str = "", note: str = "")
 
 
 def closing(results: Sequence[Result]) -> str:
-    """What the comparison shows, in words: on each link the fastest run that is as accurate as the first."""
+    """What the comparison shows, in words: on each link the fastest runs that are as accurate as the first, and what auto chose."""
     base = results[0]
-    equals = [r for r in results if r.accuracy >= base.accuracy - POINT]
-    lines = [f"Of the runs within {100 * POINT:.0f} point of the accuracy of {base.job.label}:"]
-    for name, speed in LINKS:
-        best = min(equals, key=lambda r: r.step_seconds(speed))
-        times = base.step_seconds(speed) / best.step_seconds(speed)
-        won = f"the fastest is {best.job.label}, {times:.1f} times as fast"
-        lines.append(f"  at {name} " + ("none is faster: compression does not pay there" if best is base else won))
+    # What auto chose is for the link that it found.
+    equals = [r for r in results if r.accuracy >= base.accuracy - POINT and r.job.compressor != "auto"]
+    lines = [f"Within {100 * POINT:.0f} point of the accuracy of {base.job.label}, the fastest are"]
+    for words, runs in (
+        ("exchanging in every step", [r for r in equals if r.job.local is None]),
+        ("exchanging now and then", [r for r in equals if r.job.local is not None]),
+    ):
+        lines += [f"  {words}:", *_fastest(base, runs)] if runs else []
+    for r in results:
+        if "auto/choice" in r.report:
+            lines += [f"auto chose {r.report['auto/choice']}:", f"  {r.report['auto/why']}"]
     return "\n".join(lines)
+
+
+def _fastest(base: Result, runs: Sequence[Result]) -> list[str]:
+    """The fastest run on each link, and how many times as fast as the first it is; links of one winner share a line."""
+    won: dict[str, list[str]] = {}
+    for name, speed in LINKS:
+        best, usual = min(runs, key=lambda r: r.step_seconds(speed)), base.step_seconds(speed)
+        pays = best.step_seconds(speed) < (1 - WORTH) * usual
+        words, times = (best.job.label, f" (x{usual / best.step_seconds(speed):.1f})") if pays else (NEVER, "")
+        won.setdefault(words, []).append(name + times)
+    return [f"    {words}\n      at {', '.join(places)}" for words, places in won.items()]
 
 
 def result_table(result: Result, note: str = "") -> Table:
@@ -77,6 +95,7 @@ def result_table(result: Result, note: str = "") -> Table:
     rows = [
         ("compressor", r.job.compressor or "-"),
         ("exchange", r.job.exchange),
+        *([("chosen", f"{r.report['auto/choice']}: {r.report['auto/why']}")] if "auto/choice" in r.report else []),
         *([("local", r.job.local)] if r.job.local else []),
         ("workers", str(r.workers)),
         ("parameters", f"{r.parameters:,}"),

@@ -30,8 +30,8 @@ class Job:
     data: str = "digits"
     model: str = "mlp"
     optimizer: str = "sgd"
-    compressor: str | None = "error_feedback(sparse_dithering(alpha=0.1))"
-    exchange: str = "two_shot"
+    compressor: str | None = "error_feedback(sparse_dithering(alpha=0.1))"  # "auto": chosen by measuring
+    exchange: str = "two_shot"  # "auto", with the compressor: chosen too
     local: str | None = None  # local_sgd(...) or diloco(...): exchange only now and then
     epochs: int = 20
     steps: int = 0  # in all; 0: as many as the epochs have
@@ -60,14 +60,16 @@ class Job:
             require(
                 self.exchange != "all_reduce", "local steps go through an exchange of ours: bf16 with two_shot sends as much"
             )
-        if self.exchange == "all_reduce":
+        if self.exchange == "auto":
+            require(self.compressor == "auto", "the exchange is chosen together with the compressor: --compressor auto")
+        elif self.exchange == "all_reduce":
             known = self.compressor in all_reduce.HOOKS
             require(known, f"all_reduce takes one of {', '.join(all_reduce.HOOKS)} as compressor, got {self.compressor}")
         else:
             compresses = scheme(self.exchange).compresses
             require(compresses == (self.compressor is None), _pairing(self.exchange, compresses))
-            if self.compressor is not None:
-                parse(self.compressor)
+            if self.compressor not in (None, "auto"):
+                parse(str(self.compressor))
         for name in ("epochs", "batch", "accumulate"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         for name in ("save_every", "check_every", "steps", "clip", "evaluate_every", "held_out"):
@@ -80,12 +82,14 @@ class Job:
     @property
     def label(self) -> str:
         """Compressor and exchange in one text."""
-        return ", ".join(part for part in (self.compressor, self.exchange, self.local) if part)
+        exchange = None if self.exchange == "auto" else self.exchange
+        return ", ".join(part for part in (self.compressor, exchange, self.local) if part)
 
     @property
     def guarantee(self) -> Guarantee:
-        """Of one message; none for exchanges that compress by themselves."""
-        return parse(self.compressor).guarantee(Spec.flat(1 << 16)) if self.compressor else Guarantee("none")
+        """Of one message; none for exchanges that compress by themselves, and where the compressor is chosen as the run goes."""
+        fixed = self.compressor not in (None, "auto")
+        return parse(str(self.compressor)).guarantee(Spec.flat(1 << 16)) if fixed else Guarantee("none")
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must agree in with the run that continues it."""

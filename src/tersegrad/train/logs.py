@@ -1,4 +1,8 @@
-"""A run's log: JSON lines, one per step and evaluation, written as the run goes."""
+"""A run's log: JSON lines, written as the run goes. ``tersegrad report`` makes a page of it.
+
+The first line of a run has its job (``run``), then follow one line per step (``step``), one now and then on what is exchanged
+(``exchanged``, with the numbers of :meth:`tersegrad.engine.Handle.log_to`, by layer), and at the end its result (``result``).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.report import as_json
 
 
 class Log:
@@ -28,7 +33,7 @@ class Log:
         line: dict[str, Any] = {"seconds": round(time.perf_counter() - self._begin, 3)}
         for name, value in facts.items():
             if value is not None:
-                line[name] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
+                line[name] = str(value) if isinstance(value, float) and not math.isfinite(value) else as_json(value)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tersegrad import engine
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.text import require
 from tersegrad.integrations import all_reduce, ddp, local_sgd, plain
@@ -29,6 +30,7 @@ from tersegrad.train.logs import Log
 from tersegrad.train.text import Text
 
 MEASURED = 12  # steps of a run in which the error of messages is measured; they are not timed
+LOGGED = 40  # lines of a log that tell of the exchange
 EVALUATED = 1 << 15  # tokens, or images, that are evaluated at once at most
 
 _GLOBAL_GENERATOR = threading.Lock()
@@ -54,7 +56,7 @@ def run(
 ) -> Result:
     """Train on every worker of the group (the same call on each); continues from the job's checkpoint if told or restarted."""
     begin = time.perf_counter()
-    require(not worker.virtual or job.exchange != "all_reduce", _NO_RING)
+    require(not worker.virtual or job.exchange not in ("all_reduce", "auto"), _NO_RING)
     found = given or load(job.data, worker, job.vocabulary)
     config = models.network(job.model)
     if isinstance(found, Text) and isinstance(config, models.GPT):
@@ -65,7 +67,7 @@ def run(
     trainer = _Trainer(job, worker, found)
     if job.checkpoint is not None:
         trainer.begin(job.checkpoint)
-    log = Log(job.log, run=job.label, workers=worker.size, **job.facts()) if job.log is not None and worker.leads else None
+    log = _log(trainer) if job.log is not None and worker.leads else None
     clock = time.thread_time if worker.virtual else time.process_time
     cpu, timed, recent = 0.0, 0, torch.zeros(())
     while trainer.steps < trainer.total_steps:
@@ -93,9 +95,23 @@ def run(
         trainer.save(job.checkpoint)
     result = _result(trainer, cpu / max(1, timed), float(recent), time.perf_counter() - begin)
     if log is not None:
-        log.write(steps=result.steps, test_loss=result.test_loss, accuracy=result.accuracy, sent=result.bytes_sent)
+        dense = trainer.handle.sent_dense() if isinstance(trainer.handle, engine.Handle) else {}
+        log.write(result=result, dense=dense)
         log.close()
     return result
+
+
+def _log(trainer: _Trainer) -> Log:
+    """The log of a run, with its first line; steps and exchanges follow as they come."""
+    job, named = trainer.job, trainer.network.named_parameters()
+    assert job.log is not None
+    layers = {name: p.numel() for name, p in named if p.requires_grad}
+    log = Log(job.log, run=job.label, workers=trainer.worker.size, layers=layers, **job.facts())
+    if isinstance(trainer.handle, engine.Handle):
+        trainer.handle.log_to(
+            lambda numbers, step: log.write(exchanged=step, numbers=numbers), every=trainer.logged_every, layers=True
+        )
+    return log
 
 
 _NO_RING = "virtual workers exchange through an exchange of ours: bf16 with two_shot sends as much as a bf16 all_reduce"
@@ -155,6 +171,7 @@ class _Trainer:
     def _attach(self) -> tuple[nn.Module, Any]:
         """The model that computes gradients, and the handle of its exchange."""
         job, device = self.job, self.worker.device
+        exchange = None if job.exchange == "auto" else job.exchange
         model: nn.Module = torch.compile(self.network) if job.compile else self.network  # type: ignore[assignment]
         if job.local is not None:
             how = local_sgd.method(job.local)
@@ -162,7 +179,7 @@ class _Trainer:
             handle = local_sgd.attach(
                 self.network,
                 job.compressor,
-                job.exchange,
+                exchange,
                 how,
                 seed=job.seed,
                 measure_every=every,
@@ -175,12 +192,20 @@ class _Trainer:
         model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
         if job.exchange == "all_reduce":
             return model, all_reduce.attach(model, str(job.compressor), measure_every=self.every)
-        return model, ddp.attach(model, job.compressor, job.exchange, seed=job.seed, measure_every=self.every)
+        return model, ddp.attach(model, job.compressor, exchange, seed=job.seed, measure_every=self.every)
 
     @property
     def measured(self) -> bool:
         """Whether the error is measured in the next step, which takes time that a run otherwise would not."""
-        return self.job.local is None and self.steps % self.every == 0
+        logged = self.job.log is not None and (self.steps + 1) % self.logged_every == 0
+        return self.job.local is None and (self.steps % self.every == 0 or logged)
+
+    @property
+    def logged_every(self) -> int:
+        """Exchanges between two lines of the log that tell of them."""
+        how = None if self.job.local is None else local_sgd.method(self.job.local)
+        exchanges = self.total_steps if how is None else self.total_steps * how.fragments // how.every
+        return max(1, exchanges // LOGGED)
 
     def step(self) -> Tensor:
         """One step of all workers; the loss of this one."""

@@ -241,6 +241,11 @@ class ByTensor(Configuration):
         if at != data.numel():
             raise CorruptMessage(f"{data.numel() - at} bytes follow the last group")
 
+    def payloads(self, message: Message, spec: Spec, ctx: Context) -> Iterator[tuple[int, Compressor[Any], Message]]:
+        """Every group that has coordinates: its number, its compressor and its message."""
+        for share, (part, _, payload, _, _) in zip(_layout(self, spec), self._read(message, spec, ctx)):
+            yield share.group, part, payload
+
     def codes_on_host(self, device: torch.device) -> bool:
         return any(part is not None and codes_on_host(part, device) for part in self.compressors)
 
