@@ -11,6 +11,7 @@ from tersegrad.engine.engine import Change, Engine
 from tersegrad.engine.groups import Group, from_layout, make_groups
 from tersegrad.engine.handle import Handle
 from tersegrad.engine.lane import Lane
+from tersegrad.engine.late import LateHandle
 from tersegrad.engine.meter import TimedGroup
 from tersegrad.engine.replicas import ReplicasDiffer
 from tersegrad.engine.settings import GROUP_BYTES, Options, Settings
@@ -18,6 +19,6 @@ from tersegrad.engine.staging import Staging
 from tersegrad.engine.step import Step
 
 __all__ = [
-    "GROUP_BYTES", "Change", "Engine", "Group", "Handle", "Lane", "Options", "ReplicasDiffer", "Settings", "Staging", "Step", "TimedGroup",
-    "from_layout", "make_groups",
+    "GROUP_BYTES", "Change", "Engine", "Group", "Handle", "Lane", "LateHandle", "Options", "ReplicasDiffer", "Settings", "Staging", "Step",
+    "TimedGroup", "from_layout", "make_groups",
 ]  # fmt: skip

@@ -29,11 +29,10 @@ from tersegrad.core.text import require
 from tersegrad.engine import GROUP_BYTES, Change, Engine, Options, Settings, Staging, Step, TimedGroup, from_layout, make_groups
 from tersegrad.engine.checkpoint import Public
 from tersegrad.engine.engine import Route
-from tersegrad.engine.logs import Log, Target
 from tersegrad.engine.report import Report
 from tersegrad.exchange import Scheme
 from tersegrad.integrations.all_reduce import pass_by, plain_all_reduce
-from tersegrad.integrations.attached import claim, free
+from tersegrad.integrations.attached import advice, free, last_hook, register
 from tersegrad.integrations.processes import several_groups
 from tersegrad.integrations.second_moments import Moments
 
@@ -48,34 +47,21 @@ class _Bucket:
     future: "Future[Tensor]"
 
 
-class Handle(engine.Handle):
+class Handle(engine.LateHandle):
     """The exchange of one DDP model. Made by :func:`attach` or :func:`make_hook`."""
 
     def __init__(self, settings: Settings, group_bytes: int, scaler: Any, process_group: Any) -> None:
+        super().__init__()
         require(group_bytes > 0, f"group_bytes must be positive, got {group_bytes}")
         self._settings, self._group_bytes, self.scaler = settings, group_bytes, scaler
         self._process_group = process_group
-        self._engine: Engine | None = None
         self._parameters: dict[str, Tensor] = {}
-        self._saved: Sequence[Mapping[str, Any]] | None = None  # a checkpoint read before the parameters were known
-        self._logs: list[Callable[[], Any]] = []  # asked for before the parameters were known
         self._moments = Moments()
         self._step: Step | None = None
         self._buckets: list[_Bucket] = []
         self._passing = False  # torch's own hook does this step
         self._forward: Any = None  # the hook before forward passes, where there is a schedule
-        self._successor: Handle | None = None  # DDP keeps the hook that it has: where this one is detached, another may follow
-
-    @property
-    def engine(self) -> Engine:  # type: ignore[override]
-        if self._engine is None:
-            raise BadConfiguration("this handle learns its parameters in the first step, or by bind(model)")
-        return self._engine
-
-    @property
-    def hook(self) -> "Callable[[Handle, GradBucket], Future[Tensor]]":
-        """The communication hook; ``(handle, handle.hook)`` is what ``register_comm_hook`` takes."""
-        return compressed_hook
+        self.successor: Handle | None = None  # DDP keeps the hook that it has: where this one is detached, another may follow
 
     # ------------------------------------------------------------------------------------------------------- its parameters
 
@@ -100,11 +86,7 @@ class Handle(engine.Handle):
         groups = make_groups(self._parameters, self._group_bytes, self._settings.dense_below)
         self._engine = Engine("ddp", [Route(g, link) for g in groups], self._settings, replicated=lambda: named)
         self._staging = Staging(self.groups, self._parameters)
-        if self._saved is not None:
-            saved, self._saved = self._saved, None
-            self.load_state_dicts(saved)
-        for add in self._logs:
-            add()
+        self._catch_up()
         self._observe()
 
     def _bind_to_buckets(self) -> None:
@@ -131,9 +113,8 @@ class Handle(engine.Handle):
     def on_bucket(self, bucket: GradBucket) -> "Future[Tensor]":
         """Take in one bucket; the future holds the bucket's means once the last bucket was seen."""
         if self.detached:
-            if self._successor is not None:
-                return self._successor.on_bucket(bucket)
-            return plain_all_reduce(self._process_group, bucket)
+            next_one = self.successor
+            return plain_all_reduce(self._process_group, bucket) if next_one is None else next_one.on_bucket(bucket)
         try:
             with self._engine.timed() if self._engine is not None else contextlib.nullcontext():
                 return self._on_bucket(bucket)
@@ -209,20 +190,8 @@ class Handle(engine.Handle):
 
     # ------------------------------------------------------------------------------------------------------ report and state
 
-    def log_to(self, target: Target, *, every: int = 10, layers: bool = False, all_ranks: bool = False) -> Log | None:
-        if self._engine is None:
-            self._logs.append(lambda: self.log_to(target, every=every, layers=layers, all_ranks=all_ranks))
-            return None
-        return super().log_to(target, every=every, layers=layers, all_ranks=all_ranks)
-
     def report(self) -> Report:
         return super().report() | self._moments.report()
-
-    def load_state_dicts(self, state_dicts: Sequence[Mapping[str, Any]]) -> None:
-        if self._engine is None:  # a plain pair learns its parameters in the first step
-            self._saved = list(state_dicts)
-            return
-        super().load_state_dicts(state_dicts)
 
     def _routes(self, public: Public) -> list[Route]:
         """The groups that were saved: the same bytes are sent whatever group_bytes is now."""
@@ -272,32 +241,13 @@ def attach(
     """
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, DistributedDataParallel):
-        raise BadConfiguration(f"attach takes a DistributedDataParallel model, got {type(inner).__name__}: {_advice(inner)}")
+        raise BadConfiguration(f"attach takes a DistributedDataParallel model, got {type(inner).__name__}: {advice(inner)}")
     free(inner)
-    # DDP takes one hook for good: that of a detached handle hands on to its successor.
-    before = next((state for _, state in getattr(inner, "_comm_hooks", ()) if not _ended(state)), None)
-    require(before is None, "this model has a communication hook already: attach once, right after building DDP")
+    before = last_hook(inner)
     handle, hook = make_hook(compressor, exchange, **options)
     handle.bind(model)
-    registered = [state for _, state in getattr(inner, "_comm_hooks", ())]
-    if registered:
-        registered[0]._successor = handle
-    else:
-        inner.register_comm_hook(handle, hook)
-    claim([inner], handle)
+    register(inner, before, handle, hook)
     return handle
-
-
-def _ended(state: object) -> bool:
-    return isinstance(state, Handle) and state.detached
-
-
-def _advice(model: torch.nn.Module) -> str:
-    if type(model).__name__ == "FullyShardedDataParallel":
-        return "FSDP1 is not supported; shard with fully_shard (FSDP2) and use tersegrad.integrations.fsdp"
-    if any(type(module).__name__.startswith("FSDP") for module in model.modules()):
-        return "for fully_shard there is tersegrad.integrations.fsdp"
-    return "wrap it first"
 
 
 def make_hook(

@@ -13,6 +13,7 @@ A step is one backward pass. Its states are committed when the pass ends, once e
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack
@@ -22,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersegrad import engine
-from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import require
 from tersegrad.engine import Engine, Group, Options, Settings, Step, TimedGroup
@@ -38,8 +38,6 @@ HINT = ": a 1-D shard mesh does not copy parameters between nodes; build the mod
 
 class Handle(engine.Handle):
     """The compressed gradient reduction of one FSDP2 model. Made by :func:`attach`."""
-
-    model: Callable[[], torch.nn.Module | None]  # what was attached, if it is still there
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class Handle(engine.Handle):
         groups = (*self._shards.values(), *([] if self._between is None else [self._between]))
         facts = {"reduce_compressor": str(reduce), "between": "nodes" if between is not None else "nothing"}
         self.engine = Engine("fsdp", routes, settings, replicated=self._replicated, agreeing=groups, facts=facts, hint=HINT)
-        self._checked, self._counted = between is None, False
+        self.first: list[Callable[[], None]] = [] if between is None else [self.engine.check_replicas]  # before the first step
 
     def _inner_route(self, unit: Unit, link: TimedGroup) -> Route:
         """The compressed reduce-scatter of a unit."""
@@ -93,12 +91,8 @@ class Handle(engine.Handle):
         """Around the work on one unit; if it fails the step is lost, and the states are those before it."""
         with self.engine.timed():
             try:
-                if not self._counted:
-                    self._counted = True
-                    refuse_late(self.model(), self.units)
-                if not self._checked:
-                    self._checked = True
-                    self.engine.check_replicas()
+                while self.first:
+                    self.first.pop()()
                 self._fit(unit, width)
                 if self._step is None:
                     self._step = self.engine.begin(self.loss_scale())
@@ -118,12 +112,7 @@ class Handle(engine.Handle):
                 self.engine.rearrange(unit.reduces, self._inner_route(unit, self.engine.lanes[unit.reduces].link))
             if unit.crosses is not None:
                 self.engine.rearrange(unit.crosses, self._outer_route(unit))
-        if width != unit.layout.width:
-            raise BadConfiguration(
-                f"FSDP reduces {width} elements per rank of the unit that begins with {unit.first_name}, its trainable parameters "
-                f"have {unit.layout.width}: some got no gradient. Call model.set_reduce_scatter_unused_params(True), or freeze what is "
-                "not used"
-            )
+        unit.check(width)
 
     def reduce(self, unit: Unit, out: Tensor, x: Tensor, op: Any) -> None:
         """FSDP's reduce-scatter of one unit: ``x`` holds a row for every rank, ``out`` becomes the reduced own row."""
@@ -202,7 +191,7 @@ def attach(
     modules = [module for module, _ in found]
     free(*modules)
     handle = Handle([unit for _, unit in found], settings, reduce, between, scaler)
-    handle.model = weakref.ref(model)
+    handle.first.append(functools.partial(refuse_late, weakref.ref(model), handle.units))
     for module, unit in found:
         if unit.reduces is not None:
             module.set_custom_reduce_scatter(ReduceScatter(handle.reduce, unit))

@@ -142,6 +142,15 @@ class Unit:
         """The layout of the parameters that have gradients now."""
         return Layout(tuple(slot for p, slot in self._slots if p.sharded_param.requires_grad), self.size)
 
+    def check(self, width: int) -> None:
+        """Raise unless FSDP reduces as many elements per rank as the trainable parameters have."""
+        if width != self.layout.width:
+            raise BadConfiguration(
+                f"FSDP reduces {width} elements per rank of the unit that begins with {self.first_name}, its trainable parameters "
+                f"have {self.layout.width}: some got no gradient. Call model.set_reduce_scatter_unused_params(True), or freeze what is "
+                "not used"
+            )
+
     def restore(self) -> None:
         """Leave the reduction to FSDP again."""
         if self.reduces is not None:
@@ -230,9 +239,9 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
     return found
 
 
-def refuse_late(model: torch.nn.Module | None, units: Sequence[Unit]) -> None:
+def refuse_late(attached: Callable[[], torch.nn.Module | None], units: Sequence[Unit]) -> None:
     """Raise where fully_shard was called after attach: such a unit would silently stay uncompressed."""
-    known = {id(unit.group) for unit in units}
+    known, model = {id(unit.group) for unit in units}, attached()
     late = [] if model is None else [unit for _, unit in find_units(model) if id(unit.group) not in known]
     if late:
         raise BadConfiguration(

@@ -79,7 +79,6 @@ class Handle(engine.Handle):
 
     def step(self) -> bool:  # type: ignore[override]
         """Call after every step of the inner optimiser, on every rank; whether the parameters were moved."""
-        self._in_use()
         with self._working():
             self.steps += 1
             due = [flight for flight in self._flights if flight.due == self.steps]
@@ -97,6 +96,7 @@ class Handle(engine.Handle):
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
+        self._in_use()
         try:
             with self.engine.timed():
                 yield
@@ -106,7 +106,6 @@ class Handle(engine.Handle):
 
     def finish(self) -> None:
         """End the round of every fragment now: afterwards all workers have the same parameters (a collective call)."""
-        self._in_use()
         with self._working():
             for flight in list(self._flights):
                 self._apply(flight, 1.0)  # the anchors move; what the worker learned since is exchanged next

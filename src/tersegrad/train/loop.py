@@ -69,13 +69,14 @@ def run(
         trainer.begin(job.checkpoint)
     log = _log(trainer) if job.log is not None and worker.leads else None
     clock = time.thread_time if worker.virtual else time.process_time
-    cpu, timed, recent = 0.0, 0, torch.zeros(())
+    # Seconds of each step: those in which errors were measured, which takes longer, and the others.
+    spent: dict[bool, list[float]] = {False: [], True: []}
+    recent = torch.zeros(())
     while trainer.steps < trainer.total_steps:
         measured = trainer.measured
         before = clock()
-        recent = 0.9 * recent + 0.1 * trainer.step() if timed else trainer.step()
-        if not measured:
-            cpu, timed = cpu + clock() - before, timed + 1
+        recent = 0.9 * recent + 0.1 * trainer.step() if spent[False] or spent[True] else trainer.step()
+        spent[measured].append(clock() - before)
         due = trainer.steps % job.evaluate_every == 0 if job.evaluate_every else trainer.position == 0
         test_loss, accuracy = trainer.evaluate() if due else (None, None)
         if job.check_every and trainer.steps % job.check_every == 0:
@@ -93,7 +94,9 @@ def run(
         trainer.handle.finish()
     if job.checkpoint is not None:
         trainer.save(job.checkpoint)
-    result = _result(trainer, cpu / max(1, timed), float(recent), time.perf_counter() - begin)
+    # A short run may have measured all of them.
+    timed = spent[False] or spent[True] or [0.0]
+    result = _result(trainer, sum(timed) / len(timed), float(recent), time.perf_counter() - begin)
     if log is not None:
         dense = trainer.handle.sent_dense() if isinstance(trainer.handle, engine.Handle) else {}
         log.write(result=result, dense=dense)
