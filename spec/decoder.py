@@ -1230,10 +1230,10 @@ def decode_int(form: Form, message: bytes, spec: Spec, context: Context) -> list
 def decode_sign(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
     """5.7"""
     source = exactly(message, longest(form, spec))
-    if spec.d == 0:
-        return []
-    (c,) = floats(source.take(4))
-    return [-c if bit else c for bit in packed_codes(source.rest, 1, spec.d, check=False)]
+    block = form["block"] or max(spec.d, 1)
+    scales = floats(source.take(4 * ceil_div(spec.d, block)))
+    negative = packed_codes(source.rest, 1, spec.d, check=False)
+    return [-scales[i // block] if bit else scales[i // block] for i, bit in enumerate(negative)]
 
 
 def bucket_of(form: Form, d: int) -> int:
@@ -2276,7 +2276,7 @@ def longest(form: Form, spec: Spec) -> int:
     if name == "int4":
         return 2 * ceil_div(d, form["block"]) + ceil_div(d, 2)
     if name == "sign":
-        return 4 + ceil_div(d, 8) if d else 0
+        return 4 * ceil_div(d, form["block"] or max(d, 1)) + ceil_div(d, 8)
     if name == "ternary":
         return 4 * ceil_div(d, bucket_of(form, d)) + ceil_div(d, 5)
     if name == "natural":
@@ -2428,7 +2428,7 @@ COMPRESSORS: dict[str, Compressor] = {
     "fp8": Compressor(4, decode_fp8, {"block": (whole, 32)}, lambda form: block_of(form, 16, 65536)),
     "int8": Compressor(5, decode_int, {"block": (whole, 256)}, lambda form: multiple(form["block"], 8)),
     "int4": Compressor(6, decode_int, {"block": (whole, 32)}, lambda form: multiple(form["block"], 8)),
-    "sign": Compressor(7, decode_sign, {}),
+    "sign": Compressor(7, decode_sign, {"block": (maybe_whole, 4096)}, lambda form: multiple(form["block"], 64)),
     "ternary": Compressor(8, decode_ternary, {"bucket": BUCKET}, lambda form: multiple(form["bucket"], 64)),
     "natural": Compressor(9, decode_natural, {"coder": PACKING, "chunk": CHUNK}),
     "natural_dithering": Compressor(

@@ -308,6 +308,9 @@ def accepted() -> Iterator[Accept]:
         c, ctx = tersegrad.parse(text), context_of(text)
         message, _ = c.encode(numbers(65, 22), Spec.flat(65), c.init(Spec.flat(65), "cpu"), ctx)
         yield Accept(f"{label(text)}.named", framed(text, message.tobytes(), 65, ctx))
+    for text, d in (("sign", 5000), ("sign(block=64)", 700), ("sign(block=none)", 5000)):
+        name = f"{label(text)}.blocks{d}"
+        yield Accept(name, encoded(text, numbers(d, 24), context_of(name)))
     several = numbers(50_000, 21)  # streams of 2048 places and more
     yield Accept("chunk_top_k.three-streams", encoded("chunk_top_k(chunk=256, k=30, values=bins)", several, context(910)))
     big = 400_000
