@@ -139,7 +139,7 @@ def exactly(data: bytes, length: int) -> Bytes:
     return Bytes(data)
 
 
-ZERO, NON_FINITE, RAW, PACKED = 1, 2, 3, 4  # modes; 0 is normal
+ZERO, NON_FINITE, RAW, PACKED, CLASSED = 1, 2, 3, 4, 5  # modes; 0 is normal
 
 
 def fill(mode: int, d: int) -> list[float]:
@@ -1260,10 +1260,16 @@ def decode_natural(form: Form, message: bytes, spec: Spec, context: Context) -> 
     if mode in (ZERO, NON_FINITE):
         source.finish()
         return fill(mode, d)
-    require(mode in (0, PACKED), f"natural has no mode {mode}")
+    require(mode in (0, PACKED, CLASSED), f"natural has no mode {mode}")
     if mode == PACKED:
         negative = packed_codes(source.take(ceil_div(d, 8)), 1, d, check=False)
         exponents = list(source.take(d))
+    elif mode == CLASSED:
+        largest = source.byte()
+        require(1 <= largest <= 254, "the largest exponent is out of range")
+        negative = packed_codes(source.take(ceil_div(d, 8)), 1, d, check=False)
+        below = integers(source.take(source.left), spec, context, 0, largest)
+        exponents = [largest + 1 - v if v else 0 for v in below]
     else:
         least, largest = source.byte(), source.byte()
         require(1 <= least <= largest <= 254, "the range of exponents is empty")
@@ -1282,11 +1288,13 @@ def decode_natural_dithering(form: Form, message: bytes, spec: Spec, context: Co
     if mode in (ZERO, NON_FINITE):
         source.finish()
         return fill(mode, d)
-    require(mode in (0, PACKED), f"natural_dithering has no mode {mode}")
+    require(mode in (0, PACKED, CLASSED), f"natural_dithering has no mode {mode}")
     bucket = bucket_of(form, d)
     scales = floats(source.take(4 * ceil_div(d, bucket)))
     if mode == PACKED:
         codes = packed_codes(source.rest, (2 * s + 1).bit_length(), d, check=False)
+    elif mode == CLASSED:
+        codes = [2 * abs(v) + (v < 0) for v in integers(source.take(source.left), spec, context, -s, s)]
     else:
         codes, used = rans(source.rest, d, 2 * s + 2)
         source.take(used)
@@ -1313,10 +1321,12 @@ def decode_qsgd(form: Form, message: bytes, spec: Spec, context: Context) -> lis
     if mode in (ZERO, NON_FINITE):
         source.finish()
         return fill(mode, d)
-    require(mode in (0, PACKED), f"qsgd has no mode {mode}")
+    require(mode in (0, PACKED) or (mode == CLASSED and form["coder"] == "rans"), f"qsgd has no mode {mode}")
     steps = floats(source.take(4 * ceil_div(d, form["bucket"])))
     if mode == PACKED:
         levels = packed_levels(source, width_of_qsgd(form), d)
+    elif mode == CLASSED:
+        levels = integers(source.take(source.left), spec, context, -s, s)
     elif form["coder"] == "rans":
         symbols, used = rans(source.rest, d, 2 * s + 1)
         source.take(used)
@@ -1325,6 +1335,13 @@ def decode_qsgd(form: Form, message: bytes, spec: Spec, context: Context) -> lis
     else:
         levels = elias_levels(source, d, s)
     return from_levels(levels, steps, form["bucket"])
+
+
+def integers(message: bytes, spec: Spec, context: Context, least: int, most: int) -> list[int]:
+    """The values of a message of dithered levels that are all integers within bounds."""
+    values = decode_dithered(Form("sparse_dithering", {}), message, spec, context)
+    require(all(v == v and abs(v) <= 255 and v == int(v) and least <= v <= most for v in values), "a level is out of range")
+    return [int(v) for v in values]
 
 
 def elias_levels(source: Bytes, d: int, s: int) -> list[int]:

@@ -386,6 +386,11 @@ def scale_classes() -> Iterator[Accept]:
         name = f"{label(text)}.classes"
         yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
     blocks = numbers(6000, 21) * torch.where(torch.arange(6000) // 300 % 3 == 0, 16.0, 0.25)
+    for text in ("qsgd(levels=20, bucket=16384, norm=max, coder=rans)", "natural(coder=rans)", "natural_dithering(coder=rans)"):
+        name = f"{label(text)}.classes"
+        yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
+        name = f"{label(text)}.block-classes"
+        yield Accept(name, encoded(text, blocks, context_of(name)))
     yield Accept("sparse_dithering.block-classes", encoded("sparse_dithering(nu=0.001)", blocks, context_of("block-classes")))
 
 
@@ -578,12 +583,37 @@ def general() -> Iterator[Reject]:
             yield Reject(f"{name}.longer", framed(text, message + b"\0", d, ctx, dtype), "a byte follows the message", pieces)
         yield Reject(f"{name}.empty", framed(text, b"", d, ctx, dtype), "there is no message", pieces)
         if text.startswith(("top_k", "threshold")) or (("rans" in text or "elias" in text) and text[0] in "nq"):
-            for mode in (5, 255) if text.startswith(("top_k", "thr")) else (3, 5):
+            classed = "coder=rans" in text
+            for mode in (5, 255) if text.startswith(("top_k", "thr")) else (3, 6) if classed else (3, 5):
                 bad = bytes([mode]) + message[1:]
                 yield Reject(f"{name}.mode-{mode}", framed(text, bad, d, ctx), f"there is no mode {mode}")
             for mode in (1, 2):
                 bad = bytes([mode, 0])
                 yield Reject(f"{name}.mode-{mode}-longer", framed(text, bad, d, ctx), f"bytes follow mode {mode}")
+
+
+def bad_classed() -> Iterator[Reject]:
+    """Mode 5 around values that are no levels."""
+    step, natural, qsgd = struct.pack("<f", 1.0), "natural(coder=rans)", "qsgd(levels=4, coder=rans)"
+
+    def values(*numbers: float) -> bytes:
+        return segments(b"\1" + struct.pack(f"<{len(numbers)}f", *numbers))
+
+    cases = {
+        "qsgd.classed-half": (qsgd, step + values(1, 0.5, 0), "a level of 0.5"),
+        "qsgd.classed-large": (qsgd, step + values(1, -5, 0), "a level of -5 of 4"),
+        "qsgd.classed-nan": (qsgd, step + values(1, math.nan, 0), "a level that is not a number"),
+        "qsgd.classed-cut": (qsgd, step + values(1, 2, 0)[:-1], "the last byte is missing"),
+        "qsgd.classed-elias": ("qsgd(bits=3, coder=elias)", step + values(1, 2, 0), "elias has no mode 5"),
+        "natural_dithering.classed-9": ("natural_dithering(coder=rans)", step + values(1, 9, 0), "a level of 9 of 8"),
+        "natural.classed-0": (natural, b"\0\0" + values(0, 0, 0), "the largest exponent is 0"),
+        "natural.classed-255": (natural, b"\xff\0" + values(0, 0, 0), "the largest exponent is 255"),
+        "natural.classed-minus": (natural, b"\x7f\0" + values(0, -1, 0), "an exponent above the largest"),
+        "natural.classed-below": (natural, b"\5\0" + values(0, 6, 0), "an exponent below 1"),
+        "natural.classed-cut": (natural, b"\5\0", "nothing follows the signs"),
+    }
+    for name, (text, rest, reason) in cases.items():
+        yield Reject(name, framed(text, b"\5" + rest, 3, context_of(name)), reason)
 
 
 def general_new() -> Iterator[Reject]:
@@ -1049,6 +1079,7 @@ def bad_variance(make: Make) -> Iterator[Reject]:
 def refused() -> Iterator[Reject]:
     yield from general()
     yield from general_new()
+    yield from bad_classed()
     yield from headers()
     yield from particular()
 
