@@ -2169,6 +2169,47 @@ def decode_dct(form: Form, message: bytes, spec: Spec, context: Context) -> list
     return values
 
 
+def matrices(spec: Spec) -> list[tuple[int, Region, int]]:
+    """5.69: where each matrix begins, its region, and its number of rows"""
+    found, at = [], 0
+    for region in regions(spec, 0, spec.d):
+        rows = ceil_div(region.phase + region.size, region.columns)
+        if rows >= 4 and region.columns >= 4 and max(rows, region.columns) <= 1 << 24:
+            found.append((at, region, rows))
+        at += region.size
+    return found
+
+
+def decode_aligned(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.69"""
+    source = Bytes(message)
+    told = source.byte()
+    require(told <= 1, "a message of aligned begins with 0 or 1")
+    negative = [0] * spec.d
+    if told:
+        stream, at = source.rest, 0
+
+        def take(count: int) -> list[int]:
+            nonlocal at
+            require(at + count <= 8 * len(stream), "the signs are cut short")
+            at += count
+            return [stream[i // 8] >> i % 8 & 1 for i in range(at - count, at)]
+
+        for begin, region, rows in matrices(spec):
+            low, high = take(2)
+            require(not (low and high), "there is no kind 3")
+            if low or high:
+                down = take(rows)
+                across = take(region.columns) if high else [0] * region.columns
+                for i in range(region.size):
+                    row, column = divmod(region.phase + i, region.columns)
+                    negative[begin + i] = down[row] ^ across[column]
+        require(not any(take(-at % 8)), "the signs do not end in zeros")
+        source.take(at // 8)
+    values = decode(form["inner"], source.take(source.left), spec._replace(dtype="float32"), context)
+    return [-v if minus else v for v, minus in zip(values, negative)]
+
+
 def groups(form: Form, spec: Spec) -> list[tuple[int, Form, Spec, list[int]]]:
     """5.66: number, configuration, spec and coordinates of each group that has coordinates."""
     parts: dict[int, tuple[list[Piece], list[int]]] = {}
@@ -2256,6 +2297,8 @@ def nature(form: Form, spec: Spec) -> float | str:
             return OTHER
         u = 2 * (math.sqrt(form["block"]) + 2) * 2.0**-24
         return float((math.sqrt(omega) * (1 + u) ** 2 + 2 * u + u**2) ** 2)
+    if name == "aligned":
+        return nature(form["inner"], spec._replace(dtype="float32"))
     if name == "by_tensor":
         natures = [nature(inner, part) for _, inner, part, _ in groups(form, spec)]
         omegas = [n for n in natures if not isinstance(n, str)]
@@ -2342,6 +2385,9 @@ def longest(form: Form, spec: Spec) -> int:
         return 4 * ceil_div(d, form["block"]) + ceil_div(d, 2)
     if name == "dct":
         return longest(form["inner"], spec._replace(dtype="float32")) + 1
+    if name == "aligned":
+        signs = sum(2 + rows + region.columns for _, region, rows in matrices(spec))
+        return 1 + ceil_div(signs, 8) + longest(form["inner"], spec._replace(dtype="float32"))
     if name in ("vgc", "hybrid"):
         pieces = len(spec.pieces)
         if form["wire"] == "paper":
@@ -2577,6 +2623,7 @@ COMPRESSORS: dict[str, Compressor] = {
         lambda form: form["below"] >= 0,
     ),
     "dct": Compressor(68, decode_dct, {"inner": INNER, "block": (whole, 64)}, lambda form: 1 <= form["block"] <= 256),
+    "aligned": Compressor(69, decode_aligned, {"inner": INNER}),
     "metered": Compressor(67, decode_metered, {"inner": INNER, "error": (flag, True)}),
 }
 

@@ -380,11 +380,27 @@ def uneven(d: int, pieces: tuple[Piece, ...]) -> torch.Tensor:
     return numbers(d, 20) * torch.tensor(factors)
 
 
+def agreeing(d: int, pieces: tuple[Piece, ...]) -> torch.Tensor:
+    """Numbers whose signs are mostly those of their row times those of their column; in the first piece those of their row."""
+    signs = []
+    for k, piece in enumerate(pieces):
+        columns = max(1, math.prod(piece.shape[1:]))
+        for i in range(piece.numel):
+            row, column = divmod(piece.start + i, columns)
+            minus = row * 5 % 7 < 3, k > 0 and column * 3 % 5 < 2, (row * 11 + column * 7) % 10 == 0
+            signs.append(-1.0 if sum(minus) % 2 else 1.0)
+    return numbers(d, 20).abs() * torch.tensor(signs)
+
+
 def scale_classes() -> Iterator[Accept]:
     d = sum(p.numel for p in CLASS_PIECES)
     for text in ("sparse_dithering(nu=0.02)", "random_sparse_dithering(omega=0.05)", "sparse_dithering(nu=0.0005)"):
         name = f"{label(text)}.classes"
         yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
+    # Signs that rows and columns agree with, but for one in ten.
+    for text in ("aligned(sparse_dithering(nu=0.02))", "aligned(int4)", "error_feedback(aligned(natural(coder=rans)))"):
+        name = f"{label(text)}.signs"
+        yield Accept(name, encoded(text, agreeing(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
     blocks = numbers(6000, 21) * torch.where(torch.arange(6000) // 300 % 3 == 0, 16.0, 0.25)
     for text in ("qsgd(levels=20, bucket=16384, norm=max, coder=rans)", "natural(coder=rans)", "natural_dithering(coder=rans)"):
         name = f"{label(text)}.classes"
@@ -614,6 +630,21 @@ def bad_classed() -> Iterator[Reject]:
     }
     for name, (text, rest, reason) in cases.items():
         yield Reject(name, framed(text, b"\5" + rest, 3, context_of(name)), reason)
+
+
+def bad_aligned() -> Iterator[Reject]:
+    """Signs that no encoder writes, of a matrix of 4 rows and 5 columns."""
+    pieces, values = (Piece((4, 5), 0, 20, "weight"),), bytes(40)
+    cases = {
+        "first-byte": (b"\2" + values, "the first byte is 2"),
+        "kind-3": (b"\1" + bits("11 0000 00000 00000") + values, "there is no kind 3"),
+        "padding": (b"\1" + b"\x41" + values, "the signs do not end in zeros"),
+        "cut": (b"\1" + b"\2", "the signs are cut short"),
+        "inner-cut": (b"\1" + b"\1" + values[1:], "the inner message is cut short"),
+    }
+    for name, (message, reason) in cases.items():
+        frame_of = framed("aligned(bf16)", message, 20, context_of(f"aligned.{name}"))
+        yield Reject(f"aligned.{name}", frame_of, reason, pieces)
 
 
 def general_new() -> Iterator[Reject]:
@@ -1080,6 +1111,7 @@ def refused() -> Iterator[Reject]:
     yield from general()
     yield from general_new()
     yield from bad_classed()
+    yield from bad_aligned()
     yield from headers()
     yield from particular()
 

@@ -120,6 +120,8 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "unpack_bits": [[octets(packed(n, 3)), 3, zeros(n, np.uint8)], [octets(packed(n, 9)), 9, zeros(n, np.int32)]],
         "pack_trits": [[octets(n, 3), zeros(n // 5, np.uint8)]],
         "unpack_trits": [[octets(n // 5, 243), zeros(n, np.uint8)]],
+        "align_find": [[floats(n), 0.5, layout(n)]],
+        "align_flip": [[floats(n), zeros(0, np.uint8), layout(n), zeros(n)]],
         "bf16_encode": [[floats(n), zeros(2 * n, np.uint8)]],
         "bf16_decode": [[octets(2 * n), zeros(n), True, 0.5]],
         "fp16_encode": [[floats(n), zeros(4 + 2 * n, np.uint8)]],

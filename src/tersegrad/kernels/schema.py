@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.schema_blocks import BlockKernels
-from tersegrad.kernels.schema_codes import BitKernels, ChunkKernels, CosineKernels, PlanarKernels, RansKernels
+from tersegrad.kernels.schema_codes import AlignKernels, BitKernels, ChunkKernels, CosineKernels, PlanarKernels, RansKernels
 from tersegrad.kernels.schema_shares import ShareKernels
 from tersegrad.kernels.schema_trellis import TrellisKernels
 
@@ -364,6 +364,7 @@ class VarianceKernels(Protocol):
 
 
 class Kernels(
+    AlignKernels,
     BitKernels,
     BlockKernels,
     CastKernels,
