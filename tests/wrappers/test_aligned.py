@@ -67,6 +67,14 @@ def test_random_signs_are_left_alone() -> None:
     assert length == 1 + sent("sparse_dithering(alpha=0.1)", x, Spec.of(x))[0]
 
 
+def test_signs_that_cost_more_than_they_save_are_not_sent() -> None:
+    # A few coordinates hold nearly all of the energy: many exceed the mean square, few are coded.
+    x, spec = gradient(0.05)
+    x[::997] *= 300
+    text = "sparse_dithering(alpha=0.5)"
+    assert sent(f"aligned({text})", x, spec)[0] <= 1 + sent(text, x, spec)[0]
+
+
 def test_awkward_vectors() -> None:
     _, spec = gradient()
     for x in (torch.zeros(spec.numel), torch.full((spec.numel,), 3e38), torch.full((spec.numel,), -1e-41)):

@@ -10,7 +10,8 @@ outer product themselves. Levels that are mostly positive take up to one bit les
 
 Which signs: of a matrix, coordinates above the root mean square of the buffer count. Columns begin with the signs of the row that
 has most of them; twice, each row and then each column takes the sign that most of its coordinates agree with. Rows alone, both,
-or none are told, whichever saves most by the entropy of agreeing.
+or none are told, whichever saves most by the entropy of agreeing. Where signs take more than a sixteenth of what the inner message
+takes, it is written without them too, and the shorter one is sent.
 
 Guarantee: the inner one's, exactly: negation rounds nothing and changes no norm. The signs may depend on x, as the inner promise holds for
 every vector, unbiasedness included.
@@ -49,6 +50,9 @@ from tersegrad.core.protocol import (
 )
 from tersegrad.core.text import Configuration, require
 from tersegrad.kernels.reference.align import most_bytes, nbytes
+
+# Signs that take a larger share of the message than 1 / DOUBT are compared with none.
+DOUBT = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +105,18 @@ class Aligned(Configuration):
             y = buffers.empty(spec.numel, torch.float32, x.device)
             run.align_flip(x, told, layout, y)
         room = data[head : head + self.inner.max_nbytes(inner)]
-        message, state = self.inner.encode(y, inner, state, ctx, stats=stats, out=room)
+        before = state
+        message, state = self.inner.encode(y, inner, before, ctx, stats=stats, out=room)
         if message.data.data_ptr() != room.data_ptr():
             # An inner compressor may have ignored out=.
             room[: int(message.nbytes)] = message.payload
+        if told.numel() and DOUBT * told.numel() > int(message.nbytes):
+            # So few coordinates are coded that signs of all rows may not pay.
+            plain, other = self.inner.encode(x, inner, before, ctx, stats=stats)
+            if int(plain.nbytes) < told.numel() + int(message.nbytes):
+                message, state, start, head = plain, other, start[:1].zero_(), 1
+                data[:1] = 0
+                data[1 : 1 + int(plain.nbytes)] = plain.payload
         here = None if message.host is None else torch.cat((start, message.host))
         return Message(data if out is None else out, message.nbytes + head, here), state
 
