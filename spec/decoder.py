@@ -139,7 +139,7 @@ def exactly(data: bytes, length: int) -> Bytes:
     return Bytes(data)
 
 
-ZERO, NON_FINITE, RAW, PACKED = 1, 2, 3, 4  # modes; 0 is normal
+ZERO, NON_FINITE, RAW, PACKED, CLASSED = 1, 2, 3, 4, 5  # modes; 0 is normal
 
 
 def fill(mode: int, d: int) -> list[float]:
@@ -1230,10 +1230,10 @@ def decode_int(form: Form, message: bytes, spec: Spec, context: Context) -> list
 def decode_sign(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
     """5.7"""
     source = exactly(message, longest(form, spec))
-    if spec.d == 0:
-        return []
-    (c,) = floats(source.take(4))
-    return [-c if bit else c for bit in packed_codes(source.rest, 1, spec.d, check=False)]
+    block = form["block"] or max(spec.d, 1)
+    scales = floats(source.take(4 * ceil_div(spec.d, block)))
+    negative = packed_codes(source.rest, 1, spec.d, check=False)
+    return [-scales[i // block] if bit else scales[i // block] for i, bit in enumerate(negative)]
 
 
 def bucket_of(form: Form, d: int) -> int:
@@ -1260,10 +1260,16 @@ def decode_natural(form: Form, message: bytes, spec: Spec, context: Context) -> 
     if mode in (ZERO, NON_FINITE):
         source.finish()
         return fill(mode, d)
-    require(mode in (0, PACKED), f"natural has no mode {mode}")
+    require(mode in (0, PACKED, CLASSED), f"natural has no mode {mode}")
     if mode == PACKED:
         negative = packed_codes(source.take(ceil_div(d, 8)), 1, d, check=False)
         exponents = list(source.take(d))
+    elif mode == CLASSED:
+        largest = source.byte()
+        require(1 <= largest <= 254, "the largest exponent is out of range")
+        negative = packed_codes(source.take(ceil_div(d, 8)), 1, d, check=False)
+        below = integers(source.take(source.left), spec, context, 0, largest)
+        exponents = [largest + 1 - v if v else 0 for v in below]
     else:
         least, largest = source.byte(), source.byte()
         require(1 <= least <= largest <= 254, "the range of exponents is empty")
@@ -1282,11 +1288,13 @@ def decode_natural_dithering(form: Form, message: bytes, spec: Spec, context: Co
     if mode in (ZERO, NON_FINITE):
         source.finish()
         return fill(mode, d)
-    require(mode in (0, PACKED), f"natural_dithering has no mode {mode}")
+    require(mode in (0, PACKED, CLASSED), f"natural_dithering has no mode {mode}")
     bucket = bucket_of(form, d)
     scales = floats(source.take(4 * ceil_div(d, bucket)))
     if mode == PACKED:
         codes = packed_codes(source.rest, (2 * s + 1).bit_length(), d, check=False)
+    elif mode == CLASSED:
+        codes = [2 * abs(v) + (v < 0) for v in integers(source.take(source.left), spec, context, -s, s)]
     else:
         codes, used = rans(source.rest, d, 2 * s + 2)
         source.take(used)
@@ -1313,10 +1321,12 @@ def decode_qsgd(form: Form, message: bytes, spec: Spec, context: Context) -> lis
     if mode in (ZERO, NON_FINITE):
         source.finish()
         return fill(mode, d)
-    require(mode in (0, PACKED), f"qsgd has no mode {mode}")
+    require(mode in (0, PACKED) or (mode == CLASSED and form["coder"] == "rans"), f"qsgd has no mode {mode}")
     steps = floats(source.take(4 * ceil_div(d, form["bucket"])))
     if mode == PACKED:
         levels = packed_levels(source, width_of_qsgd(form), d)
+    elif mode == CLASSED:
+        levels = integers(source.take(source.left), spec, context, -s, s)
     elif form["coder"] == "rans":
         symbols, used = rans(source.rest, d, 2 * s + 1)
         source.take(used)
@@ -1325,6 +1335,13 @@ def decode_qsgd(form: Form, message: bytes, spec: Spec, context: Context) -> lis
     else:
         levels = elias_levels(source, d, s)
     return from_levels(levels, steps, form["bucket"])
+
+
+def integers(message: bytes, spec: Spec, context: Context, least: int, most: int) -> list[int]:
+    """The values of a message of dithered levels that are all integers within bounds."""
+    values = decode_dithered(Form("sparse_dithering", {}), message, spec, context)
+    require(all(v == v and abs(v) <= 255 and v == int(v) and least <= v <= most for v in values), "a level is out of range")
+    return [int(v) for v in values]
 
 
 def elias_levels(source: Bytes, d: int, s: int) -> list[int]:
@@ -2152,6 +2169,47 @@ def decode_dct(form: Form, message: bytes, spec: Spec, context: Context) -> list
     return values
 
 
+def matrices(spec: Spec) -> list[tuple[int, Region, int]]:
+    """5.69: where each matrix begins, its region, and its number of rows"""
+    found, at = [], 0
+    for region in regions(spec, 0, spec.d):
+        rows = ceil_div(region.phase + region.size, region.columns)
+        if rows >= 4 and region.columns >= 4 and max(rows, region.columns) <= 1 << 24:
+            found.append((at, region, rows))
+        at += region.size
+    return found
+
+
+def decode_aligned(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.69"""
+    source = Bytes(message)
+    told = source.byte()
+    require(told <= 1, "a message of aligned begins with 0 or 1")
+    negative = [0] * spec.d
+    if told:
+        stream, at = source.rest, 0
+
+        def take(count: int) -> list[int]:
+            nonlocal at
+            require(at + count <= 8 * len(stream), "the signs are cut short")
+            at += count
+            return [stream[i // 8] >> i % 8 & 1 for i in range(at - count, at)]
+
+        for begin, region, rows in matrices(spec):
+            low, high = take(2)
+            require(not (low and high), "there is no kind 3")
+            if low or high:
+                down = take(rows)
+                across = take(region.columns) if high else [0] * region.columns
+                for i in range(region.size):
+                    row, column = divmod(region.phase + i, region.columns)
+                    negative[begin + i] = down[row] ^ across[column]
+        require(not any(take(-at % 8)), "the signs do not end in zeros")
+        source.take(at // 8)
+    values = decode(form["inner"], source.take(source.left), spec._replace(dtype="float32"), context)
+    return [-v if minus else v for v, minus in zip(values, negative)]
+
+
 def groups(form: Form, spec: Spec) -> list[tuple[int, Form, Spec, list[int]]]:
     """5.66: number, configuration, spec and coordinates of each group that has coordinates."""
     parts: dict[int, tuple[list[Piece], list[int]]] = {}
@@ -2239,6 +2297,8 @@ def nature(form: Form, spec: Spec) -> float | str:
             return OTHER
         u = 2 * (math.sqrt(form["block"]) + 2) * 2.0**-24
         return float((math.sqrt(omega) * (1 + u) ** 2 + 2 * u + u**2) ** 2)
+    if name == "aligned":
+        return nature(form["inner"], spec._replace(dtype="float32"))
     if name == "by_tensor":
         natures = [nature(inner, part) for _, inner, part, _ in groups(form, spec)]
         omegas = [n for n in natures if not isinstance(n, str)]
@@ -2276,7 +2336,7 @@ def longest(form: Form, spec: Spec) -> int:
     if name == "int4":
         return 2 * ceil_div(d, form["block"]) + ceil_div(d, 2)
     if name == "sign":
-        return 4 + ceil_div(d, 8) if d else 0
+        return 4 * ceil_div(d, form["block"] or max(d, 1)) + ceil_div(d, 8)
     if name == "ternary":
         return 4 * ceil_div(d, bucket_of(form, d)) + ceil_div(d, 5)
     if name == "natural":
@@ -2325,6 +2385,9 @@ def longest(form: Form, spec: Spec) -> int:
         return 4 * ceil_div(d, form["block"]) + ceil_div(d, 2)
     if name == "dct":
         return longest(form["inner"], spec._replace(dtype="float32")) + 1
+    if name == "aligned":
+        signs = sum(2 + rows + region.columns for _, region, rows in matrices(spec))
+        return 1 + ceil_div(signs, 8) + longest(form["inner"], spec._replace(dtype="float32"))
     if name in ("vgc", "hybrid"):
         pieces = len(spec.pieces)
         if form["wire"] == "paper":
@@ -2428,7 +2491,7 @@ COMPRESSORS: dict[str, Compressor] = {
     "fp8": Compressor(4, decode_fp8, {"block": (whole, 32)}, lambda form: block_of(form, 16, 65536)),
     "int8": Compressor(5, decode_int, {"block": (whole, 256)}, lambda form: multiple(form["block"], 8)),
     "int4": Compressor(6, decode_int, {"block": (whole, 32)}, lambda form: multiple(form["block"], 8)),
-    "sign": Compressor(7, decode_sign, {}),
+    "sign": Compressor(7, decode_sign, {"block": (maybe_whole, 4096)}, lambda form: multiple(form["block"], 64)),
     "ternary": Compressor(8, decode_ternary, {"bucket": BUCKET}, lambda form: multiple(form["bucket"], 64)),
     "natural": Compressor(9, decode_natural, {"coder": PACKING, "chunk": CHUNK}),
     "natural_dithering": Compressor(
@@ -2560,6 +2623,7 @@ COMPRESSORS: dict[str, Compressor] = {
         lambda form: form["below"] >= 0,
     ),
     "dct": Compressor(68, decode_dct, {"inner": INNER, "block": (whole, 64)}, lambda form: 1 <= form["block"] <= 256),
+    "aligned": Compressor(69, decode_aligned, {"inner": INNER}),
     "metered": Compressor(67, decode_metered, {"inner": INNER, "error": (flag, True)}),
 }
 

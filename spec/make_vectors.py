@@ -308,6 +308,9 @@ def accepted() -> Iterator[Accept]:
         c, ctx = tersegrad.parse(text), context_of(text)
         message, _ = c.encode(numbers(65, 22), Spec.flat(65), c.init(Spec.flat(65), "cpu"), ctx)
         yield Accept(f"{label(text)}.named", framed(text, message.tobytes(), 65, ctx))
+    for text, d in (("sign", 5000), ("sign(block=64)", 700), ("sign(block=none)", 5000)):
+        name = f"{label(text)}.blocks{d}"
+        yield Accept(name, encoded(text, numbers(d, 24), context_of(name)))
     several = numbers(50_000, 21)  # streams of 2048 places and more
     yield Accept("chunk_top_k.three-streams", encoded("chunk_top_k(chunk=256, k=30, values=bins)", several, context(910)))
     big = 400_000
@@ -377,12 +380,33 @@ def uneven(d: int, pieces: tuple[Piece, ...]) -> torch.Tensor:
     return numbers(d, 20) * torch.tensor(factors)
 
 
+def agreeing(d: int, pieces: tuple[Piece, ...]) -> torch.Tensor:
+    """Numbers whose signs are mostly those of their row times those of their column; in the first piece those of their row."""
+    signs = []
+    for k, piece in enumerate(pieces):
+        columns = max(1, math.prod(piece.shape[1:]))
+        for i in range(piece.numel):
+            row, column = divmod(piece.start + i, columns)
+            minus = row * 5 % 7 < 3, k > 0 and column * 3 % 5 < 2, (row * 11 + column * 7) % 10 == 0
+            signs.append(-1.0 if sum(minus) % 2 else 1.0)
+    return numbers(d, 20).abs() * torch.tensor(signs)
+
+
 def scale_classes() -> Iterator[Accept]:
     d = sum(p.numel for p in CLASS_PIECES)
     for text in ("sparse_dithering(nu=0.02)", "random_sparse_dithering(omega=0.05)", "sparse_dithering(nu=0.0005)"):
         name = f"{label(text)}.classes"
         yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
+    # Signs that rows and columns agree with, but for one in ten.
+    for text in ("aligned(sparse_dithering(nu=0.02))", "aligned(int4)", "error_feedback(aligned(natural(coder=rans)))"):
+        name = f"{label(text)}.signs"
+        yield Accept(name, encoded(text, agreeing(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
     blocks = numbers(6000, 21) * torch.where(torch.arange(6000) // 300 % 3 == 0, 16.0, 0.25)
+    for text in ("qsgd(levels=20, bucket=16384, norm=max, coder=rans)", "natural(coder=rans)", "natural_dithering(coder=rans)"):
+        name = f"{label(text)}.classes"
+        yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
+        name = f"{label(text)}.block-classes"
+        yield Accept(name, encoded(text, blocks, context_of(name)))
     yield Accept("sparse_dithering.block-classes", encoded("sparse_dithering(nu=0.001)", blocks, context_of("block-classes")))
 
 
@@ -575,12 +599,52 @@ def general() -> Iterator[Reject]:
             yield Reject(f"{name}.longer", framed(text, message + b"\0", d, ctx, dtype), "a byte follows the message", pieces)
         yield Reject(f"{name}.empty", framed(text, b"", d, ctx, dtype), "there is no message", pieces)
         if text.startswith(("top_k", "threshold")) or (("rans" in text or "elias" in text) and text[0] in "nq"):
-            for mode in (5, 255) if text.startswith(("top_k", "thr")) else (3, 5):
+            classed = "coder=rans" in text
+            for mode in (5, 255) if text.startswith(("top_k", "thr")) else (3, 6) if classed else (3, 5):
                 bad = bytes([mode]) + message[1:]
                 yield Reject(f"{name}.mode-{mode}", framed(text, bad, d, ctx), f"there is no mode {mode}")
             for mode in (1, 2):
                 bad = bytes([mode, 0])
                 yield Reject(f"{name}.mode-{mode}-longer", framed(text, bad, d, ctx), f"bytes follow mode {mode}")
+
+
+def bad_classed() -> Iterator[Reject]:
+    """Mode 5 around values that are no levels."""
+    step, natural, qsgd = struct.pack("<f", 1.0), "natural(coder=rans)", "qsgd(levels=4, coder=rans)"
+
+    def values(*numbers: float) -> bytes:
+        return segments(b"\1" + struct.pack(f"<{len(numbers)}f", *numbers))
+
+    cases = {
+        "qsgd.classed-half": (qsgd, step + values(1, 0.5, 0), "a level of 0.5"),
+        "qsgd.classed-large": (qsgd, step + values(1, -5, 0), "a level of -5 of 4"),
+        "qsgd.classed-nan": (qsgd, step + values(1, math.nan, 0), "a level that is not a number"),
+        "qsgd.classed-cut": (qsgd, step + values(1, 2, 0)[:-1], "the last byte is missing"),
+        "qsgd.classed-elias": ("qsgd(bits=3, coder=elias)", step + values(1, 2, 0), "elias has no mode 5"),
+        "natural_dithering.classed-9": ("natural_dithering(coder=rans)", step + values(1, 9, 0), "a level of 9 of 8"),
+        "natural.classed-0": (natural, b"\0\0" + values(0, 0, 0), "the largest exponent is 0"),
+        "natural.classed-255": (natural, b"\xff\0" + values(0, 0, 0), "the largest exponent is 255"),
+        "natural.classed-minus": (natural, b"\x7f\0" + values(0, -1, 0), "an exponent above the largest"),
+        "natural.classed-below": (natural, b"\5\0" + values(0, 6, 0), "an exponent below 1"),
+        "natural.classed-cut": (natural, b"\5\0", "nothing follows the signs"),
+    }
+    for name, (text, rest, reason) in cases.items():
+        yield Reject(name, framed(text, b"\5" + rest, 3, context_of(name)), reason)
+
+
+def bad_aligned() -> Iterator[Reject]:
+    """Signs that no encoder writes, of a matrix of 4 rows and 5 columns."""
+    pieces, values = (Piece((4, 5), 0, 20, "weight"),), bytes(40)
+    cases = {
+        "first-byte": (b"\2" + values, "the first byte is 2"),
+        "kind-3": (b"\1" + bits("11 0000 00000 00000") + values, "there is no kind 3"),
+        "padding": (b"\1" + b"\x41" + values, "the signs do not end in zeros"),
+        "cut": (b"\1" + b"\2", "the signs are cut short"),
+        "inner-cut": (b"\1" + b"\1" + values[1:], "the inner message is cut short"),
+    }
+    for name, (message, reason) in cases.items():
+        frame_of = framed("aligned(bf16)", message, 20, context_of(f"aligned.{name}"))
+        yield Reject(f"aligned.{name}", frame_of, reason, pieces)
 
 
 def general_new() -> Iterator[Reject]:
@@ -1046,6 +1110,8 @@ def bad_variance(make: Make) -> Iterator[Reject]:
 def refused() -> Iterator[Reject]:
     yield from general()
     yield from general_new()
+    yield from bad_classed()
+    yield from bad_aligned()
     yield from headers()
     yield from particular()
 

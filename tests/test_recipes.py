@@ -81,7 +81,7 @@ def test_forms(text: str, want: Any) -> None:
         ("idenity", "no compressor called 'idenity', did you mean 'identity'?", 0),
         ("error_feedback(singn)", "no compressor called 'singn', did you mean 'sign'?", 15),
         ("rotated(sign, blok=64)", "rotated has no parameter 'blok', did you mean 'block'?", 14),
-        ("sign(zeta=1)", "sign has no parameter 'zeta': it has none", 5),
+        ("sign(zeta=1)", "sign has no parameter 'zeta': it has block", 5),
         ("rotated(sign, zeta=1)", "rotated has no parameter 'zeta': it has inner, block", 14),
         ("rotated", "rotated needs inner, as in rotated(inner=...)", 0),
         ("rotated()", "rotated needs inner", 0),

@@ -1,10 +1,12 @@
-"""Bits that Sparse Dithering takes on gradients of small networks, with and without scale classes, beside general-purpose compressors.
+"""Bits that our compressors take on gradients of small networks, with and without scale classes, beside general-purpose compressors.
 
     python -m experiments.real_gradients.run                                # digits and the pages of this repository
     python -m experiments.real_gradients.run --images FOLDER --text FILE    # MNIST or CIFAR-10, another text
     python -m experiments.real_gradients.run --quick                        # one error, few steps, into out/
 
-All columns code the same levels at the same error. xz is in the standard library; zstd and blosc2 have columns where they can be imported.
+The first table has a row per error: Sparse Dithering with one table, with classes, and with signs too (``aligned``), the entropy of its
+levels and what xz, zstd and blosc2 make of them; then trellis codes at the same error. xz is in the standard library; zstd and blosc2
+have columns where they can be imported. The second table has compressors whose error follows from their form: bits and error of each.
 """
 
 from __future__ import annotations
@@ -29,6 +31,16 @@ from tersegrad.recipes import parse
 
 RESULTS = Path(__file__).parent / "results"
 NETWORKS = ("transformer", "lstm", "resnet", "cnn", "mlp")
+# Of the second table.
+FORMS = (
+    "sign",
+    "rotated(sign)",
+    "int4",
+    "qsgd(bits=4, norm=max)",
+    "qsgd(bits=4, norm=max, coder=rans)",
+    "natural(coder=rans)",
+    "natural_dithering(coder=rans)",
+)
 
 
 def others() -> dict[str, Callable[[bytes], int]]:
@@ -75,9 +87,35 @@ def measure(gradient: Gradient, alpha: float) -> dict[str, float]:
     row = {
         "without classes": 8 * plain.data.numel() / d,
         "with classes": 8 * int(message.nbytes) / d,
+        "aligned": sent(f"aligned(sparse_dithering(alpha={alpha}))", gradient, alpha)[0],
         "entropy": entropy(levels),
     }
-    return row | {name: 8 * length(raw) / d for name, length in others().items()}
+    row |= {name: 8 * length(raw) / d for name, length in others().items()}
+    trellis = f"trellis(alpha={alpha})"
+    return row | {
+        "trellis": sent(trellis, gradient, alpha)[0],
+        "aligned trellis": sent(f"aligned({trellis})", gradient, alpha)[0],
+    }
+
+
+def sent(text: str, gradient: Gradient, most: float = math.inf) -> tuple[float, float]:
+    """Bits per coordinate of a message, and the error of what it decodes to, at ``most`` so much."""
+    x, spec, c = gradient.values, gradient.spec, parse(text)
+    message, _ = c.encode(x, spec, c.init(spec, x.device), Context(seed=1))
+    error = float((c.decode(message, spec, Context(seed=1)).double() - x.double()).square().sum() / x.double().square().sum())
+    if error > most * (1 + 1e-9):
+        raise AssertionError(f"{text} errs by {error}")
+    return 8 * int(message.nbytes) / x.numel(), error
+
+
+def forms(rows: list[dict[str, object]]) -> str:
+    """Markdown of the second table: bits, and the error in brackets."""
+    lines = ["| network | step | " + " | ".join(f"`{text}`" for text in FORMS) + " |", "|---" * (len(FORMS) + 2) + "|"]
+    for row in rows:
+        pairs = [str(row[text]).strip("[]").split(", ") for text in FORMS]
+        cells = " | ".join(f"{float(bits):.3f} ({float(error):.3g})" for bits, error in pairs)
+        lines.append(f"| {row['network']} | {row['step']} | {cells} |")
+    return "\n".join(lines) + "\n"
 
 
 def table(rows: list[dict[str, object]]) -> str:
@@ -107,15 +145,18 @@ def main() -> None:
     about = {"images": Path(options.images).name, "text": Path(options.text).name if options.text else "docs"}
     about |= {"torch": torch.__version__, "machine": platform.machine()}
     rows: list[dict[str, object]] = []
+    more: list[dict[str, object]] = []
     for gradient in gradients(tuple(options.networks.split(",")), options.text, options.images, steps):
         for alpha in alphas:
             rows.append({"network": gradient.network, "step": gradient.step, "alpha": alpha} | measure(gradient, alpha))
             print(table(rows[-1:]).splitlines()[-1], flush=True)
+        more.append({"network": gradient.network, "step": gradient.step} | {text: list(sent(text, gradient)) for text in FORMS})
         # As far as it got: training takes minutes.
         (folder / f"{options.name}.json").write_text(
-            json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+            json.dumps({"about": about, "rows": rows, "forms": more}, indent=1) + "\n", encoding="utf-8"
         )
-        (folder / f"{options.name}.md").write_text(table(rows), encoding="utf-8")
+        page = f"Bits per coordinate at equal error:\n\n{table(rows)}\nBits per coordinate (and relative squared error):\n\n{forms(more)}"
+        (folder / f"{options.name}.md").write_text(page, encoding="utf-8")
     worst = max(float(str(r["with classes"])) / float(str(r["without classes"])) for r in rows)
     print(f"largest share of the bits without classes: {worst:.3f}" if math.isfinite(worst) else "nothing was measured")
 

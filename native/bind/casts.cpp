@@ -66,17 +66,29 @@ const bind::Registrar registrar([](nb::module_& m) {
         const Work work;
         casts::fp8_decode(data.data(), out.size(), block, sink(out, add, weight));
     });
-    m.def("sign_encode", [](Input x, Bytes out) {
-        length(out.size(), x.size() ? 4 + over(x.size(), 8) : 0);
+    m.def("sign_encode", [](Input x, Bytes out, size_t block) {
+        check_bucket(block);
+        length(out.size(), casts::sign_nbytes(x.size(), block));
         apart(out, x);
         const Work work;
-        casts::sign_encode(x.data(), x.size(), out.data());
+        casts::sign_encode(x.data(), x.size(), block, out.data());
     });
-    m.def("sign_decode", [](Data data, Floats out, bool add, float weight) {
-        length(data.size(), out.size() ? 4 + over(out.size(), 8) : 0);
+    m.def("sign_decode", [](Data data, Floats out, size_t block, bool add, float weight) {
+        check_bucket(block);
+        length(data.size(), casts::sign_nbytes(out.size(), block));
         apart(out, data);
         const Work work;
-        casts::sign_decode(data.data(), out.size(), sink(out, add, weight));
+        casts::sign_decode(data.data(), out.size(), block, sink(out, add, weight));
+    });
+    m.def("sign_split", [](Input x, Input carry, Bytes out, Floats left, size_t block) {
+        check_bucket(block);
+        expect(block <= 4096, "blocks of up to 4096 coordinates are split in one pass");
+        expect(carry.size() == x.size() && left.size() == x.size(), "the vectors have different lengths");
+        length(out.size(), casts::sign_nbytes(x.size(), block));
+        apart(out, x, carry, left);
+        apart(left, x, carry);
+        const Work work;
+        return casts::sign_split(x.data(), carry.data(), x.size(), block, out.data(), left.data());
     });
     m.def("natural_encode", [](Input x, Bytes out, std::uint64_t seed, std::uint32_t step, std::uint32_t origin) {
         length(out.size(), over(x.size(), 8) + x.size());

@@ -5,12 +5,14 @@
 #include <tuple>
 
 #include "bind.hpp"
+#include "layout.hpp"
 #include "tersegrad/levels.hpp"
 
 using namespace tersegrad;
 using bind::apart;
 using bind::Array;
 using bind::expect;
+using bind::rows_of;
 using bind::Work;
 
 namespace {
@@ -21,21 +23,6 @@ using Draws = std::tuple<bool, std::uint64_t, std::uint32_t, std::uint32_t, std:
 std::size_t max_bytes(std::size_t n) {
     expect(n <= std::size_t{1} << 56, "vectors have at most 2^56 coordinates");
     return dither::max_bytes(n);
-}
-
-// The layout of a vector of n coordinates, or nothing.
-classes::Rows rows_of(const Array<const std::int64_t>& layout, std::size_t n) {
-    expect(layout.size() % 4 == 0, "a layout has four numbers for each piece");
-    std::size_t total = 0;
-    for (std::size_t k = 0; k < layout.size(); k += 4) {
-        const std::int64_t numel = layout.data()[k], columns = layout.data()[k + 1], group = layout.data()[k + 2], phase = layout.data()[k + 3];
-        const bool good = numel >= 0 && columns >= 1 && group >= 1 && columns % group == 0 && 0 <= phase && phase < columns &&
-                          columns <= std::int64_t{1} << 62 && static_cast<std::size_t>(numel) <= n - total;
-        expect(good, "the layout does not belong to this vector");
-        total += static_cast<std::size_t>(numel);
-    }
-    expect(layout.size() == 0 || total == n, "the layout does not belong to this vector");
-    return {layout.data(), layout.size() / 4};
 }
 
 std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, int chunk, Draws draws, Array<std::uint8_t> out,

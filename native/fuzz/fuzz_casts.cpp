@@ -54,10 +54,10 @@ int main(int argc, char** argv) {
                 casts::fp8_decode(data.data(), n, block, sink);
                 break;
             case 3:
-                data.resize(n ? 4 + over(n, 8) : 0);
-                casts::sign_encode(x.data(), n, data.data());
+                data.resize(casts::sign_nbytes(n, bucket));
+                casts::sign_encode(x.data(), n, bucket, data.data());
                 spoil();
-                casts::sign_decode(data.data(), n, sink);
+                casts::sign_decode(data.data(), n, bucket, sink);
                 break;
             case 4:
                 data.resize(over(n, 8) + n);

@@ -216,26 +216,83 @@ void fp8_decode(const u8* data, size_t n, size_t block, Sink sink) {
     });
 }
 
-void sign_encode(const float* x, size_t n, u8* out) {
-    if (n == 0) return;
-    const Table& t = table();
-    std::vector<double> chunks(over(n, chunk));
-    parallel_for(n, chunk, grain, [&](size_t b, size_t e) { t.sign_encode(x + b, e - b, chunks.data() + b / chunk, out + 4 + b / 8); });
-    const double total = fold(chunks.data(), chunks.size(), n);
-    if (std::isfinite(total)) {
-        put_float(out, static_cast<float>(total / static_cast<double>(n)));
-    } else {
-        put_float(out, float_of(0x7fc00000));
-        std::memset(out + 4, 0, over(n, 8));
-    }
+size_t sign_nbytes(size_t n, size_t block) { return 4 * over(n, block) + over(n, 8); }
+
+namespace {
+
+// Writes the scale; whether it is one.
+bool put_mean(u8* at, double total, size_t count) {
+    const bool finite = std::isfinite(total);
+    if (finite) put_float(at, static_cast<float>(total / static_cast<double>(count)));
+    return finite;
 }
 
-void sign_decode(const u8* data, size_t n, Sink sink) {
+bool sign_done(u8* out, size_t n, size_t block, bool finite) {
+    const size_t blocks = over(n, block);
+    if (!finite) {
+        for (size_t k = 0; k < blocks; ++k) put_float(out + 4 * k, float_of(0x7fc00000));
+        std::memset(out + 4 * blocks, 0, over(n, 8));
+    }
+    return finite;
+}
+
+// Blocks whose sums need several chunks are shared out by block: there are many of them, or they are one.
+size_t block_grain(size_t block) { return std::max<size_t>(1, grain / block); }
+
+}  // namespace
+
+void sign_encode(const float* x, size_t n, size_t block, u8* out) {
     if (n == 0) return;
     const Table& t = table();
+    const size_t blocks = over(n, block);
+    u8* const signs = out + 4 * blocks;
+    std::atomic<bool> finite{true};
+    if (blocks == 1) {
+        std::vector<double> chunks(over(n, chunk));
+        parallel_for(n, chunk, grain, [&](size_t b, size_t e) { t.sign_encode(x + b, e - b, chunks.data() + b / chunk, signs + b / 8); });
+        finite = put_mean(out, fold(chunks.data(), chunks.size(), n), n);
+    } else {
+        parallel_for(blocks, 1, block_grain(block), [&](size_t first, size_t last) {
+            std::vector<double> chunks(over(block, chunk));
+            for (size_t k = first; k < last; ++k) {
+                const size_t b = k * block, count = std::min(block, n - b);
+                t.sign_encode(x + b, count, chunks.data(), signs + b / 8);
+                if (!put_mean(out + 4 * k, fold(chunks.data(), over(count, chunk), block), count)) finite = false;
+            }
+        });
+    }
+    sign_done(out, n, block, finite);
+}
+
+void sign_decode(const u8* data, size_t n, size_t block, Sink sink) {
+    const Table& t = table();
     const Output out(sink, n);
-    const float scale = get_float(data);
-    in_parts(n, 64, [&](size_t b, size_t e) { t.sign_decode(data + 4 + b / 8, e - b, scale, out.from(b)); });
+    const u8* const signs = data + 4 * over(n, block);
+    in_parts(n, 64, [&](size_t begin, size_t end) {
+        while (begin < end) {
+            const size_t k = begin / block, stop = block < end - k * block ? (k + 1) * block : end;
+            t.sign_decode(signs + begin / 8, stop - begin, get_float(data + 4 * k), out.from(begin));
+            begin = stop;
+        }
+    });
+}
+
+bool sign_split(const float* x, const float* carry, size_t n, size_t block, u8* out, float* left) {
+    const Table& t = table();
+    const size_t blocks = over(n, block);
+    u8* const signs = out + 4 * blocks;
+    std::atomic<bool> finite{true};
+    parallel_for(blocks, 1, block_grain(block), [&](size_t first, size_t last) {
+        for (size_t k = first; k < last; ++k) {
+            const size_t b = k * block, count = std::min(block, n - b);
+            for (size_t i = b; i < b + count; ++i) left[i] = x[i] + carry[i];
+            double total;
+            t.sign_encode(left + b, count, &total, signs + b / 8);
+            if (put_mean(out + 4 * k, total, count)) t.sign_decode(signs + b / 8, count, get_float(out + 4 * k), {left + b, Emit::add, -1.0f});
+            else finite = false;
+        }
+    });
+    return sign_done(out, n, block, finite);
 }
 
 void natural_encode(const float* x, size_t n, const Stream& stream, u8* out) {

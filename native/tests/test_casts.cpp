@@ -35,8 +35,18 @@ static const Format formats[] = {
      [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::fp16_decode(d, n, s); return true; }},
     {"fp8", [](size_t n) { return over(n, 32) + n; }, [](const float* x, size_t n, std::uint8_t* o) { casts::fp8_encode(x, n, 32, o); },
      [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::fp8_decode(d, n, 32, s); return true; }},
-    {"sign", [](size_t n) { return n ? 4 + over(n, 8) : 0; }, casts::sign_encode,
-     [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::sign_decode(d, n, s); return true; }},
+    {"sign", [](size_t n) { return casts::sign_nbytes(n, whole(n)); },
+     [](const float* x, size_t n, std::uint8_t* o) { casts::sign_encode(x, n, whole(n), o); },
+     [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::sign_decode(d, n, whole(n), s); return true; }},
+    {"sign(block=64)", [](size_t n) { return casts::sign_nbytes(n, 64); },
+     [](const float* x, size_t n, std::uint8_t* o) { casts::sign_encode(x, n, 64, o); },
+     [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::sign_decode(d, n, 64, s); return true; }},
+    {"sign split", [](size_t n) { return casts::sign_nbytes(n, 192); },
+     [](const float* x, size_t n, std::uint8_t* o) {
+         std::vector<float> none(n), left(n);
+         casts::sign_split(x, none.data(), n, 192, o, left.data());
+     },
+     [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::sign_decode(d, n, 192, s); return true; }},
     {"natural", [](size_t n) { return over(n, 8) + n; },
      [](const float* x, size_t n, std::uint8_t* o) { casts::natural_encode(x, n, source, o); },
      [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::natural_decode(d, n, s); return true; }},

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tersegrad.tensors import roundtrip as roundtrip
     from tersegrad.tensors import to_frame as to_frame
     from tersegrad.wrappers import DCT as DCT
+    from tersegrad.wrappers import Aligned as Aligned
     from tersegrad.wrappers import ByTensor as ByTensor
     from tersegrad.wrappers import ErrorFeedback as ErrorFeedback
     from tersegrad.wrappers import Metered as Metered
@@ -49,7 +50,7 @@ _HOMES = {
     "core.protocol": ("Accumulator", "Compressor", "Context", "Guarantee", "Message", "Piece", "Spec", "Stats"),
     "tensors": ("RoundTrip", "from_frame", "roundtrip", "to_frame"),
     "recipes": ("names", "parse"),
-    "wrappers": ("DCT", "ByTensor", "ErrorFeedback", "Metered", "Rotated"),
+    "wrappers": ("DCT", "Aligned", "ByTensor", "ErrorFeedback", "Metered", "Rotated"),
 }
 _MODULES = {"frame": "core.frame", "state": "core.state", "theory": "theory"}
 

@@ -20,6 +20,7 @@ from tersegrad.compressors.sign import Sign
 from tersegrad.compressors.ternary import Ternary
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec
+from tersegrad.wrappers import Rotated
 
 ALL: tuple[Compressor[Any], ...] = (
     Identity(),
@@ -206,6 +207,34 @@ def test_sign_attains_its_bound_and_zero_is_positive() -> None:
     assert torch.equal(once(Sign(), torch.tensor([-0.0, 2.0])), torch.tensor([1.0, 1.0]))
 
 
+def test_signs_have_a_scale_per_block() -> None:
+    x = torch.cat((torch.full((4096,), -1000.0), torch.ones(4096), torch.tensor([0.001, -0.001])))
+    assert torch.equal(once(Sign(), x), x)
+    whole = once(Sign(block=None), x)
+    assert whole.abs().unique().numel() == 1
+    assert [Sign().nbytes(d) - -(-d // 8) for d in (0, 1, 4096, 4097, 8194)] == [0, 4, 4, 8, 12]
+    assert [Sign(block=None).nbytes(d) - -(-d // 8) for d in (0, 1, 8194)] == [0, 4, 4]
+    # A block bounds the whole: a one-hot block of 64 attains it.
+    one = torch.zeros(640)
+    one[7::64] = 3.0
+    promised = Sign(block=64).guarantee(Spec.of(one)).value
+    assert error(once(Sign(block=64), one), one) / error(one, 0 * one) == pytest.approx(promised, abs=1e-6) == 1 - 1 / 64
+
+
+def test_no_block_of_a_vector_that_is_not_finite_has_a_scale() -> None:
+    x = torch.ones(10_000)
+    x[9000] = math.inf
+    assert bool(once(Sign(), x).isnan().all())
+
+
+def test_rotated_signs_err_as_on_gaussian_data_where_tensors_differ_in_size() -> None:
+    g = torch.Generator().manual_seed(8)
+    x = torch.randn(16, 4096, generator=g).mul(torch.exp2(torch.arange(16.0) - 8)[:, None]).flatten()
+    whole = error(x, 0 * x)
+    assert error(once(Rotated(Sign()), x), x) / whole == pytest.approx(1 - 2 / math.pi, abs=0.02)
+    assert error(once(Rotated(Sign(block=None)), x), x) / whole > 0.7
+
+
 def test_natural_saturates_at_the_largest_power() -> None:
     assert once(Natural(), torch.tensor([3.4e38, -2e38])).tolist() == [2.0**127, -(2.0**127)]
 
@@ -226,6 +255,8 @@ def test_bad_configurations() -> None:
         lambda: FP8(block=8),
         lambda: Ternary(bucket=100),
         lambda: Ternary(bucket=0),
+        lambda: Sign(block=100),
+        lambda: Sign(block=0),
         lambda: Natural(coder="zip"),  # type: ignore[arg-type]
         lambda: NaturalDithering(levels=0),
         lambda: NaturalDithering(levels=65),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
+from typing import Any
 
 import pytest
 import torch
 
 import tersegrad
+from tersegrad.codecs import classed
 from tersegrad.core import state
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context, Message, Piece, Spec
@@ -75,3 +78,75 @@ def test_another_spec_is_refused_or_decodes_to_a_vector() -> None:
     except CorruptMessage:
         return
     assert values.shape == x.shape
+
+
+# Quantisers whose levels are coded as dithered levels where classes make them shorter.
+CODED = (
+    "qsgd(bits=4, norm=max, coder=rans)",
+    "qsgd(levels=100, bucket=8192, norm=max, coder=rans)",
+    "natural(coder=rans)",
+    "natural_dithering(coder=rans)",
+    "error_feedback(qsgd(levels=20, coder=rans))",
+)
+
+
+@pytest.mark.parametrize("text", CODED)
+def test_other_quantisers_take_classes_where_they_are_shorter(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, spec = gradient()
+    length, values = sent(text, x, spec)
+    parts = [sent(text, x[:d].contiguous(), state.slice_spec(spec, 0, d)) for d in (0, 1, 511, 3000)]
+    monkeypatch.setattr(classed, "encode", lambda *_: None)
+    plain, same = sent(text, x, spec)
+    assert torch.equal(values, same)
+    # Exponents of rows differ by a few octaves among many: only much larger tensors gain there.
+    assert length < 0.97 * plain or "natural(" in text
+    for d, (short, found) in zip((0, 1, 511, 3000), parts, strict=True):
+        before, wanted = sent(text, x[:d].contiguous(), state.slice_spec(spec, 0, d))
+        assert torch.equal(found, wanted)
+        assert short <= before
+
+
+@pytest.mark.parametrize("text", CODED)
+def test_even_vectors_keep_one_table(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(3))
+    length, _ = sent(text, x, Spec.of(x))
+    monkeypatch.setattr(classed, "encode", lambda *_: None)
+    assert length == sent(text, x, Spec.of(x))[0]
+
+
+def test_exponents_take_classes_where_rows_lie_far_apart() -> None:
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(300, 400, generator=g) * torch.exp2(-12.0 * (torch.arange(300) % 3))[:, None]
+    length, values = sent("natural(coder=rans)", x.flatten(), Spec.of(x))
+    plain, same = sent("natural(coder=rans)", x.t().flatten(), Spec.flat(x.numel()))
+    assert length < 0.8 * plain
+    assert float((values - x.flatten()).abs().max() / x.abs().max()) < 0.5
+    assert same.shape == values.shape
+
+
+def test_a_sample_decides_for_long_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(4)
+    rows, columns = 1100, 1000
+    levels = torch.randn(rows, columns, generator=g).mul(torch.exp2(torch.arange(rows) % 6)[:, None]).round().flatten()
+    layout = Spec.of(torch.empty(rows, columns)).layout
+    data = classed.encode(levels, layout, "auto")
+    assert data is not None
+    assert torch.equal(classed.decode(data, levels.numel(), -999, 999, layout).float(), levels)
+    coded: list[int] = []
+    kept = classed._code
+
+    def counting(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        coded.append(x.numel())
+        return kept(x, *arguments)
+
+    monkeypatch.setattr(classed, "_code", counting)
+    assert classed.encode(torch.randn(rows * columns, generator=g).round(), layout, "auto") is None
+    assert coded == [classed.SEGMENT]
+
+
+def test_levels_must_be_integers_within_bounds() -> None:
+    layout = Spec.flat(3).layout
+    for bad in (0.5, 8.0, -8.0, math.nan, math.inf):
+        raw = struct.pack("<IB3f", 1 << 31, 1, 1.0, bad, 0.0)
+        with pytest.raises(CorruptMessage, match="integer"):
+            classed.decode(Message.frombytes(raw).data, 3, -7, 7, layout)

@@ -93,7 +93,8 @@ def casts(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
             yield pair("fp16", 2 * n + 4)
             for block in (16, 4096):
                 yield pair("fp8", n + -(-n // block), block)
-            yield pair("sign", 4 + -(-n // 8))
+            for block in (64, 192, 8256) if kind == "ordinary" else (4096,):
+                yield pair("sign", 4 * -(-n // block) + -(-n // 8), block)
             yield pair("natural", n + -(-n // 8), drawn=True)
             for bucket in (128, 1 << 20):
                 used = min(bucket, n)
@@ -177,8 +178,19 @@ def splits(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
 
         return case
 
+    def of_signs(x: Tensor, shift: int, block: int) -> Case:
+        def case(ops: Any, put: Put) -> list[Tensor]:
+            n = x.numel()
+            out = _message(n, 4 * -(-n // block) + -(-n // 8), put, shift)
+            carry, left = torch.linspace(-1, 1, n) * x.flip(0).clamp(-1e30, 1e30), put(torch.full((n,), 7.0))
+            good = ops.sign_split(put(x), put(carry), out, left, block)
+            return [out, torch.as_tensor(good), torch.where(good, left, 0.0)]
+
+        return case
+
     for n in sizes:
         for kind, x in inputs(n):
+            yield f"split signs {n} {kind}", of_signs(x, 1 if kind == "huge" else 0, 64 if kind == "ordinary" else 4096)
             for form in forms:
                 yield f"split {form} {n} {kind}", of(x, 1 if kind == "huge" else 0, *form)
 
@@ -187,20 +199,21 @@ def casts_added_up(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
     """Sums of ten messages, of which the Triton kernel adds eight at a time."""
     for n in sizes:
         found = [x for _, x in inputs(n)]
-        extra = {"bf16": n, "fp16": n + 4, "sign": 4 + -(-n // 8) - n, "natural": -(-n // 8)}
+        extra = {"bf16": n, "fp16": n + 4, "sign": 4 * -(-n // 192) + -(-n // 8) - n, "natural": -(-n // 8)}
         for cast, more in extra.items():
 
             def case(
                 ops: Any, put: Put, n: int = n, xs: list[Tensor] = found, cast: str = cast, more: int = more
             ) -> list[Tensor]:
                 messages = [_message(n, n + more, put, 2 * k) for k in range(len(xs))]
+                block = [192] if cast == "sign" else []
                 for x, m in zip(xs, messages, strict=True):
-                    getattr(ops, f"{cast}_encode")(put(x), m, *([CTX] if cast == "natural" else []))
+                    getattr(ops, f"{cast}_encode")(put(x), m, *([CTX] if cast == "natural" else []), *block)
                 totals = [put(torch.empty(n)) for _ in range(3)]
                 # The third vector is not finite.
-                ops.sum_casts(cast, (messages[:2] * 5)[:10], totals[0])
-                ops.sum_casts(cast, messages[:2], totals[1], -0.7)
-                ops.sum_casts(cast, messages, totals[2])
+                ops.sum_casts(cast, (messages[:2] * 5)[:10], totals[0], 1.0, *block)
+                ops.sum_casts(cast, messages[:2], totals[1], -0.7, *block)
+                ops.sum_casts(cast, messages, totals[2], 1.0, *block)
                 return totals
 
             yield f"{cast} added up {n}", case

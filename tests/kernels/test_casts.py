@@ -69,6 +69,14 @@ def fp8(block: int) -> Case:
     )
 
 
+def sign(block: int | None) -> Case:
+    return Case(
+        lambda d: 4 * -(-d // (block or whole(d))) + -(-d // 8),
+        lambda k, x, out: k.sign_encode(x, out, block or whole(x.numel())),
+        lambda k, data, out, w: k.sign_decode(data, out, block or whole(out.numel()), w),
+    )
+
+
 CASES = {
     "bf16": Case(lambda d: 2 * d, lambda k, x, out: k.bf16_encode(x, out), lambda k, m, out, w: k.bf16_decode(m, out, w)),
     "fp16": Case(
@@ -77,11 +85,11 @@ CASES = {
     "fp8": fp8(32),
     "fp8-16": fp8(16),
     "fp8-128": fp8(128),
-    "sign": Case(
-        lambda d: 4 + -(-d // 8) if d else 0,
-        lambda k, x, out: k.sign_encode(x, out),
-        lambda k, m, out, w: k.sign_decode(m, out, w),
-    ),
+    "sign": sign(4096),
+    "sign-64": sign(64),
+    "sign-192": sign(192),
+    "sign-8256": sign(8256),
+    "sign-whole": sign(None),
     "natural": Case(
         lambda d: -(-d // 8) + d,
         lambda k, x, out: k.natural_encode(x, out, CTX),
@@ -136,6 +144,22 @@ def test_native_equals_reference(name: str) -> None:
                     assert torch.equal(case.encode(native, x), wanted), (d, label, isa)
                     assert same(case.decode(native, wanted, d), values), (d, label, isa)
                     assert same(case.decode(native, wanted, d, -0.3), added), (d, label, isa)
+
+
+@pytest.mark.parametrize("block", [64, 192, 4096])
+def test_signs_are_split_in_one_pass(block: int) -> None:
+    for d in SIZES:
+        carry = torch.randn(d, generator=torch.Generator().manual_seed(d + 9))
+        for label, x in inputs(d).items():
+            wanted, rest = torch.empty(sign(block).nbytes(d), dtype=torch.uint8), torch.empty(d)
+            good = reference.sign_split(x, carry, wanted, rest, block)
+            assert bool(good) == bool((x + carry).isfinite().all()), (d, label)
+            for isa in native.supported_isas():
+                data, left = torch.empty_like(wanted), torch.empty(d)
+                with native.using(isa=isa, threads=2):
+                    assert bool(native.sign_split(x, carry, data, left, block)) == bool(good), (d, label, isa)
+                assert torch.equal(data, wanted), (d, label, isa)
+                assert not good or torch.equal(left, rest), (d, label, isa)
 
 
 @every

@@ -26,6 +26,7 @@ SUMMED = (
     "bf16",
     "fp16",
     "sign",
+    "sign(block=64)",
     "natural",
     "error_feedback(natural)",
     "int8",
@@ -49,9 +50,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(messages))
         return reference.dequantise_messages(messages, out, **options)
 
-    def sum_casts(cast: Any, messages: Any, out: Tensor, weight: float = 1.0) -> None:
+    def sum_casts(cast: Any, messages: Any, out: Tensor, weight: float = 1.0, block: int = 0) -> None:
         found.append(len(messages))
-        reference.sum_casts(cast, messages, out, weight)
+        reference.sum_casts(cast, messages, out, weight, block)
 
     for operation in (dequantise_messages, sum_casts):
         monkeypatch.setattr(made, operation.__name__, operation)

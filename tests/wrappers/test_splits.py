@@ -73,6 +73,21 @@ def test_the_same_messages_and_residuals(text: str, monkeypatch: pytest.MonkeyPa
         assert calls == [case[0]] * 5
 
 
+@pytest.mark.parametrize("text", ["sign", "sign(block=64)"])
+def test_signs_are_split_by_a_kernel_of_their_own(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = ErrorFeedback(parse(text))
+    made = kernels.get(torch.device("cpu"))
+    assert c.inner.splits(torch.device("cpu"), 1.0)  # type: ignore[attr-defined]
+    for case in ((1, torch.float32), (9001, torch.float32), (600, torch.bfloat16)):
+        at_once = steps(c, *case)
+        with monkeypatch.context() as patch:
+            patch.delitem(made.sources, "sign_split")  # type: ignore[attr-defined]
+            for a, b in zip(at_once, steps(c, *case), strict=True):
+                assert torch.equal(a, b)
+    assert not parse("sign(block=none)").splits(torch.device("cpu"), 1.0)  # type: ignore[attr-defined]
+    assert not parse("sign(block=8192)").splits(torch.device("cpu"), 1.0)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("text", OTHERS)
 def test_others_take_the_other_way(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _watched(torch.device("cpu"), monkeypatch)

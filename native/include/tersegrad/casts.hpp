@@ -30,9 +30,12 @@ void fp16_decode(const std::uint8_t* data, std::size_t n, Sink sink);
 void fp8_encode(const float* x, std::size_t n, std::size_t block, std::uint8_t* out);
 void fp8_decode(const std::uint8_t* data, std::size_t n, std::size_t block, Sink sink);
 
-// 4 bytes of scale, then one bit per coordinate.
-void sign_encode(const float* x, std::size_t n, std::uint8_t* out);
-void sign_decode(const std::uint8_t* data, std::size_t n, Sink sink);
+// 4 bytes of scale for every `block` coordinates (a multiple of 64), then one bit per coordinate.
+std::size_t sign_nbytes(std::size_t n, std::size_t block);
+void sign_encode(const float* x, std::size_t n, std::size_t block, std::uint8_t* out);
+void sign_decode(const std::uint8_t* data, std::size_t n, std::size_t block, Sink sink);
+// Encodes y = x + carry, and leaves y minus what that decodes to; false where y is not finite. A block has at most 4096 coordinates.
+bool sign_split(const float* x, const float* carry, std::size_t n, std::size_t block, std::uint8_t* out, float* left);
 
 // Sign bits, then one exponent byte per coordinate.
 void natural_encode(const float* x, std::size_t n, const Stream& stream, std::uint8_t* out);

@@ -21,10 +21,14 @@ class Summed(Stateless):
 
     cast: ClassVar[Cast]
 
+    def block_of(self, numel: int) -> int:
+        """How many coordinates share a scale, where that is not all or none of them."""
+        return 0
+
     def sums_at_once(self, device: torch.device) -> bool:
         return kernels.faster(device, "sum_casts") and has_fixed_size(self)
 
     def read_sum(self, data: Sequence[Tensor], spec: Spec, out: Tensor, weight: float) -> None:
         for each in data:
             exactly(each, self.max_nbytes(spec))
-        kernels.get(out.device).sum_casts(self.cast, data, out, weight)
+        kernels.get(out.device).sum_casts(self.cast, data, out, weight, self.block_of(spec.numel))

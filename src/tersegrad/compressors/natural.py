@@ -10,7 +10,8 @@ Wire     packed: sign bits (LSB-first, padded with zeros to a byte), then one ex
          2^(e - 127), 255 is NaN (all of them, if the buffer held NaN or Inf). 9 bits.
          rans: a mode byte. 0: the least and the largest exponent other than 0 (one byte each, l and h), the sign bits, then the
          rANS code of 0 for exponent 0 and e - l + 1 for others, alphabet h - l + 2. 1: all zero. 2: not finite. 4: the packed
-         message, where coding would not be shorter.
+         message, where coding would not be shorter. 5, where scale classes are shorter (``codecs/classed.py``): h, the sign
+         bits, then the levels 0 for exponent 0 and h + 1 - e for others.
 Source   Horvath et al., "Natural compression for distributed deep learning", 2019 (arXiv 1905.10988). The entropy-coded
          exponents are ours.
 """
@@ -24,11 +25,11 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.codecs import rans
+from tersegrad.codecs import classed, rans
 from tersegrad.codecs.casts import Summed
 from tersegrad.core import host, modes
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
+from tersegrad.core.modes import CLASSED, NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
 from tersegrad.core.stateless import exactly
 from tersegrad.core.text import require
@@ -79,17 +80,18 @@ class Natural(Summed):
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         packed = data if self.fixed_size else data[1:]
         kernels.get(x.device).natural_encode(x, packed, ctx)
-        return data.numel() if self.fixed_size else self._compact(data, x.numel())
+        return data.numel() if self.fixed_size else self._compact(data, spec)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         if self.fixed_size:
             exactly(data, self.max_nbytes(spec))
         else:
-            data = self._expand(data, spec.numel)
+            data = self._expand(data, spec)
         kernels.get(data.device).natural_decode(data, out, weight)
 
-    def _compact(self, data: Tensor, numel: int) -> int:
+    def _compact(self, data: Tensor, spec: Spec) -> int:
         """Turn ``[mode byte][packed message]`` into the shortest form, in place; returns its length."""
+        numel = spec.numel
         signs = -(-numel // 8)
         exponents = data[1 + signs :]
         least, largest = _range(exponents)
@@ -101,17 +103,21 @@ class Natural(Summed):
             return 1
         # Zeros stay zero: nothing else lies below the least.
         symbols = exponents.clamp(min=least - 1).sub_(least - 1)
-        coded = rans.encode(symbols, largest - least + 2, chunk=self.chunk)
+        below = torch.where(exponents == 0, 0, largest + 1 - exponents.to(torch.float32))
+        known, coded = classed.shorter(below, symbols, largest - least + 2, spec.layout, self.chunk)
         if 2 + coded.numel() >= numel:
             data[0] = PACKED
             return data.numel()
-        head = host.send(torch.tensor([NORMAL, least, largest], dtype=torch.uint8), data.device)
+        fields = [CLASSED, largest] if known else [NORMAL, least, largest]
+        head = host.send(torch.tensor(fields, dtype=torch.uint8), data.device)
         kept = data[1 : 1 + signs].clone()
-        torch.cat((head, kept, coded), out=data[: 3 + signs + coded.numel()])
-        return 3 + signs + coded.numel()
+        nbytes = len(fields) + signs + coded.numel()
+        torch.cat((head, kept, coded), out=data[:nbytes])
+        return nbytes
 
-    def _expand(self, data: Tensor, numel: int) -> Tensor:
-        """The packed message inside one of mode 0, 1, 2 or 4."""
+    def _expand(self, data: Tensor, spec: Spec) -> Tensor:
+        """The packed message inside one of mode 0, 1, 2, 4 or 5."""
+        numel = spec.numel
         signs = -(-numel // 8)
         mode, least, largest = (*data[:3].tolist(), -1, -1, -1)[:3]
         if mode == PACKED and data.numel() == 1 + signs + numel:
@@ -121,6 +127,14 @@ class Natural(Summed):
             return packed
         if mode == NON_FINITE and data.numel() == 1:
             packed[signs:] = 255
+            return packed
+        if mode == CLASSED and data.numel() > 2 + signs:
+            largest = least
+            if not 1 <= largest <= 254:
+                raise CorruptMessage(f"the largest exponent is one of 1..254, got {largest}")
+            below = classed.decode(data[2 + signs :], numel, 0, largest, spec.layout)
+            packed[:signs] = data[2 : 2 + signs]
+            packed[signs:] = torch.where(below == 0, 0, largest + 1 - below)
             return packed
         if mode != NORMAL or data.numel() < 3 + signs:
             raise CorruptMessage(f"a natural message of mode {mode} and {data.numel()} bytes does not fit {numel} coordinates")

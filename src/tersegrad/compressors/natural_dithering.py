@@ -10,7 +10,8 @@ Promise  unbiased with omega = 1/8 + 2^(1-s) sqrt(d) min(1, 2^(1-s) sqrt(d)), d 
 Wire     packed: each norm as float32 (NaN: the buffer held NaN or Inf), then ceil(log2(2 s + 1)) bits per coordinate, LSB-first:
          level << 1 | sign, level 0 is zero and k is 2^(k - s).
          rans: a mode byte. 0: the norms, then the rANS code of these codes, alphabet 2 s + 2. 1: all zero. 2: not finite. 4:
-         the packed message, where coding would not be shorter.
+         the packed message, where coding would not be shorter. 5, where scale classes are shorter (``codecs/classed.py``): the
+         norms, then the levels with their signs.
 Source   Horvath et al., "Natural compression for distributed deep learning", 2019 (arXiv 1905.10988), Theorem 7 with p = 2.
 """
 
@@ -24,10 +25,10 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.codecs import rans
+from tersegrad.codecs import classed, rans
 from tersegrad.core import modes
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
+from tersegrad.core.modes import CLASSED, NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
 from tersegrad.core.stateless import Stateless, exactly
 from tersegrad.core.text import require
@@ -108,10 +109,11 @@ class NaturalDithering(Stateless):
         if not bool(codes.any()):
             data[0] = ZERO
             return 1
-        coded = rans.encode(codes, 2 * self.levels + 2, chunk=self.chunk)
+        integers = (codes >> 1).to(torch.float32) * (1 - 2 * (codes & 1).to(torch.float32))
+        known, coded = classed.shorter(integers, codes, 2 * self.levels + 2, spec.layout, self.chunk)
         nbytes = 1 + head + coded.numel()
         if nbytes < most:
-            data[0] = NORMAL
+            data[0] = CLASSED if known else NORMAL
             torch.cat((wide[:head], coded), out=data[1:nbytes])
             return nbytes
         data[0] = PACKED
@@ -123,11 +125,12 @@ class NaturalDithering(Stateless):
         if self.fixed_size:
             exactly(data, self.max_nbytes(spec))
         else:
-            data, width = self._expand(data, spec.numel)
+            data, width = self._expand(data, spec)
         kernels.get(data.device).dithering_decode(data, out, self._bucket(spec.numel), self.levels, width, weight)
 
-    def _expand(self, data: Tensor, numel: int) -> tuple[Tensor, int]:
-        """The packed message inside one of mode 0, 1, 2 or 4, and the width of its codes."""
+    def _expand(self, data: Tensor, spec: Spec) -> tuple[Tensor, int]:
+        """The packed message inside one of mode 0, 1, 2, 4 or 5, and the width of its codes."""
+        numel = spec.numel
         head = self._norms(numel)
         mode = int(data[0]) if data.numel() else -1
         if mode == PACKED and data.numel() == 1 + head + -(-numel * self.width // 8):
@@ -138,11 +141,16 @@ class NaturalDithering(Stateless):
         if mode == NON_FINITE and data.numel() == 1:
             wide[:head] = torch.full((head // 4,), math.nan, device=data.device).view(torch.uint8)
             return wide, 8
-        if mode != NORMAL or data.numel() < 1 + head:
+        if mode not in (NORMAL, CLASSED) or data.numel() < 1 + head:
             raise CorruptMessage(f"a message of mode {mode} and {data.numel()} bytes does not fit {numel} coordinates")
+        wide[:head] = data[1 : 1 + head]
+        if mode == CLASSED:
+            integers = classed.decode(data[1 + head :], numel, -self.levels, self.levels, spec.layout).to(torch.int8)
+            # Twice the magnitude at most 128, plus the sign bit.
+            wide[head:] = (integers.abs().view(torch.uint8) << 1) + (integers.view(torch.uint8) >> 7)
+            return wide, 8
         codes, used = rans.decode(data[1 + head :], numel, 2 * self.levels + 2)
         if used != data.numel() - 1 - head:
             raise CorruptMessage("bytes are left after the codes")
-        wide[:head] = data[1 : 1 + head]
         wide[head:] = codes
         return wide, 8

@@ -25,8 +25,9 @@ paper's experiments, for comparison.
 
 Wire (``spec/wire.md``, QSGD): ``packed`` is of fixed length: the float32 steps of all buckets, then k in two's complement,
 ``bits`` bits each, lowest bit first; NaN or Inf in a bucket makes its step NaN, and the whole buffer decodes to NaN.
-``elias`` and ``rans`` are of variable length: a mode byte, the steps, and k by the paper's zero-run code or by an adaptive
-histogram; where that would be longer than packing, packed (mode 4).
+``elias`` and ``rans`` are of variable length: a mode byte, the steps, and k by the paper's zero-run code or by a
+histogram, or by histograms of scale classes where they are shorter (mode 5, ``codecs/classed.py``); where that would be longer than
+packing, packed (mode 4).
 
 Citation: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
 NeurIPS 2017. We differ in s (the paper uses 2^(bits-1), which does not pack), in rounding towards minus infinity after adding
@@ -44,11 +45,11 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.codecs import bitpack, elias, rans, varint
+from tersegrad.codecs import bitpack, classed, elias, rans, varint
 from tersegrad.codecs.blocks import Layout, PackedBlocks
 from tersegrad.core import host, modes
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, ZERO
+from tersegrad.core.modes import CLASSED, NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
 from tersegrad.core.stateless import exactly
 from tersegrad.core.text import require
@@ -141,7 +142,7 @@ class QSGD(PackedBlocks):
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         steps, codes = self._sizes(x.numel())
         if not self.fixed_size:
-            return self._write_coded(x, ctx, data, steps, codes)
+            return self._write_coded(x, spec, ctx, data, steps, codes)
         self._quantise(x, ctx, data[:steps], data[steps:], self._width)
         return data.numel()
 
@@ -149,7 +150,7 @@ class QSGD(PackedBlocks):
         backend = kernels.get(x.device)
         backend.quantise_blocks(x, ctx, steps, codes, rule=self.norm, block=self.bucket, levels=self.s, width=width)
 
-    def _write_coded(self, x: Tensor, ctx: Context, data: Tensor, steps: int, packed: int) -> int:
+    def _write_coded(self, x: Tensor, spec: Spec, ctx: Context, data: Tensor, steps: int, packed: int) -> int:
         scale = torch.empty(steps, dtype=torch.uint8, device=x.device)
         levels = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
         self._quantise(x, ctx, scale, levels, 8)
@@ -163,12 +164,13 @@ class QSGD(PackedBlocks):
             data[:1] = ZERO
             return 1
         if self.coder == "elias":
-            coded = self._elias(levels)
+            known, coded = False, self._elias(levels)
         else:
-            coded = rans.encode(levels.add_(self.s).view(torch.uint8), 2 * self.s + 1, chunk=self.chunk)
+            integers, symbols = levels.to(torch.float32), levels.add_(self.s).view(torch.uint8)
+            known, coded = classed.shorter(integers, symbols, 2 * self.s + 1, spec.layout, self.chunk)
         data[1 : 1 + steps] = scale
         if coded.numel() < packed:
-            data[:1] = NORMAL
+            data[:1] = CLASSED if known else NORMAL
             data[1 + steps : 1 + steps + coded.numel()] = coded
             return 1 + steps + coded.numel()
         data[:1] = PACKED
@@ -215,7 +217,8 @@ class QSGD(PackedBlocks):
             fill = 0.0 if mode == ZERO else math.nan
             _ = out.fill_(fill) if weight is None else out.add_(weight * fill)
             return
-        if mode not in (NORMAL, PACKED) or data.numel() < 1 + steps:
+        with_classes = mode == CLASSED and self.coder == "rans"
+        if not (mode in (NORMAL, PACKED) or with_classes) or data.numel() < 1 + steps:
             raise CorruptMessage(f"mode {mode} with {data.numel()} bytes is no QSGD message")
         scale, rest = data[1 : 1 + steps], data[1 + steps :]
         if mode == PACKED:
@@ -223,7 +226,9 @@ class QSGD(PackedBlocks):
                 raise CorruptMessage(f"expected {codes} bytes of codes, got {rest.numel()}")
             self._dequantise(scale, rest, out, self._width, weight)
             return
-        if self.coder == "elias":
+        if with_classes:
+            levels = classed.decode(rest, spec.numel, -self.s, self.s, spec.layout).to(torch.int8).view(torch.uint8)
+        elif self.coder == "elias":
             levels = self._from_elias(rest, spec.numel)
         else:
             levels, used = rans.decode(rest, spec.numel, 2 * self.s + 1)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-NORMAL, ZERO, NON_FINITE, RAW, PACKED = range(5)
-NAMES = {NORMAL: "normal", ZERO: "all zero", NON_FINITE: "non-finite input", RAW: "raw float32", PACKED: "packed"}
+NORMAL, ZERO, NON_FINITE, RAW, PACKED, CLASSED = range(6)
+NAMES = {
+    NORMAL: "normal",
+    ZERO: "all zero",
+    NON_FINITE: "non-finite input",
+    RAW: "raw float32",
+    PACKED: "packed",
+    CLASSED: "scale classes",
+}
 
 
 def name(data: bytes) -> str:

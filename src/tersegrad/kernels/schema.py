@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.schema_blocks import BlockKernels
-from tersegrad.kernels.schema_codes import BitKernels, ChunkKernels, CosineKernels, PlanarKernels, RansKernels
+from tersegrad.kernels.schema_codes import AlignKernels, BitKernels, ChunkKernels, CosineKernels, PlanarKernels, RansKernels
 from tersegrad.kernels.schema_shares import ShareKernels
 from tersegrad.kernels.schema_trellis import TrellisKernels
 
@@ -44,8 +44,18 @@ class CastKernels(Protocol):
         ...
 
     def fp8_decode(self, data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None: ...
-    def sign_encode(self, x: Tensor, out: Tensor) -> None: ...
-    def sign_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
+    def sign_encode(self, x: Tensor, out: Tensor, block: int) -> None:
+        """``block``: a multiple of 64."""
+        ...
+
+    def sign_decode(self, data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None: ...
+    def sign_split(self, x: Tensor, carry: Tensor, out: Tensor, left: Tensor, block: int) -> Tensor:
+        """:meth:`sign_encode` of y = x + carry, and into ``left`` y minus what that decodes to, in blocks of at most 4096.
+
+        Whether y is finite (bool, 0-d); where not, ``left`` is undefined. It overlaps neither ``x`` nor ``carry``.
+        """
+        ...
+
     def natural_encode(self, x: Tensor, out: Tensor, ctx: Context) -> None: ...
     def natural_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
     def ternary_encode(self, x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
@@ -68,8 +78,11 @@ class CastKernels(Protocol):
 class SumKernels(Protocol):
     """Sums of several messages of a baseline in one pass."""
 
-    def sum_casts(self, cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0) -> None:
-        """``out`` = the sum of ``weight`` times each of these messages, in their order: as by the decoder, one after another."""
+    def sum_casts(self, cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0, block: int = 0) -> None:
+        """``out`` = the sum of ``weight`` times each of these messages, in their order: as by the decoder, one after another.
+
+        ``block``: that of ``sign``.
+        """
         ...
 
 
@@ -372,6 +385,7 @@ class VarianceKernels(Protocol):
 
 
 class Kernels(
+    AlignKernels,
     BitKernels,
     BlockKernels,
     CastKernels,

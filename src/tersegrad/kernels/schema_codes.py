@@ -142,3 +142,21 @@ class CosineKernels(Protocol):
     def cosine_inverse(self, y: Tensor, regions: Tensor, out: Tensor) -> Tensor:
         """The inverse."""
         ...
+
+
+class AlignKernels(Protocol):
+    """Signs of rows and columns (``spec/wire.md``, "Aligned"); ``layout`` is that of the spec."""
+
+    def align_find(self, x: Tensor, least: float, layout: Tensor) -> Tensor:
+        """The description (uint8) of signs that most coordinates of more than ``least`` agree with; no bytes: not worth it.
+
+        ``least`` is a float32 number. The description lies in the host's memory, which waits for it.
+        """
+        ...
+
+    def align_flip(self, x: Tensor, data: Tensor, layout: Tensor, out: Tensor) -> None:
+        """``out`` (which may be x) = x with the signs that ``data``, in the host's memory, describes.
+
+        :class:`CorruptMessage`, before ``out`` is written to, where ``data`` is no description.
+        """
+        ...

@@ -1,5 +1,6 @@
 """Compressors made of compressors: what is true of any inner compressor is written here once."""
 
+from tersegrad.wrappers.aligned import Aligned as Aligned
 from tersegrad.wrappers.by_tensor import ByTensor as ByTensor
 from tersegrad.wrappers.dct import DCT as DCT
 from tersegrad.wrappers.error_feedback import ErrorFeedback as ErrorFeedback

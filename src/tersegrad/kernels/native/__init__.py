@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 
 from tersegrad.kernels.native import (
+    align,
     bits,
     casts,
     chunks,
@@ -27,6 +28,7 @@ from tersegrad.kernels.native import (
     trellis,
     variance,
 )
+from tersegrad.kernels.native.align import *
 from tersegrad.kernels.native.bits import *
 from tersegrad.kernels.native.casts import *
 from tersegrad.kernels.native.chunks import *
@@ -46,7 +48,7 @@ from tersegrad.kernels.native.variance import *
 
 # What is implemented here; everything else is the reference's.
 _TOPICS = (
-    bits, casts, chunks, cosine, dither, hadamard, levels, modelled, planar, rans, rounding, select, shared, trellis, variance,
+    align, bits, casts, chunks, cosine, dither, hadamard, levels, modelled, planar, rans, rounding, select, shared, trellis, variance,
 )  # fmt: skip
 OPERATIONS = tuple(name for topic in _TOPICS for name in topic.__all__)
 ISAS = ("portable", "avx2", "avx512")

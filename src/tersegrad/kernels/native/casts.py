@@ -20,6 +20,7 @@ __all__ = [
     "natural_encode",
     "sign_decode",
     "sign_encode",
+    "sign_split",
     "ternary_decode",
     "ternary_encode",
 ]
@@ -63,14 +64,19 @@ def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = Non
     module.fp8_decode(array(data), array(out), block, *_sink(weight))
 
 
-def sign_encode(x: Tensor, out: Tensor) -> None:
-    """The mean magnitude and one bit per coordinate."""
-    module.sign_encode(array(x), array(out))
+def sign_encode(x: Tensor, out: Tensor, block: int) -> None:
+    """The mean magnitude of each block, then one bit per coordinate."""
+    module.sign_encode(array(x), array(out), block)
 
 
-def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
-    """Plus or minus the scale."""
-    module.sign_decode(array(data), array(out), *_sink(weight))
+def sign_decode(data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None:
+    """Plus or minus the scale of the block."""
+    module.sign_decode(array(data), array(out), block, *_sink(weight))
+
+
+def sign_split(x: Tensor, carry: Tensor, out: Tensor, left: Tensor, block: int) -> Tensor:
+    """The message of ``x + carry``, and what it leaves out."""
+    return flag(module.sign_split(array(x), array(carry), array(out), array(left), block))
 
 
 def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:

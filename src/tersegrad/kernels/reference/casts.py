@@ -6,15 +6,16 @@ on the order in which a device adds numbers: sums are those of ``rounding``, in 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.reference.rounding import block_sum_squares, random_u16, sum_abs
+from tersegrad.kernels.reference.rounding import block_sum_abs, block_sum_squares, random_u16
 from tersegrad.kernels.schema import Cast
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "natural_encode",
     "sign_decode",
     "sign_encode",
+    "sign_split",
     "sum_casts",
     "ternary_decode",
     "ternary_encode",
@@ -155,21 +157,35 @@ def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = Non
     _emit(torch.where(b >= 0x80, -size, size), out, weight)
 
 
-def sign_encode(x: Tensor, out: Tensor) -> None:
-    """The mean magnitude and one bit per coordinate, set where x < 0."""
-    if x.numel() == 0:
+def sign_encode(x: Tensor, out: Tensor, block: int) -> None:
+    """The mean magnitude of each block, then one bit per coordinate, set where x < 0."""
+    count = x.numel()
+    if count == 0:
         return
-    total = sum_abs(x).reshape(1)
-    finite = _finite(total)
-    scale = torch.where(finite, total / x.numel(), math.nan).to(torch.float32)
-    _put(out, scale, torch.where(finite, _sign_bits(x < 0), 0))
+    totals = block_sum_abs(x, block)
+    finite = _finite(totals)
+    sizes = torch.full_like(totals, min(block, count))
+    sizes[-1] = count - (totals.numel() - 1) * block
+    scales = torch.where(finite, totals / sizes, math.nan).to(torch.float32)
+    _put(out, scales, torch.where(finite, _sign_bits(x < 0), 0))
 
 
-def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
-    """Plus or minus the scale."""
-    if out.numel():
-        scale = _scale(data)
-        _emit(torch.where(_unpack_bits(data[4:], out.numel()) == 1, -scale, scale), out, weight)
+def sign_decode(data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None:
+    """Plus or minus the scale of the block."""
+    count = out.numel()
+    blocks = -(-count // block)
+    if count:
+        scale = _scale(data, blocks).repeat_interleave(min(block, count))[:count]
+        _emit(torch.where(_unpack_bits(data[4 * blocks :], count) == 1, -scale, scale), out, weight)
+
+
+def sign_split(x: Tensor, carry: Tensor, out: Tensor, left: Tensor, block: int) -> Tensor:
+    """The message of ``x + carry``, and what it leaves out."""
+    torch.add(x, carry, out=left)
+    finite = _finite(left)
+    sign_encode(left, out, block)
+    sign_decode(out, left, block, -1.0)
+    return finite
 
 
 def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
@@ -189,10 +205,15 @@ def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> No
     _emit(torch.where(_unpack_bits(data[:signs], out.numel()) == 1, -size, size), out, weight)
 
 
-def sum_casts(cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0) -> None:
-    decoders = {"bf16": bf16_decode, "fp16": fp16_decode, "sign": sign_decode, "natural": natural_decode}
+def sum_casts(cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0, block: int = 0) -> None:
+    decoders: dict[Cast, Callable[..., None]] = {
+        "bf16": bf16_decode,
+        "fp16": fp16_decode,
+        "sign": functools.partial(sign_decode, block=block),
+        "natural": natural_decode,
+    }
     for k, message in enumerate(messages):
-        decoders[cast](message, out, weight if k else None)
+        decoders[cast](message, out, weight=weight if k else None)
         if k == 0 and weight != 1.0:
             out.mul_(weight)
 

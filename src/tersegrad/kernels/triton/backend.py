@@ -18,13 +18,12 @@ from tersegrad.kernels.triton.casts import (
     fp16_encode,
     natural_decode,
     natural_encode,
-    sign_decode,
-    sign_encode,
     sum_casts,
 )
 from tersegrad.kernels.triton.dequantise import dequantise_blocks, dequantise_messages
 from tersegrad.kernels.triton.hadamard import rotate, rotate_where, unrotate
 from tersegrad.kernels.triton.philox import random_u16
+from tersegrad.kernels.triton.signs import sign_decode, sign_encode, sign_split
 from tersegrad.kernels.triton.sums import abs_max, block_abs_max, block_sum_abs, block_sum_squares, sum_abs, sum_squares
 
 __all__ = [
@@ -50,6 +49,7 @@ __all__ = [
     "rotate_where",
     "sign_decode",
     "sign_encode",
+    "sign_split",
     "split_blocks",
     "sum_abs",
     "sum_casts",

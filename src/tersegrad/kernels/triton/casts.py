@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""bf16, fp16, fp8, sign and natural: whole messages, as in ``spec/wire.md``, 5.2 to 5.4, 5.7 and 5.9.
+"""bf16, fp16, fp8 and natural: whole messages, as in ``spec/wire.md``, 5.2 to 5.4 and 5.9, and sums of them and of sign.
 
 A buffer with NaN or Inf has a message of its own. Where the first pass over the data already encodes, it raises a flag, and a
 last kernel, which does nothing otherwise, writes that message over what was encoded.
@@ -40,7 +40,8 @@ from tersegrad.kernels.triton.launch import (
     raise_flag,
 )
 from tersegrad.kernels.triton.philox import draws
-from tersegrad.kernels.triton.sums import SIGNS, block_max_bits, chunk_sums, fold
+from tersegrad.kernels.triton.signs import signed_scales
+from tersegrad.kernels.triton.sums import block_max_bits
 
 TILE = 2048
 
@@ -230,55 +231,6 @@ def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = Non
         launch(_fp8_decode, cdiv(n, TILE), (data, out), (n, blocks, _weight(weight)), **kind)
 
 
-@triton.jit(do_not_specialize=["n"])
-def _sign_scale(total, out, n, TILE: tl.constexpr):
-    """The scale; where it is not finite, bits of zero too."""
-    mean = tl.load(total) / n.to(tl.float64)
-    finite = mean < float("inf")
-    scale = tl.where(finite, as_bits(mean.to(tl.float32)), 0x7FC00000)
-    if tl.program_id(0) == 0:
-        for j in tl.static_range(4):
-            tl.store(out + j, (scale >> (8 * j)).to(tl.uint8))
-    if finite == 0:
-        count = (n + 7) // 8
-        for base in range(tl.program_id(0).to(tl.int64) * TILE, count, tl.num_programs(0) * TILE):
-            i = base + tl.arange(0, TILE)
-            tl.store(out + 4 + i, tl.zeros((TILE,), tl.uint8), mask=i < count)
-
-
-def sign_encode(x: Tensor, out: Tensor) -> None:
-    """The mean magnitude and one bit per coordinate, set where x < 0."""
-    n = x.numel()
-    if n:
-        total = fold(chunk_sums(flat(x), n, SIGNS, out[4:]))
-        launch(_sign_scale, min(cdiv(n, 8 * 4096), 256), (total, out), (n,), TILE=4096)
-
-
-@triton.jit
-def _sign(data, base, row, left, RAGGED: tl.constexpr):
-    """The values of rows of four coordinates from ``base`` on, of which ``left`` are left."""
-    negative = unpack(data + 4 + base // 8, row, left, 1, 1, RAGGED)
-    return as_float(get_word(data, 0, True, 4, 1) ^ (negative.to(tl.uint32) << 31))
-
-
-@triton.jit(do_not_specialize=["n", "weight"])
-def _sign_decode(data, out, n, weight, TILE: tl.constexpr, WEIGHTED: tl.constexpr):
-    base = tl.program_id(0).to(tl.int64) * TILE
-    left, i = left_of(n, base, TILE), fours(TILE)
-    for RAGGED in tl.static_range(2):
-        if (left < TILE) == RAGGED:
-            value = _sign(data, base, tl.arange(0, TILE // 4), left, RAGGED)
-            emit(out + base + i, value, inside(i, left, RAGGED), weight, WEIGHTED)
-
-
-def sign_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
-    """Plus or minus the scale."""
-    n = out.numel()
-    if n:
-        kind = {"TILE": TILE, "WEIGHTED": weight is not None}
-        launch(_sign_decode, cdiv(n, TILE), (data, out), (n, _weight(weight)), **kind)
-
-
 @triton.jit(do_not_specialize=["n", "signs", "step", "who", "k0", "k1"])
 def _natural_encode(x, flag, out, n, signs, step, who, k0, k1, ROWS: tl.constexpr, ALIGN: tl.constexpr):
     base = tl.program_id(0).to(tl.int64) * (8 * ROWS)
@@ -331,12 +283,12 @@ def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> No
         launch(_natural_decode, cdiv(n, TILE), (data, out), (n, signs, _weight(weight)), **kind)
 
 
-@triton.jit(do_not_specialize=["n", "signs", "weight", "p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"])
+@triton.jit(do_not_specialize=["n", "head", "block", "weight", "p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"])
 def _sum(
-    out, n, signs, weight, p0, p1, p2, p3, p4, p5, p6, p7,
+    out, n, head, block, weight, p0, p1, p2, p3, p4, p5, p6, p7,
     COUNT: tl.constexpr, CAST: tl.constexpr, TILE: tl.constexpr, ALIGN: tl.constexpr, ADD: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """The sum of ``COUNT`` messages at the addresses; ``ADD``: to what is there."""
+    """The sum of ``COUNT`` messages at the addresses, which begin with ``head`` bytes of signs or scales; ``ADD``: to what is there."""
     base = tl.program_id(0).to(tl.int64) * TILE
     left, i, row = left_of(n, base, TILE), fours(TILE), tl.arange(0, TILE // 4)
     for RAGGED in tl.static_range(2):
@@ -351,22 +303,23 @@ def _sum(
                 elif CAST == "fp16":
                     value = _fp16(data, base, i, mask, ALIGN)
                 elif CAST == "sign":
-                    value = _sign(data, base, row, left, RAGGED)
+                    value = signed_scales(data, base, head, block, row, left, ALIGN, RAGGED)
                 else:
-                    value = _natural(data, base, signs, row, left, ALIGN, RAGGED)
+                    value = _natural(data, base, head, row, left, ALIGN, RAGGED)
                 if WEIGHTED:
                     value = value * weight
                 total = total + value if ADD or k > 0 else value
             tl.store(out + base + i, total, mask=mask)
 
 
-def sum_casts(cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0) -> None:
+def sum_casts(cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0, block: int = 0) -> None:
     """The sum of messages; see the schema. ``out`` is written once for eight of them."""
-    n, signs = out.numel(), cdiv(out.numel(), 8)
+    n = out.numel()
+    head = 4 * cdiv(n, block) if cast == "sign" else cdiv(n, 8)
     for at in range(0, len(messages) if n else 0, MOST):
         places = [m.data_ptr() for m in messages[at : at + MOST]]
-        bits = functools.reduce(operator.or_, places, 16 | (signs if cast == "natural" else 0))
+        bits = functools.reduce(operator.or_, places, 16 | (head if cast == "natural" else 0))
         launch(
-            _sum, cdiv(n, TILE), (out,), (n, signs, float(weight), *places, *[places[0]] * (MOST - len(places))),
+            _sum, cdiv(n, TILE), (out,), (n, head, block, float(weight), *places, *[places[0]] * (MOST - len(places))),
             COUNT=len(places), CAST=cast, TILE=TILE, ALIGN=bits & -bits, ADD=at > 0, WEIGHTED=weight != 1.0,
         )  # fmt: skip

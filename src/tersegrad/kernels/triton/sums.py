@@ -36,6 +36,42 @@ def fold_first(a, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.reshape(a, (COLUMNS,))
 
 
+@triton.jit
+def chunk_total(
+    x, carry, bits, first, stop,
+    KIND: tl.constexpr, SPAN: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr,
+    ALIGN: tl.constexpr, RAGGED: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """The sums (ROWS,) of chunks ``first`` .. ``stop`` of up to ``SPAN`` coordinates of x; ``SPLIT``: of x + carry."""
+    lane = tl.arange(0, 32)[None, :]
+    total = tl.zeros((ROWS, 32), tl.float64)
+    for at in range(0, SPAN, 32 * AHEAD):
+        words = tl.zeros((ROWS, 32), tl.uint32)
+        for j in tl.static_range(AHEAD):
+            i = first[:, None] + (at + 32 * j + lane)
+            mask = inside(i, stop[:, None], RAGGED)
+            v = tl.load(x + i, mask=mask, other=0.0).to(tl.float32)
+            if SPLIT:
+                v += tl.load(carry + i, mask=mask, other=0.0)
+            wide = v.to(tl.float64)
+            if KIND == 0:
+                total += wide * wide
+            else:
+                total += tl.abs(wide)
+            if KIND == 2:
+                word = tl.sum((v < 0).to(tl.uint32) << lane.to(tl.uint32), 1)
+                words = tl.where(lane == j, word[:, None], words)
+        if KIND == 2:
+            byte = (first + at)[:, None] // 8 + 4 * lane
+            if RAGGED:
+                for b in tl.static_range(4):
+                    here = (8 * (byte + b) < stop[:, None]) & (lane < AHEAD)
+                    tl.store(bits + byte + b, (words >> (8 * b)).to(tl.uint8), mask=here)
+            else:
+                put_word(bits, byte // 4, words, (lane < AHEAD) | (AHEAD == 32), 4, ALIGN)
+    return fold_last(total, ROWS, 32)
+
+
 @triton.jit(do_not_specialize=["n", "block", "chunks", "count"])
 def _chunk_sums(
     x, sums, bits, n, block, chunks, count,
@@ -53,31 +89,10 @@ def _chunk_sums(
     else:
         first = chunk * (SPAN if EXACT else block)
         stop = tl.minimum(first + block, n)
-    lane = tl.arange(0, 32)[None, :]
     for RAGGED in tl.static_range(2):
         if (tl.min(stop - first, 0) < SPAN) == RAGGED:
-            total = tl.zeros((ROWS, 32), tl.float64)
-            for at in range(0, SPAN, 32 * AHEAD):
-                words = tl.zeros((ROWS, 32), tl.uint32)
-                for j in tl.static_range(AHEAD):
-                    i = first[:, None] + (at + 32 * j + lane)
-                    v = tl.load(x + i, mask=inside(i, stop[:, None], RAGGED), other=0.0).to(tl.float32)
-                    wide = v.to(tl.float64)
-                    if KIND == 0:
-                        total += wide * wide
-                    else:
-                        total += tl.abs(wide)
-                    if KIND == 2:
-                        word = tl.sum((v < 0).to(tl.uint32) << lane.to(tl.uint32), 1)
-                        words = tl.where(lane == j, word[:, None], words)
-                if KIND == 2:
-                    byte = (first + at)[:, None] // 8 + 4 * lane
-                    if RAGGED:
-                        for b in tl.static_range(4):
-                            tl.store(bits + byte + b, (words >> (8 * b)).to(tl.uint8), mask=8 * (byte + b) < stop[:, None])
-                    else:
-                        put_word(bits, byte // 4, words, True, 4, ALIGN)
-            tl.store(sums + chunk, fold_last(total, ROWS, 32), mask=chunk < count)
+            total = chunk_total(x, x, bits, first, stop, KIND, SPAN, AHEAD, ROWS, ALIGN, RAGGED, False)
+            tl.store(sums + chunk, total, mask=chunk < count)
 
 
 @triton.jit(do_not_specialize=["count", "columns"])

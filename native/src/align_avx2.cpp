@@ -1,0 +1,5 @@
+#include "align_loops.hpp"
+
+namespace tersegrad::align::detail {
+const Implementation avx2 = {quantise_plain, dot_plain, add_plain};
+}
