@@ -29,7 +29,7 @@ import torch
 import tersegrad
 from experiments.low_communication import predict
 from experiments.low_communication.figure import draw
-from experiments.low_communication.methods import METHODS, Method
+from experiments.low_communication.methods import CANDIDATES, METHODS, Method
 from experiments.low_communication.plans import PLANS, Plan, Point, Run, read_run
 from tersegrad import bench
 from tersegrad.core.errors import MissingExtra
@@ -244,7 +244,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.steps:
         plan, name = dataclasses.replace(plan, steps=options.steps), f"{name}-{options.steps}"
     parts = [part.strip() for part in options.only.split(";")]
-    wanted = [m for m in METHODS if any(part in m.label for part in parts)]
+    known = (*METHODS, *CANDIDATES) if options.plan == "search" else METHODS
+    wanted = [m for m in known if any(part in m.label for part in parts)]
     lacking = [f"{m.label} ({why})" for m in wanted if (why := m.lacking())]
     for line in lacking:
         say(f"left out: {line}")
@@ -257,7 +258,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for method, seed, done in complete(jobs, plan, options.folder, options.beside, options.budget):
         failed = failed or done is None
         if done is not None:
-            order = {m: k for k, m in enumerate(METHODS)}
+            order = {m: k for k, m in enumerate(known)}
             runs = sorted([*runs, done], key=lambda r: (order.get(r.method, len(order)), r.seed))
             write(path, plan, runs)
             say(f"{method.label}, seed {seed}: loss {done.loss:.4f}, {done.sent / 1e6:.3f} MB, {done.wall:.0f} s")

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("matplotlib")
 
 from experiments.low_communication import corpus, predict, run
-from experiments.low_communication.methods import METHODS, Method
+from experiments.low_communication.methods import CANDIDATES, METHODS, Method
 from experiments.low_communication.plans import PLANS, Run
 
 from tersegrad.planner import ETHERNET
@@ -54,10 +54,12 @@ def test_methods_are_lines() -> None:
     assert METHODS[0].compressor == "bf16"
     assert not any(m.lacking() for m in METHODS if m.compressor.startswith(("bf16", "identity", "int8", "vgc")))
     assert "no compressor called" in Method("new", "new", "error_feedback(not_yet)").lacking()
-    assert METHODS[4].local_steps(15) == "local_sgd(every=15)"
+    assert LOCAL in METHODS
+    assert LOCAL.local_steps(15) == "local_sgd(every=15)"
+    assert not [m.label for m in (*METHODS, *CANDIDATES) if m.lacking()]
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("small", 1e6, 2e6), ("large", 20e6, 50e6)])
+@pytest.mark.parametrize(("name", "least", "most"), [("small", 1e5, 2e5), ("search", 1e6, 2e6), ("large", 20e6, 50e6)])
 def test_sizes_of_the_plans(name: str, least: float, most: float) -> None:
     plan = PLANS[name]
     plan.job(METHODS[0], "text:folder", 0)

@@ -33,7 +33,7 @@ from tersegrad import kernels
 from tersegrad.codecs import chunk_sets, tiles
 from tersegrad.codecs.chunk_values import Bins, Floats, Form, Signs
 from tersegrad.codecs.tiles import Region
-from tersegrad.core import buffers, modes
+from tersegrad.core import buffers, host, modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
 from tersegrad.core.stateless import Stateless
@@ -54,6 +54,7 @@ class ChunkTopK(Stateless):
     name: ClassVar[str] = "chunk_top_k"
     wire_id: ClassVar[int] = 22
     examples: ClassVar[tuple[str, ...]] = ("chunk_top_k", "chunk_top_k(values=bins)")
+    selects: ClassVar[bool] = True
     corners: ClassVar[tuple[str, ...]] = (
         "chunk_top_k(chunk=64, k=3)",
         "chunk_top_k(chunk=256, k=8, values=bf16, vector=16)",
@@ -98,11 +99,14 @@ class ChunkTopK(Stateless):
         regions, counts = self.regions(spec), self._counts(spec)
         places = buffers.empty(sum(counts), torch.int32, x.device)
         values = buffers.empty(sum(counts), torch.float32, x.device)
-        ops = kernels.get(x.device)
-        if not bool(ops.chunk_choose(x, tiles.table(regions), places, values)):
+        finite = kernels.get(x.device).chunk_choose(x, tiles.table(regions), places, values)
+        # What was chosen is coded where the message is written: at the host, for a device without kernels for the codes.
+        if data.device != x.device:
+            finite, places, values = host.read_all(finite, places, values)
+        if not bool(finite):
             data[0] = modes.NON_FINITE
             return 1
-        if not counts or float(ops.abs_max(values)) == 0:
+        if not counts or float(kernels.get(values.device).abs_max(values)) == 0:
             data[0] = modes.ZERO
             return 1
         data[0] = modes.NORMAL
@@ -124,6 +128,8 @@ class ChunkTopK(Stateless):
             )
         values, used = self._form.read(data[1:], counts)
         places = chunk_sets.decode(data[1 + used :], regions, spec.numel)
+        if places.device != out.device:
+            places, values = host.send(places, out.device), host.send(values, out.device)
         kernels.get(out.device).chunk_scatter(places, values, tiles.table(regions), out, weight)
 
     def max_nbytes(self, spec: Spec) -> int:

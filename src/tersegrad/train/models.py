@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tersegrad.core.text import Configuration, require
+from tersegrad.integrations import outer
 from tersegrad.recipes import parse_form
 from tersegrad.train import gpt
 
@@ -170,11 +171,31 @@ class AdamW(Schedule):
             {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2))
+        # One kernel for all parameters on a GPU; on the CPU torch's usual loops, whose bits stay as they were.
+        fused = True if all(p.is_cuda for p in model.parameters()) else None
+        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), fused=fused)
+
+
+@dataclasses.dataclass(frozen=True)
+class SignSGD(Schedule):
+    """Steps along the sign of every coordinate of the gradient, with decoupled weight decay: how DeMo and DisTrO step."""
+
+    name: ClassVar[str] = "sign_sgd"
+
+    lr: float = 0.001
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.weight_decay >= 0, "sign_sgd: weight_decay >= 0")
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimiser of a network."""
+        return outer.sign_updates(torch.optim.SGD(model.parameters(), lr=self.lr, weight_decay=self.weight_decay))
 
 
 MODELS: Mapping[str, type[Any]] = types.MappingProxyType({c.name: c for c in (MLP, CNN, GPT)})
-OPTIMIZERS: Mapping[str, type[Any]] = types.MappingProxyType({c.name: c for c in (SGD, AdamW)})
+OPTIMIZERS: Mapping[str, type[Any]] = types.MappingProxyType({c.name: c for c in (SGD, AdamW, SignSGD)})
 
 
 def network(text: str) -> MLP | CNN | GPT:
@@ -187,11 +208,11 @@ def network(text: str) -> MLP | CNN | GPT:
     return made
 
 
-def optimizer(text: str) -> SGD | AdamW:
+def optimizer(text: str) -> SGD | AdamW | SignSGD:
     """The optimiser that a text form describes.
 
     >>> optimizer("sgd(lr=0.05)").momentum
     0.9
     """
-    made: SGD | AdamW = parse_form(text, OPTIMIZERS, "optimizer")
+    made: SGD | AdamW | SignSGD = parse_form(text, OPTIMIZERS, "optimizer")
     return made
