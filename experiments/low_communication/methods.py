@@ -105,6 +105,10 @@ CANDIDATES = (
     Method("top-k 1/64, local", "top-k", "error_feedback(top_k(fraction=0.015625))", "all_gather"),
     Method("subtractive 3", "subtractive", "subtractive_dithering(omega=3)"),
     Method("dithering 0.75, H = 60", "dithering", dithering(0.75), local="local_sgd(every=60)"),
+    Method("dithering 0.75, decay 0.8, rate 1.3", "dithering", dithering(0.75, 0.8), local="local_sgd(every=H, lr=1.3)"),
+    Method("dithering 0.75, rate 1.5", "dithering", dithering(0.75), local="local_sgd(every=H, lr=1.5)"),
+    Method("tiles 128, decay 0.8, rate 1.5", "tiles", tiles(128, 0.8), local="local_sgd(every=H, lr=1.5)"),
+    Method("SparseLoCo, rate 0.7", "tiles", "sparse_loco", "all_gather(mean=senders, clip=median)", "sparse_loco(every=H, lr=0.7)"),
     Method("DisTrO, rate 0.001", "every step", "distro", SENDERS, None, SIGNS.replace("0.0005", "0.001")),
     Method("DisTrO, rate 0.0002", "every step", "distro", SENDERS, None, SIGNS.replace("0.0005", "0.0002")),
 )  # fmt: skip
