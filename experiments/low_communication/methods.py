@@ -61,6 +61,16 @@ def tiles(k: int, decay: float = 1.0) -> str:
     return f"error_feedback(chunk_top_k(k={k}, values=sign){'' if decay == 1.0 else f', decay={decay}'})"
 
 
+def subtractive(omega: float) -> str:
+    """Unbiased, without a state."""
+    return f"subtractive_dithering(omega={omega})"
+
+
+def noisy(omega: float) -> str:
+    """The same with a trellis."""
+    return f"dithered_trellis(omega={omega})"
+
+
 METHODS = (
     # The first is what bytes are compared with.
     Method("bf16, every step", "every step", "bf16", local=None),
@@ -103,7 +113,16 @@ CANDIDATES = (
     Method("SparseLoCo, k = 32", "tiles", "sparse_loco(k=32)", "all_gather(mean=senders, clip=median)", "sparse_loco(every=H)"),
     Method("trellis 0.75", "trellis", "error_feedback(trellis(alpha=0.75))"),
     Method("top-k 1/64, local", "top-k", "error_feedback(top_k(fraction=0.015625))", "all_gather"),
-    Method("subtractive 3", "subtractive", "subtractive_dithering(omega=3)"),
+    Method("subtractive 1", "unbiased", subtractive(1)),
+    Method("subtractive 3", "unbiased", subtractive(3)),
+    Method("trellis, unbiased 2", "unbiased", noisy(2)),
+    Method("trellis, unbiased 4", "unbiased", noisy(4)),
+    Method("trellis, unbiased 4, momentum 0.5", "unbiased", noisy(4), local="diloco(every=H, lr=0.7, momentum=0.5)"),
+    Method("trellis, unbiased 8, then 2", "unbiased", noisy(8), f"two_shot(second={noisy(2)})"),
+    Method("subtractive 8, then dithering 0.6", "unbiased", subtractive(8), f"two_shot(second={dithering(0.6)})"),
+    Method("subtractive 8, then dithering 0.75", "unbiased", subtractive(8), f"two_shot(second={dithering(0.75)})"),
+    Method("subtractive 4, then dithering 0.75", "unbiased", subtractive(4), f"two_shot(second={dithering(0.75)})"),
+    Method("dithering 0.75, then trellis 2", "unbiased", dithering(0.75), f"two_shot(second={noisy(2)})"),
     Method("dithering 0.75, H = 60", "dithering", dithering(0.75), local="local_sgd(every=60)"),
     Method("dithering 0.75, decay 0.8, rate 1.3", "dithering", dithering(0.75, 0.8), local="local_sgd(every=H, lr=1.3)"),
     Method("dithering 0.75, rate 1.5", "dithering", dithering(0.75), local="local_sgd(every=H, lr=1.5)"),
