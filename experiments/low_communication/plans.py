@@ -24,6 +24,7 @@ class Plan:
     accumulate: int = 1
     precision: str = "float32"
     compile: bool = False
+    stacked: bool = False  # for a comparison of many methods: all workers in one stack, see stacked.py
 
     def job(self, method: Method, data: str, seed: int) -> Job:
         """What the trainer is told."""
@@ -53,10 +54,10 @@ PLANS = {
     "quick": Plan("gpt(layers=1, width=32, context=32)", ADAMW.format(lr=0.01, warmup=3), 8, 5, 20, 2, 16, 10),
     # 131,392 parameters; 600 steps of 2,048 tokens, 20 rounds: two cores.
     "small": Plan("gpt(layers=2, width=64, context=64)", ADAMW.format(lr=0.004, warmup=60), 8, 30, 600, 4, 256, 60),
-    # 1.25 million parameters; 720 steps of 32,768 tokens, 24 rounds: where strengths are chosen, many runs beside each other on a GPU.
+    # 1.25 million parameters; 720 steps of 32,768 tokens, 24 rounds: where strengths are chosen, all workers in one stack.
     "search": Plan(
         "gpt(layers=6, width=128, context=256)", ADAMW.format(lr=0.002, warmup=90), 8, 30, 720, 16, 512, 90,
-        precision="bf16", compile=True,
+        precision="bf16", stacked=True,
     ),
     # 25.4 million parameters; 960 steps of 32,768 tokens, 32 rounds: one GPU.
     "large": Plan(

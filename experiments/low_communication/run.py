@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 import tersegrad
-from experiments.low_communication import predict
+from experiments.low_communication import predict, stacked
 from experiments.low_communication.figure import draw
 from experiments.low_communication.methods import CANDIDATES, METHODS, Method
 from experiments.low_communication.plans import PLANS, Plan, Point, Run, read_run
@@ -191,6 +191,8 @@ def corpus_of(folder: Path) -> Text:
 
 def one(method: Method, plan: Plan, seed: int, folder: Path) -> Run:
     """A run, wherever it is made."""
+    if plan.stacked:
+        return stacked.execute(method, plan, seed, corpus_of(folder))
     return execute(method, plan, seed, f"text:{folder}", corpus_of(folder))
 
 
@@ -244,7 +246,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.steps:
         plan, name = dataclasses.replace(plan, steps=options.steps), f"{name}-{options.steps}"
     parts = [part.strip() for part in options.only.split(";")]
-    known = (*METHODS, *CANDIDATES) if options.plan == "search" else METHODS
+    known = [m for m in (*METHODS, *CANDIDATES) if m.local is not None] if plan.stacked else list(METHODS)
     wanted = [m for m in known if any(part in m.label for part in parts)]
     lacking = [f"{m.label} ({why})" for m in wanted if (why := m.lacking())]
     for line in lacking:
