@@ -35,7 +35,7 @@ from tersegrad.codecs.chunk_values import Bins, Floats, Form, Signs
 from tersegrad.codecs.tiles import Region
 from tersegrad.core import buffers, host, modes
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
+from tersegrad.core.protocol import Context, Guarantee, Message, Omega, Spec
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.text import require
 
@@ -96,8 +96,12 @@ class ChunkTopK(Stateless):
         return tuple(counts)
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+        return self._write(x, data, spec)[0]
+
+    def _write(self, x: Tensor, data: Tensor, spec: Spec) -> tuple[int, Tensor | None]:
+        """The length of the message, and the places that it names, where ``x`` is; none unless the message is a normal one."""
         regions, counts = self.regions(spec), self._counts(spec)
-        places = buffers.empty(sum(counts), torch.int32, x.device)
+        places = there = buffers.empty(sum(counts), torch.int32, x.device)
         values = buffers.empty(sum(counts), torch.float32, x.device)
         finite = kernels.get(x.device).chunk_choose(x, tiles.table(regions), places, values)
         # What was chosen is coded where the message is written: at the host, for a device without kernels for the codes.
@@ -105,13 +109,29 @@ class ChunkTopK(Stateless):
             finite, places, values = host.read_all(finite, places, values)
         if not bool(finite):
             data[0] = modes.NON_FINITE
-            return 1
+            return 1, None
         if not counts or float(kernels.get(values.device).abs_max(values)) == 0:
             data[0] = modes.ZERO
-            return 1
+            return 1, None
         data[0] = modes.NORMAL
         at = 1 + self._form.write(values, counts, data[1:])
-        return at + chunk_sets.encode(places, regions, x.numel(), data[at:])
+        return at + chunk_sets.encode(places, regions, x.numel(), data[at:]), there
+
+    def encode_remove(
+        self, y: Tensor, spec: Spec, state: None, ctx: Context, *, weight: float = 1.0, out: Tensor | None = None
+    ) -> tuple[Message, None, bool]:
+        data = buffers.byte_buffer(out, self.max_nbytes(spec), y.device)
+        here = data if y.is_cpu else host.empty(data.numel(), torch.uint8, y.device)
+        nbytes, places = self._write(y, here, spec)
+        if places is not None:
+            # The values as the receiver will have them; their places are known.
+            values, _ = self._form.read(here[1:nbytes], self._counts(spec))
+            ops, table = kernels.get(y.device), tiles.table(self.regions(spec))
+            ops.chunk_scatter(places, host.send(values, y.device), table, y, -weight)
+        if not y.is_cpu:
+            data[:nbytes].copy_(here[:nbytes], non_blocking=True)
+        message = Message(data if out is None else out, nbytes, None if y.is_cpu else here[:nbytes])
+        return message, None, int(here[0]) != modes.NON_FINITE
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         mode = int(data[0]) if data.numel() else -1

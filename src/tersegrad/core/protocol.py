@@ -307,6 +307,20 @@ def splits(compressor: object, device: torch.device, weight: float) -> bool:
     return said is not None and bool(said(device, weight))
 
 
+@runtime_checkable
+class Remover(Protocol[S]):
+    """Optional, for error feedback too: encode a vector and take what was sent out of it, without decoding the message."""
+
+    def encode_remove(
+        self, y: Tensor, spec: Spec, state: S, ctx: Context, *, weight: float = 1.0, out: Tensor | None = None
+    ) -> tuple[Message, S, bool]:
+        """Encode flat float32 ``y``, and subtract ``weight`` times what the message decodes to from it.
+
+        False: ``y`` is not finite, and is left as it was.
+        """
+        ...
+
+
 def wire_omega(compressor: object, spec: Spec) -> Omega:
     """What the wire format calls a compressor (``spec/wire.md``, section 6): the omega of an unbiased one, "exact", or neither.
 
