@@ -58,9 +58,6 @@ from tersegrad.core.protocol import (
 from tersegrad.core.sums import decode_sum, sums_at_once
 from tersegrad.core.text import Configuration, require
 
-# Coordinates of three vectors that a core's own cache holds.
-PIECE = 1 << 15
-
 # An ordinary buffer: what a compressor promises for it is known at construction. An empty one has nothing to promise about.
 _PROBE = Spec.flat(4096)
 
@@ -154,11 +151,7 @@ class ErrorFeedback(Configuration):
         old = residual.to(x.device).unpacked() if isinstance(residual, Packed) else residual.to(x.device, non_blocking=True)
         if self.decay == 1.0:
             return torch.add(x, old, out=y)
-        # Piece by piece, so that what the first operation writes is still in a cache when the second reads it.
-        pieces = (t.split(PIECE if x.is_cpu else max(1, x.numel())) for t in (x, old.to(torch.float32), y))
-        for more, kept, sum_ in zip(*pieces):
-            torch.mul(kept, float32(self.decay), out=sum_).add_(more)
-        return y
+        return torch.mul(old.to(torch.float32), float32(self.decay), out=y).add_(x)
 
     def encode(
         self,
