@@ -86,7 +86,9 @@ METHODS = (
     Method("SparseLoCo", "SparseLoCo", "sparse_loco", "all_gather(mean=senders, clip=median)", "sparse_loco(every=H)"),
     Method("Sparse Dithering 0.5, local", "Sparse Dithering, local", dithering(0.5)),
     Method("Sparse Dithering 0.75, local", "Sparse Dithering, local", dithering(0.75)),
-    Method("Sparse Dithering 0.85, local", "Sparse Dithering, local", dithering(0.85)),
+    Method("trellis 4, local", "trellis, unbiased", noisy(4)),
+    Method("trellis 2, local", "trellis, unbiased", noisy(2)),
+    Method("trellis 0.5, H = 120", "trellis, unbiased", noisy(0.5), local="local_sgd(every=120)"),
 )  # fmt: skip
 # What else was tried where strengths were chosen (the plan "search").
 CLIPPED = "all_gather(mean=senders, clip=median)"
@@ -99,9 +101,9 @@ CANDIDATES = (
     ),
     # Unbiased messages, without a state.
     *(Method(f"subtractive {w}", "unbiased", subtractive(w)) for w in (0.25, 1, 3)),
-    *(Method(f"trellis, unbiased {w}", "unbiased", noisy(w)) for w in (2, 4)),
+    *(Method(f"trellis, unbiased {w}", "unbiased", noisy(w)) for w in (6, 8)),
     *(Method(f"trellis, unbiased {w}, H = 60", "unbiased", noisy(w), local="local_sgd(every=60)") for w in (1, 2)),
-    *(Method(f"trellis, unbiased {w}, H = 120", "unbiased", noisy(w), local="local_sgd(every=120)") for w in (0.25, 0.5, 1)),
+    *(Method(f"trellis, unbiased {w}, H = 120", "unbiased", noisy(w), local="local_sgd(every=120)") for w in (0.25, 1, 2)),
     Method("trellis, unbiased 8, then 2", "unbiased", noisy(8), f"two_shot(second={noisy(2)})"),
     Method("subtractive 8, then dithering 0.6", "unbiased", subtractive(8), f"two_shot(second={dithering(0.6)})"),
     Method("subtractive 4, then dithering 0.75", "unbiased", subtractive(4), f"two_shot(second={dithering(0.75)})"),
