@@ -93,37 +93,34 @@ METHODS = (
 # What else was tried where strengths were chosen (the plan "search").
 CLIPPED = "all_gather(mean=senders, clip=median)"
 CANDIDATES = (
-    # How long rounds may be, and which outer optimiser goes with them.
+    # Unbiased messages, without a state, and what outer optimiser goes with them.
+    *(Method(f"trellis {w}, local", "unbiased", noisy(w)) for w in (1, 6, 8)),
+    *(Method(f"trellis {w}, H = 60", "unbiased", noisy(w), local="local_sgd(every=60)") for w in (1, 2)),
+    *(Method(f"trellis {w}, H = 120", "unbiased", noisy(w), local="local_sgd(every=120)") for w in (0.25, 1)),
+    *(
+        Method(f"trellis {w}, rate {lr}, momentum {m}", "unbiased", noisy(w), local=f"diloco(every=H, lr={lr}, momentum={m})")
+        for w, lr, m in ((4, 0.7, 0.5), (4, 0.5, 0.5), (6, 0.5, 0.5), (4, 0.4, 0.8))
+    ),
+    Method("trellis 0.25, H = 120, rate 0.8, momentum 0.4", "unbiased", noisy(0.25), local="diloco(every=120, lr=0.8, momentum=0.4)"),
+    Method("trellis 8, then 2", "unbiased", noisy(8), f"two_shot(second={noisy(2)})"),
+    *(Method(f"subtractive {w}, local", "unbiased", subtractive(w)) for w in (0.25, 3)),
+    Method("subtractive 8, then dithering 0.6", "unbiased", subtractive(8), f"two_shot(second={dithering(0.6)})"),
+    # How long rounds may be.
     *(Method(f"float32, H = {h}", "uncompressed", "identity", local=f"local_sgd(every={h})") for h in (60, 120, 240)),
     *(
         Method(f"float32, H = {h}, rate {lr}, momentum {m}", "uncompressed", "identity", local=f"diloco(every={h}, lr={lr}, momentum={m})")
-        for h, lr, m in ((30, 0.7, 0.5), (60, 0.8, 0.4), (120, 0.8, 0.4), (120, 1.0, 0.2), (120, 0.7, 0.6), (240, 0.8, 0.4))
+        for h, lr, m in ((30, 0.7, 0.5), (30, 0.5, 0.5), (60, 0.8, 0.4), (120, 0.8, 0.4), (120, 0.7, 0.6))
     ),
-    # Unbiased messages, without a state.
-    *(Method(f"subtractive {w}", "unbiased", subtractive(w)) for w in (0.25, 1, 3)),
-    *(Method(f"trellis, unbiased {w}", "unbiased", noisy(w)) for w in (6, 8)),
-    *(Method(f"trellis, unbiased {w}, H = 60", "unbiased", noisy(w), local="local_sgd(every=60)") for w in (1, 2)),
-    *(Method(f"trellis, unbiased {w}, H = 120", "unbiased", noisy(w), local="local_sgd(every=120)") for w in (0.25, 1, 2)),
-    Method("trellis, unbiased 8, then 2", "unbiased", noisy(8), f"two_shot(second={noisy(2)})"),
-    Method("subtractive 8, then dithering 0.6", "unbiased", subtractive(8), f"two_shot(second={dithering(0.6)})"),
-    Method("subtractive 4, then dithering 0.75", "unbiased", subtractive(4), f"two_shot(second={dithering(0.75)})"),
-    # Error feedback.
-    *(Method(f"dithering {a}", "dithering", dithering(a)) for a in (0.25, 0.6)),
-    *(Method(f"dithering {a}, H = 60", "dithering", dithering(a), local="local_sgd(every=60)") for a in (0.3, 0.5, 0.75)),
-    *(Method(f"dithering {a}, H = 120", "dithering", dithering(a), local="local_sgd(every=120)") for a in (0.1, 0.3, 0.5)),
-    Method("dithering 0.5, decay 0.5, rate 1.3", "dithering", dithering(0.5, 0.5), local="local_sgd(every=H, lr=1.3)"),
-    Method("dithering 0.75, decay 0.5, rate 2", "dithering", dithering(0.75, 0.5), local="local_sgd(every=H, lr=2)"),
-    Method("dithering 0.75, rate 2", "dithering", dithering(0.75), local="local_sgd(every=H, lr=2)"),
-    Method("trellis 0.5", "trellis", "error_feedback(trellis(alpha=0.5))"),
-    Method("trellis 0.3, H = 120", "trellis", "error_feedback(trellis(alpha=0.3))", local="local_sgd(every=120)"),
     # Few coordinates, averaged over their senders.
-    *(Method(f"signs of {k}, senders", "tiles", tiles(k, 0.95), SENDERS) for k in (16, 32, 64)),
-    *(Method(f"signs of {k}, senders, H = 60", "tiles", tiles(k, 0.95), SENDERS, "local_sgd(every=60)") for k in (32, 64)),
-    Method("signs of 64, senders, H = 120", "tiles", tiles(64, 0.95), SENDERS, "local_sgd(every=120)"),
-    Method("signs of 128", "tiles", tiles(128)),
+    *(Method(f"signs of {k}, senders", "tiles", tiles(k, 0.95), SENDERS) for k in (32, 64)),
+    Method("signs of 64, senders, H = 60", "tiles", tiles(64, 0.95), SENDERS, "local_sgd(every=60)"),
     *(Method(f"SparseLoCo, k = {k}", "tiles", f"sparse_loco(k={k})", CLIPPED, "sparse_loco(every=H)") for k in (32, 128)),
     Method("SparseLoCo, H = 60", "tiles", "sparse_loco", CLIPPED, "sparse_loco(every=60)"),
     Method("SparseLoCo, rate 0.7", "tiles", "sparse_loco", CLIPPED, "sparse_loco(every=H, lr=0.7)"),
     Method("dithering 0.9, decay 0.95, senders", "tiles", dithering(0.9, 0.95), SENDERS),
-    Method("dithering 0.95, decay 0.95, senders", "tiles", dithering(0.95, 0.95), SENDERS),
+    # Error feedback.
+    *(Method(f"dithering {a}, local", "dithering", dithering(a)) for a in (0.1, 0.25)),
+    *(Method(f"dithering {a}, H = 120", "dithering", dithering(a), local="local_sgd(every=120)") for a in (0.1, 0.3)),
+    Method("dithering 0.5, decay 0.5, rate 1.3", "dithering", dithering(0.5, 0.5), local="local_sgd(every=H, lr=1.3)"),
+    Method("error feedback, trellis 0.5", "dithering", "error_feedback(trellis(alpha=0.5))"),
 )  # fmt: skip

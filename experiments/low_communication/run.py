@@ -198,8 +198,8 @@ def one(method: Method, plan: Plan, seed: int, folder: Path) -> Run:
 
 def complete(
     jobs: Sequence[tuple[Method, int]], plan: Plan, folder: Path, beside: int, budget: float
-) -> Iterator[tuple[Method, int, Run | None]]:
-    """Runs as they end, ``beside`` at a time; None for one that failed. None is started that would probably outlast the budget."""
+) -> Iterator[tuple[Method, int, Run | BaseException]]:
+    """Runs as they end, ``beside`` at a time, or their failures. None is started that would probably outlast the budget."""
     begin, longest, waiting = time.perf_counter(), 0.0, list(jobs)
     # Processes that are started anew: CUDA does not survive a fork.
     pool: Any = concurrent.futures.ThreadPoolExecutor(1)
@@ -221,9 +221,7 @@ def complete(
                 method, seed, started = running.pop(future)
                 longest = max(longest, time.perf_counter() - started)
                 failure = future.exception()
-                if failure is not None:
-                    say("".join(traceback.format_exception(failure)))
-                yield method, seed, None if failure is not None else future.result()
+                yield method, seed, future.result() if failure is None else failure
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -258,8 +256,13 @@ def main(words: Sequence[str] | None = None) -> int:
     every = [(m, seed) for seed in range(options.seeds) for m in wanted if not m.lacking()]
     jobs, failed = [job for job in every if job not in there], False
     for method, seed, done in complete(jobs, plan, options.folder, options.beside, options.budget):
-        failed = failed or done is None
-        if done is not None:
+        if isinstance(done, BaseException):
+            failed = True
+            say(f"{method.label}, seed {seed}: failed, {type(done).__name__}: {done}")
+            options.out.mkdir(parents=True, exist_ok=True)
+            with path.with_suffix(".log").open("a") as log:
+                log.write("".join(traceback.format_exception(done)))
+        else:
             order = {m: k for k, m in enumerate(known)}
             runs = sorted([*runs, done], key=lambda r: (order.get(r.method, len(order)), r.seed))
             write(path, plan, runs)

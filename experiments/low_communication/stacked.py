@@ -65,7 +65,7 @@ class Stack:
             {"params": [w for w in self.weights.values() if w.dim() == 2], "weight_decay": 0.0},
         ]
         betas = (self.settings.beta1, self.settings.beta2)
-        self.optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas, fused=True if self.device.type == "cuda" else None)
+        self.optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas)
         self.how = local_sgd.method(method.local_steps(plan.every) or "")
         self.matrices = [name for name, a in self.anchors.items() if a.dim() > 1]
         pieces = [tersegrad.Piece(tuple(a.shape), 0, a.numel(), n) for n, a in self.anchors.items() if n in self.matrices]
@@ -93,7 +93,7 @@ class Stack:
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
         scale = (1.0 / (norms + 1e-6)).clamp(max=1.0)
         for weight, gradient in zip(self.weights.values(), gradients):
-            weight.grad = gradient * scale.view(-1, *[1] * (gradient.dim() - 1))
+            weight.grad = (gradient * scale.view(-1, *[1] * (gradient.dim() - 1))).contiguous()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

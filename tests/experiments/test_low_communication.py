@@ -49,6 +49,51 @@ def test_quick_run_writes_everything(tmp_path: Path) -> None:
     assert run.read(tmp_path / "out" / "quick.json", PLANS["small"]) == []
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("text")
+    for k in range(40):
+        (made / f"{k}.py").write_text("".join(f"def f{j}(x):\n    return x * {j + k}\n" for j in range(40)))
+    return made
+
+
+@pytest.mark.parametrize("label", ["float32, local", "trellis 4, local", "SparseLoCo"])
+def test_a_stack_of_workers_is_the_trainer(folder: Path, label: str) -> None:
+    """The same losses up to the order of sums, and the same bytes but for the vectors, which cost the trainer more in small models."""
+    method = next(m for m in METHODS if m.label == label)
+    plan = dataclasses.replace(PLANS["quick"], steps=10, evaluate_every=5, workers=4)
+    # Groups of parameters are numbered otherwise, and with them the noise.
+    near = 0.05 if "trellis" in label else 1e-3
+    real, stack = (run.one(method, dataclasses.replace(plan, stacked=stacked), 3, folder) for stacked in (False, True))
+    assert [p.loss for p in stack.points] == pytest.approx([p.loss for p in real.points], rel=near)
+    assert stack.loss == pytest.approx(real.loss, rel=near)
+    assert (stack.exchanges, stack.parameters, stack.tokens) == (real.exchanges, real.parameters, real.tokens)
+    assert stack.sent == pytest.approx(real.sent, rel=0.02 if label != "SparseLoCo" else 0.3)
+
+
+def slow(method: Method, plan: object, seed: int, folder: Path) -> Run:
+    if seed == 1:
+        raise ValueError("this one fails")
+    return made(method=method, seed=seed)
+
+
+def test_runs_that_fail_and_runs_that_are_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "one", slow)
+    jobs = [(LOCAL, seed) for seed in range(3)]
+    found = [(seed, isinstance(done, Run)) for _, seed, done in run.complete(jobs, PLANS["quick"], Path(), 1, 0.0)]
+    assert found == [(0, True), (1, False), (2, True)]
+    words = [str(tmp_path), "--plan", "quick", "--only", "float32, local", "--seeds", "2", "--out", str(tmp_path / "out")]
+    (tmp_path / "text.txt").write_text("text")
+    assert run.main(words) == 1
+    assert "this one fails" in capsys.readouterr().err
+    assert "Traceback" in (tmp_path / "out" / "quick.log").read_text()
+    assert [r.seed for r in run.read(tmp_path / "out" / "quick.json", PLANS["quick"])] == [0]
+    assert list(run.complete(jobs, PLANS["quick"], Path(), 1, 1e-9)) == []
+    assert "3 runs are not started" in capsys.readouterr().err
+
+
 def test_methods_are_lines() -> None:
     assert len({m.label for m in METHODS}) == len(METHODS)
     assert METHODS[0].compressor == "bf16"

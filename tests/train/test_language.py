@@ -290,6 +290,16 @@ def test_it_learns_the_text(corpus: str, tmp_path: Path) -> None:
     assert "of tokens" in table
 
 
+def test_signs_are_steps_of_one_size(corpus: str, tmp_path: Path) -> None:
+    """DisTrO's update: every coordinate with a gradient moves by the rate, whatever the gradient's size."""
+    options: dict[str, Any] = {"compressor": "identity", "optimizer": "sign_sgd(lr=0.01, decay=none, warmup=0)"}
+    for steps in (1, 2):
+        virtual_run(tiny(corpus, steps=steps, checkpoint=tmp_path / str(steps), **options), 2)
+    one, two = (learned(tmp_path / str(k))[0] for k in (1, 2))
+    moved = (two["blocks.0.up.weight"] - one["blocks.0.up.weight"]).abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-4, atol=1e-6)
+
+
 def test_accumulation_gives_the_gradient_of_the_whole_batch(corpus: str, tmp_path: Path) -> None:
     """Up to rounding: with identity and SGD two steps stay close."""
     options: dict[str, Any] = {"compressor": "identity", "optimizer": "sgd(lr=0.1, momentum=0)", "steps": 2}
