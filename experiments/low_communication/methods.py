@@ -86,6 +86,7 @@ METHODS = (
     Method("SparseLoCo", "SparseLoCo", "sparse_loco", "all_gather(mean=senders, clip=median)", "sparse_loco(every=H)"),
     Method("Sparse Dithering 0.5, local", "Sparse Dithering, local", dithering(0.5)),
     Method("Sparse Dithering 0.75, local", "Sparse Dithering, local", dithering(0.75)),
+    Method("signs of 32, senders", "signs of tiles", tiles(32, 0.95), SENDERS),
     Method("trellis 4, local", "trellis, unbiased", noisy(4)),
     Method("trellis 2, local", "trellis, unbiased", noisy(2)),
     Method("trellis 0.5, H = 120", "trellis, unbiased", noisy(0.5), local="local_sgd(every=120)"),
@@ -112,7 +113,7 @@ CANDIDATES = (
         for h, lr, m in ((30, 0.7, 0.5), (30, 0.5, 0.5), (60, 0.8, 0.4), (120, 0.8, 0.4), (120, 0.7, 0.6))
     ),
     # Few coordinates, averaged over their senders.
-    *(Method(f"signs of {k}, senders", "tiles", tiles(k, 0.95), SENDERS) for k in (32, 64)),
+    *(Method(f"signs of {k}, senders", "tiles", tiles(k, 0.95), SENDERS) for k in (16, 64)),
     Method("signs of 64, senders, H = 60", "tiles", tiles(64, 0.95), SENDERS, "local_sgd(every=60)"),
     *(Method(f"SparseLoCo, k = {k}", "tiles", f"sparse_loco(k={k})", CLIPPED, "sparse_loco(every=H)") for k in (32, 128)),
     Method("SparseLoCo, H = 60", "tiles", "sparse_loco", CLIPPED, "sparse_loco(every=60)"),
