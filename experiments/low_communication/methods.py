@@ -88,14 +88,14 @@ METHODS = (
     Method("Sparse Dithering 0.75, local", "Sparse Dithering, local", dithering(0.75)),
     Method("signs of 32, senders", "signs of tiles", tiles(32, 0.95), SENDERS),
     Method("trellis 4, local", "trellis, unbiased", noisy(4)),
-    Method("trellis 2, local", "trellis, unbiased", noisy(2)),
+    Method("trellis 6, local", "trellis, unbiased", noisy(6)),
     Method("trellis 0.5, H = 120", "trellis, unbiased", noisy(0.5), local="local_sgd(every=120)"),
 )  # fmt: skip
 # What else was tried where strengths were chosen (the plan "search").
 CLIPPED = "all_gather(mean=senders, clip=median)"
 CANDIDATES = (
     # Unbiased messages, without a state, and what outer optimiser goes with them.
-    *(Method(f"trellis {w}, local", "unbiased", noisy(w)) for w in (1, 6, 8)),
+    *(Method(f"trellis {w}, local", "unbiased", noisy(w)) for w in (1, 2, 8)),
     *(Method(f"trellis {w}, H = 60", "unbiased", noisy(w), local="local_sgd(every=60)") for w in (1, 2)),
     *(Method(f"trellis {w}, H = 120", "unbiased", noisy(w), local="local_sgd(every=120)") for w in (0.25, 1)),
     *(

@@ -200,7 +200,7 @@ def complete(
     jobs: Sequence[tuple[Method, int]], plan: Plan, folder: Path, beside: int, budget: float
 ) -> Iterator[tuple[Method, int, Run | BaseException]]:
     """Runs as they end, ``beside`` at a time, or their failures. None is started that would probably outlast the budget."""
-    begin, longest, waiting = time.perf_counter(), 0.0, list(jobs)
+    begin, took, waiting = time.perf_counter(), dict[Method, float](), list(jobs)
     # Processes that are started anew: CUDA does not survive a fork.
     pool: Any = concurrent.futures.ThreadPoolExecutor(1)
     if beside > 1:
@@ -209,17 +209,18 @@ def complete(
     with pool:
         while waiting or running:
             while waiting and len(running) < beside:
-                now = time.perf_counter()
-                if budget and now - begin + longest > budget:
-                    say(f"{len(waiting)} runs are not started: {now - begin:.0f} of {budget:.0f} s have passed")
-                    waiting = []
-                    break
-                method, seed = waiting.pop(0)
+                now, (method, seed) = time.perf_counter(), waiting.pop(0)
+                # As long as the same method took, or else the slowest one.
+                if budget and now - begin + took.get(method, max(took.values(), default=0.0)) > budget:
+                    say(f"{method.label}, seed {seed}: not started, {now - begin:.0f} of {budget:.0f} s have passed")
+                    continue
                 running[pool.submit(one, method, plan, seed, folder)] = method, seed, now
+            if not running:
+                continue
             ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in ended:
                 method, seed, started = running.pop(future)
-                longest = max(longest, time.perf_counter() - started)
+                took[method] = time.perf_counter() - started
                 failure = future.exception()
                 yield method, seed, future.result() if failure is None else failure
 
@@ -231,6 +232,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--plan", choices=PLANS, default="small")
     parser.add_argument("--only", default="", help="parts of methods' labels, separated by semicolons; all methods by default")
     parser.add_argument("--seeds", type=int, default=1, help="runs per method")
+    parser.add_argument("--claims", default="", help="parts of the labels that are repeated with all seeds; all by default")
     parser.add_argument("--steps", type=int, default=0, help="another number of steps than the plan's")
     parser.add_argument("--beside", type=int, default=1, help="runs at a time, each in a process of its own")
     parser.add_argument("--budget", type=float, default=0.0, help="seconds; no run is started that would probably outlast them")
@@ -243,7 +245,7 @@ def main(words: Sequence[str] | None = None) -> int:
     plan, name = PLANS[options.plan], options.plan
     if options.steps:
         plan, name = dataclasses.replace(plan, steps=options.steps), f"{name}-{options.steps}"
-    parts = [part.strip() for part in options.only.split(";")]
+    parts, claims = ([part.strip() for part in named.split(";")] for named in (options.only, options.claims))
     known = [m for m in (*METHODS, *CANDIDATES) if m.local is not None] if plan.stacked else list(METHODS)
     wanted = [m for m in known if any(part in m.label for part in parts)]
     lacking = [f"{m.label} ({why})" for m in wanted if (why := m.lacking())]
@@ -253,7 +255,8 @@ def main(words: Sequence[str] | None = None) -> int:
     path = options.out / f"{name}.json"
     runs = [] if options.fresh else read(path, plan)
     there = {(r.method, r.seed) for r in runs}
-    every = [(m, seed) for seed in range(options.seeds) for m in wanted if not m.lacking()]
+    can = [m for m in wanted if not m.lacking()]
+    every = [(m, s) for s in range(options.seeds) for m in can if s == 0 or any(part in m.label for part in claims)]
     jobs, failed = [job for job in every if job not in there], False
     for method, seed, done in complete(jobs, plan, options.folder, options.beside, options.budget):
         if isinstance(done, BaseException):

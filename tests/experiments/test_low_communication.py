@@ -91,7 +91,7 @@ def test_runs_that_fail_and_runs_that_are_not_started(
     assert "Traceback" in (tmp_path / "out" / "quick.log").read_text()
     assert [r.seed for r in run.read(tmp_path / "out" / "quick.json", PLANS["quick"])] == [0]
     assert list(run.complete(jobs, PLANS["quick"], Path(), 1, 1e-9)) == []
-    assert "3 runs are not started" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("not started") == 3
 
 
 def test_methods_are_lines() -> None:
