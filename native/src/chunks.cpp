@@ -101,6 +101,28 @@ void prefetch(const float* x, const Region& r) {
         for (std::size_t at = 0; at < r.width; at += 16) __builtin_prefetch(x + row * r.cols + at);
 }
 
+// Chooses from chunks one after another: from(region, offset of the chunk, whether another follows, its offset) tells where one lies.
+template <class From>
+bool by_chunks(const std::vector<Region>& regions, std::int32_t* places, float* values, From&& from) {
+    std::atomic<bool> finite{true};
+    for (const Region& r : regions) {
+        parallel_for(r.count(), 1, grain, [&](std::size_t begin, std::size_t end) {
+            Chooser chooser(r.size());
+            for (std::size_t c = begin; c < end; ++c) {
+                const float* const chunk = from(r, r.offset(c), c + 1 < end, r.offset(c + 1));
+                if (!chooser(chunk, r, places + c * r.kept, values + c * r.kept)) {
+                    finite = false;
+                    return;
+                }
+            }
+        });
+        if (!finite) return false;
+        places += r.places();
+        values += r.places();
+    }
+    return true;
+}
+
 // body(region, its places, its values, first and last band) over the bands of all regions: a row of chunks each.
 template <class Body>
 void by_bands(const std::int32_t* places, const float* values, const std::vector<Region>& regions, Body&& body) {
@@ -159,26 +181,24 @@ void scatter_around(const Region& r, float* to, const std::int32_t* places, cons
 
 }  // namespace
 
-const Loops loops_portable = {maxima_of, kth_of};
+const Loops loops_portable = {maxima_of, kth_of, sum_of};
 
 bool choose(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values) {
-    std::atomic<bool> finite{true};
-    for (const Region& r : regions) {
-        parallel_for(r.count(), 1, grain, [&](std::size_t begin, std::size_t end) {
-            Chooser chooser(r.size());
-            for (std::size_t c = begin; c < end; ++c) {
-                if (c + 1 < end) prefetch(x + r.offset(c + 1), r);
-                if (!chooser(x + r.offset(c), r, places + c * r.kept, values + c * r.kept)) {
-                    finite = false;
-                    return;
-                }
-            }
-        });
-        if (!finite) return false;
-        places += r.places();
-        values += r.places();
-    }
-    return true;
+    return by_chunks(regions, places, values, [&](const Region& r, std::size_t at, bool next, std::size_t then) {
+        if (next) prefetch(x + then, r);
+        return x + at;
+    });
+}
+
+bool carry_and_choose(const float* x, const float* carry, float decay, float* sum, const std::vector<Region>& regions, std::int32_t* places,
+                      float* values) {
+    const Loops& loop = loops();
+    return by_chunks(regions, places, values, [&](const Region& r, std::size_t at, bool next, std::size_t then) {
+        if (next) prefetch(x + then, r), prefetch(carry + then, r);
+        for (std::size_t row = 0; row < r.height; ++row)
+            loop.add(x + at + row * r.cols, carry + at + row * r.cols, decay, sum + at + row * r.cols, r.width);
+        return static_cast<const float*>(sum + at);
+    });
 }
 
 void scatter(const std::int32_t* places, const float* values, const std::vector<Region>& regions, float* out) {

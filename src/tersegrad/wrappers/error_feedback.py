@@ -168,22 +168,19 @@ class ErrorFeedback(Configuration):
         weight, flat = self._weight(spec), flat_float32(x, spec)
         residual = state.residual
         plain = isinstance(residual, Tensor) and residual.dtype == torch.float32 and residual.device == flat.device
-        together = plain and self.decay == 1.0 and self.place == "device"
-        if together and splits(self.inner, flat.device, weight):
+        together = plain and self.place == "device"
+        if together and splits(self.inner, flat.device, weight, self.decay):
             splitter: Any = self.inner
+            fading = {} if self.decay == 1.0 else {"decay": float32(self.decay)}
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
             message, inner, finite = splitter.encode_split(
-                flat, residual, left, spec, state.inner, ctx, weight=weight, stats=stats, out=out
+                flat, residual, left, spec, state.inner, ctx, weight=weight, stats=stats, out=out, **fading
             )
             after = ErrorFeedbackState(left, inner)
             if isinstance(finite, Tensor):
                 return message, _chosen(after, finite, state)
             return message, after if finite else state
         y = self._sum(flat, state.residual)
-        remove = getattr(self.inner, "encode_remove", None)
-        if remove is not None:
-            message, inner, good = remove(y, spec, state.inner, ctx, weight=weight, out=out)
-            return message, ErrorFeedbackState(self._kept(y), inner) if good else state
         message, inner = self.inner.encode(y, spec, state.inner, ctx, stats=stats, out=out)
         left = _subtract(self.inner, message, spec, ctx, y, weight)
         left = left.to(torch.bfloat16) if self.residual == "bfloat16" else left

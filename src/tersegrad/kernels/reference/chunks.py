@@ -18,7 +18,7 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.numbers import float32
 
-__all__ = ["chunk_bins", "chunk_choose", "chunk_decode", "chunk_encode", "chunk_scatter"]
+__all__ = ["chunk_bins", "chunk_carry", "chunk_choose", "chunk_decode", "chunk_encode", "chunk_scatter"]
 
 STREAM = 2048  # places of a stream, at least, if there are so many
 LOWEST = 1 << 31
@@ -66,6 +66,11 @@ def chunk_choose(x: Tensor, regions: Tensor, places: Tensor, values: Tensor) -> 
         values[at:end] = tiles.gather(1, chosen).reshape(-1)
         at = end
     return torch.isfinite(x).all()
+
+
+def chunk_carry(x: Tensor, carry: Tensor, decay: float, out: Tensor, regions: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """The sum into ``out``, and whether all of it is finite."""
+    return chunk_choose(torch.mul(carry, decay, out=out).add_(x), regions, places, values)
 
 
 def chunk_scatter(places: Tensor, values: Tensor, regions: Tensor, out: Tensor, weight: float | None = None) -> None:
