@@ -106,6 +106,8 @@ CANDIDATES = (
     Method("trellis 8, then 2", "unbiased", noisy(8), f"two_shot(second={noisy(2)})"),
     *(Method(f"subtractive {w}, local", "unbiased", subtractive(w)) for w in (0.25, 3)),
     Method("subtractive 8, then dithering 0.6", "unbiased", subtractive(8), f"two_shot(second={dithering(0.6)})"),
+    # Longer steps along the exact mean.
+    *(Method(f"float32, rate {lr}", "uncompressed", "identity", local=f"local_sgd(every=H, lr={lr})") for lr in (1.25, 1.5, 2)),
     # How long rounds may be.
     *(Method(f"float32, H = {h}", "uncompressed", "identity", local=f"local_sgd(every={h})") for h in (60, 120, 240)),
     *(

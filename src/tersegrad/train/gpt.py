@@ -68,9 +68,11 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
+                # GPT-2's 0.02 at its width of 768: narrower networks start as well with larger weights.
+                deviation = 0.02 * math.sqrt(768 / width)
                 # What is added to the residual stream starts smaller, as in GPT-2.
                 narrow = name.endswith(("attention.out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if narrow else 0.02)
+                nn.init.normal_(parameter, std=deviation / math.sqrt(2 * layers) if narrow else deviation)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
