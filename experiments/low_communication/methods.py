@@ -107,7 +107,8 @@ CANDIDATES = (
     *(Method(f"subtractive {w}, local", "unbiased", subtractive(w)) for w in (0.25, 3)),
     Method("subtractive 8, then dithering 0.6", "unbiased", subtractive(8), f"two_shot(second={dithering(0.6)})"),
     # Longer steps along the exact mean.
-    *(Method(f"float32, rate {lr}", "uncompressed", "identity", local=f"local_sgd(every=H, lr={lr})") for lr in (1.25, 1.5, 2)),
+    *(Method(f"float32, local, rate {r}", "control", "identity", local=f"local_sgd(every=H, lr={r})") for r in (0.7, 1.25, 1.5, 2)),
+    *(Method(f"trellis 4, local, rate {r}", "control", noisy(4), local=f"local_sgd(every=H, lr={r})") for r in (0.5, 0.25)),
     # How long rounds may be.
     *(Method(f"float32, H = {h}", "uncompressed", "identity", local=f"local_sgd(every={h})") for h in (60, 120, 240)),
     *(

@@ -101,41 +101,54 @@ def _hours(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else number(value)
 
 
+def above(mine: Sequence[Run], base: Sequence[Run]) -> float | None:
+    """Per cent of loss above another method's, over the seeds that both have."""
+    pairs = [(a.loss, b.loss) for a in mine for b in base if a.seed == b.seed]
+    return 100 * (sum(a for a, _ in pairs) / sum(b for _, b in pairs) - 1) if pairs else None
+
+
 def table(runs: Sequence[Run], plan: Plan, note: str = "") -> Table:
-    """One row per method: means over seeds."""
-    base = next((r for r in runs if r.method == METHODS[0]), runs[0])
-    alone = next((r for r in runs if r.method.label == "float32, local"), None)
-    rows = []
+    """One row per method: means over its seeds."""
+
+    def of(label: str) -> list[Run]:
+        return [r for r in runs if r.method.label == label]
+
+    def fewer(base: Sequence[Run], sent: float) -> str:
+        return f"{statistics.fmean(r.sent for r in base) / sent:,.1f}" if base else ""
+
+    every_step, alone, rows = of(METHODS[0].label), of("float32, local"), []
     for method in dict.fromkeys(r.method for r in runs):
         mine = [r for r in runs if r.method == method]
 
-        def mean(values: Any) -> float:
-            return float(statistics.fmean(values))
+        def mean(name: str, mine: list[Run] = mine) -> float:
+            return float(statistics.fmean(getattr(r, name) for r in mine))
 
-        loss, sent = mean(r.loss for r in mine), mean(r.sent for r in mine)
-        worse = "" if alone is None else f"{100 * (loss / alone.loss - 1):+.2f}"
-        row = [method.label, f"{loss:.4f}", worse, f"{sent / 1e6:,.3f}", number(mean(r.message_bits for r in mine))]
-        row += [number(mean(r.bits for r in mine)), f"{base.sent / sent:,.1f}", number(mean(r.coding for r in mine))]
+        losses, worse = [r.loss for r in mine], above(mine, alone)
+        spread = f"{min(losses):.4f} to {max(losses):.4f}" if len(losses) > 1 else ""
+        row = [method.label, str(len(mine)), f"{mean('loss'):.4f}", spread, "" if worse is None else f"{worse:+.2f}"]
+        row += [f"{mean('sent') / 1e6:,.3f}", number(mean("message_bits")), number(mean("bits"))]
+        row += [fewer(alone, mean("sent")), fewer(every_step, mean("sent")), number(mean("coding")) if mean("coding") else ""]
         for scale in predict.scales(mine[0]):
-            row += [_hours(mean(predict.hours(r, scale, rate) for r in mine)) for _, rate in predict.LINKS]
+            row += [_hours(statistics.fmean(predict.hours(r, scale, rate) for r in mine)) for _, rate in predict.LINKS]
         rows.append(tuple(row))
-    columns = [Column("method", number=False), Column("loss"), Column("% above float32, local"), Column("MB sent")]
-    columns += [Column("bits per message"), Column("bits sent"), Column("times fewer than bf16"), Column("coding s")]
+    columns = [Column("method", number=False), Column("seeds"), Column("loss"), Column("lowest to highest")]
+    columns += [Column("% above float32, local"), Column("MB sent"), Column("bits per message"), Column("bits sent")]
+    columns += [Column("times fewer than float32, local"), Column("than bf16"), Column("coding s")]
     names = [scale.name for scale in predict.scales(runs[0])]
     columns += [Column(f"hours, {name}, {link}") for name in names for link, _ in predict.LINKS]
-    seeds = len({r.seed for r in runs})
     title = (
         f"{plan.model}: {runs[0].parameters:,} parameters, {plan.workers} virtual workers, {plan.steps} steps, "
-        f"{runs[0].tokens:,} tokens, H = {plan.every}, {f'mean of {seeds} seeds' if seeds > 1 else 'one seed'}"
+        f"{runs[0].tokens:,} tokens, H = {plan.every} unless told otherwise"
     )
     return Table(tuple(columns), tuple(rows), title, note)
 
 
 NOTE = """\
-loss: nats per byte of the validation text. MB sent: by one worker in the whole run, real messages. bits per message: per parameter; bits
-sent: per parameter and exchange, by one worker, both rounds counted. coding s: seconds that one worker encoded and decoded in the whole
-run, which small models spend on calls rather than on coordinates. hours: sending and coding in a whole training run, predicted from bits
-and from the speed on long messages; the assumptions stand in predict.py.""".replace("\n", " ")
+loss: nats per byte of the validation text, mean over the seeds. % above float32, local: over the seeds that both have. MB sent: by one
+worker in the whole run, real messages. bits per message: per parameter; bits sent: per parameter and exchange, by one worker, both rounds
+counted. coding s: seconds that one worker encoded and decoded in the whole run, which small models spend on calls rather than on
+coordinates. hours: sending and coding in a whole training run, predicted from bits and from the speed on long messages; the
+assumptions stand in predict.py.""".replace("\n", " ")
 
 
 def read(path: Path, plan: Plan) -> list[Run]:
@@ -191,7 +204,7 @@ def corpus_of(folder: Path) -> Text:
 
 def one(method: Method, plan: Plan, seed: int, folder: Path) -> Run:
     """A run, wherever it is made."""
-    if plan.stacked:
+    if plan.stacked and method.local is not None:
         return stacked.execute(method, plan, seed, corpus_of(folder))
     return execute(method, plan, seed, f"text:{folder}", corpus_of(folder))
 
@@ -236,6 +249,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=0, help="another number of steps than the plan's")
     parser.add_argument("--beside", type=int, default=1, help="runs at a time, each in a process of its own")
     parser.add_argument("--budget", type=float, default=0.0, help="seconds; no run is started that would probably outlast them")
+    parser.add_argument("--tables", action="store_true", help="no runs: table and figure of what is there")
     parser.add_argument("--fresh", action="store_true", help="compute again what is there already")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON, table and figure")
     options = parser.parse_args(words)
@@ -246,7 +260,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.steps:
         plan, name = dataclasses.replace(plan, steps=options.steps), f"{name}-{options.steps}"
     parts, claims = ([part.strip() for part in named.split(";")] for named in (options.only, options.claims))
-    known = [m for m in (*METHODS, *CANDIDATES) if m.local is not None] if plan.stacked else list(METHODS)
+    known = (*METHODS, *CANDIDATES) if plan.stacked else METHODS
     wanted = [m for m in known if any(part in m.label for part in parts)]
     lacking = [f"{m.label} ({why})" for m in wanted if (why := m.lacking())]
     for line in lacking:
@@ -257,7 +271,7 @@ def main(words: Sequence[str] | None = None) -> int:
     there = {(r.method, r.seed) for r in runs}
     can = [m for m in wanted if not m.lacking()]
     every = [(m, s) for s in range(options.seeds) for m in can if s == 0 or any(part in m.label for part in claims)]
-    jobs, failed = [job for job in every if job not in there], False
+    jobs, failed = [job for job in every if job not in there and not options.tables], False
     for method, seed, done in complete(jobs, plan, options.folder, options.beside, options.budget):
         if isinstance(done, BaseException):
             failed = True

@@ -44,7 +44,7 @@ def test_quick_run_writes_everything(tmp_path: Path) -> None:
     assert bf16.sent > 2 * local.sent
     assert [p.step for p in local.points] == [10, 20]
     table = (tmp_path / "out" / "quick.md").read_text()
-    assert "times fewer than bf16" in table
+    assert "times fewer than float32, local" in table
     assert (tmp_path / "out" / "quick.png").stat().st_size > 10_000
     assert run.read(tmp_path / "out" / "quick.json", PLANS["small"]) == []
 

@@ -59,7 +59,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens (batch, length) to logits (batch, length, vocabulary)."""
 
-    def __init__(self, vocabulary: int, layers: int, width: int, heads: int) -> None:
+    def __init__(self, vocabulary: int, layers: int, width: int, heads: int, deviation: float = 0.02) -> None:
         super().__init__()
         self.size = width // heads  # of a head
         self.embedding = nn.Embedding(vocabulary, width)
@@ -68,8 +68,6 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                # GPT-2's 0.02 at its width of 768: narrower networks start as well with larger weights.
-                deviation = 0.02 * math.sqrt(768 / width)
                 # What is added to the residual stream starts smaller, as in GPT-2.
                 narrow = name.endswith(("attention.out.weight", "down.weight"))
                 nn.init.normal_(parameter, std=deviation / math.sqrt(2 * layers) if narrow else deviation)
