@@ -238,12 +238,24 @@ def complete(
                 yield method, seed, future.result() if failure is None else failure
 
 
+def named(text: str, known: Sequence[Method]) -> list[Method]:
+    """The methods with these labels, or with these parts of labels, which semicolons separate.
+
+    >>> [m.label for m in named("float32, local; bf16", METHODS)]
+    ['bf16, every step', 'float32, local']
+    """
+    labels, parts = {m.label for m in known}, [part.strip() for part in text.split(";")]
+    return [m for m in known if any(part == m.label if part in labels else part in m.label for part in parts)]
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Train with every method and compare; the exit status says whether a run failed."""
     parser = argparse.ArgumentParser(description="Validation loss against bytes.")
     parser.add_argument("folder", type=Path, help="the corpus, or any folder of text")
     parser.add_argument("--plan", choices=PLANS, default="small")
-    parser.add_argument("--only", default="", help="parts of methods' labels, separated by semicolons; all methods by default")
+    parser.add_argument(
+        "--only", default="", help="labels of methods, or parts of them, separated by semicolons; all by default"
+    )
     parser.add_argument("--seeds", type=int, default=1, help="runs per method")
     parser.add_argument("--claims", default="", help="parts of the labels that are repeated with all seeds; all by default")
     parser.add_argument("--steps", type=int, default=0, help="another number of steps than the plan's")
@@ -259,9 +271,8 @@ def main(words: Sequence[str] | None = None) -> int:
     plan, name = PLANS[options.plan], options.plan
     if options.steps:
         plan, name = dataclasses.replace(plan, steps=options.steps), f"{name}-{options.steps}"
-    parts, claims = ([part.strip() for part in named.split(";")] for named in (options.only, options.claims))
     known = (*METHODS, *CANDIDATES) if plan.stacked else METHODS
-    wanted = [m for m in known if any(part in m.label for part in parts)]
+    wanted, claims = named(options.only, known), named(options.claims, known)
     lacking = [f"{m.label} ({why})" for m in wanted if (why := m.lacking())]
     for line in lacking:
         say(f"left out: {line}")
@@ -270,7 +281,7 @@ def main(words: Sequence[str] | None = None) -> int:
     runs = [] if options.fresh else read(path, plan)
     there = {(r.method, r.seed) for r in runs}
     can = [m for m in wanted if not m.lacking()]
-    every = [(m, s) for s in range(options.seeds) for m in can if s == 0 or any(part in m.label for part in claims)]
+    every = [(m, s) for s in range(options.seeds) for m in can if s == 0 or m in claims]
     jobs, failed = [job for job in every if job not in there and not options.tables], False
     for method, seed, done in complete(jobs, plan, options.folder, options.beside, options.budget):
         if isinstance(done, BaseException):
