@@ -101,16 +101,18 @@ void prefetch(const float* x, const Region& r) {
         for (std::size_t at = 0; at < r.width; at += 16) __builtin_prefetch(x + row * r.cols + at);
 }
 
-// Chooses from chunks one after another: from(region, offset of the chunk, whether another follows, its offset) tells where one lies.
-template <class From>
-bool by_chunks(const std::vector<Region>& regions, std::int32_t* places, float* values, From&& from) {
+// Chooses from chunks one after another, band by band: a row of chunks each. begin(first coordinate of a band, how many) comes before.
+template <class Begin>
+bool by_chunks(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values, Begin&& begin_band) {
     std::atomic<bool> finite{true};
     for (const Region& r : regions) {
-        parallel_for(r.count(), 1, grain, [&](std::size_t begin, std::size_t end) {
+        const std::size_t across = r.cols / r.width;
+        parallel_for(r.rows / r.height, 1, std::max<std::size_t>(1, grain / across), [&](std::size_t begin, std::size_t end) {
             Chooser chooser(r.size());
-            for (std::size_t c = begin; c < end; ++c) {
-                const float* const chunk = from(r, r.offset(c), c + 1 < end, r.offset(c + 1));
-                if (!chooser(chunk, r, places + c * r.kept, values + c * r.kept)) {
+            for (std::size_t c = begin * across; c < end * across; ++c) {
+                if (c % across == 0) begin_band(r.offset(c), r.height * r.cols);
+                if (c + 1 < end * across) prefetch(x + r.offset(c + 1), r);
+                if (!chooser(x + r.offset(c), r, places + c * r.kept, values + c * r.kept)) {
                     finite = false;
                     return;
                 }
@@ -184,21 +186,15 @@ void scatter_around(const Region& r, float* to, const std::int32_t* places, cons
 const Loops loops_portable = {maxima_of, kth_of, sum_of};
 
 bool choose(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values) {
-    return by_chunks(regions, places, values, [&](const Region& r, std::size_t at, bool next, std::size_t then) {
-        if (next) prefetch(x + then, r);
-        return x + at;
-    });
+    return by_chunks(x, regions, places, values, [](std::size_t, std::size_t) {});
 }
 
 bool carry_and_choose(const float* x, const float* carry, float decay, float* sum, const std::vector<Region>& regions, std::int32_t* places,
                       float* values) {
     const Loops& loop = loops();
-    return by_chunks(regions, places, values, [&](const Region& r, std::size_t at, bool next, std::size_t then) {
-        if (next) prefetch(x + then, r), prefetch(carry + then, r);
-        for (std::size_t row = 0; row < r.height; ++row)
-            loop.add(x + at + row * r.cols, carry + at + row * r.cols, decay, sum + at + row * r.cols, r.width);
-        return static_cast<const float*>(sum + at);
-    });
+    // A band is summed as a whole, and still in a cache when its chunks are looked at.
+    return by_chunks(sum, regions, places, values,
+                     [&](std::size_t at, std::size_t count) { loop.add(x + at, carry + at, decay, sum + at, count); });
 }
 
 void scatter(const std::int32_t* places, const float* values, const std::vector<Region>& regions, float* out) {
