@@ -56,8 +56,8 @@ def _bytes(counts: tuple[int, ...]) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _firsts(counts: tuple[int, ...], bins: int) -> Tensor:
-    """The number of the first bin of the tensor of each value."""
-    return owners(counts) * bins
+    """The number of the first bin of the tensor of each value, int32."""
+    return (owners(counts) * bins).to(torch.int32)
 
 
 @functools.lru_cache(maxsize=64)
@@ -171,7 +171,7 @@ class Bins:
 
     def _stand(self, stands: Tensor, chosen: Tensor, counts: tuple[int, ...], values: Tensor) -> None:
         """What stands for the bin of each value."""
-        torch.take(stands, _firsts(counts, self.bins).to(chosen.device) + chosen, out=values)
+        torch.index_select(stands, 0, _firsts(counts, self.bins).to(chosen.device) + chosen, out=values)
 
     def max_nbytes(self, counts: tuple[int, ...]) -> int:
         size = len(counts) * self.bins
