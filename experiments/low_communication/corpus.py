@@ -7,14 +7,12 @@ distributions; pip would have to run the build scripts of those to name them.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
-from typing import Annotated
-
-import typer
 
 PINS = Path(__file__).parent / "corpus"
 PARTS = ("train", "validation")
@@ -52,14 +50,15 @@ def extract(wheel: Path, folder: Path, limit: float = 0.0) -> int:
     return total
 
 
-def main(
-    folder: Annotated[Path, typer.Argument(help="Where to put it.")],
-    limit: Annotated[float, typer.Option(min=0, help="Megabytes per package; 0: all of it.")] = 0.0,
-) -> None:
+def main() -> None:
     """Download the pinned packages and lay out their source by part."""
-    for part, size in build(folder, limit).items():
-        print(f"{folder / part}: {size / 1e6:.1f} MB")
+    parser = argparse.ArgumentParser(description="Download the pinned packages and lay out their source by part.")
+    parser.add_argument("folder", type=Path, help="where to put it")
+    parser.add_argument("--limit", type=float, default=0.0, help="megabytes per package; 0: all of it")
+    options = parser.parse_args()
+    for part, size in build(options.folder, options.limit).items():
+        print(f"{options.folder / part}: {size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -31,7 +31,7 @@ def draw(runs: Sequence[Run], title: str, stem: Path) -> list[Path]:
             left.plot(*zip(*points), color=colour, marker=marker, linestyle="none", markersize=6.5, label=family)
             for r in mine:
                 if r.seed == min(q.seed for q in mine):
-                    _annotate(left, r, colour, inwards=r.sent**2 > most * least)
+                    _annotate(left, r, colour, inwards=r.sent**2 > most * least, below=families.index(family) % 2 == 0)
                     curve = [(p.sent / 1e6, p.loss) for p in r.points if p.sent] or [(r.sent / 1e6, r.loss)]
                     right.plot(*zip(*curve), color=colour, marker=marker, linestyle=dash, markersize=3.5, linewidth=1.1)
         for axis in (left, right):
@@ -53,7 +53,8 @@ def draw(runs: Sequence[Run], title: str, stem: Path) -> list[Path]:
         return paths
 
 
-def _annotate(axis: Any, r: Run, colour: str, inwards: bool) -> None:
+def _annotate(axis: Any, r: Run, colour: str, inwards: bool, below: bool) -> None:
     """The label beside a mark; of those in the right half to the left of it, so that it stays inside."""
-    place: dict[str, Any] = {"xytext": (-5, 4), "ha": "right"} if inwards else {"xytext": (5, 4)}
+    up = -10 if below else 4
+    place: dict[str, Any] = {"xytext": (-5, up), "ha": "right"} if inwards else {"xytext": (5, up)}
     axis.annotate(r.method.label, (r.sent / 1e6, r.loss), textcoords="offset points", fontsize=7, color=colour, **place)

@@ -24,16 +24,18 @@ class Plan:
     accumulate: int = 1
     precision: str = "float32"
     compile: bool = False
+    stacked: bool = False  # local steps with all workers in one stack, see stacked.py
 
     def job(self, method: Method, data: str, seed: int) -> Job:
         """What the trainer is told."""
         return Job(
             data=data,
             model=self.model,
-            optimizer=self.optimizer,
+            optimizer=method.optimizer or self.optimizer,
             compressor=method.compressor,
             exchange=method.exchange,
             local=method.local_steps(self.every),
+            group_bytes=1 << 27,  # the large model in one message
             steps=self.steps,
             batch=self.batch,
             accumulate=self.accumulate,
@@ -50,11 +52,18 @@ ADAMW = "adamw(lr={lr}, beta2=0.95, weight_decay=0.1, warmup={warmup}, floor=0.1
 PLANS = {
     # 28,768 parameters, seconds: to see that everything runs.
     "quick": Plan("gpt(layers=1, width=32, context=32)", ADAMW.format(lr=0.01, warmup=3), 8, 5, 20, 2, 16, 10),
-    # 1.25 million parameters; 600 steps of 4,096 tokens, 20 rounds.
-    "small": Plan("gpt(layers=6, width=128, context=128)", ADAMW.format(lr=0.002, warmup=60), 8, 30, 600, 4, 256, 60),
-    # 25.4 million parameters; 3,000 steps of 65,536 tokens, 100 rounds.
+    # 131,392 parameters; 720 steps of 2,048 tokens, 24 rounds: one to four minutes per run on a core.
+    "small": Plan(
+        "gpt(layers=2, width=64, context=64, deviation=0.07)", ADAMW.format(lr=0.004, warmup=60), 8, 30, 720, 4, 256, 120, stacked=True
+    ),
+    # 1.25 million parameters; 720 steps of 32,768 tokens, 24 rounds: where strengths are chosen, all workers in one stack.
+    "search": Plan(
+        "gpt(layers=6, width=128, context=256)", ADAMW.format(lr=0.002, warmup=90), 8, 30, 720, 16, 512, 90,
+        precision="bf16", stacked=True,
+    ),
+    # 25.4 million parameters; 960 steps of 32,768 tokens, 32 rounds: one GPU.
     "large": Plan(
-        "gpt(layers=8, width=512, context=512)", ADAMW.format(lr=0.001, warmup=200), 8, 30, 3000, 16, 1024, 150,
+        "gpt(layers=8, width=512, context=512)", ADAMW.format(lr=0.001, warmup=90), 8, 30, 960, 8, 1024, 120,
         precision="bf16", compile=True,
     ),
 }  # fmt: skip

@@ -46,6 +46,17 @@ const Registrar registrar([](nb::module_& m) {
         const Work work;
         return chunks::choose(x.data(), all, places.data(), values.data());
     });
+    m.def("chunk_carry", [](Array<const float> x, Array<const float> carry, float decay, Array<float> sum, Numbers regions,
+                            Array<std::int32_t> places, Array<float> values) {
+        expect(values.size() == places.size(), "as many values as places");
+        expect(carry.size() == x.size() && sum.size() == x.size(), "vectors of one length");
+        const auto all = regions_of(regions, places.size(), x.size());
+        apart(sum, x, carry);
+        apart(places, x, carry, sum, values);
+        apart(values, x, carry, sum);
+        const Work work;
+        return chunks::carry_and_choose(x.data(), carry.data(), decay, sum.data(), all, places.data(), values.data());
+    });
     m.def("chunk_encode", [](Array<const std::int32_t> places, Numbers regions, std::size_t numel, Array<std::uint8_t> out) {
         const auto all = regions_of(regions, places.size(), numel);
         apart(out, places);

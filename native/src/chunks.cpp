@@ -101,6 +101,30 @@ void prefetch(const float* x, const Region& r) {
         for (std::size_t at = 0; at < r.width; at += 16) __builtin_prefetch(x + row * r.cols + at);
 }
 
+// Chooses from chunks one after another, band by band: a row of chunks each. begin(first coordinate of a band, how many) comes before.
+template <class Begin>
+bool by_chunks(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values, Begin&& begin_band) {
+    std::atomic<bool> finite{true};
+    for (const Region& r : regions) {
+        const std::size_t across = r.cols / r.width;
+        parallel_for(r.rows / r.height, 1, std::max<std::size_t>(1, grain / across), [&](std::size_t begin, std::size_t end) {
+            Chooser chooser(r.size());
+            for (std::size_t c = begin * across; c < end * across; ++c) {
+                if (c % across == 0) begin_band(r.offset(c), r.height * r.cols);
+                if (c + 1 < end * across) prefetch(x + r.offset(c + 1), r);
+                if (!chooser(x + r.offset(c), r, places + c * r.kept, values + c * r.kept)) {
+                    finite = false;
+                    return;
+                }
+            }
+        });
+        if (!finite) return false;
+        places += r.places();
+        values += r.places();
+    }
+    return true;
+}
+
 // body(region, its places, its values, first and last band) over the bands of all regions: a row of chunks each.
 template <class Body>
 void by_bands(const std::int32_t* places, const float* values, const std::vector<Region>& regions, Body&& body) {
@@ -159,26 +183,18 @@ void scatter_around(const Region& r, float* to, const std::int32_t* places, cons
 
 }  // namespace
 
-const Loops loops_portable = {maxima_of, kth_of};
+const Loops loops_portable = {maxima_of, kth_of, sum_of};
 
 bool choose(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values) {
-    std::atomic<bool> finite{true};
-    for (const Region& r : regions) {
-        parallel_for(r.count(), 1, grain, [&](std::size_t begin, std::size_t end) {
-            Chooser chooser(r.size());
-            for (std::size_t c = begin; c < end; ++c) {
-                if (c + 1 < end) prefetch(x + r.offset(c + 1), r);
-                if (!chooser(x + r.offset(c), r, places + c * r.kept, values + c * r.kept)) {
-                    finite = false;
-                    return;
-                }
-            }
-        });
-        if (!finite) return false;
-        places += r.places();
-        values += r.places();
-    }
-    return true;
+    return by_chunks(x, regions, places, values, [](std::size_t, std::size_t) {});
+}
+
+bool carry_and_choose(const float* x, const float* carry, float decay, float* sum, const std::vector<Region>& regions, std::int32_t* places,
+                      float* values) {
+    const Loops& loop = loops();
+    // A band is summed as a whole, and still in a cache when its chunks are looked at.
+    return by_chunks(sum, regions, places, values,
+                     [&](std::size_t at, std::size_t count) { loop.add(x + at, carry + at, decay, sum + at, count); });
 }
 
 void scatter(const std::int32_t* places, const float* values, const std::vector<Region>& regions, float* out) {

@@ -2,6 +2,6 @@
 
 namespace tersegrad::chunks {
 
-const Loops loops_avx512 = {maxima_of, kth_of};
+const Loops loops_avx512 = {maxima_of, kth_of, sum_of};
 
 }  // namespace tersegrad::chunks

@@ -35,5 +35,9 @@ inline std::uint32_t kth_of(const std::uint32_t* __restrict keys, std::size_t n,
     return low;
 }
 
+inline void sum_of(const float* __restrict x, const float* __restrict carry, float decay, float* __restrict sum, std::size_t n) {
+    for (std::size_t j = 0; j < n; ++j) sum[j] = decay * carry[j] + x[j];
+}
+
 }  // namespace
 }  // namespace tersegrad::chunks

@@ -250,6 +250,10 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
     basis = [Array(np.eye(size).reshape(-1)) for size in (5, 10)]
     found |= {
         "chunk_choose": [[floats(n), regions, zeros(24, np.int32), zeros(24)]],
+        "chunk_carry": [[floats(n), floats(n), 0.5, zeros(n), regions, zeros(24, np.int32), zeros(24)]],
+        "powers_encode": [[floats(n), 8, zeros(4 * -(-n // 8), np.uint8), zeros(-(-n // 2), np.uint8)]],
+        "powers_decode": [[octets(4 * -(-n // 8)), octets(-(-n // 2)), 8, zeros(n)]],
+        "powers_decode_add": [[octets(4 * -(-n // 8)), octets(-(-n // 2)), 8, 0.5, zeros(n)]],
         "chunk_bins": [[floats(24), Array(np.array([4, 20], np.int64)), 4, zeros(24, np.uint8), zeros(8), zeros(8, np.int64)]],
         "chunk_encode": [[places, regions, n, zeros(32, np.uint8)]],
         "chunk_decode": [[Array(sets.values[:coded].copy()), regions, n, zeros(24, np.int32)]],

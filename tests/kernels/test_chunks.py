@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 
@@ -73,6 +74,25 @@ def test_backends_agree(regions: tuple[Region, ...]) -> None:
                 theirs = x.clone()
                 native.chunk_scatter(places, values, table, theirs, -0.3)
                 assert torch.equal(theirs, added)
+
+
+@pytest.mark.parametrize("regions", LAYOUTS, ids=range(len(LAYOUTS)))
+@pytest.mark.parametrize("decay", [1.0, float(torch.tensor(0.95)), 0.0])
+def test_sums_with_what_is_carried(regions: tuple[Region, ...], decay: float) -> None:
+    """The bits of a product and a sum, one after the other, and what would be chosen of them."""
+    numel, table = sum(r.numel for r in regions), tiles.table(regions)
+    x, carry = vectors(numel)["normal"], vectors(numel)["scales"].clamp(-1e30, 1e30)
+    expected = decay * carry + x
+    places, values = chosen(reference, expected, regions)
+    backends = [(reference, None), *((native, isa) for isa in native.supported_isas())]
+    for backend, isa in backends:
+        found, out = (torch.empty_like(places), torch.empty_like(values)), torch.empty_like(x)
+        with native.using(isa=isa) if isa else contextlib.nullcontext():
+            assert bool(backend.chunk_carry(x, carry, decay, out, table, *found))
+        assert torch.equal(out.view(torch.int32), expected.view(torch.int32))
+        assert torch.equal(found[0], places)
+        assert torch.equal(found[1], values)
+        assert not bool(backend.chunk_carry(x, carry + math.inf, 1.0, out, table, *found))
 
 
 @pytest.mark.parametrize("backend", [reference, native], ids=["reference", "native"])

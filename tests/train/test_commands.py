@@ -13,7 +13,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from tersegrad.cli import app
-from tersegrad.integrations import agent
+from tersegrad.integrations import agent, processes
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -32,6 +32,19 @@ def test_workers_that_fail_give_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines() == ["error: 2 workers x 1000 examples are more than the 1500 there are"]
     assert done.stdout == ""
+
+
+def test_torchrun_leaves_our_options_alone() -> None:
+    """--local is also the beginning of two options of torchrun's."""
+    words = ["train", "--local", "local_sgd(every=2)", "--workers", "2", "--", "-m"]
+    made = processes.torchrun_command(["-m", "tersegrad.cli", *words], 2, restarts=3)
+    given = vars(agent)["torchrun"].get_args_parser().parse_args(made[3:])
+    assert (given.module, given.training_script, given.training_script_args) == (True, "tersegrad.cli", words)
+    assert (given.nproc_per_node, given.max_restarts) == ("2", 3)
+    script = (
+        vars(agent)["torchrun"].get_args_parser().parse_args(processes.torchrun_command(["train.py", "--local", "x"], 4)[3:])
+    )
+    assert (script.module, script.training_script, script.training_script_args) == (False, "train.py", ["--local", "x"])
 
 
 def test_virtual_workers_train_on_text(tmp_path: Path) -> None:

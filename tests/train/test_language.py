@@ -17,7 +17,7 @@ import torch
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.integrations import processes
 from tersegrad.integrations.processes import Worker
-from tersegrad.train import Job, Result, gpt, models, result_table, run, snapshots, text, tokens
+from tersegrad.train import Job, Progress, Result, gpt, models, result_table, run, snapshots, text, tokens
 from tests.exchange.pool import Pool, pool
 from tests.train.test_train import job_run, learned, same
 
@@ -164,6 +164,8 @@ def test_sizes_of_networks() -> None:
         ("vgc(alpha=1.0)", "all_gather", None, 1),
         ("error_feedback(sparse_dithering(alpha=0.5))", "two_shot", "diloco(every=3)", 1),
         ("error_feedback(top_k(fraction=0.05))", "all_gather", "local_sgd(every=4, fragments=2, overlap=1)", 1),
+        ("sparse_loco(chunk=256, k=16)", "all_gather(mean=senders, clip=median)", "sparse_loco(every=3)", 1),
+        ("dithered_trellis(omega=4)", "two_shot(second=error_feedback(sparse_dithering(alpha=0.5)))", "local_sgd(every=4)", 1),
     ],
 )
 def test_virtual_workers_end_with_the_bits_of_processes(
@@ -200,6 +202,77 @@ def test_fewer_virtual_workers_go_on(corpus: str, tmp_path: Path) -> None:
     assert len(snapshots.read(snapshots.complete(tmp_path)[-1])[2]) == 3
 
 
+class Killed(Exception):
+    """A worker is gone."""
+
+
+def residuals(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """What the newest snapshot owes to the parameters: by round of the exchange and tensor, the mean over the workers that hold a part."""
+    _, _, own = snapshots.read(snapshots.complete(folder)[-1])
+    sums: dict[str, dict[str, torch.Tensor]] = {"first": {}, "second": {}}
+    for rank, one in enumerate(own):
+        for name, tensors in sums.items():
+            for tensor, pieces in one["exchange"][f"rank{rank}"].get(name, {}).items():
+                whole = tensors.setdefault(tensor, torch.zeros(256 * 32))
+                for place, parts in pieces.items():
+                    a, b = map(int, place.split(":"))
+                    # Of the second round every coordinate has one owner.
+                    whole[a:b] += next(iter(parts.values())) / (len(own) if name == "first" else 1)
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("compressor", "exchange", "local"),
+    [
+        ("sparse_loco(chunk=256, k=32)", "all_gather(mean=senders, clip=median)", "sparse_loco(every=3)"),
+        ("error_feedback(sparse_dithering(alpha=0.5))", "two_shot", "local_sgd(every=3)"),
+    ],
+)
+def test_a_worker_is_killed_and_six_of_eight_go_on(
+    corpus: str, tmp_path: Path, compressor: str, exchange: str, local: str
+) -> None:
+    """The loss goes on where it was, and what had not been sent yet is neither lost nor sent twice."""
+    optimizer = "adamw(lr=0.01, beta2=0.95, warmup=2, decay=none)"
+    options: dict[str, Any] = {
+        "compressor": compressor,
+        "exchange": exchange,
+        "local": local,
+        "optimizer": optimizer,
+        "batch": 2,
+    }
+    options |= {"checkpoint": tmp_path, "save_every": 12, "evaluate_every": 3}
+    losses: dict[int, float] = {}
+
+    def watch(now: Progress) -> None:
+        note(losses, now)
+        if now.step == 14:
+            raise Killed
+
+    with pytest.raises(Killed):
+        processes.virtual(8, lambda worker: run(tiny(corpus, steps=24, **options), worker, watch))
+    saved = residuals(tmp_path)
+    assert all(bool(t.any()) for t in saved["first"].values())
+    # Nothing to do but to be read and written again, by six.
+    again = virtual_run(tiny(corpus, steps=12, resume=True, **options), 6)
+    assert again[0].workers == 6
+    assert again[0].test_loss == pytest.approx(losses[12], rel=1e-6)
+    for name, tensors in residuals(tmp_path).items():
+        assert tensors.keys() == saved[name].keys()
+        for tensor, kept in tensors.items():
+            torch.testing.assert_close(kept, saved[name][tensor], rtol=1e-5, atol=1e-7)
+    before = losses[12]
+    losses.clear()
+    after = processes.virtual(6, lambda w: run(tiny(corpus, steps=21, resume=True, **options), w, lambda p: note(losses, p)))
+    assert sorted(losses) == [15, 18, 21]
+    assert max(losses.values()) < before + 0.02
+    assert after[0].test_loss < before - 0.05
+
+
+def note(losses: dict[int, float], now: Progress) -> None:
+    if now.test_loss is not None:
+        losses[now.step] = now.test_loss
+
+
 def test_it_learns_the_text(corpus: str, tmp_path: Path) -> None:
     log = tmp_path / "logs" / "run.jsonl"
     wanted = tiny(corpus, steps=60, precision="bf16", evaluate_every=20, log=log, vocabulary=280)
@@ -215,6 +288,16 @@ def test_it_learns_the_text(corpus: str, tmp_path: Path) -> None:
     table = result_table(result).markdown()
     assert "bits per byte" in table
     assert "of tokens" in table
+
+
+def test_signs_are_steps_of_one_size(corpus: str, tmp_path: Path) -> None:
+    """DisTrO's update: every coordinate with a gradient moves by the rate, whatever the gradient's size."""
+    options: dict[str, Any] = {"compressor": "identity", "optimizer": "sign_sgd(lr=0.01, decay=none, warmup=0)"}
+    for steps in (1, 2):
+        virtual_run(tiny(corpus, steps=steps, checkpoint=tmp_path / str(steps), **options), 2)
+    one, two = (learned(tmp_path / str(k))[0] for k in (1, 2))
+    moved = (two["blocks.0.up.weight"] - one["blocks.0.up.weight"]).abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-4, atol=1e-6)
 
 
 def test_accumulation_gives_the_gradient_of_the_whole_batch(corpus: str, tmp_path: Path) -> None:

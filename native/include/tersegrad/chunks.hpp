@@ -27,6 +27,10 @@ struct Region {
 // The `kept` coordinates of largest key (select.hpp) of every chunk, ties to the lowest place, zeros too. False: one is NaN or Inf.
 bool choose(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values);
 
+// The same of sum = x + decay * carry, rounded after each operation. False: the sum is not complete.
+bool carry_and_choose(const float* x, const float* carry, float decay, float* sum, const std::vector<Region>& regions, std::int32_t* places,
+                      float* values);
+
 // Bytes that no encoder exceeds.
 std::size_t capacity(const std::vector<Region>& regions);
 
@@ -52,6 +56,8 @@ struct Loops {
     void (*maxima)(const float* x, std::size_t n, std::size_t groups, std::uint32_t* maxima);
     // A threshold that exactly k of the keys reach, or the k-th largest key. All reach `low`, none exceeds `top`, and n >= k.
     std::uint32_t (*kth)(const std::uint32_t* keys, std::size_t n, std::size_t k, std::uint32_t low, std::uint32_t top);
+    // sum = x + decay * carry, rounded after each operation.
+    void (*add)(const float* x, const float* carry, float decay, float* sum, std::size_t n);
 };
 extern const Loops loops_portable, loops_avx2, loops_avx512;
 

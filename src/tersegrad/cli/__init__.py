@@ -166,6 +166,7 @@ def train(
     compressor: options.Compressor = "error_feedback(sparse_dithering(alpha=0.1))",
     exchange: options.Exchange = "two_shot",
     local: options.Local = None,
+    group_bytes: options.GroupBytes = 25 << 20,
     workers: options.Workers = 4,
     virtual: options.Virtual = 0,
     epochs: options.Epochs = 20,

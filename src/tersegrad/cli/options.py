@@ -20,7 +20,7 @@ Model = Annotated[
 Optimizer = Annotated[
     str,
     typer.Option(
-        help="sgd(lr=0.1, momentum=0.9, ...) or adamw(lr=0.001, warmup=100, decay=cosine|linear|late|none, floor=0.1, ...)."
+        help="sgd(lr=0.1, momentum=0.9, ...), adamw(lr=0.001, warmup=100, decay=cosine|linear|late|none, floor=0.1, ...) or sign_sgd."
     ),
 ]
 Compressor = Annotated[
@@ -33,6 +33,7 @@ Exchange = Annotated[
 Local = Annotated[
     str | None, typer.Option(help="Exchange only now and then: local_sgd(every=10) or diloco(every=50, fragments=2).")
 ]
+GroupBytes = Annotated[int, typer.Option(min=1, help="Of float32 that one message serves; more for large models on a GPU.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes on this machine; torchrun's own number if it started us.")]
 Virtual = Annotated[
     int, typer.Option(min=0, help="Instead of processes: so many workers in this one, on one device, with the same messages.")

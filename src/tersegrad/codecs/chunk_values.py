@@ -25,8 +25,8 @@ OWN_TABLE = 512
 class Form(Protocol):
     """How values are written and read; ``counts`` are the numbers of values of the tensors."""
 
-    def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor) -> int:
-        """Into ``out``; the number of bytes."""
+    def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor, kept: Tensor | None = None) -> int:
+        """Into ``out``; the number of bytes. ``kept``: gets the values as a reader will have them."""
         ...
 
     def read(self, data: Tensor, counts: tuple[int, ...]) -> tuple[Tensor, int]:
@@ -56,8 +56,8 @@ def _bytes(counts: tuple[int, ...]) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _firsts(counts: tuple[int, ...], bins: int) -> Tensor:
-    """The number of the first bin of the tensor of each value."""
-    return owners(counts) * bins
+    """The number of the first bin of the tensor of each value, int32."""
+    return (owners(counts) * bins).to(torch.int32)
 
 
 @functools.lru_cache(maxsize=64)
@@ -76,9 +76,11 @@ class Floats:
 
     dtype: torch.dtype
 
-    def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor) -> int:
-        kept = values if self.dtype == torch.float32 else _bfloat16(values)
-        planes = kept.view(torch.uint8).reshape(-1, self.dtype.itemsize)
+    def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor, kept: Tensor | None = None) -> int:
+        rounded = values if self.dtype == torch.float32 else _bfloat16(values)
+        if kept is not None:
+            kept.copy_(rounded)
+        planes = rounded.view(torch.uint8).reshape(-1, self.dtype.itemsize)
         at = rans.encode(planes[:, -1].contiguous(), 256, out=out).numel()
         low = planes[:, :-1].reshape(-1)
         out[at : at + low.numel()] = low
@@ -99,10 +101,13 @@ class Floats:
 class Signs:
     """One bit per value: +- the mean magnitude of what its tensor sends, a bfloat16 per tensor."""
 
-    def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor) -> int:
+    def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor, kept: Tensor | None = None) -> int:
         own = owners(counts).to(values.device)
         sums = torch.zeros(len(counts), dtype=torch.float64, device=values.device).index_add_(0, own, values.abs().double())
-        scales = _bfloat16(sums / torch.tensor(counts, device=values.device)).view(torch.uint8)
+        means = _bfloat16(sums / torch.tensor(counts, device=values.device))
+        if kept is not None:
+            torch.copysign(means.float()[own], values, out=kept)
+        scales = means.view(torch.uint8)
         bits = bitpack.pack(torch.signbit(values).to(torch.uint8), 1)
         out[: scales.numel()] = scales
         end = scales.numel() + bits.numel()
@@ -132,11 +137,13 @@ class Bins:
             return 1, None
         return len(counts), _bytes(counts)
 
-    def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor) -> int:
+    def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor, kept: Tensor | None = None) -> int:
         chosen = buffers.empty(values.numel(), torch.uint8, values.device)
         stands = torch.empty(len(counts) * self.bins, device=values.device)
         filled = torch.empty(len(counts) * self.bins, dtype=torch.int64, device=values.device)
         kernels.get(values.device).chunk_bins(values, _numbers(counts), self.bins, chosen, stands, filled)
+        if kept is not None:
+            self._stand(stands, chosen, counts, kept)
         present = filled > 0
         which = bitpack.pack(present.to(torch.uint8), 1)
         means = stands[present].view(torch.uint8)
@@ -159,7 +166,12 @@ class Bins:
         contexts = None if contexts is None else contexts.to(data.device)
         chosen, used = rans.decode(data[end:], sum(counts), self.bins, contexts, number)
         values = buffers.empty(chosen.numel(), torch.float32, data.device)
-        return torch.take(stands, _firsts(counts, self.bins).to(data.device) + chosen, out=values), end + used
+        self._stand(stands, chosen, counts, values)
+        return values, end + used
+
+    def _stand(self, stands: Tensor, chosen: Tensor, counts: tuple[int, ...], values: Tensor) -> None:
+        """What stands for the bin of each value."""
+        torch.index_select(stands, 0, _firsts(counts, self.bins).to(chosen.device) + chosen, out=values)
 
     def max_nbytes(self, counts: tuple[int, ...]) -> int:
         size = len(counts) * self.bins

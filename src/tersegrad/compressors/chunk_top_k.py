@@ -33,9 +33,9 @@ from tersegrad import kernels
 from tersegrad.codecs import chunk_sets, tiles
 from tersegrad.codecs.chunk_values import Bins, Floats, Form, Signs
 from tersegrad.codecs.tiles import Region
-from tersegrad.core import buffers, modes
+from tersegrad.core import buffers, host, modes
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
+from tersegrad.core.protocol import Context, Guarantee, Message, Omega, Spec, Stats
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.text import require
 
@@ -54,6 +54,8 @@ class ChunkTopK(Stateless):
     name: ClassVar[str] = "chunk_top_k"
     wire_id: ClassVar[int] = 22
     examples: ClassVar[tuple[str, ...]] = ("chunk_top_k", "chunk_top_k(values=bins)")
+    selects: ClassVar[bool] = True
+    fades: ClassVar[bool] = True
     corners: ClassVar[tuple[str, ...]] = (
         "chunk_top_k(chunk=64, k=3)",
         "chunk_top_k(chunk=256, k=8, values=bf16, vector=16)",
@@ -95,19 +97,62 @@ class ChunkTopK(Stateless):
         return tuple(counts)
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        regions, counts = self.regions(spec), self._counts(spec)
-        places = buffers.empty(sum(counts), torch.int32, x.device)
-        values = buffers.empty(sum(counts), torch.float32, x.device)
-        ops = kernels.get(x.device)
-        if not bool(ops.chunk_choose(x, tiles.table(regions), places, values)):
+        places, values = self._room(spec, x.device)
+        finite = kernels.get(x.device).chunk_choose(x, tiles.table(self.regions(spec)), places, values)
+        return self._write(finite, places, values, data, spec)
+
+    def _room(self, spec: Spec, device: torch.device) -> tuple[Tensor, Tensor]:
+        count = sum(self._counts(spec))
+        return buffers.empty(count, torch.int32, device), buffers.empty(count, torch.float32, device)
+
+    def _write(
+        self, finite: Tensor, places: Tensor, values: Tensor, data: Tensor, spec: Spec, kept: Tensor | None = None
+    ) -> int:
+        """The message for what was chosen; its length. ``kept``: gets the values as a receiver will have them."""
+        # Coded where the message is written: at the host, for a device without kernels for the codes.
+        if data.device != places.device:
+            finite, places, values = host.read_all(finite, places, values)
+        counts = self._counts(spec)
+        if not bool(finite):
             data[0] = modes.NON_FINITE
             return 1
-        if not counts or float(ops.abs_max(values)) == 0:
+        if not counts or float(kernels.get(values.device).abs_max(values)) == 0:
             data[0] = modes.ZERO
             return 1
         data[0] = modes.NORMAL
-        at = 1 + self._form.write(values, counts, data[1:])
-        return at + chunk_sets.encode(places, regions, x.numel(), data[at:])
+        at = 1 + self._form.write(values, counts, data[1:], kept)
+        return at + chunk_sets.encode(places, self.regions(spec), spec.numel, data[at:])
+
+    def splits(self, device: torch.device, weight: float) -> bool:
+        return True
+
+    def encode_split(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        left: Tensor,
+        spec: Spec,
+        state: None,
+        ctx: Context,
+        *,
+        weight: float = 1.0,
+        stats: Stats | None = None,
+        out: Tensor | None = None,
+        decay: float = 1.0,
+    ) -> tuple[Message, None, bool]:
+        data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
+        here = data if x.is_cpu else host.empty(data.numel(), torch.uint8, x.device)
+        ops, table = kernels.get(x.device), tiles.table(self.regions(spec))
+        places, values = self._room(spec, x.device)
+        finite, kept = ops.chunk_carry(x, residual, decay, left, table, places, values), self._room(spec, here.device)[1]
+        nbytes = self._write(finite, places, values, here, spec, kept)
+        mode = int(here[0])
+        if mode == modes.NORMAL:
+            ops.chunk_scatter(places, host.send(kept, x.device), table, left, -weight)
+        if not x.is_cpu:
+            data[:nbytes].copy_(here[:nbytes], non_blocking=True)
+        message = Message(data if out is None else out, nbytes, None if x.is_cpu else here[:nbytes])
+        return message, None, mode != modes.NON_FINITE
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         mode = int(data[0]) if data.numel() else -1
@@ -124,6 +169,8 @@ class ChunkTopK(Stateless):
             )
         values, used = self._form.read(data[1:], counts)
         places = chunk_sets.decode(data[1 + used :], regions, spec.numel)
+        if places.device != out.device:
+            places, values = host.send(places, out.device), host.send(values, out.device)
         kernels.get(out.device).chunk_scatter(places, values, tiles.table(regions), out, weight)
 
     def max_nbytes(self, spec: Spec) -> int:

@@ -17,21 +17,14 @@ few, but a coder that knows gradients needs 2.6 for the same error: ``sparse_dit
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.codecs import bitpack
-from tersegrad.core.numbers import HUGE
 from tersegrad.core.protocol import Context, Guarantee, Spec
 from tersegrad.core.stateless import FixedRate
 from tersegrad.core.text import require
-
-# The smallest scale whose reciprocal is a float32, and its smallest level still a normal number.
-_LEAST = 2.0**-120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,33 +54,16 @@ class E3M0(FixedRate):
         return 4 * -(-numel // self.block) + -(-numel // 2)
 
     def pack(self, x: Tensor, data: Tensor, ctx: Context) -> None:
-        scales = kernels.get(x.device).block_abs_max(x, self.block)
-        finite = torch.isfinite(scales)
-        scales = torch.where(scales < _LEAST, 0.0, scales)
-        each = self._each(scales.clamp(min=_LEAST), x.numel())
-        size = x.abs() * (1.0 / each)
-        exponent = ((size.view(torch.int32) + 0x00400000) >> 23) - 120
-        codes = torch.where(size < 2.0**-7, 0, exponent.clamp_(1, 7)) + 8 * torch.signbit(x).int()
-        # A block that is not finite, or too small, has a scale that says so, whatever the codes are.
-        codes = torch.where(self._each(finite & (scales > 0), x.numel()), codes, 0)
-        head = 4 * scales.numel()
-        data[:head] = torch.where(finite, scales, math.nan).view(torch.uint8)
-        data[head:] = bitpack.pack(codes.to(torch.uint8), 4)
+        scales, codes = self._parts(data, x.numel())
+        kernels.get(x.device).powers_encode(x, self.block, scales, codes)
 
     def unpack(self, data: Tensor, out: Tensor, weight: float | None) -> None:
-        numel = out.numel()
+        scales, codes = self._parts(data, out.numel())
+        kernels.get(out.device).powers_decode(scales, codes, self.block, out, weight)
+
+    def _parts(self, data: Tensor, numel: int) -> tuple[Tensor, Tensor]:
         head = 4 * -(-numel // self.block)
-        scales = data[:head].clone().view(torch.float32)
-        codes = bitpack.unpack(data[head:], 4, numel, check=False).int()
-        power = torch.where(codes % 8 == 0, 0, (codes % 8 + 120) << 23).view(torch.float32)
-        values = (power * self._each(scales, numel)).clamp_(-HUGE, HUGE)
-        values = torch.where(codes > 7, -values, values)
-        values = torch.where(torch.isfinite(scales).all(), values, math.nan)
-        _ = out.copy_(values) if weight is None else out.add_(values * weight)
+        return data[:head], data[head:]
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee("contractive", (1 / 9 + min(self.block, max(spec.numel, 1)) * 2.0**-14) * (1 + 2.0**-20), sure=True)
-
-    def _each(self, values: Tensor, numel: int) -> Tensor:
-        """A block's value for each of its coordinates."""
-        return values.repeat_interleave(self.block)[:numel]

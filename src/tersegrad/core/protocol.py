@@ -295,16 +295,18 @@ class Splitter(Protocol[S]):
     ) -> tuple[Message, S, bool | Tensor]:
         """Encode y = x + residual, and write y minus ``weight`` times what the message decodes to into ``left``.
 
-        All three are flat, contiguous float32 and do not overlap. False, or a flag on the device that the host does not wait for:
-        y is not finite, and ``left`` is undefined.
+        One that says ``fades`` also takes ``decay``, for y = x + decay * residual, rounded after each operation. All three are flat,
+        contiguous float32 and do not overlap. False, or a flag on the device that the host does not wait for: y is not finite, and
+        ``left`` is undefined.
         """
         ...
 
 
-def splits(compressor: object, device: torch.device, weight: float) -> bool:
-    """Whether a compressor is a :class:`Splitter` for tensors on ``device`` and this ``weight``."""
+def splits(compressor: object, device: torch.device, weight: float, decay: float = 1.0) -> bool:
+    """Whether a compressor is a :class:`Splitter` for tensors on ``device``, this ``weight`` and residuals that fade by ``decay``."""
     said = getattr(compressor, "splits", None)
-    return said is not None and bool(said(device, weight))
+    fits = decay == 1.0 or getattr(compressor, "fades", False)
+    return fits and said is not None and bool(said(device, weight))
 
 
 def wire_omega(compressor: object, spec: Spec) -> Omega:

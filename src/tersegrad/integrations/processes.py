@@ -162,35 +162,29 @@ def _device(backend: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if backend == "nccl" else torch.device("cpu")
 
 
+def torchrun_command(words: Sequence[str], workers: int, restarts: int = 0) -> list[str]:
+    """The command that runs ``python words...`` with ``workers`` processes on loopback."""
+    options = {
+        "nproc-per-node": str(workers),
+        "max-restarts": str(restarts),
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": "127.0.0.1:0",
+        "local-addr": "127.0.0.1",
+        "monitor-interval": "0.1",
+    }
+    command = [sys.executable, "-m", "tersegrad.integrations.agent"]
+    command += [word for name, value in options.items() for word in (f"--{name}", value)]
+    # Without the two dashes torchrun takes our --local for the beginning of one of its own options.
+    return [*command, "--module", "--", *words[1:]] if words[0] == "-m" else [*command, "--", *words]
+
+
 def launch(words: Sequence[str], workers: int, restarts: int = 0) -> int:
     """Run ``python words...`` under torchrun with ``workers`` processes on loopback; the exit status.
 
     ``restarts``: how often all workers are started anew after one of them died.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "tersegrad.integrations.agent",
-        "--nproc-per-node",
-        str(workers),
-        "--max-restarts",
-        str(restarts),
-    ]
-    command += [
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "127.0.0.1:0",
-        "--local-addr",
-        "127.0.0.1",
-        "--monitor-interval",
-        "0.1",
-    ]
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
     if Path("/sys/class/net/lo").exists():
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever the host name resolves to
-    # Without the dashes torchrun would take options of ours for abbreviations of its own.
-    before = 1 if words[0] == "-m" else 0
-    whole = [*command, *words[:before], "--", *words[before:]]
-    return subprocess.run(whole, env=environment, check=False).returncode
+    return subprocess.run(torchrun_command(words, workers, restarts), env=environment, check=False).returncode

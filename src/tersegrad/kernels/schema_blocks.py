@@ -87,3 +87,11 @@ class BlockKernels(Protocol):
         Whether all of ``left`` is finite (bool, 0-d); where not, it is undefined. ``left`` overlaps neither ``x`` nor ``carry``.
         """
         ...
+
+    def powers_encode(self, x: Tensor, block: int, scales: Tensor, codes: Tensor) -> None:
+        """A float32 scale per block and four bits per coordinate, as the wire has them (``spec/wire.md``, "e3m0"); both uint8."""
+        ...
+
+    def powers_decode(self, scales: Tensor, codes: Tensor, block: int, out: Tensor, weight: float | None = None) -> None:
+        """What they stand for, or ``weight`` times that added to ``out``; all NaN if any scale is not finite."""
+        ...

@@ -111,6 +111,12 @@ class ChunkKernels(Protocol):
         """
         ...
 
+    def chunk_carry(
+        self, x: Tensor, carry: Tensor, decay: float, out: Tensor, regions: Tensor, places: Tensor, values: Tensor
+    ) -> Tensor:
+        """``out = x + decay * carry``, rounded after each operation, and ``chunk_choose`` of it; a decay is a float32."""
+        ...
+
     def chunk_bins(self, values: Tensor, counts: Tensor, bins: int, chosen: Tensor, stands: Tensor, filled: Tensor) -> None:
         """The bin of each value (uint8), what stands for each bin of each tensor (float32), how many it has (int64).
 

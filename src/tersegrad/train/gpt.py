@@ -59,7 +59,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens (batch, length) to logits (batch, length, vocabulary)."""
 
-    def __init__(self, vocabulary: int, layers: int, width: int, heads: int) -> None:
+    def __init__(self, vocabulary: int, layers: int, width: int, heads: int, deviation: float = 0.02) -> None:
         super().__init__()
         self.size = width // heads  # of a head
         self.embedding = nn.Embedding(vocabulary, width)
@@ -70,7 +70,7 @@ class GPT(nn.Module):
             if parameter.dim() == 2:
                 # What is added to the residual stream starts smaller, as in GPT-2.
                 narrow = name.endswith(("attention.out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if narrow else 0.02)
+                nn.init.normal_(parameter, std=deviation / math.sqrt(2 * layers) if narrow else deviation)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)

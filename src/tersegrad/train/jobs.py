@@ -10,6 +10,7 @@ from typing import Any, Literal
 from tersegrad.bench.rate import limit_at
 from tersegrad.core.protocol import Guarantee, Spec
 from tersegrad.core.text import require
+from tersegrad.engine import GROUP_BYTES
 from tersegrad.exchange import scheme
 from tersegrad.integrations import all_reduce, local_sgd
 from tersegrad.planner import Link
@@ -33,6 +34,7 @@ class Job:
     compressor: str | None = "error_feedback(sparse_dithering(alpha=0.1))"  # "auto": chosen by measuring
     exchange: str = "two_shot"  # "auto", with the compressor: chosen too
     local: str | None = None  # local_sgd(...) or diloco(...): exchange only now and then
+    group_bytes: int = GROUP_BYTES  # of float32 that one message serves
     epochs: int = 20
     steps: int = 0  # in all; 0: as many as the epochs have
     batch: int = 32  # examples of each worker in a step
@@ -70,7 +72,7 @@ class Job:
             require(compresses == (self.compressor is None), _pairing(self.exchange, compresses))
             if self.compressor not in (None, "auto"):
                 parse(str(self.compressor))
-        for name in ("epochs", "batch", "accumulate"):
+        for name in ("epochs", "batch", "accumulate", "group_bytes"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         for name in ("save_every", "check_every", "steps", "clip", "evaluate_every", "held_out"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")

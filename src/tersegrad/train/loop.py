@@ -184,18 +184,20 @@ class _Trainer:
                 job.compressor,
                 exchange,
                 how,
+                group_bytes=job.group_bytes,
                 seed=job.seed,
                 measure_every=every,
                 process_group=self.worker.link,
             )
             return model, handle
         if self.worker.virtual:
-            options: Any = {"seed": job.seed, "measure_every": self.every, "process_group": self.worker.link}
-            return model, plain.attach(self.network, job.compressor, job.exchange, **options)
+            options: Any = {"group_bytes": job.group_bytes, "seed": job.seed, "measure_every": self.every}
+            return model, plain.attach(self.network, job.compressor, job.exchange, process_group=self.worker.link, **options)
         model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
         if job.exchange == "all_reduce":
             return model, all_reduce.attach(model, str(job.compressor), measure_every=self.every)
-        return model, ddp.attach(model, job.compressor, exchange, seed=job.seed, measure_every=self.every)
+        options = {"group_bytes": job.group_bytes, "seed": job.seed, "measure_every": self.every}
+        return model, ddp.attach(model, job.compressor, exchange, **options)
 
     @property
     def measured(self) -> bool:

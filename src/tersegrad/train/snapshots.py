@@ -27,6 +27,11 @@ def write(
     """Save what all ranks share (once) and what is this rank's own (a collective call)."""
     place = folder / f"step-{step:08d}"
     place.mkdir(parents=True, exist_ok=True)
+    # A snapshot of the same step is written over: not before all have read it, and it does not count meanwhile.
+    worker.barrier()
+    if worker.leads:
+        (place / "complete.json").unlink(missing_ok=True)
+    worker.barrier()
     _save(own, place / f"rank{worker.rank}.pt")
     if worker.leads:
         _save(shared, place / "shared.pt")

@@ -168,12 +168,13 @@ class ErrorFeedback(Configuration):
         weight, flat = self._weight(spec), flat_float32(x, spec)
         residual = state.residual
         plain = isinstance(residual, Tensor) and residual.dtype == torch.float32 and residual.device == flat.device
-        together = plain and self.decay == 1.0 and self.place == "device"
-        if together and splits(self.inner, flat.device, weight):
+        together = plain and self.place == "device"
+        if together and splits(self.inner, flat.device, weight, self.decay):
             splitter: Any = self.inner
+            fading = {} if self.decay == 1.0 else {"decay": float32(self.decay)}
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
             message, inner, finite = splitter.encode_split(
-                flat, residual, left, spec, state.inner, ctx, weight=weight, stats=stats, out=out
+                flat, residual, left, spec, state.inner, ctx, weight=weight, stats=stats, out=out, **fading
             )
             after = ErrorFeedbackState(left, inner)
             if isinstance(finite, Tensor):

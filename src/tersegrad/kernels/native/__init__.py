@@ -21,6 +21,7 @@ from tersegrad.kernels.native import (
     levels,
     modelled,
     planar,
+    powers,
     rans,
     rounding,
     select,
@@ -39,6 +40,7 @@ from tersegrad.kernels.native.levels import *
 from tersegrad.kernels.native.modelled import *
 from tersegrad.kernels.native.module import missing, module
 from tersegrad.kernels.native.planar import *
+from tersegrad.kernels.native.powers import *
 from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
 from tersegrad.kernels.native.select import *
@@ -48,7 +50,8 @@ from tersegrad.kernels.native.variance import *
 
 # What is implemented here; everything else is the reference's.
 _TOPICS = (
-    align, bits, casts, chunks, cosine, dither, hadamard, levels, modelled, planar, rans, rounding, select, shared, trellis, variance,
+    align, bits, casts, chunks, cosine, dither, hadamard, levels, modelled, planar, powers, rans, rounding, select, shared, trellis,
+    variance,
 )  # fmt: skip
 OPERATIONS = tuple(name for topic in _TOPICS for name in topic.__all__)
 ISAS = ("portable", "avx2", "avx512")

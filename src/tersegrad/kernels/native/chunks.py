@@ -8,12 +8,19 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.native.module import array, module
 
-__all__ = ["chunk_bins", "chunk_choose", "chunk_decode", "chunk_encode", "chunk_scatter"]
+__all__ = ["chunk_bins", "chunk_carry", "chunk_choose", "chunk_decode", "chunk_encode", "chunk_scatter"]
 
 
 def chunk_choose(x: Tensor, regions: Tensor, places: Tensor, values: Tensor) -> Tensor:
     """Whether all of ``x`` is finite, 0-d; only then the outputs are defined."""
     return torch.tensor(module.chunk_choose(array(x), array(regions), array(places), array(values)))
+
+
+def chunk_carry(x: Tensor, carry: Tensor, decay: float, out: Tensor, regions: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """The sum into ``out``, and whether all of it is finite."""
+    return torch.tensor(
+        module.chunk_carry(array(x), array(carry), decay, array(out), array(regions), array(places), array(values))
+    )
 
 
 def chunk_bins(values: Tensor, counts: Tensor, bins: int, chosen: Tensor, stands: Tensor, filled: Tensor) -> None:

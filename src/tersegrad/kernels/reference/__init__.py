@@ -11,6 +11,7 @@ from tersegrad.kernels.reference.index import *
 from tersegrad.kernels.reference.levels import *
 from tersegrad.kernels.reference.modelled import *
 from tersegrad.kernels.reference.planar import *
+from tersegrad.kernels.reference.powers import *
 from tersegrad.kernels.reference.rans import *
 from tersegrad.kernels.reference.rans_tables import *
 from tersegrad.kernels.reference.rounding import *

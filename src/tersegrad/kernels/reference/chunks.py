@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.numbers import float32
 
-__all__ = ["chunk_bins", "chunk_choose", "chunk_decode", "chunk_encode", "chunk_scatter"]
+__all__ = ["chunk_bins", "chunk_carry", "chunk_choose", "chunk_decode", "chunk_encode", "chunk_scatter"]
 
 STREAM = 2048  # places of a stream, at least, if there are so many
 LOWEST = 1 << 31
@@ -58,15 +59,18 @@ def chunk_choose(x: Tensor, regions: Tensor, places: Tensor, values: Tensor) -> 
     for area in areas(regions):
         tiles = area.tiles(x).reshape(area.chunks, area.size)
         keys = tiles.view(torch.int32) & 0x7FFFFFFF
-        if bool((keys >= 0x7F800000).any()):
-            return torch.tensor(False, device=x.device)
         order = torch.sort(keys, dim=1, descending=True, stable=True).indices[:, : area.keep]
         chosen = order.sort(dim=1).values
         end = at + area.chunks * area.keep
         places[at:end] = chosen.reshape(-1).to(places.dtype)
         values[at:end] = tiles.gather(1, chosen).reshape(-1)
         at = end
-    return torch.tensor(True, device=x.device)
+    return torch.isfinite(x).all()
+
+
+def chunk_carry(x: Tensor, carry: Tensor, decay: float, out: Tensor, regions: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """The sum into ``out``, and whether all of it is finite."""
+    return chunk_choose(torch.mul(carry, decay, out=out).add_(x), regions, places, values)
 
 
 def chunk_scatter(places: Tensor, values: Tensor, regions: Tensor, out: Tensor, weight: float | None = None) -> None:
@@ -80,7 +84,7 @@ def chunk_scatter(places: Tensor, values: Tensor, regions: Tensor, out: Tensor, 
             dense = torch.zeros(area.chunks, area.size, dtype=out.dtype, device=out.device).scatter_(1, where, shares)
         else:
             dense = tiles.reshape(area.chunks, area.size)
-            shares = shares * torch.tensor(weight, dtype=torch.float32, device=out.device)
+            shares = shares * float32(weight)
             dense = dense.scatter(1, where, dense.gather(1, where) + shares)
         tiles.copy_(dense.reshape(tiles.shape))
         at = end

@@ -1,0 +1,7 @@
+#include "powers_loops.hpp"
+
+namespace tersegrad::powers {
+
+const Loops loops_avx512 = all_loops();
+
+}  // namespace tersegrad::powers
