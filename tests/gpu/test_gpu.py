@@ -254,11 +254,13 @@ def test_fixed_rates_run_in_a_graph(text: str) -> None:
 VARIABLE = (
     "top_k(fraction=0.01)", "top_k(fraction=0.01, values=bf16)", "sparse_dithering(nu=0.1)", "random_sparse_dithering(omega=1)",
     "error_feedback(top_k(fraction=0.01))", "error_feedback(sparse_dithering(nu=0.1))", "threshold(tau=2.5)",
-    "top_k(fraction=0.01, exact=false)", "qsgd(levels=4, coder=rans)", "natural(coder=rans)",
+    "top_k(fraction=0.01, exact=false)",
 )  # fmt: skip
+# These try scale classes on a part first, and look at what came of it.
+TRYING = ("qsgd(levels=4, coder=rans)", "natural(coder=rans)")
 
 
-@pytest.mark.parametrize("text", VARIABLE)
+@pytest.mark.parametrize("text", VARIABLE + TRYING)
 def test_other_rates_wait_seldom_and_allocate_nothing_new(text: str) -> None:
     x = torch.randn(1 << 22, device="cuda")
     compressor, spec, ctx = tersegrad.parse(text), Spec.flat(x.numel()), Context()
@@ -269,7 +271,7 @@ def test_other_rates_wait_seldom_and_allocate_nothing_new(text: str) -> None:
     def decode() -> None:
         compressor.decode(Message(data, data.numel()), spec, ctx, out=out)
 
-    assert gpu.synchronisations(encode) <= 1
+    assert gpu.synchronisations(encode) <= (5 if text in TRYING else 1)
     assert gpu.synchronisations(decode) <= 2
     allocated = torch.cuda.memory_stats()["num_device_alloc"]
     for _ in range(10):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core import buffers, host
+from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 
 # Of the operation: rANS segments only; the first word of such a message; the segments' length, and the kind of those with classes.
@@ -80,13 +80,13 @@ def _has_classes(data: Tensor, numel: int) -> bool:
     """Whether any segment of a message has classes."""
     segments = max(1, (numel + SEGMENT // 2) // SEGMENT)
     table = 4 * segments if segments > 1 else 0
-    head = host.read(data[: 4 + table]).view(torch.int32)
-    if head.numel() == 0 or head[0] == 0:
+    # Shorter ones, of zeros alone, have no segments.
+    if data.numel() <= 4 + table:
         return False
-    starts = head[1:].long().cumsum(0).roll(1) if table else torch.zeros(1, dtype=torch.int64)
-    starts[0] = 0
-    kinds = host.read(data[(starts + 4 + table).to(data.device)])
-    return bool((kinds == CLASSED).any())
+    if not table:
+        return int(data[4]) == CLASSED
+    sizes = data[4 : 4 + table].clone().view(torch.int32).long()
+    return bool((data[sizes.cumsum(0) - sizes + 4 + table] == CLASSED).any())
 
 
 def _within(layout: Tensor, begin: int, end: int) -> Tensor:
