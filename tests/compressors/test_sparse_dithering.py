@@ -14,7 +14,7 @@ import tersegrad
 from tersegrad.compressors import sparse_dithering
 from tersegrad.compressors.sparse_dithering import Coder, RandomSparseDithering, SparseDithering
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.core.protocol import Context, Spec, Splitter
+from tersegrad.core.protocol import Context, Fed, Spec, Splitter
 
 MILLION = 10**6
 Source = Callable[[int], Tensor]
@@ -191,13 +191,13 @@ def test_what_is_left_comes_with_the_message(text: str, d: int) -> None:
     assert isinstance(compressor, Splitter)
     x, residual = gaussian(d), 0.3 * gaussian(d).flip(0)
     y, left, spec, ctx = x + residual, torch.full((d,), 7.0), Spec.flat(d), Context(seed=1)
-    message, _, finite = compressor.encode_split(x, residual, left, Spec.of(x), None, ctx)
+    message, finite = compressor.encode_split(Fed(x, residual, left), Spec.of(x), ctx)
     assert finite
     assert message.tobytes() == compressor.encode(y, Spec.of(y), None, ctx)[0].tobytes()
     assert torch.equal(left, y - compressor.decode(message, spec, ctx))
     if d:
         x[d // 2] = math.inf
-        message, _, finite = compressor.encode_split(x, residual, left, Spec.of(x), None, ctx)
+        message, finite = compressor.encode_split(Fed(x, residual, left), Spec.of(x), ctx)
         assert not finite
         assert bool(compressor.decode(message, spec, ctx).isnan().all())
 

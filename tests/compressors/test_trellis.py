@@ -12,7 +12,7 @@ import tersegrad
 from tersegrad import kernels
 from tersegrad.compressors.trellis import DitheredTrellis, Trellis, mean_kappa
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.core.protocol import Context, Message, Spec
+from tersegrad.core.protocol import Context, Fed, Message, Spec
 from tests.laws.zoo import adversarial
 
 
@@ -117,13 +117,13 @@ def test_error_feedback_in_one_go() -> None:
     x, residual, left = gaussian(5000), gaussian(5000, 1), torch.empty(5000)
     spec, ctx = Spec.flat(5000), Context(seed=1)
     for c in (Trellis(alpha=0.1), Trellis(nu=0.1, states=16), Trellis(bits=2.0)):
-        message, _, finite = c.encode_split(x, residual, left, spec, None, ctx)
+        message, finite = c.encode_split(Fed(x, residual, left), spec, ctx)
         plain, _ = c.encode(x + residual, spec, None, ctx)
         assert finite
         assert message.tobytes() == plain.tobytes()
         assert torch.equal(left, x + residual - c.decode(message, spec, ctx))
     residual[7] = math.nan
-    assert not Trellis(nu=0.1).encode_split(x, residual, left, spec, None, ctx)[2]
+    assert not Trellis(nu=0.1).encode_split(Fed(x, residual, left), spec, ctx)[1]
 
 
 def means(c: DitheredTrellis, x: Tensor, seeds: int, gain: float = 1.0) -> tuple[Tensor, float, float]:

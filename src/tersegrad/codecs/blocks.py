@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.core.buffers import byte_buffer
-from tersegrad.core.protocol import Context, Message, Spec, Stats
+from tersegrad.core.protocol import Context, Fed, Message, Spec
 from tersegrad.core.stateless import Stateless, exactly
 from tersegrad.kernels.schema_blocks import RoundingRule
 
@@ -57,24 +57,12 @@ class PackedBlocks(Stateless):
     def splits(self, device: torch.device, weight: float) -> bool:
         return kernels.faster(device, "split_blocks") and self.layout() is not None
 
-    def encode_split(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        left: Tensor,
-        spec: Spec,
-        state: None,
-        ctx: Context,
-        *,
-        weight: float = 1.0,
-        stats: Stats | None = None,
-        out: Tensor | None = None,
-    ) -> tuple[Message, None, bool | Tensor]:
-        how = self.layout()
+    def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool | Tensor]:
+        how, x = self.layout(), fed.x
         assert how is not None
         data = byte_buffer(out, self.max_nbytes(spec), x.device)
         head = self.steps_nbytes(x.numel())
         steps, codes = data.split_with_sizes((head, data.numel() - head))
         operation = kernels.get(x.device).split_blocks
-        good = operation(x, residual, ctx, steps, codes, left, **how._asdict(), weight=weight)
-        return Message(data if out is None else out, data.numel()), None, good
+        good = operation(x, fed.residual, ctx, steps, codes, fed.left, **how._asdict(), weight=fed.weight)
+        return Message(data if out is None else out, data.numel()), good

@@ -35,7 +35,7 @@ from tersegrad.codecs.chunk_values import Bins, Floats, Form, Signs
 from tersegrad.codecs.tiles import Region
 from tersegrad.core import buffers, host, modes
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.protocol import Context, Guarantee, Message, Omega, Spec, Stats
+from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Omega, Spec
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.text import require
 
@@ -126,33 +126,24 @@ class ChunkTopK(Stateless):
     def splits(self, device: torch.device, weight: float) -> bool:
         return True
 
-    def encode_split(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        left: Tensor,
-        spec: Spec,
-        state: None,
-        ctx: Context,
-        *,
-        weight: float = 1.0,
-        stats: Stats | None = None,
-        out: Tensor | None = None,
-        decay: float = 1.0,
-    ) -> tuple[Message, None, bool]:
+    def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
+        x = fed.x
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         here = data if x.is_cpu else host.empty(data.numel(), torch.uint8, x.device)
         ops, table = kernels.get(x.device), tiles.table(self.regions(spec))
         places, values = self._room(spec, x.device)
-        finite, kept = ops.chunk_carry(x, residual, decay, left, table, places, values), self._room(spec, here.device)[1]
+        finite, kept = (
+            ops.chunk_carry(x, fed.residual, fed.decay, fed.left, table, places, values),
+            self._room(spec, here.device)[1],
+        )
         nbytes = self._write(finite, places, values, here, spec, kept)
         mode = int(here[0])
         if mode == modes.NORMAL:
-            ops.chunk_scatter(places, host.send(kept, x.device), table, left, -weight)
+            ops.chunk_scatter(places, host.send(kept, x.device), table, fed.left, -fed.weight)
         if not x.is_cpu:
             data[:nbytes].copy_(here[:nbytes], non_blocking=True)
         message = Message(data if out is None else out, nbytes, None if x.is_cpu else here[:nbytes])
-        return message, None, mode != modes.NON_FINITE
+        return message, mode != modes.NON_FINITE
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         mode = int(data[0]) if data.numel() else -1

@@ -23,7 +23,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs.casts import Summed
 from tersegrad.core.buffers import byte_buffer
-from tersegrad.core.protocol import Context, Guarantee, Message, Omega, Spec, Stats
+from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Omega, Spec
 from tersegrad.core.stateless import FixedRate
 from tersegrad.core.text import require
 from tersegrad.kernels.schema import Cast
@@ -72,22 +72,11 @@ class Sign(Summed, FixedRate):
         short = self.block is not None and self.block <= LONGEST_SPLIT
         return short and weight == 1.0 and kernels.faster(device, "sign_split")
 
-    def encode_split(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        left: Tensor,
-        spec: Spec,
-        state: None,
-        ctx: Context,
-        *,
-        weight: float = 1.0,
-        stats: Stats | None = None,
-        out: Tensor | None = None,
-    ) -> tuple[Message, None, bool | Tensor]:
+    def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool | Tensor]:
+        x = fed.x
         data = byte_buffer(out, self.max_nbytes(spec), x.device)
-        good = kernels.get(x.device).sign_split(x, residual, data, left, self.block_of(x.numel()))
-        return Message(data if out is None else out, data.numel()), None, bool(good) if x.is_cpu else good
+        good = kernels.get(x.device).sign_split(x, fed.residual, data, fed.left, self.block_of(x.numel()))
+        return Message(data if out is None else out, data.numel()), bool(good) if x.is_cpu else good
 
     def guarantee(self, spec: Spec) -> Guarantee:
         d = min(spec.numel, self.block_of(spec.numel))

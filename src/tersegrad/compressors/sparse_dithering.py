@@ -36,7 +36,7 @@ from tersegrad import kernels
 from tersegrad.codecs import rans
 from tersegrad.core import buffers, host, modes
 from tersegrad.core.numbers import HUGE, TINY
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats
+from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.targets import COARSE, Coded, meet_error, meet_size, one_target, sampled_step, toward_zero
 from tersegrad.core.text import require
@@ -225,20 +225,8 @@ class SparseDithering(_Dithering):
     def splits(self, device: torch.device, weight: float) -> bool:
         return weight == 1.0 and (device.type == "cpu" or not self.codes_on_host(device))
 
-    def encode_split(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        left: Tensor,
-        spec: Spec,
-        state: None,
-        ctx: Context,
-        *,
-        weight: float = 1.0,
-        stats: Stats | None = None,
-        out: Tensor | None = None,
-    ) -> tuple[Message, None, bool]:
-        require(weight == 1.0, f"{self.name} takes out all that it sends, not {weight} times it")
+    def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
+        x, residual, left = fed.x, fed.residual, fed.left
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         if self.nu is not None and self.scale == "chunk":
             coded = encode_at(x, None, self.nu, self.coder, self.chunk, data, left=left, carry=residual, layout=spec.layout)
@@ -253,7 +241,7 @@ class SparseDithering(_Dithering):
                 coded = encode_to_size(y, data.numel(), self.coder, self.chunk, data, spec.layout)
             kernels.get(y.device).dither_decode(coded.data, left, -1.0, spec.layout)
         message = Message(data if out is None else out, coded.nbytes)
-        return message, None, math.isfinite(coded.norm)
+        return message, math.isfinite(coded.norm)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from tersegrad.codecs.values import BFloat16, Float32, Form, Place
 from tersegrad.core import modes
 from tersegrad.core.buffers import byte_buffer
 from tersegrad.core.numbers import share
-from tersegrad.core.protocol import Context, Guarantee, Message, Omega, Spec, Stats
+from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Omega, Spec
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.text import require
 
@@ -71,20 +71,9 @@ class TopK(Stateless):
     def splits(self, device: torch.device, weight: float) -> bool:
         return device.type != "cpu" and weight == 1.0 and sparse.codes_there(device)
 
-    def encode_split(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        left: Tensor,
-        spec: Spec,
-        state: None,
-        ctx: Context,
-        *,
-        weight: float = 1.0,
-        stats: Stats | None = None,
-        out: Tensor | None = None,
-    ) -> tuple[Message, None, bool]:
-        torch.add(x, residual, out=left)
+    def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
+        x, left = fed.x, fed.left
+        torch.add(x, fed.residual, out=left)
         data, form = byte_buffer(out, self.max_nbytes(spec), x.device), self._form
         found = self._choose(left, data)
         # What is not finite is among it, since nothing is larger.
@@ -95,7 +84,7 @@ class TopK(Stateless):
         elif finite and found.total:
             decoded = form.write(found.values, Place(found.indices, spec, ctx)).decoded
             sparse.scatter(sparse.Sparse(found.indices, decoded), left, -1.0)
-        return Message(data if out is None else out, nbytes), None, finite
+        return Message(data if out is None else out, nbytes), finite
 
     def _choose(self, x: Tensor, data: Tensor) -> sparse.Chosen:
         """What is sent. NaN and Inf are larger than any number, so they are among it."""

@@ -36,7 +36,7 @@ from tersegrad import kernels
 from tersegrad.codecs import rans
 from tersegrad.core import buffers, modes
 from tersegrad.core.numbers import HUGE
-from tersegrad.core.protocol import Context, Guarantee, Message, Spec, Stats
+from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.targets import COARSE, Coded, meet_error, meet_size, one_target, sampled_step, strided, toward_zero
 from tersegrad.core.text import require
@@ -114,24 +114,12 @@ class Trellis(_TrellisCoded):
     def splits(self, device: torch.device, weight: float) -> bool:
         return weight == 1.0 and (device.type == "cpu" or not self.codes_on_host(device))
 
-    def encode_split(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        left: Tensor,
-        spec: Spec,
-        state: None,
-        ctx: Context,
-        *,
-        weight: float = 1.0,
-        stats: Stats | None = None,
-        out: Tensor | None = None,
-    ) -> tuple[Message, None, bool]:
-        require(weight == 1.0, f"{self.name} takes out all that it sends, not {weight} times it")
+    def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
+        x, left = fed.x, fed.left
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
-        coded = self._encode(torch.add(x, residual, out=left), data)
+        coded = self._encode(torch.add(x, fed.residual, out=left), data)
         kernels.get(x.device).trellis_decode(coded.data, self.states, None, left, -1.0)
-        return Message(data if out is None else out, coded.nbytes), None, math.isfinite(coded.norm)
+        return Message(data if out is None else out, coded.nbytes), math.isfinite(coded.norm)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         kernels.get(out.device).trellis_decode(data, self.states, None, out, weight)

@@ -272,31 +272,33 @@ def needs_second_moment(configuration: object) -> bool:
     return False
 
 
+@dataclasses.dataclass(frozen=True)
+class Fed:
+    """What error feedback hands over: y = x + decay * residual is to be encoded, rounded after each operation.
+
+    ``left`` becomes y minus ``weight`` times what the message decodes to. All three are flat, contiguous float32 and do not overlap.
+    """
+
+    x: Tensor
+    residual: Tensor
+    left: Tensor
+    weight: float = 1.0
+    decay: float = 1.0
+
+
 @runtime_checkable
-class Splitter(Protocol[S]):
-    """Optional third protocol, for error feedback: add a residual, encode, and tell what the message leaves out, in one pass."""
+class Splitter(Protocol):
+    """Optional third protocol, for error feedback: add a residual, encode, and tell what the message leaves out, in one pass.
+
+    Such compressors have no state. Those that say ``fades`` take a ``decay`` other than 1.
+    """
 
     def splits(self, device: torch.device, weight: float) -> bool:
         """Whether it can, for tensors on ``device`` and this ``weight``."""
         ...
 
-    def encode_split(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        left: Tensor,
-        spec: Spec,
-        state: S,
-        ctx: Context,
-        *,
-        weight: float = 1.0,
-        stats: Stats | None = None,
-        out: Tensor | None = None,
-    ) -> tuple[Message, S, bool | Tensor]:
-        """Encode y = x + residual, and write y minus ``weight`` times what the message decodes to into ``left``.
-
-        One that says ``fades`` also takes ``decay``, for y = x + decay * residual, rounded after each operation. All three are flat,
-        contiguous float32 and do not overlap. False, or a flag on the device that the host does not wait for: y is not finite, and
+    def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool | Tensor]:
+        """Encode y and fill ``left``. False, or a flag on the device that the host does not wait for, says that y is not finite; then
         ``left`` is undefined.
         """
         ...

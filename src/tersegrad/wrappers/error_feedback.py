@@ -41,6 +41,7 @@ from tersegrad.core.packed import Packed, pack
 from tersegrad.core.protocol import (
     Compressor,
     Context,
+    Fed,
     Guarantee,
     Message,
     Omega,
@@ -171,12 +172,10 @@ class ErrorFeedback(Configuration):
         together = plain and self.place == "device"
         if together and splits(self.inner, flat.device, weight, self.decay):
             splitter: Any = self.inner
-            fading = {} if self.decay == 1.0 else {"decay": float32(self.decay)}
             left = buffers.empty(flat.numel(), torch.float32, flat.device)
-            message, inner, finite = splitter.encode_split(
-                flat, residual, left, spec, state.inner, ctx, weight=weight, stats=stats, out=out, **fading
-            )
-            after = ErrorFeedbackState(left, inner)
+            fed = Fed(flat, residual, left, weight, float32(self.decay))
+            message, finite = splitter.encode_split(fed, spec, ctx, out)
+            after = ErrorFeedbackState(left, state.inner)
             if isinstance(finite, Tensor):
                 return message, _chosen(after, finite, state)
             return message, after if finite else state
