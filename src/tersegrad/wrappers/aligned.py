@@ -32,31 +32,28 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.core import buffers, host
-from tersegrad.core import state as states
-from tersegrad.core.errors import BadConfiguration, CorruptMessage
+from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.numbers import float32
 from tersegrad.core.protocol import (
-    Compressor,
     Context,
     Guarantee,
     Message,
     Omega,
     Spec,
     Stats,
-    codes_on_host,
     flat_float32,
     mode_of,
     wire_omega,
 )
-from tersegrad.core.text import Configuration, require
 from tersegrad.kernels.reference.align import most_bytes, nbytes
+from tersegrad.wrappers.transformed import Around
 
 # Signs that take a larger share of the message than 1 / DOUBT are compared with none.
 DOUBT = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Aligned(Configuration):
+class Aligned(Around):
     """Signs of rows and columns around any compressor that keeps nothing per coordinate.
 
     >>> from tersegrad.compressors import SparseDithering
@@ -69,29 +66,16 @@ class Aligned(Configuration):
     examples: ClassVar[tuple[str, ...]] = ("aligned(sparse_dithering(alpha=0.1))",)
     corners: ClassVar[tuple[str, ...]] = ("aligned(qsgd(levels=4, coder=rans))",)
 
-    inner: Compressor[Any]
+    against_values: ClassVar[str] = "and each step negates others"
 
-    def __post_init__(self) -> None:
-        require(isinstance(self.inner, Compressor), f"aligned wraps a compressor, got {self.inner!r}")
-        self._check(self.inner.init(Spec.flat(1), "cpu"))
-
-    def _check(self, state: Any) -> None:
-        if states.tensors(state):
-            raise BadConfiguration(
-                f"{self.inner} keeps a value per coordinate, and each step negates others: "
-                "put aligned inside, as in error_feedback(aligned(...))"
-            )
-
-    def init(self, spec: Spec, device: torch.device | str) -> Any:
-        state = self.inner.init(_float32(spec), device)
-        self._check(state)
-        return state
+    def inner_spec(self, spec: Spec) -> Spec:
+        return dataclasses.replace(spec, dtype=torch.float32)
 
     def encode(
         self, x: Tensor, spec: Spec, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
     ) -> tuple[Message, Any]:
         x = flat_float32(x, spec)
-        run, layout, inner = kernels.get(x.device), spec.layout, _float32(spec)
+        run, layout, inner = kernels.get(x.device), spec.layout, self.inner_spec(spec)
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
         told = torch.empty(0, dtype=torch.uint8)
         if most_bytes(layout):
@@ -132,28 +116,21 @@ class Aligned(Configuration):
         if head > length:
             raise CorruptMessage("the signs of rows and columns are cut short")
         rest = None if here is None else here[head:length]
-        decoded = self.inner.decode(Message(message.data[head:length], length - head, rest), _float32(spec), ctx, out)
+        decoded = self.inner.decode(Message(message.data[head:length], length - head, rest), self.inner_spec(spec), ctx, out)
         if start[0]:
             kernels.get(out.device).align_flip(decoded, start[1:head], layout, out)
         elif decoded is not out:
             out.copy_(decoded)
         return out
 
-    def codes_on_host(self, device: torch.device) -> bool:
-        return codes_on_host(self.inner, device)
-
     def max_nbytes(self, spec: Spec) -> int:
-        return 1 + most_bytes(spec.layout) + self.inner.max_nbytes(_float32(spec))
+        return 1 + most_bytes(spec.layout) + self.inner.max_nbytes(self.inner_spec(spec))
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        return self.inner.guarantee(_float32(spec))
+        return self.inner.guarantee(self.inner_spec(spec))
 
     def wire_omega(self, spec: Spec) -> Omega:
-        return wire_omega(self.inner, _float32(spec))
+        return wire_omega(self.inner, self.inner_spec(spec))
 
     def mode(self, data: bytes) -> str | None:
         return mode_of(self.inner, data[1:]) if data[:1] == b"\0" else "signs of rows and columns"
-
-
-def _float32(spec: Spec) -> Spec:
-    return dataclasses.replace(spec, dtype=torch.float32)

@@ -42,8 +42,8 @@ _BIG, SHRINK = 2.0**96, 2.0**-32
 
 
 @dataclasses.dataclass(frozen=True)
-class Transformed(Configuration):
-    """A compressor that keeps nothing per coordinate, behind a map that subclasses state."""
+class Around(Configuration):
+    """Around a compressor that keeps nothing per coordinate."""
 
     name: ClassVar[str]
     # Why the inner compressor may not keep a value per coordinate.
@@ -65,6 +65,19 @@ class Transformed(Configuration):
         """What the inner compressor sees."""
         raise NotImplementedError
 
+    def init(self, spec: Spec, device: torch.device | str) -> Any:
+        state = self.inner.init(self.inner_spec(spec), device)
+        self._check(state)
+        return state
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return codes_on_host(self.inner, device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformed(Around):
+    """A compressor behind a map that subclasses state."""
+
     def forward(self, x: Tensor, y: Tensor, spec: Spec, ctx: Context) -> Tensor:
         """Map x to y; max |x| as a tensor without dimensions, not finite where a number of x is not."""
         raise NotImplementedError
@@ -78,11 +91,6 @@ class Transformed(Configuration):
     def rounding(self) -> float:
         """How much one direction errs, as a share of the norm."""
         raise NotImplementedError
-
-    def init(self, spec: Spec, device: torch.device | str) -> Any:
-        state = self.inner.init(self.inner_spec(spec), device)
-        self._check(state)
-        return state
 
     def encode(
         self, x: Tensor, spec: Spec, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None
@@ -128,9 +136,6 @@ class Transformed(Configuration):
             raise CorruptMessage(f"the last byte of a message of {self.name} is 0 or 1, got {big}")
         host = None if message.host is None else message.host[:length]
         return self.inner.decode(Message(message.data[:length], length, host), self.inner_spec(spec), ctx, out), big
-
-    def codes_on_host(self, device: torch.device) -> bool:
-        return codes_on_host(self.inner, device)
 
     @property
     def fixed_size(self) -> bool:
