@@ -90,6 +90,8 @@ class Device(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = torch.device(KIND)
         self.waits: collections.Counter[str] = collections.Counter()
+        # Memory of the host that copies are still on their way to: nothing may use it before the next wait.
+        self._awaited: set[int] = set()
 
     def __enter__(self) -> Self:
         self._literals = _Literals(self)
@@ -128,12 +130,15 @@ class Device(TorchDispatchMode):
         frames = [f for f in traceback.extract_stack() if f.filename.startswith(SOURCE)]
         place = f"{frames[-1].filename.removeprefix(SOURCE)}:{frames[-1].lineno}" if frames else "the test"
         self.waits[f"{what} in {place}"] += 1
+        self._awaited.clear()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = function.overloadpacket.__name__
         leaves = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         mine = [leaf for leaf in leaves if isinstance(leaf, OnDevice)]
+        if any(not isinstance(leaf, OnDevice) and leaf.data_ptr() in self._awaited for leaf in leaves):
+            raise RuntimeError(f"{function} uses what is still on its way to the CPU")
         asked = kwargs.get("device")
         kind = None if asked is None else torch.device(asked).type
         if not mine and kind != KIND:
@@ -173,7 +178,10 @@ class Device(TorchDispatchMode):
         else:
             return ""
         if source and not into:
-            self.wait("a copy to the CPU")
+            if waits or name != "copy_":
+                self.wait("a copy to the CPU")
+            else:
+                self._awaited.add(args[0].data_ptr())
             return "to the CPU"
         if into and not source:
             if waits:

@@ -236,6 +236,54 @@ def test_sparse_messages_are_those_of_the_reference(dtype: torch.dtype, narrow: 
         assert refused or dtype == torch.int64
 
 
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_sparse_messages_with_classes_of_gaps_are_those_of_the_reference(dtype: torch.dtype, narrow: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    numel, refused = 300_000, 0
+    for count, kind in ((1, ""), (5000, ""), (2100, "small"), (2100, "few bits"), (40, "together")):
+        indices = (torch.rand(2 * count, generator=generator) ** 4 * numel).long().unique()[:count].to(dtype)
+        indices = torch.arange(40, dtype=dtype) if kind == "together" else indices
+        count = indices.numel()
+        values = torch.randn(count, generator=generator) * 1e37
+        values[0] = 3.4e38
+        classes = reference.gap_classes(indices)
+        alphabet, open_bits = 1 + int(classes.max()), int(((classes.long() + 1) // 2 - 1).clamp(min=0).sum())
+        front = bytes((0, *varint.write(count), 253, alphabet))
+        room = 100 if kind == "small" else (2 if narrow else 4) * count + 10_000
+        results: list[tuple[list[int], list[int]]] = []
+        with emulated():
+            for ops in (reference, index):
+                held = torch.zeros(room + 1, dtype=torch.uint8)[1:]
+                facts = ops.sparse_encode_gaps(indices, values, front, alphabet, open_bits, narrow, held).tolist()
+                results.append(([], []) if facts[0] else (facts, held[: facts[1]].tolist()))
+            assert results[0] == results[1], (count, kind)
+            assert (not results[0][0]) == (kind == "small")
+            if kind == "few bits":
+                facts = index.sparse_encode_gaps(indices, values, front, alphabet, open_bits // 2, narrow, held).tolist()
+                assert facts[0]
+            if not results[0][0]:
+                continue
+            message = torch.tensor(results[0][1], dtype=torch.uint8)
+            for trial in range(6):
+                data = message.clone()
+                if trial:
+                    at = int(torch.randint(0, data.numel() - (2 if narrow else 4) * count, (), generator=generator))
+                    data = data[:-1] if trial == 1 else data
+                    data[at] ^= 1 << trial % 8
+                for weight in (None, 0.3):
+                    outs, verdicts = [torch.ones(numel), torch.ones(numel)], []
+                    for ops, place in zip((reference, index), outs, strict=True):
+                        given = (data, front, count, numel, alphabet, narrow)
+                        verdicts.append(bool(ops.sparse_decode_gaps(*given, place, weight)))
+                    assert verdicts[0] == verdicts[1], (count, trial)
+                    assert trial or verdicts[0]
+                    assert same(*outs) if verdicts[0] else weight is None or same(outs[1], torch.ones(numel))
+                    refused += not verdicts[0]
+    assert refused > 20
+
+
 def _vectors() -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(5)
     yield torch.randn(9000, generator=generator)

@@ -1,7 +1,7 @@
 """Index sets: strictly increasing numbers of [0, numel) as bytes, close to log2 C(numel, count) bits.
 
 ``count`` is known to both ends. Where more than half of the numbers are in the set, the complement is coded. The first byte
-tells the form; the encoder takes the smallest (the last two are tried only where an estimate promises at least 1 %):
+tells the form; the encoder takes the smallest of those whose estimates promise enough:
 
 =======  ===========================================================================================================
 0..249   short sets: an arithmetic code of the gaps' binary digits, of which this byte is the first (no header at all)
@@ -23,8 +23,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterator
-from typing import Protocol
+from collections.abc import Collection
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ CLASSES = 112  # gaps below 2^56
 TABLES = 100  # about the bytes of rANS tables and states
 # Estimated shares of the best form so far that make another one worth writing.
 RICE_GAIN, ENTROPY_GAIN = 0.995, 0.99
+# The share of a Rice code's estimate that makes entropy-coded gaps the better one without a trial.
+CLEAR_GAIN = 0.98
 
 Histogram = list[tuple[int, int]]  # classes of gaps that occur, in ascending order, and how often
 
@@ -200,14 +202,40 @@ def encode(indices: Tensor, numel: int, out: Tensor | None = None, counted: Coun
     return out[: best.size()]
 
 
-def takes_golomb(count: int, numel: int, counted: Counted) -> bool:
-    """Whether :func:`encode` takes the Golomb code, as far as what was counted tells; no where more must be known."""
-    if count <= SHORT or 32 * count > numel or 1 + counted.golomb >= 1 + -(-numel // 8):
-        return False
-    histogram, size = _occurring(counted.classes), 1 + counted.golomb
-    return not _promises(2 + _rice_estimate(histogram)[1], size, RICE_GAIN) and not _promises(
-        _gaps_estimate(histogram), size, ENTROPY_GAIN
-    )
+class Tried(NamedTuple):
+    """The forms that estimates make worth writing, beside the bitmap and the Golomb code for sets that look random."""
+
+    rice: int | None
+    gaps: bool
+
+
+def _tried(histogram: Histogram, k: int, size: int) -> Tried:
+    """What to try where the best form so far has ``size`` bytes."""
+    parameter, rice = _rice_estimate(histogram)
+    gaps = _gaps_estimate(histogram) if k > SHORT else math.inf
+    tries_rice = _promises(2 + rice, size, RICE_GAIN) and not _promises(gaps, 2 + rice, CLEAR_GAIN)
+    return Tried(parameter if tries_rice else None, _promises(gaps, size, ENTROPY_GAIN))
+
+
+class Gaps(NamedTuple):
+    """What a decoder of entropy-coded gaps is told, and the bits that follow their classes."""
+
+    alphabet: int
+    open_bits: int
+    # The bytes of the best form beside it.
+    others: int
+
+
+def expected(count: int, numel: int, counted: Counted) -> Literal["golomb"] | Gaps | None:
+    """The form that :func:`encode` takes, or that it compares with the Golomb code, by what was counted; None where that does not tell."""
+    size = 1 + counted.golomb
+    if count <= SHORT or 32 * count > numel or size >= 1 + -(-numel // 8):
+        return None
+    histogram = _occurring(counted.classes)
+    rice, gaps = _tried(histogram, count, size)
+    if rice is not None:
+        return None
+    return Gaps(histogram[-1][0] + 1, _open_bits(histogram), size) if gaps else "golomb"
 
 
 def _smallest(indices: Tensor, numel: int, counted: Counted | None) -> Form:
@@ -224,11 +252,17 @@ def _smallest(indices: Tensor, numel: int, counted: Counted | None) -> Form:
     # A divisor of one makes a bitmap of the Golomb code.
     if random_divisor(k, numel) > 1:
         best, size = _shorter(best, size, Golomb(indices, numel, random_divisor(k, numel), (GOLOMB,), counted))
-    parameter, estimate = _rice_estimate(histogram)
-    if _promises(2 + estimate, size, RICE_GAIN):
-        best, size = _shorter(best, size, Golomb(indices, numel, 1 << parameter, (RICE, parameter)))
-    for form in _entropy_coded(indices, numel, histogram, size):
-        best, size = _shorter(best, size, form)
+    rice, gaps = _tried(histogram, k, size)
+    if rice is not None:
+        best, size = _shorter(best, size, Golomb(indices, numel, 1 << rice, (RICE, rice)))
+    if gaps and _promises(_gaps_estimate(histogram), size, ENTROPY_GAIN):
+        best, size = _shorter(best, size, EntropyGaps(indices, histogram[-1][0] + 1, _open_bits(histogram)))
+    if 32 * k > numel > 4096:
+        ops = kernels.get(indices.device)
+        bitmap = ops.bitmap_encode(indices, numel)
+        counts = ops.rans_histogram(bitmap, 256, None, 1, True)[0].tolist()
+        if _promises(TABLES + _entropy(counts) / sum(counts) * bitmap.numel() / 8, size, ENTROPY_GAIN):
+            best, size = _shorter(best, size, EntropyBitmap(bitmap))
     return best
 
 
@@ -238,7 +272,7 @@ def _shorter(best: Form, size: int, other: Form) -> tuple[Form, int]:
     return (other, found) if found < size else (best, size)
 
 
-def _promises(estimate: float, size: int, gain: float) -> bool:
+def _promises(estimate: float, size: float, gain: float) -> bool:
     """Whether a form of about ``estimate`` bytes is worth trying where ``size`` are reached."""
     return estimate < gain * size
 
@@ -255,18 +289,6 @@ def _open_bits(histogram: Histogram) -> int:
 def _gaps_estimate(histogram: Histogram) -> float:
     """About the bytes of entropy-coded gaps."""
     return TABLES + (_entropy([n for _, n in histogram]) + _open_bits(histogram)) / 8
-
-
-def _entropy_coded(indices: Tensor, numel: int, histogram: Histogram, size: int) -> Iterator[Form]:
-    """The entropy-coded forms, where their estimates promise to save at least 1 % of ``size`` bytes."""
-    ops, k = kernels.get(indices.device), indices.numel()
-    if k > SHORT and _promises(_gaps_estimate(histogram), size, ENTROPY_GAIN):
-        yield EntropyGaps(indices, histogram[-1][0] + 1, _open_bits(histogram))
-    if 32 * k > numel > 4096:
-        bitmap = ops.bitmap_encode(indices, numel)
-        counts = ops.rans_histogram(bitmap, 256, None, 1, True)[0].tolist()
-        if _promises(TABLES + _entropy(counts) / sum(counts) * bitmap.numel() / 8, size, ENTROPY_GAIN):
-            yield EntropyBitmap(bitmap)
 
 
 def _entropy(counts: Collection[int]) -> float:

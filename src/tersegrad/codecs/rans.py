@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.kernels.reference.rans import USUAL
 
 Chunk = Literal["auto"] | int
 CHUNKS: tuple[Chunk, ...] = ("auto", 14, 15, 16, 17, 18)
 CHUNK_RULE = "chunk is auto or the log2 of the chunk length, 14 to 18"
-USUAL = 16
 
 
 def chunk_bits(chunk: Chunk) -> int:

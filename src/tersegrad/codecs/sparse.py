@@ -76,10 +76,18 @@ def chosen(selected: Sequence[Tensor], numel: int, form: Form | None = None, out
         facts = ops.sparse_encode(indices, values, count, numel, form.narrow, out[:most])
         unwritten, nbytes, planes, total, infinite, *classes = host.read(facts).tolist()
         if total >= MANY:
-            counted = None if unwritten else index.Counted(classes, planes)
-            sent = counted is not None and not infinite and index.takes_golomb(total, numel, counted)
-            found = _first(indices, values, total)
-            return found._replace(nbytes=nbytes if sent else None, finite=not infinite, counted=counted)
+            found = _first(indices, values, total)._replace(finite=not infinite)
+            if unwritten or infinite:
+                return found
+            found = found._replace(counted=(counted := index.Counted(classes, planes)))
+            takes = index.expected(total, numel, counted)
+            if isinstance(takes, index.Gaps):
+                front = bytes((NORMAL, *varint.write(total), index.ENTROPY_GAPS, takes.alphabet))
+                given = (front, takes.alphabet, takes.open_bits, form.narrow, out[:most])
+                unwritten, nbytes = host.read(ops.sparse_encode_gaps(found.indices, found.values, *given)).tolist()
+                before, behind = len(front) - 2, form.max_nbytes(total, 1)
+                return found if unwritten or nbytes - before - behind >= takes.others else found._replace(nbytes=nbytes)
+            return found._replace(nbytes=nbytes) if takes == "golomb" else found
         indices, values = host.read_all(indices[:total], values[:total])
         return Chosen(indices, values, total)
     if not (codes_there(count.device) and int(count) >= MANY):
@@ -165,18 +173,50 @@ def decode(
     ``most`` and ``raw`` as in :func:`read`. ``full``: as a rule a message carries ``most`` coordinates.
     """
     numel, front = spec.numel, None
-    if not data.is_cpu and form.narrow is not None and kernels.faster(data.device, "sparse_decode"):
-        # In its likeliest form, a message is read by one kernel after the other without a look at what it says.
-        count = most
-        if not full:
-            front = _front(data)
-            count, at = varint.read(front, 1) if front.numel() > 2 and int(front[0]) == NORMAL else (0, 0)
-            count = count if front[at : at + 1].tolist() == [index.GOLOMB] else 0
-        if MANY <= count <= numel // 2:
-            head, divisor = bytes((NORMAL, *varint.write(count), index.GOLOMB)), random_divisor(count, numel)
-            if kernels.get(data.device).sparse_decode(data, head, count, numel, divisor, form.narrow, out, weight):
-                return
+    if not data.is_cpu and form.narrow is not None and kernels.faster(data.device, "sparse_decode", "sparse_decode_gaps"):
+        # A message that begins like the last one of its kind is read by one kernel after the other without a look at what it says.
+        usual = _BEGUN.get((numel, most), bytes((NORMAL, *varint.write(most), index.GOLOMB))) if full else b""
+        if _decode_at_once(data, usual, numel, most, form.narrow, out, weight):
+            return
+        front = _front(data)
+        begun = _beginning(front)
+        if begun != usual and _decode_at_once(data, begun, numel, most, form.narrow, out, weight):
+            if full:
+                _BEGUN[numel, most] = begun
+            return
     scatter(read(data, spec, ctx, form, most, raw=raw, front=front), out, weight)
+
+
+# What full messages for so many coordinates, with so many of them, began with when they were last looked at.
+_BEGUN: dict[tuple[int, int], bytes] = {}
+
+
+def _beginning(front: Tensor) -> bytes:
+    """A message's first bytes, up to the form of its set and what belongs to it; none where kernels do not read it in one go."""
+    if front.numel() < 3 or int(front[0]) != NORMAL:
+        return b""
+    try:
+        at = varint.read(front, 1)[1]
+    except CorruptMessage:
+        return b""
+    end = {(index.GOLOMB,): at + 1, (index.ENTROPY_GAPS,): at + 2}.get(tuple(front[at : at + 1].tolist()), 0)
+    return bytes(front[:end].tolist())
+
+
+def _decode_at_once(data: Tensor, begun: bytes, numel: int, most: int, narrow: bool, out: Tensor, weight: float | None) -> bool:
+    """Whether the message begins like this, is right, and was decoded."""
+    if not begun:
+        return False
+    count, at = varint.read(begun, 1)
+    if not MANY <= count <= min(most, numel // 2):
+        return False
+    ops = kernels.get(data.device)
+    if begun[at] == index.GOLOMB:
+        return bool(ops.sparse_decode(data, begun, count, numel, random_divisor(count, numel), narrow, out, weight))
+    alphabet = begun[at + 1] if len(begun) > at + 1 else 0
+    if not 1 <= alphabet <= index.CLASSES:
+        return False
+    return bool(ops.sparse_decode_gaps(data, begun, count, numel, alphabet, narrow, out, weight))
 
 
 def _front(data: Tensor) -> Tensor:

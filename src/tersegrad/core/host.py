@@ -70,9 +70,14 @@ def floats(*scalars: Tensor) -> list[float]:
     return [float(s) for s in scalars] if scalars[0].is_cpu else read(torch.stack(scalars)).tolist()
 
 
+def fetch(x: Tensor) -> Tensor:
+    """A copy of ``x`` in the host's memory that is on its way: whole after the next read of its device."""
+    return x if x.is_cpu else empty(x.numel(), x.dtype, x.device).view(x.shape).copy_(x, non_blocking=True)
+
+
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """``x`` of the host's memory on ``device``, without waiting."""
-    if device.type == "cpu":
+    """``x`` of the host's memory on ``device``, without waiting; as it is if it is there."""
+    if x.device == device:
         return x
     pinned = x if x.is_pinned() else empty(x.numel(), x.dtype, device).view(x.shape).copy_(x)
     return pinned.to(device, non_blocking=True)

@@ -7,10 +7,12 @@ go through checkpoints bit for bit. Magnitudes below 2^-126 are lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from tersegrad.core import host
 
 BLOCK = 256
 
@@ -40,8 +42,16 @@ class Packed:
         """Memory that it holds."""
         return sum(t.nbytes for t in (self._codes, self._exponents, self.lengths))
 
-    def to(self, device: torch.device | str) -> Packed:
-        return Packed(self._codes.to(device), self._exponents.to(device), self.lengths.to(device))
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Packed:
+        return Packed(function(self._codes), function(self._exponents), function(self.lengths))
+
+    def sent(self, device: torch.device) -> Packed:
+        """On ``device``, without waiting."""
+        return self._mapped(lambda t: host.send(t, device))
+
+    def fetched(self) -> Packed:
+        """In the host's memory, whole after the next read of its device."""
+        return self._mapped(host.fetch)
 
     def unpacked(self) -> Tensor:
         """The vector as float32."""
@@ -66,7 +76,8 @@ def pack(values: Tensor, lengths: Tensor | None = None) -> Packed:
     """A finite vector, packed into blocks of 256 or of these lengths."""
     if lengths is None:
         full, rest = divmod(values.numel(), BLOCK)
-        lengths = torch.tensor([BLOCK] * full + [rest] * (rest > 0), dtype=torch.int16, device=values.device)
+        lengths = torch.full((full + (rest > 0),), BLOCK, dtype=torch.int16, device=values.device)
+        lengths[full:] = rest
     own = torch.repeat_interleave(lengths.long(), output_size=values.numel())
     tops = torch.zeros(lengths.numel(), device=values.device).scatter_reduce_(0, own, values.float().abs(), "amax")
     mantissa, exponent = torch.frexp(tops)

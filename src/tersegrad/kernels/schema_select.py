@@ -70,6 +70,21 @@ class SelectKernels(Protocol):
         """
         ...
 
+    def sparse_encode_gaps(
+        self, indices: Tensor, values: Tensor, front: bytes, alphabet: int, open_bits: int, narrow: bool, out: Tensor
+    ) -> Tensor:
+        """The message of all of them with entropy-coded gaps, whose classes are below ``alphabet`` and leave so many bits open.
+
+        ``front`` begins it, up to its rANS block. What became of it, int64: 0 where it was written; its bytes.
+        """
+        ...
+
+    def sparse_decode_gaps(
+        self, data: Tensor, front: bytes, count: int, numel: int, alphabet: int, narrow: bool, out: Tensor, weight: float | None
+    ) -> Tensor:
+        """Such a message, as :meth:`sparse_decode`."""
+        ...
+
     def index_complement(self, indices: Tensor, numel: int) -> Tensor:
         """The numbers of [0, numel) that are not among ``indices``."""
         ...

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import buffers
+from tersegrad.core import buffers, host
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.numbers import float32
@@ -133,23 +133,21 @@ class ErrorFeedback(Configuration):
     def init(self, spec: Spec, device: torch.device | str) -> ErrorFeedbackState:
         spec = _corrected(spec)
         self._check(spec)
-        zeros = torch.zeros(spec.numel, dtype=torch.float32, device=device)
+        zeros = torch.zeros(spec.numel, dtype=torch.float32, device="cpu" if self.place == "cpu" else device)
         return ErrorFeedbackState(self._kept(zeros), self.inner.init(spec, device))
 
     def _kept(self, left: Tensor) -> Tensor | Packed:
-        """A residual in the form and at the place where it is kept."""
+        """A residual in the form and at the place where it is kept; at the host it is whole after the next read of its device."""
         if self.residual == "int8":
             packed = pack(left)
-            return packed.to("cpu") if self.place == "cpu" else packed
+            return packed.fetched() if self.place == "cpu" else packed
         kept = left.to(getattr(torch, self.residual))
-        if self.place == "device" or kept.device.type == "cpu":
-            return kept
-        return torch.empty(kept.shape, dtype=kept.dtype, pin_memory=True).copy_(kept)
+        return host.fetch(kept) if self.place == "cpu" else kept
 
     def _sum(self, x: Tensor, residual: Tensor | Packed) -> Tensor:
         """The sum x + decay * residual, in a buffer of our own: it becomes the next residual. Each operation rounds."""
         y = buffers.empty(x.numel(), torch.float32, x.device)
-        old = residual.to(x.device).unpacked() if isinstance(residual, Packed) else residual.to(x.device, non_blocking=True)
+        old = residual.sent(x.device).unpacked() if isinstance(residual, Packed) else host.send(residual, x.device)
         if self.decay == 1.0:
             return torch.add(x, old, out=y)
         return torch.mul(old.to(torch.float32), float32(self.decay), out=y).add_(x)
@@ -183,10 +181,13 @@ class ErrorFeedback(Configuration):
         message, inner = self.inner.encode(y, spec, state.inner, ctx, stats=stats, out=out)
         left = _subtract(self.inner, message, spec, ctx, y, weight)
         left = left.to(torch.bfloat16) if self.residual == "bfloat16" else left
-        if not left.is_cpu and self.residual != "int8" and self.place == "device":
+        if not left.is_cpu:
             ops = kernels.get(left.device)
             good = ops.all_finite(left) if left.dtype == torch.float32 else torch.isfinite(left).all()
-            return message, _chosen(ErrorFeedbackState(left, inner), good, state)
+            after = ErrorFeedbackState(self._kept(left), inner)
+            if self.residual != "int8" and self.place == "device":
+                return message, _chosen(after, good, state)
+            return message, after if good else state
         # A finite sum has finite terms; the exact check is only needed when large terms overflow it.
         if not (bool(torch.isfinite(left.sum())) or bool(torch.isfinite(left).all())):
             return message, state

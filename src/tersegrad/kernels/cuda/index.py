@@ -7,8 +7,9 @@ from torch import Tensor
 
 from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.kernels.cuda import scratch
+from tersegrad.kernels.cuda import rans, scratch
 from tersegrad.kernels.cuda.loader import launch, scan
+from tersegrad.kernels.reference.rans import USUAL, raw_bits
 from tersegrad.kernels.reference.select import index_dtype
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
     "golomb_decode",
     "golomb_encode",
     "sparse_decode",
+    "sparse_decode_gaps",
     "sparse_encode",
+    "sparse_encode_gaps",
 ]
 
 SOURCE = "index.cu"
@@ -85,11 +88,40 @@ def sparse_encode(indices: Tensor, values: Tensor, count: Tensor, numel: int, na
     return head
 
 
+def sparse_encode_gaps(
+    indices: Tensor, values: Tensor, front: bytes, alphabet: int, open_bits: int, narrow: bool, out: Tensor
+) -> Tensor:
+    """The whole message, for which the host does not wait."""
+    indices, values, count, device = indices.contiguous(), values.contiguous(), indices.numel(), out.device
+    at, room = len(front), out.numel()
+    head = torch.zeros(CLASSES, dtype=torch.int64, device=device)
+    if room < at + 1 + -(-count * raw_bits(alphabet) // 8):
+        return head[:2].fill_(TOO_SMALL)
+    classes = torch.empty(count, dtype=torch.uint8, device=device)
+    memory, words = _rests(indices, classes, -(-open_bits // 8), head)
+    block = rans.write_block(classes, alphabet, None, 1, True, USUAL, out[at:])
+    blocks = min(-(-room // 1024), 1024)
+    given = (int.from_bytes(front, "little"), at, block, words, values, int(narrow), count)
+    launch(SOURCE, "gaps_close", blocks, THREADS, *given, room, out, head)
+    del memory
+    return head[:2]
+
+
+def _rests(indices: Tensor, classes: Tensor | None, room: int, head: Tensor) -> tuple[Tensor, int]:
+    """The bits that classes of gaps leave open, in memory to be kept and at this address; writes the ``classes``."""
+    count, spans, number = indices.numel(), -(-indices.numel() // SPAN), room // 4 + 2
+    memory, (words, sums) = scratch.empty(indices.device, 4 * number, 8 * (spans + 1))
+    given = (indices, _wide(indices), count)
+    launch(SOURCE, "gap_survey", spans, THREADS, *given, 0 if classes is None else classes, sums, words, number)
+    scan(SOURCE, sums, 1, spans + 1)
+    launch(SOURCE, "gap_rests_write", spans, THREADS, *given, sums, room, words, head)
+    return memory, words
+
+
 def gap_classes(indices: Tensor) -> Tensor:
     classes = torch.empty(indices.numel(), dtype=torch.uint8, device=indices.device)
-    launch(
-        SOURCE, "gap_classes", _blocks(indices.numel()), THREADS, indices.contiguous(), _wide(indices), indices.numel(), classes
-    )
+    if indices.numel():
+        _rests(indices.contiguous(), classes, 0, torch.zeros(CLASSES, dtype=torch.int64, device=indices.device))
     return classes
 
 
@@ -102,33 +134,43 @@ def gap_histogram(indices: Tensor, numel: int) -> Tensor:
 
 def gap_rests_encode(indices: Tensor, out: Tensor) -> Tensor:
     """The bits that classes leave open, in the first bytes of ``out``; their length. Whether there is room the host would wait for."""
-    count, room, device = indices.numel(), out.numel(), out.device
-    head = torch.zeros(CLASSES, dtype=torch.int64, device=device)
-    if count == 0:
-        return head[LENGTH]
-    given = (indices.contiguous(), _wide(indices), count)
-    widths = torch.empty(count, dtype=torch.int64, device=device)
-    launch(SOURCE, "gap_widths", _blocks(count), THREADS, *given, widths)
-    words = torch.zeros(room // 4 + 2, dtype=torch.int32, device=device)
-    launch(SOURCE, "gap_rests_write", _blocks(count), THREADS, *given, widths.cumsum(0), room, words, head)
-    launch(SOURCE, "planes_copy", min(-(-room // 1024), 1024), THREADS, words, room, out, head)
+    room = out.numel()
+    head = torch.zeros(CLASSES, dtype=torch.int64, device=out.device)
+    if indices.numel():
+        memory, words = _rests(indices.contiguous(), None, room, head)
+        launch(SOURCE, "planes_copy", min(-(-room // 1024), 1024), THREADS, words, room, out, head)
+        del memory
     return head[LENGTH]
 
 
-def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-    count, device, data, classes = classes.numel(), data.device, data.contiguous(), classes.contiguous()
-    out = torch.empty(count, dtype=index_dtype(numel), device=device)
+def _read_gaps(
+    data: Tensor, front: bytes, block: Tensor | None, classes: Tensor, numel: int, behind: int, out: Tensor
+) -> Tensor:
+    """Fill ``out`` with the indices whose gaps have these classes; what is known of them, places as in index.cu.
+
+    Open bits follow ``front`` and the rANS ``block``, if there is one; ``behind`` bytes must follow them, -1 for any number.
+    """
+    device, count, at = data.device, classes.numel(), len(front)
+    spans = -(-count // SPAN)
     head = torch.zeros(CLASSES, dtype=torch.int64, device=device)
-    if count == 0:
-        return out, head[LENGTH]
-    widths, steps = torch.empty(2, count, dtype=torch.int64, device=device)
-    launch(SOURCE, "gap_class_widths", _blocks(count), THREADS, classes, count, widths, head)
+    memory, (widths, steps, sums) = scratch.empty(device, 8 * (spans + 1), 8 * count, 8 * (spans + 1))
     # What a thread reads must be there, even where there are no bytes.
     held = data if data.numel() else classes
-    sums = widths.cumsum(0)
-    launch(SOURCE, "gap_rests_read", _blocks(count), THREADS, held, data.numel(), classes, count, numel, sums, steps, head)
-    launch(SOURCE, "gap_indices", _blocks(count), THREADS, count, numel, steps.cumsum(0), _wide(out), out, head)
-    status, _, length = head[:3].tolist()
+    launch(SOURCE, "gap_spans", spans, THREADS, held, at, int.from_bytes(front, "little"), classes, count, widths, head)
+    scan(SOURCE, widths, 1, spans + 1)
+    given = (held, at, data.numel(), 0 if block is None else block, classes, count, numel)
+    launch(SOURCE, "gap_steps", spans, THREADS, *given, widths, steps, sums, head)
+    scan(SOURCE, sums, 1, spans + 1)
+    launch(SOURCE, "gap_indices", spans, THREADS, data.numel(), count, numel, steps, sums, behind, _wide(out), out, head)
+    del memory
+    return head
+
+
+def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+    out = torch.empty(classes.numel(), dtype=index_dtype(numel), device=data.device)
+    if not classes.numel():
+        return out, torch.zeros((), dtype=torch.int64)
+    status, _, length = _read_gaps(data.contiguous(), b"", None, classes.contiguous(), numel, -1, out)[:3].tolist()
     if status == CORRUPT:
         raise CorruptMessage(
             "not an index set: its gaps end early, its padding is not zero, or an index lies outside the vector"
@@ -186,9 +228,30 @@ def sparse_decode(
     if data.numel() < len(front) + behind:
         return torch.zeros((), dtype=torch.int64, device=out.device)
     head = _read_planes(data, front, numel, divisor, behind, indices)
+    return _put(data, indices, narrow, out, weight, head)
+
+
+def sparse_decode_gaps(
+    data: Tensor, front: bytes, count: int, numel: int, alphabet: int, narrow: bool, out: Tensor, weight: float | None
+) -> Tensor:
+    """The same for a message with entropy-coded gaps."""
+    data, behind = data.contiguous(), (2 if narrow else 4) * count
+    if data.numel() < len(front) + behind:
+        return torch.zeros((), dtype=torch.int64, device=out.device)
+    indices = torch.empty(count, dtype=index_dtype(numel), device=out.device)
+    classes = torch.empty(count, dtype=torch.uint8, device=out.device)
+    block = rans.read_block(data[len(front) :], alphabet, None, 1, classes)
+    head = _read_gaps(data, front, block, classes, numel, behind, indices)
+    return _put(data, indices, narrow, out, weight, head)
+
+
+def _put(data: Tensor, indices: Tensor, narrow: bool, out: Tensor, weight: float | None, head: Tensor) -> Tensor:
+    """The values at the end of a message to ``out``, if it is right: whether it is."""
+    count = indices.numel()
     if weight is None:
         out.zero_()
-    values, adds = data[data.numel() - behind :], (0.0, 0) if weight is None else (float(weight), 1)
+    values = data[data.numel() - (2 if narrow else 4) * count :]
+    adds = (0.0, 0) if weight is None else (float(weight), 1)
     launch(
         SOURCE, "sparse_read", _blocks(count), THREADS, values, int(narrow), count, indices, _wide(indices), *adds, out, head
     )

@@ -11,7 +11,7 @@ from tersegrad.kernels.cuda.loader import launch
 from tersegrad.kernels.reference.rans import LONGEST, SHORTEST, lanes_of, pieces, raw_bits
 from tersegrad.kernels.reference.rans_tables import STEP, TOTAL
 
-__all__ = ["rans_decode", "rans_encode"]
+__all__ = ["rans_decode", "rans_encode"]  # and for other modules of kernels: read_block, write_block
 
 SOURCE = "rans.cu"
 # Places in the description of a block, as in rans_tables.cuh.
@@ -30,16 +30,14 @@ def _each(contexts: Tensor | None, count: int) -> int:
     return 2
 
 
-def rans_encode(
+def write_block(
     symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
 ) -> Tensor:
-    """Write the whole message into ``out``; its length, int64, 0-d."""
+    """Write the whole message into ``out``, for which the host does not wait; its description, int64."""
     if not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
     count, device = symbols.numel(), symbols.device
     each = _each(contexts, count)
-    if count == 0:
-        return torch.zeros((), dtype=torch.int64)
     if out.numel() < 1 + -(-count * raw_bits(alphabet) // 8):
         raise ValueError("the output buffer is too small for the symbols")
     cells = num_contexts * alphabet
@@ -81,25 +79,31 @@ def rans_encode(
             SOURCE, "rans_write", blocks, 256,
             symbols, count, alphabet, chunk, tables, words, numbers, states, offsets, head, out,
         )  # fmt: skip
-    # What the kernels use is kept until here.
-    found = head[:PLACES].tolist()
+    # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
     del memory
+    return head[:PLACES]
+
+
+def rans_encode(
+    symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
+) -> Tensor:
+    """Write the whole message into ``out``; its length, int64, 0-d."""
+    if symbols.numel() == 0:
+        return torch.zeros((), dtype=torch.int64)
+    found = write_block(symbols, alphabet, contexts, num_contexts, sample, chunk, out).tolist()
     if found[STATUS] == BAD_SYMBOL:
         raise ValueError("a symbol lies outside the alphabet, or a context is not below the number of contexts")
     # Known here by now: nobody has to wait for it again.
     return torch.tensor(found[LENGTH])
 
 
-def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
-    """Fill ``out`` with symbols; the number of bytes read, int64, 0-d."""
-    count, device = out.numel(), out.device
+def read_block(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
+    """Fill ``out`` with symbols, at least one, for which the host does not wait; the block's description, int64."""
+    count, device, data = out.numel(), out.device, data.contiguous()
     each = _each(contexts, count)
-    if contexts is not None and count and int(contexts.max()) >= num_contexts:
-        raise ValueError("a context is not below the number of contexts")
-    if count == 0 or alphabet == 1:
+    if alphabet == 1:
         out.zero_()
-        return torch.zeros((), dtype=torch.int64)
-    data = data.contiguous()
+        return torch.zeros(PLACES, dtype=torch.int64, device=device)
     known = data if contexts is None else contexts.contiguous()
     cells, slots_number = num_contexts * alphabet, num_contexts * TOTAL
     most = len(pieces(count, 1 << SHORTEST))
@@ -121,8 +125,18 @@ def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contex
     blocks = min(-(-count // 256), 1024)
     launch(SOURCE, "rans_decode_plain", blocks, 256, held, known, each, *sizes, frequencies, head, out)
     # What the kernels use is kept until here.
-    found = head.tolist()
     del memory
+    return head
+
+
+def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
+    """Fill ``out`` with symbols; the number of bytes read, int64, 0-d."""
+    if contexts is not None and out.numel() and int(contexts.max()) >= num_contexts:
+        raise ValueError("a context is not below the number of contexts")
+    if out.numel() == 0 or alphabet == 1:
+        out.zero_()
+        return torch.zeros((), dtype=torch.int64)
+    found = read_block(data, alphabet, contexts, num_contexts, out).tolist()
     if found[STATUS] == CORRUPT:
         raise CorruptMessage("not a block of rANS symbols: tables, words or raw symbols are malformed or cut short")
     return torch.tensor(found[LENGTH])

@@ -21,7 +21,7 @@ LANES = 64
 FIRST = 1 << 16  # the smallest state; the last symbols of a lane are what the encoder adds to it
 SEGMENT = 1 << 18  # coordinates that share tables and scales where a vector is cut into segments
 RAW = 1  # the first byte of a raw block; that of a coded one is the log2 of its chunk length
-SHORTEST, LONGEST = 14, 18
+SHORTEST, LONGEST, USUAL = 14, 18, 16
 
 
 def pieces(count: int, size: int) -> list[int]:

@@ -5,6 +5,10 @@
 enum { STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES, USED = COUNT };
 #define GOLOMB 250
 enum { FINE, CORRUPT, TOO_SMALL, UNSORTED };
+// Places in the description of a rANS block (rans_tables.cuh), whose status is FINE as well.
+enum { BLOCK_LENGTH = 3, BLOCK_STATUS = 4 };
+// Bits that a class of gaps leaves open, at most.
+#define WIDEST 55
 
 __device__ __forceinline__ i64 index_at(const void* indices, i64 wide, i64 j) {
     return wide ? ((const i64*)indices)[j] : ((const int*)indices)[j];
@@ -29,6 +33,19 @@ __device__ __forceinline__ u64 get_bits(const u8* data, i64 at, int width) {
     const int shift = at & 7;
     for (int b = 0; 8 * b < shift + width; ++b) held |= (u64)data[(at >> 3) + b] << 8 * b;
     return held >> shift & (((u64)1 << width) - 1);
+}
+
+// Whether a plane of `bits` bits lies within the bytes and is padded with zeros.
+__device__ __forceinline__ bool plane_fits(const u8* data, i64 nbytes, i64 at, i64 bits) {
+    if (at + bytes_of(bits) > nbytes) return false;
+    return bits % 8 == 0 || data[at + bits / 8] >> bits % 8 == 0;
+}
+
+// Whether a message begins with these bytes.
+__device__ __forceinline__ bool begins(const u8* data, i64 at, u64 front) {
+    for (int k = 0; k < at; ++k)
+        if (data[k] != (u8)(front >> 8 * k)) return false;
+    return true;
 }
 
 // ---- planar Golomb codes, alone or as a whole sparse message ----
@@ -145,7 +162,20 @@ extern "C" __global__ void golomb_write(
     }
 }
 
-// The message: mode 0, the count, the form of the set, its planes, and values of four bytes or, as bfloat16, of two.
+// Value j of four bytes or, as bfloat16, of two.
+__device__ __forceinline__ void put_value(u8* place, i64 j, float value, i64 narrow) {
+    const u32 bits = __float_as_uint(value);
+    if (!narrow) {
+        store32(place + 4 * j, bits);
+        return;
+    }
+    // To the nearest, ties to even; what would become infinite becomes the largest number.
+    u32 half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    if ((half & 0x7fff) >= 0x7f80) half = (half & 0x8000) | 0x7f7f;
+    store16(place + 2 * j, half);
+}
+
+// The message: mode 0, the count, the form of the set, its planes, and values.
 extern "C" __global__ void sparse_write(const u8* words, const float* values, i64 narrow, i64 room, u8* out, i64* head) {
     if (head[STATUS] != FINE) return;
     const i64 count = head[COUNT], planes = head[LENGTH], stride = (i64)gridDim.x * blockDim.x;
@@ -166,18 +196,7 @@ extern "C" __global__ void sparse_write(const u8* words, const float* values, i6
         out[at - 1] = GOLOMB;
     }
     for (i64 b = me; b < planes; b += stride) out[at + b] = words[b];
-    u8* behind = out + at + planes;
-    for (i64 j = me; j < count; j += stride) {
-        const u32 bits = __float_as_uint(values[j]);
-        if (!narrow) {
-            store32(behind + 4 * j, bits);
-            continue;
-        }
-        // To the nearest, ties to even; what would become infinite becomes the largest number.
-        u32 half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        if ((half & 0x7fff) >= 0x7f80) half = (half & 0x8000) | 0x7f7f;
-        store16(behind + 2 * j, half);
-    }
+    for (i64 j = me; j < count; j += stride) put_value(out + at + planes, j, values[j], narrow);
 }
 
 extern "C" __global__ void planes_copy(const u8* from, i64 room, u8* out, const i64* head) {
@@ -193,11 +212,6 @@ __device__ __forceinline__ int gap_class(const void* indices, i64 wide, i64 j) {
     return gap_class_of((u64)(index_at(indices, wide, j) - (j ? index_at(indices, wide, j - 1) : -1)));
 }
 
-extern "C" __global__ void gap_classes(const void* indices, i64 wide, i64 count, u8* classes) {
-    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (j < count) classes[j] = (u8)gap_class(indices, wide, j);
-}
-
 extern "C" __global__ void gap_histogram(const void* indices, i64 wide, i64 count, u64* histogram) {
     __shared__ u32 own[128];
     if (threadIdx.x < 128) own[threadIdx.x] = 0;
@@ -208,61 +222,119 @@ extern "C" __global__ void gap_histogram(const void* indices, i64 wide, i64 coun
     if (threadIdx.x < 128 && own[threadIdx.x]) atomicAdd(&histogram[threadIdx.x], (u64)own[threadIdx.x]);
 }
 
-// The bits that the classes of gaps leave open: all but the two highest of gap + 1.
-extern "C" __global__ void gap_widths(const void* indices, i64 wide, i64 count, i64* widths) {
-    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (j < count) widths[j] = larger((gap_class(indices, wide, j) + 1) / 2 - 1, 0);
+// The bits that a class leaves open: all but the two highest of gap + 1.
+__device__ __forceinline__ i64 open_bits(i64 c) { return larger((c + 1) / 2 - 1, 0); }
+
+// Classes of gaps, and by span how many bits they leave open. Clears the words.
+extern "C" __global__ void gap_survey(const void* indices, i64 wide, i64 count, u8* classes, i64* sums, u32* words, i64 num_words) {
+    const i64 stride = (i64)gridDim.x * blockDim.x, me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    for (i64 w = me; w < num_words; w += stride) words[w] = 0;
+    i64 bits = 0, total;
+    for (i64 j = me * SHARE; j < smaller(me * SHARE + SHARE, count); ++j) {
+        const int c = gap_class(indices, wide, j);
+        if (classes) classes[j] = (u8)c;
+        bits += open_bits(c);
+    }
+    block_scan(bits, &total);
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
-extern "C" __global__ void gap_rests_write(const void* indices, i64 wide, i64 count, const i64* sums, i64 room, u32* words, i64* head) {
-    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    const i64 length = bytes_of(sums[count - 1]);
-    if (j == 0) head[LENGTH] = length;
-    if (j == 0 && length > room) head[STATUS] = TOO_SMALL;
-    if (j >= count || length > room) return;
-    const i64 begin = j ? sums[j - 1] : 0;
-    const int width = (int)(sums[j] - begin);
-    const u64 g = (u64)(index_at(indices, wide, j) - (j ? index_at(indices, wide, j - 1) : -1));
-    if (width) set_bits(words, begin, g & (((u64)1 << width) - 1), width);
+extern "C" __global__ void gap_rests_write(const void* indices, i64 wide, i64 count, const i64* places, i64 room, u32* words, i64* head) {
+    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), length = bytes_of(places[gridDim.x]);
+    if (first == 0) head[LENGTH] = length;
+    if (first == 0 && length > room) head[STATUS] = TOO_SMALL;
+    if (length > room) return;
+    i64 bits = 0, total;
+    const i64 stop = smaller(first + SHARE, count);
+    for (i64 j = first; j < stop; ++j) bits += open_bits(gap_class(indices, wide, j));
+    i64 at = places[blockIdx.x] + block_scan(bits, &total);
+    i64 last = first < stop && first ? index_at(indices, wide, first - 1) : -1;
+    for (i64 j = first; j < stop; ++j) {
+        const i64 here = index_at(indices, wide, j);
+        const u64 g = (u64)(here - last);
+        const int width = (int)open_bits(gap_class_of(g));
+        if (width) set_bits(words, at, g & (((u64)1 << width) - 1), width);
+        at += width;
+        last = here;
+    }
 }
 
-extern "C" __global__ void gap_class_widths(const u8* classes, i64 count, i64* widths, i64* head) {
-    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (j >= count) return;
-    const i64 width = larger(((i64)classes[j] + 1) / 2 - 1, 0);
-    if (width > 55) head[STATUS] = CORRUPT;
-    widths[j] = smaller(width, 55);
-}
-
-// gap + 1 of every class, given the running sums of the widths.
-extern "C" __global__ void gap_rests_read(
-    const u8* data, i64 nbytes, const u8* classes, i64 count, i64 numel, const i64* sums, i64* steps, i64* head
+// The message whose set has entropy-coded gaps: `at` bytes that begin it, the rANS block that lies behind them already, the bits that
+// classes leave open, and the values.
+extern "C" __global__ void gaps_close(
+    u64 front, i64 at, const i64* block, const u8* words, const float* values, i64 narrow, i64 count, i64 room, u8* out, i64* head
 ) {
-    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (j >= count) return;
-    steps[j] = 0;
-    const i64 total = sums[count - 1], used = bytes_of(total);
-    if (j == 0) head[LENGTH] = used;
-    if (used > nbytes || (total & 7 && data[used - 1] >> (total & 7))) {
-        head[STATUS] = CORRUPT;
+    if (head[STATUS] != FINE) return;
+    const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
+    const i64 rests = head[LENGTH], second = at + block[BLOCK_LENGTH], third = second + rests, total = third + (narrow ? 2 : 4) * count;
+    if (block[BLOCK_STATUS] != FINE || total > room) {
+        head[STATUS] = TOO_SMALL;
         return;
     }
-    const i64 begin = j ? sums[j - 1] : 0;
-    const int width = (int)(sums[j] - begin);
-    const u64 top = classes[j] ? 2 + ((classes[j] + 1) & 1) : 1;
-    const i64 step = (i64)(top << width | (width ? get_bits(data, begin, width) : 0));
-    if (step > numel) head[STATUS] = CORRUPT;
-    else steps[j] = step;
+    if (me == 0) {
+        head[WHOLE] = total;
+        for (int k = 0; k < at; ++k) out[k] = (u8)(front >> 8 * k);
+    }
+    for (i64 b = me; b < rests; b += stride) out[second + b] = words[b];
+    for (i64 j = me; j < count; j += stride) put_value(out + third, j, values[j], narrow);
 }
 
-// The indices, given the running sums of the steps.
-extern "C" __global__ void gap_indices(i64 count, i64 numel, const i64* sums, i64 wide, void* out, i64* head) {
-    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (j >= count || head[STATUS] != FINE) return;
-    const i64 index = sums[j] - 1;
-    if (index < 0 || index >= numel) head[STATUS] = CORRUPT;
-    else if (wide) ((i64*)out)[j] = index;
-    else ((int*)out)[j] = (int)index;
+// How many bits the classes leave open, by span. Nothing is read of a message that begins otherwise than by `front`, `at` bytes of it.
+extern "C" __global__ void gap_spans(const u8* data, i64 at, u64 front, const u8* classes, i64 count, i64* sums, i64* head) {
+    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
+    if (first == 0 && !begins(data, at, front)) head[STATUS] = CORRUPT;
+    i64 bits = 0, total;
+    for (i64 j = first; j < smaller(first + SHARE, count); ++j) {
+        if (open_bits(classes[j]) > WIDEST) head[STATUS] = CORRUPT;
+        bits += smaller(open_bits(classes[j]), WIDEST);
+    }
+    block_scan(bits, &total);
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+// gap + 1 of every class, and their sums by span. Their bits follow `at` bytes and the rANS block, if there is one.
+extern "C" __global__ void gap_steps(
+    const u8* data, i64 at, i64 nbytes, const i64* block, const u8* classes, i64 count, i64 numel, const i64* places, i64* steps, i64* sums,
+    i64* head
+) {
+    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, count);
+    at += block ? block[BLOCK_LENGTH] : 0;
+    const bool fine = !(block && block[BLOCK_STATUS] != FINE) && at <= nbytes && plane_fits(data, nbytes, at, places[gridDim.x]);
+    if (first == 0) {
+        head[LENGTH] = at + bytes_of(places[gridDim.x]);
+        if (!fine) head[STATUS] = CORRUPT;
+    }
+    i64 bits = 0, sum = 0, total;
+    for (i64 j = first; j < stop; ++j) bits += smaller(open_bits(classes[j]), WIDEST);
+    i64 from = 8 * at + places[blockIdx.x] + block_scan(bits, &total);
+    for (i64 j = first; j < stop; ++j) {
+        const int width = (int)smaller(open_bits(classes[j]), WIDEST);
+        const u64 top = classes[j] ? 2 + ((classes[j] + 1) & 1) : 1;
+        const i64 step = fine ? (i64)(top << width | (width ? get_bits(data, from, width) : 0)) : 0;
+        from += width;
+        if (step > numel) head[STATUS] = CORRUPT;
+        steps[j] = step > numel ? 0 : step;
+        sum += steps[j];
+    }
+    block_scan(sum, &total);
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+// The indices. `behind` bytes must follow the set, if it is not negative.
+extern "C" __global__ void gap_indices(
+    i64 nbytes, i64 count, i64 numel, const i64* steps, const i64* places, i64 behind, i64 wide, void* out, i64* head
+) {
+    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, count);
+    if (first == 0 && behind >= 0 && head[LENGTH] + behind != nbytes) head[STATUS] = CORRUPT;
+    i64 sum = 0, total;
+    for (i64 j = first; j < stop; ++j) sum += steps[j];
+    i64 index = places[blockIdx.x] + block_scan(sum, &total) - 1;
+    for (i64 j = first; j < stop; ++j) {
+        index += steps[j];
+        if (index < 0 || index >= numel) head[STATUS] = CORRUPT;
+        else if (wide) ((i64*)out)[j] = index;
+        else ((int*)out)[j] = (int)index;
+    }
 }
 
 // ---- reading ----
@@ -276,10 +348,7 @@ __device__ __forceinline__ u32 four_bytes(const u8* data, i64 nbytes, i64 at) {
 
 // How many ones every 1024 bytes have; 256 threads. Nothing is read of a message that begins otherwise than by `front`, `at` bytes of it.
 extern "C" __global__ void ones_count(const u8* data, i64 at, u64 front, i64 scanned, i64* counts, i64* head) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        for (int k = 0; k < at; ++k)
-            if (data[k] != (u8)(front >> 8 * k)) head[STATUS] = CORRUPT;
-    }
+    if (blockIdx.x == 0 && threadIdx.x == 0 && !begins(data, at, front)) head[STATUS] = CORRUPT;
     i64 total;
     block_scan(__popc(four_bytes(data + at, scanned, 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x))), &total);
     if (threadIdx.x == 0) counts[blockIdx.x] = total;
@@ -301,12 +370,6 @@ extern "C" __global__ void ones_place(const u8* data, i64 at, i64 scanned, const
             if (data[from + bit / 8] >> bit % 8 >> 1) head[STATUS] = CORRUPT;
         }
     }
-}
-
-// Whether a plane of `bits` bits lies within the bytes and is padded with zeros.
-__device__ __forceinline__ bool plane_fits(const u8* data, i64 nbytes, i64 at, i64 bits) {
-    if (at + bytes_of(bits) > nbytes) return false;
-    return bits % 8 == 0 || data[at + bits / 8] >> bits % 8 == 0;
 }
 
 // The planes of a set as they lie in a message; `nbytes` follow the first `at`.
