@@ -7,7 +7,8 @@ Hosts are processes in network namespaces of this machine (:mod:`benchmarks.netw
 - ``train``: time to 97.5 % test accuracy on MNIST (``--data``: the folder with its four files);
 - ``bytes``: how what a host sends grows with the number of hosts;
 - ``predict``: the planner's step times against the clock's;
-- ``overhead``: what a handle adds to coding and collectives, on a link without a limit.
+- ``overhead``: what a handle adds to coding and collectives, on a link without a limit;
+- ``direct``: the share of a link's rate that direct exchanges reach.
 
 Methods are texts, ``compressor + exchange + optimiser`` (:mod:`benchmarks.methods`). They are timed in turn, and medians are shown.
 Every run prints a table and writes it, with the raw samples as JSON and a figure, to ``--out``.
@@ -654,6 +655,51 @@ def overhead(
             [table],
             console,
         )
+
+    guarded(body)
+
+
+@app.command()
+def direct(
+    rate: RatesOption = None,
+    hosts: HostsOption = None,
+    busy: Annotated[float, typer.Option(help="Seconds for which a host's bytes fill its link.")] = 0.8,
+    rounds: Annotated[int, typer.Option(help="Of each way, in turn.")] = 5,
+    out: OutOption = RESULTS,
+) -> None:
+    """The share of a link's rate that direct exchanges reach, all hosts sending to all others: ours, and gloo's all-to-all."""
+
+    def body(console: Console) -> None:
+        counts, rates = sorted(set(hosts or [2, 4])), [parse_rate(r) for r in rate or ["10mbit", "100mbit", "1gbit"]]
+        found: list[dict[str, Any]] = []
+        with Cluster(max(counts), counts, console) as cluster:
+            for size, limit in itertools.product(counts, rates):
+                if limit is None:
+                    raise BadConfiguration("a link without a limit has no rate to share")
+                cluster.limit(limit, size)
+                nbytes = int(limit / 8 * busy / (size - 1))
+                times = cluster.hosts.run("directly", nbytes, rounds, size=size)
+                taken = {way: [max(t) for t in zip(*(f[way] for f in times))] for way in times[0]}
+                shares = {way: 8 * nbytes * (size - 1) / limit / statistics.median(t) for way, t in taken.items()}
+                found.append({"hosts": size, "rate": limit, "bytes": nbytes, "seconds": taken, "shares": shares})
+        columns = (
+            Column("hosts"),
+            Column("rate", number=False),
+            Column("MB to each"),
+            Column("pairs"),
+            Column("gloo's all-to-all"),
+        )
+        rows = tuple(
+            (
+                str(f["hosts"]),
+                rate_text(f["rate"]),
+                number(f["bytes"] / 1e6),
+                *(f"{f['shares'][way]:.2f}" for way in ("pairs", "gloo")),
+            )
+            for f in found
+        )
+        title = "Share of the link's rate that a direct exchange reaches"
+        save("direct", out, {"cells": found}, [Table(columns, rows, title, "Medians, ways in turn.")], console)
 
     guarded(body)
 

@@ -35,7 +35,7 @@ from tersegrad.core.protocol import Compressor, Context, Message, Piece, Spec, S
 from tersegrad.core.state import slice_spec
 from tersegrad.engine import GROUP_BYTES
 from tersegrad.engine.meter import Meter, TimedGroup, Watched, watch
-from tersegrad.exchange import AllGather, AllToAll, Pipeline, start
+from tersegrad.exchange import AllGather, AllToAll, Pipeline, ProcessGroup, start
 from tersegrad.exchange.two_shot import borders
 from tersegrad.kernels import native
 from tersegrad.moments import Collector
@@ -304,6 +304,24 @@ def wires(size: int, nbytes: int, rounds: int) -> list[float]:
     return seconds
 
 
+def directly(size: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds in which every host sends ``nbytes`` to each other host: by our exchange and by gloo's all-to-all, in turn."""
+    group = ProcessGroup(World.groups[size])
+    lengths = tuple(0 if r == World.rank else nbytes for r in range(size))
+    data, out = torch.zeros(2, (size - 1) * nbytes, dtype=torch.uint8)
+    ways: dict[str, Callable[[], Any]] = {
+        "pairs": lambda: group.launch(AllToAll(data, lengths, lengths))[0].wait(),
+        "gloo": lambda: dist.all_to_all_single(out, data, list(lengths), list(lengths), group=World.groups[size]),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for name, run in [*ways.items()] * rounds:
+        World.barrier(size)
+        begin = time.perf_counter()
+        run()
+        seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
 # ------------------------------------------------------------------------------------------------------------------- training
 
 
@@ -569,7 +587,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
         raw, audit, exchange_rounds, forget, coding, wires, begin_training, train, step_times, compute_times, handle_times,
-        collectives, link, phases, codings,
+        collectives, directly, link, phases, codings,
     )
 }  # fmt: skip
 

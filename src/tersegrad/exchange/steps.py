@@ -19,6 +19,7 @@ from tersegrad.core import buffers, host
 from tersegrad.core.protocol import Context, Message, Spec, Stats, lengths
 
 R = TypeVar("R")
+TAG = 0x7465  # of our transfers between two ranks, so that they never meet a program's own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +162,17 @@ class Pipeline(Generic[R]):
         return [pending.wait() for pending in self.pendings]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Works:
+    """Several transfers as one."""
+
+    works: list[Any]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
 class ProcessGroup:
     """A torch process group (the default one if None) as the driver of steps."""
 
@@ -227,10 +239,26 @@ class ProcessGroup:
             out = buffers.empty(self.size * request.data.numel(), torch.uint8, request.data.device)
             return self._all_gather(out, request.data, group=self.group, async_op=True), out
         out = buffers.empty(sum(request.receive), torch.uint8, request.data.device)
+        if out.is_cpu:
+            return self._launch_pairs(request, out), out
         work = dist.all_to_all_single(
             out, request.data, list(request.receive), list(request.send), group=self.group, async_op=True
         )
         return work, out
+
+    def _launch_pairs(self, request: AllToAll, out: Tensor) -> _Works:
+        """An all-to-all of messages between pairs of ranks, all receptions posted before anything is sent.
+
+        gloo sends when the receiver has said that it is ready, on the connection that its own bytes take. Its all-to-all begins by
+        sending, so that this word waits behind a whole message, and a link carries one direction after the other.
+        """
+        parts, places = torch.split(request.data, list(request.send)), torch.split(out, list(request.receive))
+        others = [(self.rank + d) % self.size for d in range(1, self.size)]
+        given: dict[str, Any] = {"group": self.group, "tag": TAG}
+        works = [dist.irecv(places[r], group_src=r, **given) for r in reversed(others) if request.receive[r]]
+        works += [dist.isend(parts[r], group_dst=r, **given) for r in others if request.send[r]]
+        places[self.rank].copy_(parts[self.rank])
+        return _Works(works)
 
     def sent(self, request: Collective) -> int:
         """Bytes of a request that leave this rank."""
