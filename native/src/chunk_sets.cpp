@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,7 +41,8 @@ bool waits(u32 size, u32 c) { return (c == 1) | ((c == 2) & (size <= largest_pai
 // Quotient and rest of a division by a number below 2^24, which is made a product. Rarely the first quotient is one too large.
 struct Divider {
     u64 base = 1, inverse = 0;
-    explicit Divider(u64 b) : base(b), inverse(~u64{0} / b + 1) {}
+    u64 limit = 0;  // states from there on are too large for one more digit
+    explicit Divider(u64 b) : base(b), inverse(~u64{0} / b + 1), limit((lowest + b - 1) / b << 32) {}
     u64 operator()(u64 x, u64& rest) const {
         if (base == 1) return rest = 0, x;
         u64 quotient = static_cast<u64>((static_cast<unsigned __int128>(x) * inverse) >> 64);
@@ -342,88 +345,118 @@ void read_stream(const std::uint8_t* data, std::size_t words, const std::vector<
     reader.finish();
 }
 
+// One number to be coded: a split by its slots, or a digit `start` among `f`. States from `limit` on give a word away before.
+struct Step {
+    u32 start, f;
+    u64 limit;
+};
+
+// A stream in work. Its numbers are coded from the last to the first: pairs, single ones, splits.
 class Writer {
   public:
-    void split(u32 start, u32 f) {
-        if (state_ >= u64{f} << 47) put();
-        const u64 quotient = state_ / f;
-        state_ = (quotient << 16) + (state_ - quotient * f) + start;
+    // What the chunks of a stream have to be coded as.
+    void collect(const std::vector<Run>& runs, const std::int32_t* places, std::size_t words) {
+        // Steps are written before it is known whether there is one, so that there is room for one more.
+        // At each of up to 17 depths a node that is split has at least two.
+        splits_.resize(9 * (stream_places + most_kept) + 1);
+        ones_.resize(stream_places + most_kept + 1);
+        twos_.resize(stream_places + most_kept + 1);
+        words_.resize(words + 1);
+        number_of_splits_ = number_of_ones_ = number_of_twos_ = number_ = 0;
+        state_ = 1;
+        for (const Run& run : runs)
+            for (std::size_t chunk = 0; chunk < run.chunks; ++chunk) collect(run, places + run.first + chunk * run.region->kept);
     }
-    void digit(u32 value, u32 size) {
-        if (state_ >= (lowest + size - 1) / size << 32) put();
-        state_ = state_ * size + value;
+
+    // Codes two streams in turn: while one waits for a division, the other goes on.
+    static void code(Writer& a, Writer& b) {
+        in_turn(a, b, a.twos_.data(), a.number_of_twos_, b.twos_.data(), b.number_of_twos_, [](Writer& w, const Step& s) { w.digit(s); });
+        in_turn(a, b, a.ones_.data(), a.number_of_ones_, b.ones_.data(), b.number_of_ones_, [](Writer& w, const Step& s) { w.digit(s); });
+        in_turn(a, b, a.splits_.data(), a.number_of_splits_, b.splits_.data(), b.number_of_splits_, [](Writer& w, const Step& s) { w.split(s); });
     }
+
     // The words in the order of reading.
     std::vector<u32> finish() {
-        put();
-        if (state_) put();
-        std::reverse(words_.begin(), words_.end());
-        return std::move(words_);
+        put(true);
+        put(state_ != 0);
+        return {std::make_reverse_iterator(words_.begin() + static_cast<std::ptrdiff_t>(number_)), words_.rend()};
     }
 
   private:
-    void put() {
-        words_.push_back(static_cast<u32>(state_));
-        state_ >>= 32;
+    void collect(const Run& run, const std::int32_t* places) {
+        const auto n = static_cast<u32>(run.region->size()), k = static_cast<u32>(run.region->kept);
+        const Model& model = *run.model;
+        // Behind the last place stand some that lie in no node.
+        std::int32_t at[most_kept + 8];
+        std::memcpy(at, places, 4 * k);
+        std::fill(at + k, at + k + 8, std::numeric_limits<std::int32_t>::max());
+        bool increase = at[0] >= 0 && at[k - 1] < static_cast<std::int32_t>(n);
+        for (u32 j = 1; j < k; ++j) increase &= at[j] > at[j - 1];
+        if (!increase) corrupt("places must increase within their chunk");
+        halve(
+            n, k,
+            [&](const Node& node) {
+                const std::int32_t* const mine = at + node.place;
+                const auto border = static_cast<std::int32_t>(node.base + (node.size + 1) / 2);
+                // Places of nodes to the right are beyond the border.
+                u32 in_left = 0;
+                if (node.c > 8)
+                    in_left = static_cast<u32>(std::lower_bound(mine, mine + node.c, border) - mine);
+                else
+                    for (u32 j = 0; j < 8; ++j) in_left += mine[j] < border;
+                u32 start, f;
+                if (node.c <= few) {
+                    const SmallSplit& s = model.small(model.kind(node.depth, node.size), node.c);
+                    start = s.start(in_left - s.first), f = s.frequency(in_left - s.first);
+                } else {
+                    const Split& s = model.at(node.depth, node.size, node.c);
+                    const u32 j = in_left - s.first;
+                    start = s.starts[j], f = s.starts[j + 1] - s.starts[j];
+                }
+                splits_[number_of_splits_++] = {start, f, u64{f} << 47};
+                return in_left;
+            },
+            [&](const Node& node, bool waits) {
+                // Of nodes that do not wait, what is written is written over.
+                const u32 kind = model.kind(node.depth, node.size), low = static_cast<u32>(at[node.place]) - node.base;
+                const u32 high = static_cast<u32>(at[node.place + 1]) - node.base;
+                const Divider &one = model.one(kind), &two = model.two(kind);
+                ones_[number_of_ones_] = {low, static_cast<u32>(one.base), one.limit};
+                twos_[number_of_twos_] = {high * (high - 1) / 2 + low, static_cast<u32>(two.base), two.limit};
+                number_of_ones_ += waits & (node.c == 1);
+                number_of_twos_ += waits & (node.c == 2);
+            },
+            [](const Node&) {});
     }
+
+    template <class Code>
+    static void in_turn(Writer& a, Writer& b, const Step* first, std::size_t n, const Step* second, std::size_t m, Code&& code) {
+        while (n && m) code(a, first[--n]), code(b, second[--m]);
+        while (n) code(a, first[--n]);
+        while (m) code(b, second[--m]);
+    }
+
+    void split(const Step& s) {
+        put(state_ >= s.limit);
+        const u64 quotient = state_ / s.f;
+        state_ = (quotient << 16) + (state_ - quotient * s.f) + s.start;
+    }
+    void digit(const Step& s) {
+        put(state_ >= s.limit);
+        state_ = state_ * s.f + s.start;
+    }
+    // Without a branch, which would often be foretold wrongly.
+    void put(bool needed) {
+        words_[number_] = static_cast<u32>(state_);
+        number_ += needed;
+        state_ = needed ? state_ >> 32 : state_;
+    }
+
+    std::vector<Step> splits_, ones_, twos_;
+    std::size_t number_of_splits_ = 0, number_of_ones_ = 0, number_of_twos_ = 0, number_ = 0;
     u64 state_ = 1;
     std::vector<u32> words_;
 };
-
-struct Step {
-    u32 start, f;
-};
-
-std::vector<u32> write_stream(const std::vector<Run>& runs, const std::int32_t* places) {
-    std::vector<Step> steps, ones, twos;  // of digits: the number, and among how many
-    steps.reserve(2 * stream_places);
-    ones.reserve(stream_places + most_kept);
-    twos.reserve(stream_places / 2 + most_kept);
-    for (const Run& run : runs) {
-        const auto n = static_cast<u32>(run.region->size()), k = static_cast<u32>(run.region->kept);
-        for (std::size_t chunk = 0; chunk < run.chunks; ++chunk) {
-            const std::int32_t* const at = places + run.first + chunk * k;
-            for (u32 j = 0; j < k; ++j)
-                if (at[j] < (j ? at[j - 1] + 1 : 0) || at[j] >= static_cast<std::int32_t>(n)) corrupt("places must increase within their chunk");
-            halve(
-                n, k,
-                [&](const Node& node) {
-                    const std::int32_t* const mine = at + node.place;
-                    const auto border = static_cast<std::int32_t>(node.base + (node.size + 1) / 2);
-                    u32 in_left = 0;
-                    if (node.c > 16)
-                        in_left = static_cast<u32>(std::lower_bound(mine, mine + node.c, border) - mine);
-                    else
-                        for (u32 j = 0; j < node.c; ++j) in_left += mine[j] < border;
-                    if (node.c <= few) {
-                        const SmallSplit& s = run.model->small(run.model->kind(node.depth, node.size), node.c);
-                        steps.push_back({s.start(in_left - s.first), s.frequency(in_left - s.first)});
-                    } else {
-                        const Split& s = run.model->at(node.depth, node.size, node.c);
-                        const u32 j = in_left - s.first;
-                        steps.push_back({s.starts[j], s.starts[j + 1] - s.starts[j]});
-                    }
-                    return in_left;
-                },
-                [&](const Node& node, bool waits) {
-                    if (!waits) return;
-                    const u32 low = static_cast<u32>(at[node.place]) - node.base;
-                    if (node.c == 1) {
-                        ones.push_back({low, node.size});
-                    } else {
-                        const u32 high = static_cast<u32>(at[node.place + 1]) - node.base;
-                        twos.push_back({high * (high - 1) / 2 + low, static_cast<u32>(pairs(node.size))});
-                    }
-                },
-                [](const Node&) {});
-        }
-    }
-    Writer writer;
-    for (auto d = twos.rbegin(); d != twos.rend(); ++d) writer.digit(d->start, d->f);
-    for (auto d = ones.rbegin(); d != ones.rend(); ++d) writer.digit(d->start, d->f);
-    for (auto s = steps.rbegin(); s != steps.rend(); ++s) writer.split(s->start, s->f);
-    return writer.finish();
-}
 
 std::size_t most_words(const std::vector<Run>& runs) {
     std::size_t bits = 0;
@@ -444,8 +477,17 @@ std::size_t encode(const std::int32_t* places, const std::vector<Region>& region
     const auto all = streams(regions);
     if (all.empty()) return 0;
     std::vector<std::vector<u32>> written(all.size());
-    parallel_for(all.size(), 1, 4, [&](std::size_t begin, std::size_t end) {
-        for (std::size_t s = begin; s < end; ++s) written[s] = write_stream(all[s], places);
+    parallel_for(all.size(), 2, 4, [&](std::size_t begin, std::size_t end) {
+        Writer one, two;
+        for (std::size_t s = begin; s < end; s += 2) {
+            one.collect(all[s], places, most_words(all[s]));
+            const bool both = s + 1 < end;
+            if (both) two.collect(all[s + 1], places, most_words(all[s + 1]));
+            else two.collect({}, places, 0);
+            Writer::code(one, two);
+            written[s] = one.finish();
+            if (both) written[s + 1] = two.finish();
+        }
     });
     std::uint8_t* at = out + 2 * (all.size() - 1);
     for (std::size_t s = 0; s < all.size(); ++s) {

@@ -28,41 +28,35 @@ const Loops& loops() {
     return loops_portable;
 }
 
-// Chooses from one chunk after another.
+// Chooses from the chunks of a region, band by band: a row of chunks each.
 class Chooser {
   public:
-    explicit Chooser(std::size_t most) : tile_(most + 16), values_(most + 32), indices_(most + 32), keys_(most + 32) {}
+    explicit Chooser(const Region& r)
+        : r_(r), across_(r.cols / r.width), room_(most() + r.width + 16), tile_(r.size() + 16), values_(r.size() + 32),
+          indices_(r.size() + 32), keys_(r.size() + 32), guesses_(across_), counts_(across_) {}
 
-    // Of the chunk at x; false where a coordinate is not finite.
-    bool operator()(const float* x, const Region& r, std::int32_t* places, float* values) {
-        const std::size_t n = r.size(), k = r.kept;
-        if (k == n) {
-            for (std::size_t i = 0; i < n; ++i) places[i] = static_cast<std::int32_t>(i);
-            for (std::size_t row = 0; row < r.height; ++row) std::memcpy(values + row * r.width, x + row * r.cols, 4 * r.width);
-            return select::all_finite(values, n);
-        }
-        // What the chunk before kept tells about where to look.
-        std::uint32_t low = guess_;
-        std::size_t found = low ? scan(x, r, low) : 0;
-        if (found < k || found > 4 * k + 32) {
-            low = bound(x, r);
-            found = scan(x, r, low);
-        }
-        std::uint32_t top = 0;
-        for (std::size_t j = 0; j < found; ++j) top = std::max(top, keys_[j] = select::key(values_[j]));
-        if (top >= select::infinite_key) return false;
-        const std::uint32_t threshold = loops().kth(keys_.data(), found, k, low, top);
-        guess_ = threshold > margin ? threshold - margin : 0;
-        std::size_t above = 0;
-        for (std::size_t j = 0; j < found; ++j) above += keys_[j] > threshold;
-        std::size_t ties = k - above, to = 0;
-        for (std::size_t j = 0; j < found; ++j) {
-            const bool tie = keys_[j] == threshold, keep = keys_[j] > threshold || (tie && ties);
-            ties -= tie && keep;
-            if (to == k) break;
-            places[to] = indices_[j];
-            values[to] = values_[j];
-            to += keep;
+    // Of the band at x; false where a coordinate is not finite. ready(first, count) comes before any of these coordinates is looked at.
+    template <class Ready>
+    bool operator()(const float* x, std::int32_t* places, float* values, Ready&& ready) {
+        const std::size_t k = r_.kept;
+        const std::uint32_t before = guesses_[0];
+        // Chunks of one row lie one after another anyway.
+        const bool ahead = k < r_.size() && r_.height > 1 && across_ > 1 && before;
+        const std::size_t first = ahead ? r_.width : r_.cols;
+        for (std::size_t row = 0; row < r_.height; ++row) ready(row * r_.cols, first);
+        if (!one(x, before, guesses_[0], places, values)) return false;
+        if (ahead) look_ahead(x, static_cast<std::int64_t>(guesses_[0]) - before, ready);
+        for (std::size_t c = 1; c < across_; ++c) {
+            const float* const chunk = x + c * r_.width;
+            std::int32_t* const p = places + c * k;
+            float* const v = values + c * k;
+            if (ahead && fits(counts_[c])) {
+                const std::uint32_t low = guesses_[c];
+                if (!narrow(band_indices_.data() + c * room_, band_values_.data() + c * room_, counts_[c], low, guesses_[c], p, v)) return false;
+                continue;
+            }
+            if (c + 1 < across_) prefetch(chunk + r_.width);
+            if (!one(chunk, guesses_[c - 1], guesses_[c], p, v)) return false;
         }
         return true;
     }
@@ -70,49 +64,119 @@ class Chooser {
   private:
     static constexpr std::uint32_t margin = 1 << 19;  // 3 to 6 per cent
 
+    // So many candidates are worth going through.
+    std::size_t most() const { return 4 * r_.kept + 32; }
+    bool fits(std::size_t found) const { return found >= r_.kept && found <= most(); }
+
+    // Candidates of all chunks but the first, whose guesses are those of the band before, changed as that of the first was. Row by row, as
+    // they lie in memory.
+    template <class Ready>
+    void look_ahead(const float* x, std::int64_t change, Ready&& ready) {
+        const select::Table& table = select::table();
+        band_values_.resize(across_ * room_);
+        band_indices_.resize(across_ * room_);
+        for (std::size_t c = 1; c < across_; ++c) {
+            guesses_[c] = static_cast<std::uint32_t>(std::clamp<std::int64_t>(guesses_[c] + change, 0, select::infinite_key));
+            // Where there is no guess, there are too many.
+            counts_[c] = guesses_[c] ? 0 : most() + 1;
+        }
+        for (std::size_t row = 0; row < r_.height; ++row) {
+            ready(row * r_.cols + r_.width, r_.cols - r_.width);
+            for (std::size_t c = 1; c < across_; ++c) {
+                std::size_t& found = counts_[c];
+                if (found > most()) continue;
+                found += table.scan(x + row * r_.cols + c * r_.width, r_.width, guesses_[c], static_cast<std::int32_t>(row * r_.width),
+                                    band_indices_.data() + c * room_ + found, band_values_.data() + c * room_ + found);
+            }
+        }
+    }
+
+    // From one chunk, which is looked at with a guess; what is a good one for the next.
+    bool one(const float* x, std::uint32_t low, std::uint32_t& guess, std::int32_t* places, float* values) {
+        const std::size_t n = r_.size();
+        if (r_.kept == n) {
+            for (std::size_t i = 0; i < n; ++i) places[i] = static_cast<std::int32_t>(i);
+            for (std::size_t row = 0; row < r_.height; ++row) std::memcpy(values + row * r_.width, x + row * r_.cols, 4 * r_.width);
+            return select::all_finite(values, n);
+        }
+        std::size_t found = low ? scan(x, low) : 0;
+        if (!fits(found)) {
+            low = bound(x);
+            found = scan(x, low);
+        }
+        return narrow(indices_.data(), values_.data(), found, low, guess, places, values);
+    }
+
+    // The largest among candidates with a key of at least `low`; false where one is not finite.
+    bool narrow(const std::int32_t* indices, const float* candidates, std::size_t found, std::uint32_t low, std::uint32_t& guess,
+                std::int32_t* places, float* values) {
+        const std::size_t k = r_.kept;
+        std::uint32_t top = 0;
+        for (std::size_t j = 0; j < found; ++j) top = std::max(top, keys_[j] = select::key(candidates[j]));
+        if (top >= select::infinite_key) return false;
+        const std::uint32_t threshold = loops().kth(keys_.data(), found, k, low, top);
+        guess = threshold > margin ? threshold - margin : 0;
+        std::size_t above = 0;
+        for (std::size_t j = 0; j < found; ++j) above += keys_[j] > threshold;
+        std::size_t ties = k - above, to = 0;
+        for (std::size_t j = 0; j < found; ++j) {
+            const bool tie = keys_[j] == threshold, keep = keys_[j] > threshold || (tie && ties);
+            ties -= tie && keep;
+            if (to == k) break;
+            places[to] = indices[j];
+            values[to] = candidates[j];
+            to += keep;
+        }
+        return true;
+    }
+
     // Coordinates with a key of at least `low`, in order; how many there are.
-    std::size_t scan(const float* x, const Region& r, std::uint32_t low) {
+    std::size_t scan(const float* x, std::uint32_t low) {
         const select::Table& table = select::table();
         std::size_t found = 0;
-        for (std::size_t row = 0; row < r.height; ++row)
-            found += table.scan(x + row * r.cols, r.width, low, static_cast<std::int32_t>(row * r.width), indices_.data() + found, values_.data() + found);
+        for (std::size_t row = 0; row < r_.height; ++row)
+            found += table.scan(x + row * r_.cols, r_.width, low, static_cast<std::int32_t>(row * r_.width), indices_.data() + found, values_.data() + found);
         return found;
     }
 
     // A key that at least k coordinates reach: the k-th largest among the maxima of some 2 k groups. About 1.4 k reach it.
-    std::uint32_t bound(const float* x, const Region& r) {
-        const std::size_t n = r.size(), k = r.kept, groups = std::max<std::size_t>(64, std::bit_ceil(2 * k));
+    std::uint32_t bound(const float* x) {
+        const std::size_t n = r_.size(), k = r_.kept, groups = std::max<std::size_t>(64, std::bit_ceil(2 * k));
         if (groups > n / 2) return 0;
-        for (std::size_t row = 0; row < r.height; ++row) std::memcpy(tile_.data() + row * r.width, x + row * r.cols, 4 * r.width);
+        for (std::size_t row = 0; row < r_.height; ++row) std::memcpy(tile_.data() + row * r_.width, x + row * r_.cols, 4 * r_.width);
         maxima_.resize(groups);
         loops().maxima(tile_.data(), n, groups, maxima_.data());
         std::nth_element(maxima_.begin(), maxima_.begin() + static_cast<std::ptrdiff_t>(k - 1), maxima_.end(), std::greater<>());
         return std::min(maxima_[k - 1], select::infinite_key);
     }
 
-    std::uint32_t guess_ = 0;
+    void prefetch(const float* x) const {
+        for (std::size_t row = 0; row < r_.height; ++row)
+            for (std::size_t at = 0; at < r_.width; at += 16) __builtin_prefetch(x + row * r_.cols + at);
+    }
+
+    const Region& r_;
+    std::size_t across_, room_;
     std::vector<float> tile_, values_;
     std::vector<std::int32_t> indices_;
-    std::vector<std::uint32_t> keys_, maxima_;
+    std::vector<std::uint32_t> keys_, maxima_, guesses_;
+    // Of the chunks of a band: how many candidates there are, and these.
+    std::vector<std::size_t> counts_;
+    std::vector<float> band_values_;
+    std::vector<std::int32_t> band_indices_;
 };
 
-void prefetch(const float* x, const Region& r) {
-    for (std::size_t row = 0; row < r.height; ++row)
-        for (std::size_t at = 0; at < r.width; at += 16) __builtin_prefetch(x + row * r.cols + at);
-}
-
-// Chooses from chunks one after another, band by band: a row of chunks each. begin(first coordinate of a band, how many) comes before.
-template <class Begin>
-bool by_chunks(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values, Begin&& begin_band) {
+// Chooses from chunks. ready(first, count) comes before any of these coordinates is looked at.
+template <class Ready>
+bool by_chunks(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values, Ready&& ready) {
     std::atomic<bool> finite{true};
     for (const Region& r : regions) {
         const std::size_t across = r.cols / r.width;
         parallel_for(r.rows / r.height, 1, std::max<std::size_t>(1, grain / across), [&](std::size_t begin, std::size_t end) {
-            Chooser chooser(r.size());
-            for (std::size_t c = begin * across; c < end * across; ++c) {
-                if (c % across == 0) begin_band(r.offset(c), r.height * r.cols);
-                if (c + 1 < end * across) prefetch(x + r.offset(c + 1), r);
-                if (!chooser(x + r.offset(c), r, places + c * r.kept, values + c * r.kept)) {
+            Chooser chooser(r);
+            for (std::size_t band = begin; band < end; ++band) {
+                const std::size_t at = r.offset(band * across), first = band * across * r.kept;
+                if (!chooser(x + at, places + first, values + first, [&](std::size_t from, std::size_t count) { ready(at + from, count); })) {
                     finite = false;
                     return;
                 }
@@ -192,7 +256,7 @@ bool choose(const float* x, const std::vector<Region>& regions, std::int32_t* pl
 bool carry_and_choose(const float* x, const float* carry, float decay, float* sum, const std::vector<Region>& regions, std::int32_t* places,
                       float* values) {
     const Loops& loop = loops();
-    // A band is summed as a whole, and still in a cache when its chunks are looked at.
+    // A row is still in a cache when it is looked at.
     return by_chunks(sum, regions, places, values,
                      [&](std::size_t at, std::size_t count) { loop.add(x + at, carry + at, decay, sum + at, count); });
 }

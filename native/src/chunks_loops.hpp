@@ -36,7 +36,16 @@ inline std::uint32_t kth_of(const std::uint32_t* __restrict keys, std::size_t n,
 }
 
 inline void sum_of(const float* __restrict x, const float* __restrict carry, float decay, float* __restrict sum, std::size_t n) {
-    for (std::size_t j = 0; j < n; ++j) sum[j] = decay * carry[j] + x[j];
+    // Three streams: what comes next is asked for ahead of time.
+    constexpr std::size_t line = 16, ahead = 768;
+    std::size_t j = 0;
+    for (; j + line <= n; j += line) {
+        __builtin_prefetch(x + j + ahead);
+        __builtin_prefetch(carry + j + ahead);
+        __builtin_prefetch(sum + j + ahead, 1);
+        for (std::size_t i = 0; i < line; ++i) sum[j + i] = decay * carry[j + i] + x[j + i];
+    }
+    for (; j < n; ++j) sum[j] = decay * carry[j] + x[j];
 }
 
 }  // namespace
