@@ -70,7 +70,7 @@ bool read_classes(Parsed& p, bool dithered, const std::vector<classes::Region>& 
     }
     std::size_t n = 0;
     for (const classes::Region& r : regions) n += r.count;
-    for (std::size_t i = 0; i < n; ++i) firsts[i] = first_of[firsts[i]];
+    ops().translate(firsts, n, first_of, firsts);
     p.firsts = firsts;
     p.body += head + used;
     p.body_size -= head + used;

@@ -170,13 +170,11 @@ private:
             still_.push_back(add_of[c] != 0);
             moving_ |= static_cast<unsigned>(add_of[c] == 0) << c;
         }
-        std::uint8_t *const adds = work_.adds.data(), *const lows = work_.low.data();
-        for (std::size_t i = 0; i < n_; ++i) {
-            const std::uint8_t c = numbers[i];
-            adds[i] = add_of[c];
-            numbers[i] = number_of[c];
-            lows[i] = static_cast<std::uint8_t>(lows[i] | (add_of[c] ? kStill : 0));
-        }
+        ops().translate(numbers, n_, add_of, work_.adds.data());
+        ops().translate(numbers, n_, number_of, numbers);
+        const std::uint8_t* __restrict adds = work_.adds.data();
+        std::uint8_t* __restrict lows = work_.low.data();
+        for (std::size_t i = 0; i < n_; ++i) lows[i] |= adds[i] ? std::uint8_t{kStill} : std::uint8_t{0};
     }
 
     // What rounding adds in a class with these counts of levels, 0 where it is not still: the spec tells why.
@@ -245,18 +243,33 @@ private:
         window_ = window;
         for (std::size_t at = 0; at < n_; at += longest_) {
             const std::size_t length = std::min(longest_, n_ - at);
-            if (!options_.dither)
-                for (std::size_t i = 0; i < length; ++i) work_.labels[i] = work_.symbols[at + i] & 3;
+            if (!options_.dither) {
+                const std::uint8_t* __restrict symbols = work_.symbols.data() + at;
+                std::uint8_t* __restrict labels = work_.labels.data();
+                for (std::size_t i = 0; i < length; ++i) labels[i] = symbols[i] & 3;
+            }
             place(at, length, false, at / kSumChunk);
         }
     }
 
     // Symbols wait doubled, with their table in the lowest bit, unless they are dithered.
     int doubling() const { return options_.dither ? 1 : 2; }
-    bool at_end(std::uint8_t s) const { return s < 2 * doubling() || s >= (2 * window_ - 2) * doubling(); }
+    // Calls body(i) for all symbols at either end of the window that `first` .. `last` hold. Most blocks have none.
+    template <class Body>
+    void each_end(std::size_t first, std::size_t last, Body&& body) const {
+        const auto low = static_cast<std::uint8_t>(2 * doubling()), high = static_cast<std::uint8_t>((2 * window_ - 2) * doubling());
+        const std::uint8_t* const symbols = work_.symbols.data();
+        for (std::size_t at = first; at < last; at += kPitch) {
+            const std::size_t end = std::min(last, at + kPitch);
+            std::uint8_t any = 0;
+            for (std::size_t i = at; i < end; ++i) any |= static_cast<std::uint8_t>((symbols[i] < low) | (symbols[i] >= high));
+            for (std::size_t i = at; any && i < end; ++i)
+                if (symbols[i] < low || symbols[i] >= high) body(i);
+        }
+    }
     std::size_t ends() const {
         std::size_t count = 0;
-        for (std::size_t i = 0; i < n_; ++i) count += at_end(work_.symbols[i]);
+        each_end(0, n_, [&](std::size_t) { ++count; });
         return count;
     }
 
@@ -288,9 +301,8 @@ private:
         std::vector<std::int64_t> values;
         for (std::size_t at = 0; at < n_; at += longest_) {
             const Grid g = grid(at);
-            for (std::size_t i = at; i < std::min(at + longest_, n_); ++i) {
+            each_end(at, std::min(at + longest_, n_), [&](std::size_t i) {
                 const std::uint8_t s = work_.symbols[i];
-                if (!at_end(s)) continue;
                 const std::int32_t y = rounded(x_[i] * scale_);
                 std::int32_t a = 0, kept = 0;
                 if (options_.dither) {
@@ -303,7 +315,7 @@ private:
                     kept = (s >> 1) - window_;
                 }
                 values.push_back(1 + std::abs(a - kept) / 2);
-            }
+            });
         }
         Bytes out(static_cast<std::size_t>(planar::gamma_bytes(values.data(), values.size())));
         planar::gamma_encode(values.data(), values.size(), out.data());

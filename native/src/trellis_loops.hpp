@@ -289,6 +289,18 @@ void learn(const std::uint16_t* draws, std::size_t n, int bits, std::uint8_t* fa
     for (; i < n; ++i) facts[i] = both_facts(draws[i], bits);
 }
 
+void translate(const std::uint8_t* in, std::size_t n, const std::uint8_t* table, std::uint8_t* out) {
+    std::size_t i = 0;
+#if defined(__AVX512F__)
+    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    for (; i + width <= n; i += width) store(out + i, _mm512_shuffle_epi8(all, load<__m512i>(in + i)));
+#elif defined(__AVX2__)
+    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    for (; i + width <= n; i += width) store(out + i, _mm256_shuffle_epi8(all, load<__m256i>(in + i)));
+#endif
+    for (; i < n; ++i) out[i] = table[in[i]];
+}
+
 void shift(std::uint8_t* bytes, std::size_t n, std::uint8_t by) {
     for (std::size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::uint8_t>(bytes[i] - by);
 }
@@ -447,7 +459,7 @@ void walk(Walk& w) {
     return w.facts ? walk_any<true, false>(w) : walk_any<false, false>(w);
 }
 
-constexpr Implementation loops = {convert,        {label_rows<0>, label_rows<1>, label_rows<2>, label_rows<3>}, place, place_dithered, learn, shift,
+constexpr Implementation loops = {convert,        {label_rows<0>, label_rows<1>, label_rows<2>, label_rows<3>}, place, place_dithered, learn, translate, shift,
                                   restore_plain, restore_still, restore_dithered,                              walk};
 
 }  // namespace

@@ -104,6 +104,8 @@ struct Implementation {
                            std::uint8_t* tables, std::uint32_t& top);
     // What a decoder knows beforehand of each dithered coordinate (both_facts).
     void (*learn)(const std::uint16_t* draws, std::size_t n, int bits, std::uint8_t* facts);
+    // out[i] = table[in[i]], all in[i] below 16; `out` may be `in`.
+    void (*translate)(const std::uint8_t* in, std::size_t n, const std::uint8_t* table, std::uint8_t* out);
     // Subtracts from bytes.
     void (*shift)(std::uint8_t* bytes, std::size_t n, std::uint8_t by);
     // symbol | z0 << 7 to values, and what dither is to be taken off.
