@@ -29,7 +29,7 @@ using rans::kBad;
 
 enum Mode : std::uint8_t { one = 0, rows_only = 1, grid = 2, blocks = 3 };
 constexpr int kMiddle = 8, kMean = 16, kTopBase = 31;  // octaves and bases that stand for the mean of the region, and for one
-constexpr std::size_t kShortest = 512, kExact = std::size_t{1} << 16, kCounted = 8, kFewRows = 4;
+constexpr std::size_t kShortest = 512, kFewRows = 4;
 constexpr int kSideChunk = 14;
 constexpr double kWorthCounting = 0.98, kWorthColumns = 0.97, kWorthSending = 0.99;
 

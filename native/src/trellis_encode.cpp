@@ -160,13 +160,14 @@ private:
         several_ = window > 0 && classes::choose(work_.levels.data(), n_, kCenter, window, regions, numbers, chosen_);
         if (!several_) return;
         std::uint8_t number_of[classes::kClasses] = {}, add_of[classes::kClasses] = {};
+        const unsigned stays = options_.dither ? 0 : still_classes();
         still_.clear();
         moving_ = 0;
         for (unsigned c = 0; c < classes::kClasses; ++c) {
             if (!(chosen_.mask >> c & 1)) continue;
             const auto row = chosen_.counts.data() + still_.size() * static_cast<std::size_t>(2 * window + 1);
             number_of[c] = static_cast<std::uint8_t>(still_.size());
-            add_of[c] = static_cast<std::uint8_t>(options_.dither ? 0 : added(row, window));
+            add_of[c] = static_cast<std::uint8_t>(stays >> c & 1 ? added(row, window) : 0);
             still_.push_back(add_of[c] != 0);
             moving_ |= static_cast<unsigned>(add_of[c] == 0) << c;
         }
@@ -177,12 +178,27 @@ private:
         for (std::size_t i = 0; i < n_; ++i) lows[i] |= adds[i] ? std::uint8_t{kStill} : std::uint8_t{0};
     }
 
-    // What rounding adds in a class with these counts of levels, 0 where it is not still: the spec tells why.
+    // The classes with more than a quarter of their coordinates within a quarter of a step from zero, or more than seven eighths of their levels
+    // at zero, of those that were counted.
+    unsigned still_classes() const {
+        std::uint32_t all[classes::kClasses] = {}, near[classes::kClasses] = {}, zeros[classes::kClasses] = {};
+        const std::uint8_t *const numbers = work_.numbers.data(), *const levels = work_.levels.data(), *const lows = work_.low.data();
+        for (std::size_t at = 0; at < n_; at += classes::kBlock * (n_ < classes::kExact ? 1 : classes::kCounted))
+            for (std::size_t i = at; i < std::min(n_, at + classes::kBlock); ++i) {
+                const bool is_zero = levels[i] == kCenter;
+                ++all[numbers[i]];
+                zeros[numbers[i]] += is_zero;
+                // The lowest seven bits of a number of -7 .. 7, whose level is zero.
+                near[numbers[i]] += is_zero && ((lows[i] + 7) & 127) < 15;
+            }
+        unsigned mask = 0;
+        for (int c = 0; c < classes::kClasses; ++c) mask |= static_cast<unsigned>(4 * near[c] > all[c] || 8 * zeros[c] > 7 * all[c]) << c;
+        return mask;
+    }
+
+    // What rounding adds in a still class with these counts of levels: the spec tells why.
     static int added(const std::uint64_t* counts, int window) {
-        std::uint64_t total = 0;
-        for (int k = 0; k <= 2 * window; ++k) total += counts[k];
         const std::uint64_t zeros = counts[window], ones = counts[window - 1] + counts[window + 1];
-        if (20 * zeros <= 11 * total) return 0;
         return 32 - 3 * (ones ? std::clamp(classes::log2_near(2 * zeros, ones), 0, 8) : 8);
     }
 

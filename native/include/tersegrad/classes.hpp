@@ -9,6 +9,8 @@ namespace tersegrad::classes {
 
 inline constexpr int kClasses = 16, kOctaves = 16;
 inline constexpr std::size_t kBlock = 64;
+// Levels are counted, all if there are fewer than kExact, else those of one block in kCounted.
+inline constexpr std::size_t kExact = std::size_t{1} << 16, kCounted = 8;
 
 // Where rows and columns are: numel, columns, group and phase of every piece, one after another. No pieces: no classes.
 struct Rows {

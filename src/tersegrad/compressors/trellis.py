@@ -14,7 +14,7 @@ one decides the next state, so that each coordinate costs as much as on a grid o
   kappa d step^2 / ||x||^2. A sign for every run of 2^15 coordinates, known to both ends too, cancels what rounded metrics leave.
 
 Segments code their indices by scale classes of rows, columns or blocks where that is shorter (``docs/classes.md``), so that whoever decodes
-needs the spec's shapes. Without dither, coordinates of classes that are mostly zero are *still*: rounded one by one, with a dead zone, to
+needs the spec's shapes. Without dither, coordinates of classes that are close to zero are *still*: rounded one by one, with a dead zone, to
 even integers, and left out of the trellises, which would lose there.
 
 Wire: ``spec/wire.md``, "trellis". Indices are entropy-coded given the state (rANS); large ones are escaped. On Gaussian vectors of 2^20

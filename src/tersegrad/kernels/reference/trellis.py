@@ -112,7 +112,7 @@ def _quantise(
         return None
     y = torch.round(scaled).to(torch.int64)
     # Levels are multiples of two steps, or, because dither hides small numbers from the indices, of a quarter.
-    found = find(y, 2 * GRID if ctx is None else 1 << UNIT - 2, regions)
+    found = find(y, 2 * GRID if ctx is None else 1 << UNIT - 2, regions, ctx is not None)
     if ctx is not None:
         return _dithered(y, Dither(ctx, start, grid, x.device), grid, states, found)
     still = None if found is None else found.still_each

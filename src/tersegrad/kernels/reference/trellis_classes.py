@@ -1,8 +1,8 @@
 """Scale classes of trellis-coded segments in plain torch: their definition (``spec/wire.md``, "trellis").
 
 Classes are looked for among the levels of a scalar quantiser, by the choice that Sparse Dithering makes, and each then has tables of its
-own. Without dither, a class most of whose levels are zero is *still*: its coordinates are rounded one by one to even integers, towards
-zero by what that saves, and leave the state of their trellis alone. A trellis would lose there, for half of its states do not admit zero.
+own. Without dither, a class with many coordinates close to zero is *still*: they are rounded one by one to even integers, towards zero by
+what that saves, and leave the state of their trellis alone. A trellis would lose there, for half of its states do not admit zero.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.kernels.reference.classes import CLASSES, Region, choose, log2_near, read_classes
+from tersegrad.kernels.reference.classes import BLOCK, CLASSES, COUNTED, EXACT, Region, choose, log2_near, read_classes
 
 __all__ = ["Found", "find", "read"]
 
 # Levels are at most this.
 HIGHEST = 127
-# A class is still where this share of its levels is zero.
-ZEROS = (11, 20)
+# A class is still where more than two eighths of its coordinates lie within an eighth of a level from zero, or more than seven eighths of
+# its levels are zero.
+EIGHTHS, CLOSE, ZEROS = 8, 2, 7
 # Rounding adds half a level, less by so much for each bit by which a one is dearer than a zero, in 1/64 of a level: the least sum of the
 # squared error and 3/8 of a squared step for each bit. A bit of this kind counts up to the most.
 HALF, PER_BIT, MOST_BITS = 32, 3, 8
@@ -60,22 +61,29 @@ class Found:
         return struct.pack("<H", sum(1 << c for c, still in zip(numbers, self.still, strict=True) if not still))
 
 
-def find(y: Tensor, unit: int, regions: list[Region]) -> Found | None:
+def find(y: Tensor, unit: int, regions: list[Region], dithered: bool) -> Found | None:
     """Classes of integers ``y`` that are rounded to multiples of ``unit``; None where none are worth telling."""
     level = torch.div(y + unit // 2, unit, rounding_mode="floor").clamp(-HIGHEST, HIGHEST)
     window = min((int(y.abs().max()) + unit // 2) // unit, HIGHEST)
     if window == 0 or (chosen := choose((level + window).to(torch.uint8), window, regions)) is None:
         return None
     side, number, counts, bits = chosen
-    adds = [_adds(row, window) for row in counts.tolist()]
-    return Found(side, number.long(), tuple(a is not None for a in adds), bits, tuple(a or 0 for a in adds))
+    tables = counts.shape[0]
+    if dithered:
+        return Found(side, number.long(), (False,) * tables, bits)
+    # Of the coordinates that were counted.
+    n = y.numel()
+    taken = torch.arange(n, device=y.device) // BLOCK % (COUNTED if n >= EXACT else 1) == 0
+    here, near = number[taken].long(), y[taken].abs() < unit // EIGHTHS
+    zero = level[taken] == 0
+    every, close, zeros = (torch.bincount(h, minlength=tables) for h in (here, here[near], here[zero]))
+    still = ((EIGHTHS * close > CLOSE * every) | (EIGHTHS * zeros > ZEROS * every)).tolist()
+    return Found(side, number.long(), tuple(still), bits, tuple(_adds(row, window) for row in counts.tolist()))
 
 
-def _adds(counts: list[int], window: int) -> int | None:
-    """What rounding adds in a class with these counts, None where it is not still."""
+def _adds(counts: list[int], window: int) -> int:
+    """What rounding adds in a still class with these counts."""
     zeros, ones = counts[window], counts[window - 1] + counts[window + 1]
-    if ZEROS[1] * zeros <= ZEROS[0] * sum(counts):
-        return None
     return HALF - PER_BIT * (min(max(log2_near(2 * zeros, ones), 0), MOST_BITS) if ones else MOST_BITS)
 
 
