@@ -175,7 +175,8 @@ private:
         ops().translate(numbers, n_, number_of, numbers);
         const std::uint8_t* __restrict adds = work_.adds.data();
         std::uint8_t* __restrict lows = work_.low.data();
-        for (std::size_t i = 0; i < n_; ++i) lows[i] |= adds[i] ? std::uint8_t{kStill} : std::uint8_t{0};
+        // A local number: stores to bytes might change a member.
+        for (std::size_t i = 0, n = n_; i < n; ++i) lows[i] = static_cast<std::uint8_t>(lows[i] | (adds[i] ? kStill : 0));
     }
 
     // The classes with more than a quarter of their coordinates within a quarter of a step from zero, or more than seven eighths of their levels
