@@ -1624,6 +1624,7 @@ class Trellis(NamedTuple):
     g0: int
     g1: int
     facts: Callable[[int, int], tuple[int, int]]
+    still: list[bool] | None
 
     def walk(self, symbols: Callable[[int, int], int], n: int, lanes: int, run: int) -> tuple[list[int], list[int]]:
         """All symbols and their z0; ``symbols(i, context)`` gives one of them."""
@@ -1633,11 +1634,14 @@ class Trellis(NamedTuple):
             if i % (1 << run) == 0:
                 states = [0] * lanes
             s = states[i % lanes]
-            z0 = s % 2
+            still = self.still is not None and self.still[i]
+            z0 = 0 if still else s % 2
             context, flip = self.facts(i, z0)
             symbol = symbols(i, context)
             found.append(symbol)
             odd.append(z0)
+            if still:
+                continue
             states[i % lanes] = s >> 1 ^ (self.g1 if (symbol ^ flip) % 2 else 0) ^ (self.g0 if z0 else 0)
         return found, odd
 
@@ -1715,12 +1719,13 @@ def decode_trellis(form: Form, message: bytes, spec: Spec, context: Context) -> 
         sizes = list(struct.unpack(f"<{len(lengths)}I", source.take(4 * len(lengths))))
     values: list[float] = []
     for n, size in zip(lengths, sizes):
-        values += trellis_segment(form, source.take(size), n, len(values), context)
+        where = regions(spec, len(values), len(values) + n)
+        values += trellis_segment(form, source.take(size), n, len(values), context, where)
     source.finish()
     return values
 
 
-def trellis_segment(form: Form, data: bytes, n: int, start: int, context: Context) -> list[float]:
+def trellis_segment(form: Form, data: bytes, n: int, start: int, context: Context, where: list[Region]) -> list[float]:
     source, dithered = Bytes(data), form.name == "dithered_trellis"
     kind = source.byte()
     if kind == 0:
@@ -1728,13 +1733,21 @@ def trellis_segment(form: Form, data: bytes, n: int, start: int, context: Contex
         return [0.0] * n
     if kind == 1:
         return floats(exactly(source.rest, 4 * n).data)
-    require(kind == 2, f"there is no segment of kind {kind}")
+    require(kind in (2, 3), f"there is no segment of kind {kind}")
     window, run = source.byte(), source.byte()
     b = source.byte() if dithered else 1
     tail = source.varint(most_bytes=5)
-    (scale,) = floats(source.take(4))
+    two = kind == 3 and not dithered
+    scales = floats(source.take(8 if two else 4))
     require(window % 2 == 0 and 2 <= window <= 64 and run in (14, 15) and b <= 3, "a malformed segment")
-    require(2.0**-126 <= scale <= F and tail <= source.left, "a malformed segment")
+    require(all(2.0**-126 <= scale <= F or (two and scale == 0) for scale in scales), "a malformed scale")
+    require(tail <= source.left, "a malformed segment")
+    body = source.take(source.left - tail)
+    # Of every coordinate, the first table of its class.
+    first, still, tables = [0] * n, [False] * n, 1 << b
+    if kind == 3:
+        classes, first, still, tables = trellis_classes(body, b, dithered, where)
+        body = body[classes:]
     draws = [draw(context, 6, start + i) % 2**15 for i in range(n)] if dithered else []
 
     def rest(i: int, z0: int) -> int:
@@ -1742,12 +1755,12 @@ def trellis_segment(form: Form, data: bytes, n: int, start: int, context: Contex
 
     def facts(i: int, z0: int) -> tuple[int, int]:
         if not dithered:
-            return z0, 0
+            return first[i] + z0, 0
         t = rest(i, z0)
-        return min(abs(t) << b >> 13, (1 << b) - 1), t + draws[i] >> 14 & 1
+        return first[i] + min(abs(t) << b >> 13, (1 << b) - 1), t + draws[i] >> 14 & 1
 
-    trellis = Trellis(*GENERATORS[form["states"]], facts)
-    symbols, odd = trellis_block(source.take(source.left - tail), n, 2 * window, 1 << b, run, trellis)
+    trellis = Trellis(*GENERATORS[form["states"]], facts, still)
+    symbols, odd = trellis_block(body, n, 2 * window, tables, run, trellis)
     levels = [symbol - window for symbol in symbols]
     if tail:
         escapes, ends = Bytes(source.rest), [i for i, s in enumerate(symbols) if s < 2 or s >= 2 * window - 2]
@@ -1756,13 +1769,27 @@ def trellis_segment(form: Form, data: bytes, n: int, start: int, context: Contex
             levels[i] += 2 * (v - 1) if levels[i] >= 0 else -2 * (v - 1)
         escapes.finish()
     if not dithered:
-        return scaled([2 * a + z0 for a, z0 in zip(levels, odd)], scale)
-    values = []
+        each = [scales[1] if s else scales[0] for s in still]
+        return [limited(f32(f32(2 * a + z0) * scale)) for a, z0, scale in zip(levels, odd, each)]
+    values, scale = [], scales[0]
     for i, (a, z0) in enumerate(zip(levels, odd)):
         t = rest(i, z0)
         sign = -1 if draw(context, 7, start + (i >> run << run) >> 14) % 2 else 1
         values.append(limited(f32(f32(sign * ((a if t >= 0 else -a) * 16384 + t)) * 2.0**-13 * scale)))
     return values
+
+
+def trellis_classes(data: bytes, b: int, dithered: bool, where: list[Region]) -> tuple[int, list[int], list[bool], int]:
+    """The bytes read; of each coordinate the first table of its class, and whether it is still; the number of tables"""
+    at = 0 if dithered else 2
+    numbers, count, used = scale_classes(data[at:], where)
+    if dithered:
+        return used, [number << b for number in numbers], [False] * len(numbers), count << b
+    moving, mask = struct.unpack("<2H", data[:4])
+    require(moving & ~mask == 0, "a class without a table moves")
+    moves = [moving >> c & 1 for c in range(16) if mask >> c & 1]
+    first = [sum(1 + m for m in moves[:k]) for k in range(count)]
+    return at + used, [first[k] for k in numbers], [not moves[k] for k in numbers], sum(1 + m for m in moves)
 
 
 @functools.cache

@@ -360,9 +360,11 @@ def trellises() -> Iterator[Accept]:
         "wide": ("dithered_trellis(omega=0.001)", far),
         "feedback": ("error_feedback(dithered_trellis(omega=2))", numbers(65, 22)),
     }
+    # As columns of one coordinate, which have no classes.
     for group, cases in (("trellis", plan), ("dithered_trellis", dithered)):
         for name, (text, x) in cases.items():
-            yield Accept(f"{group}.{name}", encoded(text, x, context_of(f"{group}.{name}")))
+            column = (Piece((x.numel(), 1), 0, x.numel()),)
+            yield Accept(f"{group}.{name}", encoded(text, x, context_of(f"{group}.{name}"), column))
 
 
 # A convolution, a vector, and a part of a matrix that begins and ends within rows.
@@ -396,6 +398,14 @@ def scale_classes() -> Iterator[Accept]:
     d = sum(p.numel for p in CLASS_PIECES)
     for text in ("sparse_dithering(nu=0.02)", "random_sparse_dithering(omega=0.05)", "sparse_dithering(nu=0.0005)"):
         name = f"{label(text)}.classes"
+        yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
+    for name, text in (
+        ("trellis.classes", "trellis(nu=0.05)"),
+        ("trellis.classes-4", "trellis(nu=0.001, states=4)"),
+        ("trellis.classes-still", "trellis(nu=0.6, states=32, chunk=14)"),
+        ("dithered_trellis.classes", "dithered_trellis(omega=0.02)"),
+        ("dithered_trellis.classes-few", "dithered_trellis(omega=0.5, states=16)"),
+    ):
         yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
     # Signs that rows and columns agree with, but for one in ten.
     for text in ("aligned(sparse_dithering(nu=0.02))", "aligned(int4)", "error_feedback(aligned(natural(coder=rans)))"):
@@ -788,6 +798,7 @@ def particular() -> Iterator[Reject]:
     fine = (0x3F800000 | 57 << 31 | 1 << 37).to_bytes(12, "little")
     yield make("spherical-vector.rice-parameter", "spherical(alpha=0.5)", fine, 3, "a Rice parameter of 57")
     yield from bad_trellis(make)
+    yield from bad_trellis_classes(make)
 
 
 Make = Callable[[str, str, bytes, int, str], Reject]
@@ -940,7 +951,7 @@ def bad_trellis(make: Make) -> Iterator[Reject]:
     plain = {
         "mode-3": (b"\3", "there is no mode 3"),
         "zero-longer": (b"\1\0", "a byte follows a zero message"),
-        "kind-3": (b"\0\3", "no segment of kind 3"),
+        "kind-3": (b"\0\3", "the header of kind 3 is cut"),
         "kind-0-longer": (b"\0\0\0", "a byte follows a segment of zeros"),
         "values-cut": (b"\0\1" + 2 * one, "a coordinate is missing"),
         "header-cut": (b"\0\2\2", "the header is cut"),
@@ -965,6 +976,25 @@ def bad_trellis(make: Make) -> Iterator[Reject]:
         "trellis.table", "trellis(nu=0.1)", b"\0" + struct.pack("<2I", 1, 2) + b"\0\0", 400_000, "segments that do not add up"
     )
     yield make("trellis.table-cut", "trellis(nu=0.1)", b"\0\1\0\0", 400_000, "a table of segments that is cut")
+
+
+def bad_trellis_classes(make: Make) -> Iterator[Reject]:
+    """Scale classes of trellis codes."""
+    one, block = struct.pack("<f", 1.0), raw_levels((1, 2, 3))
+    classed = struct.pack("<BBBBB", 0, 3, 2, 15, 0) + 2 * one
+    mode_0, moving = struct.pack("<HB", 1 << 8, 16), struct.pack("<H", 1 << 8)
+    bad = {
+        "kind-4": (b"\0\4", "no segment of kind 4"),
+        "classes-cut": (classed + moving + mode_0[:2], "a region has no mode"),
+        "classes-scale": (struct.pack("<BBBBBff", 0, 3, 2, 15, 0, 1.0, -1.0) + moving + mode_0 + block, "a negative scale"),
+        "classes-no-table": (classed + moving + struct.pack("<HB", 1, 16) + block, "a class without a table"),
+        "classes-moving": (classed + struct.pack("<H", 1 << 8 | 1 << 9) + mode_0 + block, "a class without a table moves"),
+        "classes-mode-4": (classed + moving + struct.pack("<HB", 1 << 8, 128 | 16) + block, "a mode of 4"),
+    }
+    for name, (message, reason) in bad.items():
+        yield make(f"trellis.{name}", "trellis(nu=0.1)", message, 3, reason)
+    classes = struct.pack("<BBBBBB", 0, 3, 2, 15, 0, 0) + one + struct.pack("<HB", 1, 16) + block
+    yield make("dithered_trellis.classes-no-table", "dithered_trellis(omega=1)", classes, 3, "a class without a table")
 
 
 def bad_shared(make: Make) -> Iterator[Reject]:

@@ -5,8 +5,9 @@
     python -m experiments.real_gradients.run --quick                        # one error, few steps, into out/
 
 The first table has a row per error: Sparse Dithering with one table, with classes, and with signs too (``aligned``), the entropy of its
-levels and what xz, zstd and blosc2 make of them; then trellis codes at the same error. xz is in the standard library; zstd and blosc2
-have columns where they can be imported. The second table has compressors whose error follows from their form: bits and error of each.
+levels and what xz, zstd and blosc2 make of them; then trellis codes, which have classes too, at the same error. xz is in the standard
+library; zstd and blosc2 have columns where they can be imported. The second table has compressors whose error follows from their form:
+bits and error of each.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from tersegrad.recipes import parse
 
 RESULTS = Path(__file__).parent / "results"
 NETWORKS = ("transformer", "lstm", "resnet", "cnn", "mlp")
+# Of the first table, beside the bits without classes.
+SAVING = ("with classes", "trellis", "aligned trellis")
 # Of the second table.
 FORMS = (
     "sign",
@@ -40,6 +43,8 @@ FORMS = (
     "qsgd(bits=4, norm=max, coder=rans)",
     "natural(coder=rans)",
     "natural_dithering(coder=rans)",
+    "subtractive_dithering(omega=0.25)",
+    "dithered_trellis(omega=0.25)",
 )
 
 
@@ -119,14 +124,15 @@ def forms(rows: list[dict[str, object]]) -> str:
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    """Markdown, with what classes save."""
+    """Markdown, with what classes, trellis codes and both with aligned signs save of the bits without classes."""
     names = [n for n in rows[0] if n not in ("network", "step", "alpha")]
-    lines = ["| network | step | alpha | " + " | ".join(names) + " | saved |", "|---" * (len(names) + 4) + "|"]
+    heads = ["network", "step", "alpha", *names, *(f"{n}: saved" for n in SAVING)]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in rows:
         values = {n: float(str(row[n])) for n in names}
-        saved = 100 * (1 - values["with classes"] / values["without classes"])
         cells = [f"{v:.4f}" if v < 0.1 else f"{v:.3f}" for v in values.values()]
-        lines.append(f"| {row['network']} | {row['step']} | {row['alpha']} | " + " | ".join(cells) + f" | {saved:.0f} % |")
+        cells += [f"{100 * (1 - values[n] / values['without classes']):.0f} %" for n in SAVING]
+        lines.append(f"| {row['network']} | {row['step']} | {row['alpha']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -157,8 +163,9 @@ def main() -> None:
         )
         page = f"Bits per coordinate at equal error:\n\n{table(rows)}\nBits per coordinate (and relative squared error):\n\n{forms(more)}"
         (folder / f"{options.name}.md").write_text(page, encoding="utf-8")
-    worst = max(float(str(r["with classes"])) / float(str(r["without classes"])) for r in rows)
-    print(f"largest share of the bits without classes: {worst:.3f}" if math.isfinite(worst) else "nothing was measured")
+    for name in SAVING:
+        worst = max(float(str(r[name])) / float(str(r["without classes"])) for r in rows)
+        print(f"{name}: the largest share of the bits without classes is {worst:.3f}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-#include "bind.hpp"
+#include "layout.hpp"
 #include "tersegrad/rans.hpp"
 
 using namespace tersegrad;
@@ -30,33 +30,36 @@ std::size_t max_bytes(std::size_t n) {
     return trellis::max_bytes(n);
 }
 
-std::tuple<std::size_t, double, double> encode(Array<const float> x, float step, int states, int chunk, Draws draws, Array<std::uint8_t> out) {
+std::tuple<std::size_t, double, double> encode(Array<const float> x, float step, int states, int chunk, Draws draws, Array<std::uint8_t> out,
+                                               Array<const std::int64_t> layout) {
     apart(out, x);
     expect(out.size() >= trellis::max_bytes(x.size()), "the output buffer is too small");
     bind::expect_step(step);
     expect_states(states);
-    expect(rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
+    expect(chunk == trellis::kAutoChunk || rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
+    const classes::Rows rows = bind::rows_of(layout, x.size());
     const trellis::Dither dither = dither_of(draws, x.size());
     const Work work;
-    const auto outcome = trellis::encode(x.data(), x.size(), {step, states, chunk, std::get<0>(draws) ? &dither : nullptr}, out.data());
+    const auto outcome = trellis::encode(x.data(), x.size(), {step, states, chunk, std::get<0>(draws) ? &dither : nullptr, rows}, out.data());
     return {outcome.bytes, outcome.norm, outcome.error};
 }
 
-bool decode(Array<const std::uint8_t> data, int states, Draws draws, Array<float> out, bool add, float weight) {
+bool decode(Array<const std::uint8_t> data, int states, Draws draws, Array<float> out, bool add, float weight, Array<const std::int64_t> layout) {
     apart(out, data);
     expect_states(states);
     const trellis::Dither all = dither_of(draws, out.size());
-    const trellis::Dither* const dither = std::get<0>(draws) ? &all : nullptr;
+    const trellis::Source source{states, std::get<0>(draws) ? &all : nullptr, bind::rows_of(layout, out.size())};
     const Work work;
-    return add ? trellis::decode_add(data.data(), data.size(), out.size(), states, dither, weight, out.data())
-               : trellis::decode(data.data(), data.size(), out.size(), states, dither, out.data());
+    return add ? trellis::decode_add(data.data(), data.size(), out.size(), source, weight, out.data())
+               : trellis::decode(data.data(), data.size(), out.size(), source, out.data());
 }
 
-std::tuple<double, double> error(Array<const float> x, float step, int states) {
+std::tuple<double, double> error(Array<const float> x, float step, int states, Array<const std::int64_t> layout) {
     bind::expect_step(step);
     expect_states(states);
+    const classes::Rows rows = bind::rows_of(layout, x.size());
     const Work work;
-    const auto outcome = trellis::measure(x.data(), x.size(), step, states);
+    const auto outcome = trellis::measure(x.data(), x.size(), step, states, rows);
     return {outcome.error, outcome.norm};
 }
 

@@ -27,9 +27,19 @@ int main(int argc, char** argv) {
         std::vector<float> x(n);
         const bool heavy = below(2);
         for (auto& v : x) v = normal(rng) * (heavy && below(100) == 0 ? static_cast<float>(below(100000)) : 1.0f);
+        // A part of a matrix, whose rows and columns have scales of their own, and a vector.
+        const std::size_t part = below(n + 1), group = 1 + below(4), columns = group * (1 + below(60)), phase = below(columns);
+        const std::int64_t layout[8] = {static_cast<std::int64_t>(part), static_cast<std::int64_t>(columns), static_cast<std::int64_t>(group),
+                                        static_cast<std::int64_t>(phase), static_cast<std::int64_t>(n - part), static_cast<std::int64_t>(n - part + 1), 1, 0};
+        const classes::Rows rows{layout, below(4) ? std::size_t{2} : 0};
+        if (rows.pieces)
+            for (std::size_t i = 0; i < part; ++i) {
+                const std::size_t row = (phase + i) / columns, column = (phase + i) % columns / group;
+                x[i] *= row % 5 == 3 ? 0.0f : std::ldexp(1.0f, static_cast<int>(row * 7 % 9) - static_cast<int>(column * 5 % 6));
+            }
         const float steps[] = {3.0f, 0.6f, 0.05f, 1e-3f, 1e-7f};
         const trellis::Dither dither{{rng(), 6, 1, 2}, {rng(), 7, 1, 2}};
-        const trellis::Options options{steps[below(5)], 4 << below(4), 14 + static_cast<int>(below(5)), below(2) ? &dither : nullptr};
+        const trellis::Options options{steps[below(5)], 4 << below(4), below(6) ? 14 + static_cast<int>(below(5)) : trellis::kAutoChunk, below(2) ? &dither : nullptr, rows};
         std::vector<std::uint8_t> message;
         for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
             set_isa(static_cast<Isa>(level));
@@ -49,7 +59,7 @@ int main(int argc, char** argv) {
                 break;
             case 2: message[below(message.size())] ^= static_cast<std::uint8_t>(1 << below(8)); break;
             case 3:  // the head: mode, table of segments, kind, window, run, lengths, scale, tables
-                for (std::size_t k = 0; k < 3; ++k) message[below(std::min<std::size_t>(message.size(), 40))] = byte();
+                for (std::size_t k = 0; k < 3; ++k) message[below(std::min<std::size_t>(message.size(), 60))] = byte();
                 break;
             case 4:
                 for (std::size_t k = below(50); k > 0; --k) message.push_back(byte());
@@ -57,12 +67,13 @@ int main(int argc, char** argv) {
             case 5: {
                 message.resize(12 + below(600));
                 for (auto& b : message) b = byte();
-                const std::uint8_t head[] = {0, 2, static_cast<std::uint8_t>(2 + 2 * below(32)), static_cast<std::uint8_t>(14 + below(2)), static_cast<std::uint8_t>(below(3))};
+                const std::uint8_t head[] = {0, static_cast<std::uint8_t>(2 + below(2)), static_cast<std::uint8_t>(2 + 2 * below(32)), static_cast<std::uint8_t>(14 + below(2)), static_cast<std::uint8_t>(below(3))};
                 std::memcpy(message.data(), head, sizeof head);
                 break;
             }
             default: break;
         }
+        const trellis::Source source{options.states, options.dither, rows};
         std::vector<float> first;
         bool verdict = false;
         for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
@@ -70,8 +81,8 @@ int main(int argc, char** argv) {
             std::unique_ptr<std::uint8_t[]> exact(new std::uint8_t[message.size()]);  // exact size: reads beyond it are seen
             if (!message.empty()) std::memcpy(exact.get(), message.data(), message.size());
             std::vector<float> back(n, 0.0f), sum(n, 0.0f);
-            const bool good = trellis::decode(exact.get(), message.size(), n, options.states, options.dither, back.data());
-            bool wrong = good != trellis::decode_add(exact.get(), message.size(), n, options.states, options.dither, 1.0f, sum.data());
+            const bool good = trellis::decode(exact.get(), message.size(), n, source, back.data());
+            bool wrong = good != trellis::decode_add(exact.get(), message.size(), n, source, 1.0f, sum.data());
             if (level == 0) verdict = good, first = back;
             wrong |= good != verdict;
             for (std::size_t i = 0; i < n; ++i)

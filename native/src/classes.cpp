@@ -16,13 +16,20 @@ namespace tersegrad::classes {
 namespace detail {
 const Implementation portable = {sum_plain, block_sums_plain, add_plain, raise_plain};
 }
+int log2_near(std::uint64_t a, std::uint64_t b) {
+    a *= 92682;
+    b <<= 16;
+    const int e = static_cast<int>(std::bit_width(a)) - static_cast<int>(std::bit_width(b));
+    return e - ((e < 0 ? a << -e : a) < (e > 0 ? b << e : b));
+}
+
 namespace {
 
 using rans::kBad;
 
 enum Mode : std::uint8_t { one = 0, rows_only = 1, grid = 2, blocks = 3 };
 constexpr int kMiddle = 8, kMean = 16, kTopBase = 31;  // octaves and bases that stand for the mean of the region, and for one
-constexpr std::size_t kShortest = 512, kExact = std::size_t{1} << 16, kCounted = 8, kFewRows = 4;
+constexpr std::size_t kShortest = 512, kFewRows = 4;
 constexpr int kSideChunk = 14;
 constexpr double kWorthCounting = 0.98, kWorthColumns = 0.97, kWorthSending = 0.99;
 
@@ -32,14 +39,6 @@ const detail::Implementation& ops() {
     if (isa() == Isa::avx2) return detail::avx2;
 #endif
     return detail::portable;
-}
-
-// log2(a / b) to the nearest integer, nearly. Both are below 2^45.
-int log2_near(std::uint64_t a, std::uint64_t b) {
-    a *= 92682;
-    b <<= 16;
-    const int e = static_cast<int>(std::bit_width(a)) - static_cast<int>(std::bit_width(b));
-    return e - ((e < 0 ? a << -e : a) < (e > 0 ? b << e : b));
 }
 
 // About the bits of `count` levels with that sum of magnitudes: those of a discrete Laplace distribution.
@@ -337,6 +336,8 @@ void find_tops(const std::uint8_t* levels, int center, const std::vector<Region>
     }
 }
 
+}  // namespace
+
 double entropy(const std::uint64_t* counts, std::size_t tables, std::size_t alphabet) {
     double bits = 0;
     for (std::size_t c = 0; c < tables; ++c) {
@@ -348,8 +349,6 @@ double entropy(const std::uint64_t* counts, std::size_t tables, std::size_t alph
     }
     return bits;
 }
-
-}  // namespace
 
 std::vector<Region> cut(const Rows& rows, std::size_t start, std::size_t stop) {
     std::vector<Region> regions;

@@ -259,7 +259,7 @@ Layout::Layout(std::size_t n, int alphabet_, int chunk) : chunks{n, std::size_t{
     if (n < lanes * (rows + 1)) rows = 0;
 }
 
-EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int contexts_)
+EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int contexts_, bool paired)
     : alphabet(alphabet_), contexts(contexts_), shift(flat_shift(alphabet_, contexts_)), tables(static_cast<std::size_t>(contexts_)), flat{} {
     const auto split = [](EncodeTable& table) {
         for (int plane = 0; plane < 4; ++plane)
@@ -268,9 +268,12 @@ EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int co
     for (int c = 0; c < contexts; ++c) {
         EncodeTable& table = tables[static_cast<std::size_t>(c)];
         std::memset(&table, 0, sizeof table);
-        std::uint32_t start = 0;
+        std::uint32_t starts[2] = {};
+        bool choice = false;
         for (int s = 0; s < alphabet; ++s) {
             const std::uint32_t f = frequencies[c * alphabet + s];
+            std::uint32_t& start = starts[paired ? s & 1 : 0];
+            choice |= f && f < kTotal;
             if (f) {
                 table.packed[s] = f | start << 16;
                 table.reciprocal[s] = below_reciprocal(f);
@@ -282,7 +285,7 @@ EncodeModel::EncodeModel(const std::uint16_t* frequencies, int alphabet_, int co
             }
         }
         split(table);
-        silent.push_back(std::find(frequencies + c * alphabet, frequencies + (c + 1) * alphabet, kTotal) != frequencies + (c + 1) * alphabet);
+        silent.push_back(!choice);
         if (alphabet <= 32) packed.insert(packed.end(), table.packed, table.packed + 32);
     }
     split(flat);

@@ -11,23 +11,35 @@ void fit(Bytes& bytes, std::size_t n) {
     if (bytes.size() < n) bytes.resize(n);
 }
 
-// A rANS block of symbols that are stored as n + 2 window, so that the lowest bit names the table. They are changed.
+// Which classes code a block: of each symbol the number of its class; and which of them are still, and have one table instead of two.
+struct Classes {
+    const std::uint8_t* numbers = nullptr;  // null: there is one class
+    std::vector<std::uint8_t> still = {0};
+};
+
+// A rANS block of symbols that are stored as n + 2 window, so that the lowest bit names the table within a class. They are changed.
 class Coder {
 public:
-    Coder(std::uint8_t* u, std::size_t n, int window, int chunk) : u_(u), n_(n), alphabet_(2 * window), chunk_(chunk), layout_(n, alphabet_, chunk) {}
+    Coder(std::uint8_t* u, std::size_t n, int window, int chunk, const Classes& classes)
+        : u_(u), n_(n), alphabet_(2 * window), chunk_(chunk), layout_(n, alphabet_, chunk), classes_(classes) {
+        for (std::size_t c = 0; c < classes.still.size(); ++c)
+            for (int z0 = 0; z0 < 2 - classes.still[c]; ++z0) rows_.push_back(c * static_cast<std::size_t>(2 * alphabet_) + static_cast<std::size_t>(z0));
+    }
 
     void write(Bytes& out, Bytes& words) {
         const std::size_t most = rans::max_message(n_, alphabet_), begin = out.size();
-        const auto cells = static_cast<std::size_t>(2 * alphabet_);
-        std::vector<std::uint64_t> found(cells), counts(cells);
-        rans::histogram(u_, n_, 2 * alphabet_, {}, 1, rans::worth_sampling(n_, alphabet_, 2), found.data());
-        for (std::size_t k = 0; k < cells; ++k) counts[k % 2 * cells / 2 + k / 2] = found[k];
-        const Bytes tables = rans::write_tables(counts.data(), alphabet_, 2);
+        const auto width = static_cast<std::size_t>(alphabet_), cells = 2 * width * classes_.still.size();
+        const int number = static_cast<int>(rows_.size());
+        std::vector<std::uint64_t> found(cells), counts(rows_.size() * width);
+        const bool sampled = !classes_.numbers && rans::worth_sampling(n_, alphabet_, 2);
+        rans::histogram(u_, n_, 2 * alphabet_, contexts(0), static_cast<int>(classes_.still.size()), sampled, found.data());
+        for (std::size_t k = 0; k < counts.size(); ++k) counts[k] = found[rows_[k / width] + 2 * (k % width)];
+        const Bytes tables = rans::write_tables(counts.data(), alphabet_, number);
         if (1 + tables.size() < most) {
             out.push_back(static_cast<std::uint8_t>(chunk_));
             out.insert(out.end(), tables.begin(), tables.end());
-            std::vector<std::uint16_t> frequencies(cells);
-            rans::read_tables(tables.data(), tables.size(), alphabet_, 2, frequencies.data());
+            std::vector<std::uint16_t> frequencies(counts.size());
+            rans::read_tables(tables.data(), tables.size(), alphabet_, number, frequencies.data());
             if (std::none_of(frequencies.begin(), frequencies.end(), [](auto f) { return f && f < rans::kTotal; })) return;
             chunks(frequencies, out, words);
             if (out.size() - begin < most) return;
@@ -37,21 +49,14 @@ public:
     }
 
 private:
-    // Entry n + 2 window of one table is entry (n >> 1) + window of the table of its parity.
+    rans::Contexts contexts(std::size_t at) const { return {classes_.numbers ? classes_.numbers + at : nullptr, false}; }
+
+    // Entry n + 2 window of a class is entry (n >> 1) + window of its table for that parity.
     rans::EncodeModel model(const std::vector<std::uint16_t>& frequencies) const {
-        const std::size_t half = frequencies.size() / 2;
-        std::vector<std::uint16_t> joined(frequencies.size());
-        for (std::size_t k = 0; k < joined.size(); ++k) joined[k] = frequencies[k % 2 * half + k / 2];
-        rans::EncodeModel model(joined.data(), static_cast<int>(joined.size()), 1);
-        rans::EncodeTable& table = model.tables[0];
-        std::uint32_t start[2] = {0, 0};
-        for (std::size_t k = 0; k < joined.size(); ++k) {
-            if (joined[k]) table.packed[k] = joined[k] | start[k % 2] << 16;
-            start[k % 2] += joined[k];
-            if (k < 64)
-                for (int plane = 0; plane < 4; ++plane) table.planes[plane][k] = static_cast<std::uint8_t>(table.packed[k] >> 8 * plane);
-        }
-        return model;
+        const auto width = static_cast<std::size_t>(alphabet_);
+        std::vector<std::uint16_t> joined(2 * width * classes_.still.size());
+        for (std::size_t k = 0; k < frequencies.size(); ++k) joined[rows_[k / width] + 2 * (k % width)] = frequencies[k];
+        return {joined.data(), 2 * alphabet_, static_cast<int>(classes_.still.size()), true};
     }
 
     void chunks(const std::vector<std::uint16_t>& frequencies, Bytes& out, Bytes& words) {
@@ -67,7 +72,7 @@ private:
             const std::size_t length = pieces.length(c);
             std::uint8_t* const symbols = u_ + pieces.start(c);
             for (std::size_t i = layout_.coded(length); i < length; ++i) symbols[i] >>= 1;  // these are not coded, and have no tables
-            std::uint8_t* const first = rans::encode_chunk(coder, layout_, symbols, length, 0, {}, at, states);
+            std::uint8_t* const first = rans::encode_chunk(coder, layout_, symbols, length, 0, contexts(pieces.start(c)), at, states);
             const auto number = static_cast<std::uint32_t>((at - first) / 2);
             std::memcpy(out.data() + table + 4 * c, &number, 4);
             at = first - 4 * layout_.lanes;
@@ -99,6 +104,8 @@ private:
     std::size_t n_;
     int alphabet_, chunk_;
     rans::Layout layout_;
+    const Classes& classes_;
+    std::vector<std::size_t> rows_;  // where each table begins among the entries of all classes, every other one of which is its own
     bool done_ = false;
 };
 

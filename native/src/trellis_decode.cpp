@@ -16,7 +16,9 @@ using Bytes = std::vector<std::uint8_t>;
 // A coded segment, taken apart.
 struct Parsed {
     int window = 0, run = 0, bits = 1;
-    float scale = 0;
+    float scale = 0, still = 0;  // of coordinates on trellises, and of still ones
+    int tables = 2;
+    const std::uint8_t* firsts = nullptr;  // of each coordinate the first table of its class, and kStill
     const std::uint8_t *body = nullptr, *tail = nullptr;
     std::size_t body_size = 0, tail_size = 0;
 };
@@ -35,12 +37,43 @@ bool parse(const std::uint8_t* data, std::size_t size, bool dithered, Parsed& p)
     if (dithered) p.bits = data[3];
     if ((used > 1 && byte == 0) || p.window % 2 || p.window < 2 || p.window > kWidest || p.run < kShortestRun || p.run > kLongestRun || p.bits > 3)
         return false;
-    if (size - at < 4 || size - at - 4 < p.tail_size) return false;
+    const bool two = data[0] == classed && !dithered;
+    const std::size_t scales = two ? 8 : 4;
+    if (size - at < scales || size - at - scales < p.tail_size) return false;
     std::memcpy(&p.scale, data + at, 4);
-    if (!(p.scale >= FLT_MIN && p.scale <= FLT_MAX)) return false;
-    p.body = data + at + 4;
-    p.body_size = size - at - 4 - p.tail_size;
+    if (two) std::memcpy(&p.still, data + at + 4, 4);
+    const auto usable = [&](float scale) { return (scale >= FLT_MIN && scale <= FLT_MAX) || (two && scale == 0); };
+    if (!usable(p.scale) || (two && !usable(p.still))) return false;
+    p.body = data + at + scales;
+    p.body_size = size - at - scales - p.tail_size;
     p.tail = p.body + p.body_size;
+    p.tables = 1 << p.bits;
+    return true;
+}
+
+// Takes the classes off the front of the body; `firsts` has room for all coordinates.
+bool read_classes(Parsed& p, bool dithered, const std::vector<classes::Region>& regions, std::uint8_t* firsts) {
+    const std::size_t head = dithered ? 0 : 2;
+    if (p.body_size < head + 2) return false;
+    int number = 0;
+    const std::size_t used = classes::read(p.body + head, p.body_size - head, regions, firsts, number);
+    if (used == rans::kBad) return false;
+    const unsigned moving = dithered ? 0 : p.body[0] | static_cast<unsigned>(p.body[1]) << 8, mask = p.body[head] | static_cast<unsigned>(p.body[head + 1]) << 8;
+    if (moving & ~mask) return false;
+    std::uint8_t first_of[classes::kClasses] = {};
+    p.tables = 0;
+    for (unsigned c = 0, k = 0; c < classes::kClasses; ++c) {
+        if (!(mask >> c & 1)) continue;
+        const bool still = !dithered && !(moving >> c & 1);
+        first_of[k++] = static_cast<std::uint8_t>(p.tables | (still ? kStill : 0));
+        p.tables += dithered ? 1 << p.bits : still ? 1 : 2;
+    }
+    std::size_t n = 0;
+    for (const classes::Region& r : regions) n += r.count;
+    ops().translate(firsts, n, first_of, firsts);
+    p.firsts = firsts;
+    p.body += head + used;
+    p.body_size -= head + used;
     return true;
 }
 
@@ -48,7 +81,7 @@ bool parse(const std::uint8_t* data, std::size_t size, bool dithered, Parsed& p)
 class BlockDecoder {
 public:
     BlockDecoder(const Parsed& p, std::size_t n, const Code& code, const std::uint8_t* facts, std::uint8_t* out)
-        : p_(p), n_(n), code_(code), facts_(facts), out_(out), alphabet_(2 * p.window), tables_(1 << p.bits) {}
+        : p_(p), n_(n), code_(code), facts_(facts), out_(out), alphabet_(2 * p.window), tables_(p.tables) {}
 
     bool run() {
         if (p_.body_size && p_.body[0] == rans::kRaw) {
@@ -78,11 +111,16 @@ public:
 
 private:
     std::uint32_t facts_at(std::size_t i, std::uint32_t z0) const { return facts_ ? facts_[i] >> 4 * z0 & 15 : z0; }
-    std::uint32_t table_at(std::size_t i, std::uint32_t state) const { return facts_at(i, state & 1) & 7; }
+    bool still_at(std::size_t i) const { return p_.firsts && p_.firsts[i] & kStill; }
+    std::uint32_t table_at(std::size_t i, std::uint32_t state) const {
+        const std::uint32_t first = p_.firsts ? p_.firsts[i] & 127u : 0;
+        return first + (still_at(i) ? 0 : facts_at(i, state & 1) & 7);
+    }
     std::uint32_t flip_at(std::size_t i, std::uint32_t state) const { return facts_at(i, state & 1) >> 3; }
 
     // Puts z0 beside symbol i and moves on.
     void follow(std::size_t i, std::uint32_t& state) {
+        if (still_at(i)) return;
         const std::uint32_t z0 = state & 1, z1 = (out_[i] & 1) ^ flip_at(i, state);
         out_[i] = static_cast<std::uint8_t>(out_[i] | z0 << 7);
         state = static_cast<std::uint32_t>(next_state(code_, static_cast<std::int32_t>(state), static_cast<std::int32_t>(z1)));
@@ -99,7 +137,7 @@ private:
 
     // Every table has one symbol.
     void certain(std::size_t lanes) {
-        std::uint8_t only[8];
+        std::uint8_t only[kMostTables];
         for (int t = 0; t < tables_; ++t) {
             const auto* row = frequencies_ + t * alphabet_;
             only[t] = static_cast<std::uint8_t>(std::find(row, row + alphabet_, rans::kTotal) - row);
@@ -130,7 +168,8 @@ private:
         rans::detail::Cursor& cursor = flight.cursor;
         alignas(64) std::uint32_t states[rans::kLanes] = {};
         const std::size_t steps = cursor.steps, period = (std::size_t{1} << p_.run) / rans::kLanes;
-        Walk walk{cursor.states, states, cursor.words, cursor.limit, slots_.data(), facts_ ? facts_ + start : nullptr, out_ + start, 0, 0, code_};
+        Walk walk{cursor.states, states, cursor.words, cursor.limit, slots_.data(), facts_ ? facts_ + start : nullptr,
+                  p_.firsts ? p_.firsts + start : nullptr, out_ + start, 0, 0, code_};
         while (walk.step < steps) {
             if (walk.step % period == 0) std::fill_n(states, rans::kLanes, 0);
             walk.steps = std::min(steps, (walk.step / period + 1) * period);
@@ -203,7 +242,8 @@ private:
 
 class SegmentDecoder {
 public:
-    SegmentDecoder(int states, const Dither* dither) : code_(kCodes[code_of(states)]), dither_(dither) {}
+    // For vectors of `whole` coordinates.
+    SegmentDecoder(const Source& source, std::size_t whole) : code_(kCodes[code_of(source.states)]), dither_(source.dither), rows_(source.rows), whole_(whole) {}
 
     bool decode(const std::uint8_t* data, std::size_t size, std::uint64_t start, std::size_t n, float* out) {
         if (size < 1) return false;
@@ -218,7 +258,12 @@ public:
             return true;
         }
         Parsed p;
-        if (data[0] != coded || !parse(data, size, dither_ != nullptr, p)) return false;
+        if ((data[0] != coded && data[0] != classed) || !parse(data, size, dither_ != nullptr, p)) return false;
+        if (data[0] == classed) {
+            if (firsts_.size() < n + 64) firsts_.resize(n + 64);
+            const auto regions = rows_.pieces ? classes::cut(rows_, start, start + n) : std::vector<classes::Region>{{n, whole_, 1, start}};
+            if (!read_classes(p, dither_ != nullptr, regions, firsts_.data())) return false;
+        }
         if (bytes_.size() < n + 64) bytes_.resize(n + 64);
         if (dither_) {
             draws_.resize(n);
@@ -239,6 +284,7 @@ private:
     }
 
     void restore(const Parsed& p, std::uint64_t start, std::size_t n, float* out) const {
+        if (p.firsts && !dither_) return ops().restore_still(bytes_.data(), p.firsts, n, p.window, p.scale, p.still, out);
         if (!dither_) return ops().restore(bytes_.data(), n, p.window, p.scale, out);
         over_runs(p, n, [&](std::size_t at, std::size_t length) {
             ops().restore_dithered(bytes_.data() + at, length, p.window, p.scale, sign_of(*dither_, start + at), draws_.data() + at, out + at);
@@ -266,7 +312,7 @@ private:
                 const std::int32_t t = rest_of(z0, draws_[i] & 0x7fff);
                 v = static_cast<float>(sign_of(*dither_, start + (i & mask)) * ((t >= 0 ? a : -a) * (2 << kUnit) + t)) * 0x1p-13f * p.scale;
             } else {
-                v = static_cast<float>(2 * a + z0) * p.scale;
+                v = static_cast<float>(2 * a + z0) * (p.firsts && p.firsts[i] & kStill ? p.still : p.scale);
             }
             out[i] = v > FLT_MAX ? FLT_MAX : v < -FLT_MAX ? -FLT_MAX : v;
         }
@@ -275,11 +321,13 @@ private:
 
     Code code_;
     const Dither* dither_;
-    Bytes bytes_, facts_;
+    classes::Rows rows_;
+    std::size_t whole_;
+    Bytes bytes_, facts_, firsts_;
     std::vector<std::uint16_t> draws_;
 };
 
-bool decode_segments(const std::uint8_t* data, std::size_t size, std::size_t n, int states, const Dither* dither, float* out) {
+bool decode_segments(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float* out) {
     const Segments segments(n);
     const std::size_t count = segments.count(), table = segments.table_bytes();
     if (size < table) return false;
@@ -298,7 +346,7 @@ bool decode_segments(const std::uint8_t* data, std::size_t size, std::size_t n, 
     if (offset[count] != size) return false;
     std::atomic<bool> good{true};
     parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
-        SegmentDecoder decoder(states, dither);
+        SegmentDecoder decoder(source, n);
         for (std::size_t s = first; s < last && good; ++s)
             if (!decoder.decode(data + offset[s], offset[s + 1] - offset[s], segments.start(s), segments.length(s), out + segments.start(s)))
                 good = false;
@@ -308,19 +356,19 @@ bool decode_segments(const std::uint8_t* data, std::size_t size, std::size_t n, 
 
 }  // namespace
 
-bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, int states, const Dither* dither, float* out) {
+bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float* out) {
     if (size == 0 || data[0] > not_finite) return false;
-    if (data[0] == normal) return decode_segments(data + 1, size - 1, n, states, dither, out);
+    if (data[0] == normal) return decode_segments(data + 1, size - 1, n, source, out);
     if (size != 1) return false;
     std::fill(out, out + n, data[0] == not_finite ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
     return true;
 }
 
-bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, int states, const Dither* dither, float weight, float* out) {
-    if (size == 1 && data[0] != normal) return data[0] == all_zero || decode(data, size, n, states, dither, out);
+bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float weight, float* out) {
+    if (size == 1 && data[0] != normal) return data[0] == all_zero || decode(data, size, n, source, out);
     // Bad bytes may show late, and must not have been added then.
     const std::unique_ptr<float[]> values(new float[n]);
-    if (!decode(data, size, n, states, dither, values.get())) return false;
+    if (!decode(data, size, n, source, values.get())) return false;
     parallel_for(n, 1, std::size_t{1} << 17, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) out[i] += weight * values[i];
     });

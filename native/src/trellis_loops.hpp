@@ -84,23 +84,46 @@ LOCAL_INLINE I grid_of(F v, const Grid& grid, std::size_t i) {
     return y;
 }
 
-template <bool Dithered>
-float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, double* norm) {
+// kBlock numbers, kept within -127 .. 127, plus 128 as bytes.
+LOCAL_INLINE void store_levels(std::uint8_t* p, const I* v) {
+#if defined(__AVX512F__)
+    for (int g = 0; g < kGroups; ++g) {
+        const __m128i kept = _mm_max_epi8(_mm512_cvtsepi32_epi8(reinterpret_cast<__m512i>(v[g])), _mm_set1_epi8(-kHighest));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16 * g), _mm_xor_si128(kept, _mm_set1_epi8(-128)));
+    }
+#elif defined(__AVX2__)
+    const auto at = [&](int g) { return reinterpret_cast<__m256i>(v[g]); };
+    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(at(0), at(1)), _mm256_packs_epi32(at(2), at(3)));
+    const __m256i kept = _mm256_max_epi8(_mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), _mm256_set1_epi8(-kHighest));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_xor_si256(kept, _mm256_set1_epi8(-128)));
+#else
+    for (int k = 0; k < kBlock; ++k) p[k] = static_cast<std::uint8_t>(std::clamp(v[k / lanes32][k % lanes32], -kHighest, kHighest) + kCenter);
+#endif
+}
+
+template <bool Dithered, bool Levels>
+float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, std::uint8_t* levels, double* norm) {
+    constexpr int bits = Dithered ? kDitheredLevelBits : kLevelBits;
     double squares[kBlock] = {};
     F top = F{};
     float last = 0;
     D sums[kBlock / lanes64] = {};
     std::size_t i = 0;
     for (; i + kBlock <= n; i += kBlock) {
-        I y[kGroups];
+        I y[kGroups], level[kGroups];
 #pragma GCC unroll 8
         for (int g = 0; g < kGroups; ++g) {
             const std::size_t at = i + static_cast<std::size_t>(g * lanes32);
             const F v = load<F>(x + at) * grid.scale, size = reinterpret_cast<F>(reinterpret_cast<U>(v) & 0x7fffffffu);
             top = size > top ? size : top;
             y[g] = grid_of<Dithered>(v, grid, at) & 127;
+            if constexpr (Levels) {
+                // Unsigned: numbers that are too large to be coded come here too.
+                level[g] = reinterpret_cast<I>(reinterpret_cast<U>(rounded_all(v)) + (1u << (bits - 1))) >> bits;
+            }
         }
         store_bytes(low + i, y);
+        if constexpr (Levels) store_levels(levels + i, level);
 #pragma GCC unroll 16
         for (int g = 0; g < kBlock / lanes64; ++g) {
             const D v = __builtin_convertvector(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)), D);
@@ -113,6 +136,7 @@ float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t*
         last = size > last ? size : last;
         squares[k] += static_cast<double>(x[i + k]) * static_cast<double>(x[i + k]);
         std::int32_t y = size < 0x1p30f ? rounded(v) : 0;
+        if constexpr (Levels) levels[i + k] = static_cast<std::uint8_t>(std::clamp((y + (1 << (bits - 1))) >> bits, -kHighest, kHighest) + kCenter);
         if constexpr (Dithered) y = with_dither(y, grid.sign, grid.draws[i + k]);
         low[i + k] = static_cast<std::uint8_t>(y & 127);
     }
@@ -121,30 +145,44 @@ float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t*
     return last;
 }
 
-float convert(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, double* norm) {
-    return grid.draws ? convert_any<true>(x, n, grid, low, norm) : convert_any<false>(x, n, grid, low, norm);
+float convert(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, std::uint8_t* levels, double* norm) {
+    if (levels) return grid.draws ? convert_any<true, true>(x, n, grid, low, levels, norm) : convert_any<false, true>(x, n, grid, low, levels, norm);
+    return grid.draws ? convert_any<true, false>(x, n, grid, low, levels, norm) : convert_any<false, false>(x, n, grid, low, levels, norm);
 }
 
 // Integers that are small have squares whose sum 32 bits hold, and which any order of adding up gives exactly.
-template <bool Small>
-void place_any(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, int window, std::uint8_t* out, Sums& sums) {
-    double dots[kBlock] = {}, energies[kBlock] = {};
-    D dot[kBlock / lanes64] = {}, energy[kBlock / lanes64] = {};
-    I squares = I{}, top = I{};
+// Still coordinates have sums of their own.
+template <bool Small, bool Still>
+void place_any(const float* x, const std::uint8_t* labels, const std::uint8_t* adds, std::size_t n, const Grid& grid, int window, std::uint8_t* out,
+               Sums& sums) {
+    constexpr int kinds = Still ? 2 : 1;
+    double dots[kinds][kBlock] = {}, energies[kinds][kBlock] = {};
+    D dot[kinds][kBlock / lanes64] = {}, energy[kinds][kBlock / lanes64] = {};
+    I squares[kinds] = {}, top = I{};
     const std::int32_t twice = 2 * window;
     std::size_t i = 0;
     for (; i + kBlock <= n; i += kBlock) {
-        alignas(64) std::int32_t chosen[kBlock];
+        alignas(64) std::int32_t chosen[kinds][kBlock];
         I symbols[kGroups];
 #pragma GCC unroll 8
         for (int g = 0; g < kGroups; ++g) {
             const std::size_t at = i + static_cast<std::size_t>(g * lanes32);
-            const I y = rounded_all(load<F>(x + at) * grid.scale), label = bytes_at(labels + at);
-            const I v = (((y - (label << 5) + 64) >> 7) << 2) + label;
-            store(chosen + g * lanes32, v);
+            const I y = rounded_all(load<F>(x + at) * grid.scale);
+            I label = bytes_at(labels + at), v = (((y - (label << 5) + 64) >> 7) << 2) + label;
+            if constexpr (Still) {
+                const I add = bytes_at(adds + at), sign = y >> 31, alone = (((((y ^ sign) - sign + add) >> kLevelBits << 1) ^ sign) - sign);
+                const I stays = add != 0, mine = alone & stays, others = v & ~stays;
+                store(chosen[0] + g * lanes32, others);
+                store(chosen[1] + g * lanes32, mine);
+                if constexpr (Small) squares[0] += others * others, squares[1] += mine * mine;
+                v = mine | others;
+                label = v & 3;
+            } else {
+                store(chosen[0] + g * lanes32, v);
+                if constexpr (Small) squares[0] += v * v;
+            }
             const I size = v ^ v >> 31;
             top = size > top ? size : top;
-            if constexpr (Small) squares += v * v;
             // The lowest two bits stay.
             const I lowest = label - twice, highest = label + (twice - 4);
             const I up = v < lowest ? lowest : v, kept = up > highest ? highest : up;
@@ -153,34 +191,41 @@ void place_any(const float* x, const std::uint8_t* labels, std::size_t n, const 
         store_bytes(out + i, symbols);
 #pragma GCC unroll 16
         for (int g = 0; g < kBlock / lanes64; ++g) {
-            const D v = __builtin_convertvector(load<HalfI>(chosen + g * lanes64), D);
-            dot[g] += __builtin_convertvector(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)), D) * v;
-            if constexpr (!Small) energy[g] += v * v;
+            const D value = __builtin_convertvector(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)), D);
+            for (int kind = 0; kind < kinds; ++kind) {
+                const D v = __builtin_convertvector(load<HalfI>(chosen[kind] + g * lanes64), D);
+                dot[kind][g] += value * v;
+                if constexpr (!Small) energy[kind][g] += v * v;
+            }
         }
     }
     std::memcpy(dots, dot, sizeof dots);
     std::memcpy(energies, energy, sizeof energies);
-    std::int64_t whole = 0;
+    std::int64_t whole[kinds] = {};
     std::int32_t most = 0;
     for (int k = 0; k < lanes32; ++k) {
-        whole += squares[k];
+        for (int kind = 0; kind < kinds; ++kind) whole[kind] += squares[kind][k];
         most = std::max(most, static_cast<std::int32_t>(top[k]));
     }
     for (std::size_t k = 0; i + k < n; ++k) {
-        const std::int32_t label = labels[i + k], v = integer_of(rounded(x[i + k] * grid.scale), label);
+        const std::int32_t y = rounded(x[i + k] * grid.scale), add = Still ? adds[i + k] : 0;
+        const std::int32_t v = add ? alone_of(y, add) : integer_of(y, labels[i + k]), label = v & 3;
         most = std::max(most, v ^ v >> 31);
-        dots[k] += static_cast<double>(x[i + k]) * static_cast<double>(v);
-        energies[k] += static_cast<double>(v) * static_cast<double>(v);
+        dots[add ? kinds - 1 : 0][k] += static_cast<double>(x[i + k]) * static_cast<double>(v);
+        energies[add ? kinds - 1 : 0][k] += static_cast<double>(v) * static_cast<double>(v);
         out[i + k] = static_cast<std::uint8_t>(std::min(std::max(v, label - twice), label + twice - 4) + twice);
     }
-    sums.dot = folded(dots);
-    sums.energy = folded(energies) + static_cast<double>(whole);
+    for (int kind = 0; kind < kinds; ++kind) {
+        sums.dot[kind] = folded(dots[kind]);
+        sums.energy[kind] = folded(energies[kind]) + static_cast<double>(whole[kind]);
+    }
     sums.top = std::max(sums.top, static_cast<std::uint32_t>(most));
 }
 
-void place(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, bool small, int window, std::uint8_t* out, Sums& sums) {
-    if (small) place_any<true>(x, labels, n, grid, window, out, sums);
-    else place_any<false>(x, labels, n, grid, window, out, sums);
+void place(const float* x, const std::uint8_t* labels, const std::uint8_t* adds, std::size_t n, const Grid& grid, bool small, int window,
+           std::uint8_t* out, Sums& sums) {
+    if (adds) return small ? place_any<true, true>(x, labels, adds, n, grid, window, out, sums) : place_any<false, true>(x, labels, adds, n, grid, window, out, sums);
+    return small ? place_any<true, false>(x, labels, adds, n, grid, window, out, sums) : place_any<false, false>(x, labels, adds, n, grid, window, out, sums);
 }
 
 void place_dithered(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, int window, int bits, std::uint8_t* symbols,
@@ -244,6 +289,18 @@ void learn(const std::uint16_t* draws, std::size_t n, int bits, std::uint8_t* fa
     for (; i < n; ++i) facts[i] = both_facts(draws[i], bits);
 }
 
+void translate(const std::uint8_t* in, std::size_t n, const std::uint8_t* table, std::uint8_t* out) {
+    std::size_t i = 0;
+#if defined(__AVX512F__)
+    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    for (; i + width <= n; i += width) store(out + i, _mm512_shuffle_epi8(all, load<__m512i>(in + i)));
+#elif defined(__AVX2__)
+    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    for (; i + width <= n; i += width) store(out + i, _mm256_shuffle_epi8(all, load<__m256i>(in + i)));
+#endif
+    for (; i < n; ++i) out[i] = table[in[i]];
+}
+
 void shift(std::uint8_t* bytes, std::size_t n, std::uint8_t by) {
     for (std::size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::uint8_t>(bytes[i] - by);
 }
@@ -266,6 +323,18 @@ void restore_plain(const std::uint8_t* in, std::size_t n, int window, float scal
     for (; i < n; ++i) {
         const std::int32_t v = in[i];
         out[i] = limited(static_cast<float>(2 * ((v & 127) - window) + (v >> 7)) * scale);
+    }
+}
+
+void restore_still(const std::uint8_t* in, const std::uint8_t* firsts, std::size_t n, int window, float scale, float still, float* out) {
+    std::size_t i = 0;
+    for (; i + lanes32 <= n; i += lanes32) {
+        const I v = bytes_at(in + i), stays = (bytes_at(firsts + i) & kStill) != 0;
+        store(out + i, limited_all(floats_of(((v & 127) << 1) + (v >> 7) - 2 * window) * (stays != 0 ? F{} + still : F{} + scale)));
+    }
+    for (; i < n; ++i) {
+        const std::int32_t v = in[i];
+        out[i] = limited(static_cast<float>(2 * ((v & 127) - window) + (v >> 7)) * (firsts[i] & kStill ? still : scale));
     }
 }
 
@@ -335,7 +404,7 @@ LOCAL_INLINE U refill(U y, const std::uint8_t*& words) {
 #endif
 }
 
-template <bool Dithered>
+template <bool Dithered, bool Classed>
 void walk_any(Walk& w) {
     constexpr int groups = rans::kLanes / lanes32;
     U x[groups], s[groups];
@@ -345,26 +414,36 @@ void walk_any(Walk& w) {
     std::size_t step = w.step;
     for (; step < w.steps && words <= w.limit; ++step) {
         const std::size_t first = step * rans::kLanes;
-        U e[groups], flip[groups];
+        U e[groups], flip[groups], stays[groups];
         I found[groups];
 #pragma GCC unroll 16
         for (int g = 0; g < groups; ++g) {
-            const U z0 = s[g] & 1;
+            const std::size_t at = first + static_cast<std::size_t>(g * lanes32);
+            U z0 = s[g] & 1, begin = U{};
+            flip[g] = stays[g] = U{};
+            if constexpr (Classed) {
+                begin = reinterpret_cast<U>(bytes_at(w.firsts + at));
+                stays[g] = U{} - (begin >> 7);
+                begin &= 127;
+                z0 &= ~stays[g];
+            }
             U table = z0;
-            flip[g] = U{};
             if constexpr (Dithered) {
-                const U facts = reinterpret_cast<U>(bytes_at(w.facts + first + static_cast<std::size_t>(g * lanes32))) >> (z0 * 4);
+                const U facts = reinterpret_cast<U>(bytes_at(w.facts + at)) >> (z0 * 4);
                 table = facts & 7;
                 flip[g] = facts >> 3 & 1;
             }
-            e[g] = look_up(w.slots, (x[g] & (rans::kTotal - 1)) | table << rans::kPrecision);
+            e[g] = look_up(w.slots, (x[g] & (rans::kTotal - 1)) | (begin + table) << rans::kPrecision);
         }
 #pragma GCC unroll 16
         for (int g = 0; g < groups; ++g) {
-            const U z0 = s[g] & 1, symbol = e[g] & 255;
+            U z0 = s[g] & 1;
+            const U symbol = e[g] & 255;
             const U y = ((e[g] >> 8 & (rans::kTotal - 1)) + 1) * (x[g] >> rans::kPrecision) + (e[g] >> 20);
             x[g] = refill(y, words);
-            s[g] = s[g] >> 1 ^ ((symbol & 1) ^ flip[g]) * g1 ^ z0 * g0;
+            const U next = s[g] >> 1 ^ ((symbol & 1) ^ flip[g]) * g1 ^ z0 * g0;
+            s[g] = Classed ? (s[g] & stays[g]) | (next & ~stays[g]) : next;
+            if constexpr (Classed) z0 &= ~stays[g];
             found[g] = reinterpret_cast<I>(symbol | z0 << 7);
         }
         for (int half = 0; half < rans::kLanes / kBlock; ++half)
@@ -376,12 +455,12 @@ void walk_any(Walk& w) {
 }
 
 void walk(Walk& w) {
-    if (w.facts) walk_any<true>(w);
-    else walk_any<false>(w);
+    if (w.firsts) return w.facts ? walk_any<true, true>(w) : walk_any<false, true>(w);
+    return w.facts ? walk_any<true, false>(w) : walk_any<false, false>(w);
 }
 
-constexpr Implementation loops = {convert,        {label_rows<0>, label_rows<1>, label_rows<2>, label_rows<3>}, place, place_dithered, learn, shift,
-                                  restore_plain, restore_dithered,                                             walk};
+constexpr Implementation loops = {convert,        {label_rows<0>, label_rows<1>, label_rows<2>, label_rows<3>}, place, place_dithered, learn, translate, shift,
+                                  restore_plain, restore_still, restore_dithered,                              walk};
 
 }  // namespace
 }  // namespace tersegrad::trellis

@@ -11,7 +11,7 @@
 // Functions are local to the including files, so that none that was compiled for one machine ends up running on another.
 namespace tersegrad::trellis {
 
-enum Kind : std::uint8_t { zero = 0, raw = 1, coded = 2 };
+enum Kind : std::uint8_t { zero = 0, raw = 1, coded = 2, classed = 3 };
 enum Mode : std::uint8_t { normal = 0, all_zero = 1, not_finite = 2 };
 
 inline constexpr std::size_t kSegment = std::size_t{1} << 18;
@@ -23,6 +23,11 @@ inline constexpr int kWidest = 64, kUsual = 16;  // windows are even; indices wa
 inline constexpr float kFar = 0x1p25f, kFarDithered = 0x1p15f;  // |x / step| from here on is not coded
 inline constexpr float kSmall = 32000.0f;          // |y| below this: |n| < 1024, and 32 bits hold the sum of 4096 / 16 squares
 inline constexpr int kPitch = 64;                // bytes of a row: one step of up to 64 lanes
+inline constexpr int kStill = 128;               // in bytes of coordinates: leaves the state of its trellis alone
+inline constexpr int kLevelBits = 6, kDitheredLevelBits = kUnit - 2;  // log2 of the distance of levels, among which classes are looked for
+inline constexpr int kHighest = 127, kCenter = 128;  // levels are at most this, and stored with that added
+inline constexpr int kMostBits = 3;              // log2 of the most classes of |t|
+inline constexpr int kMostTables = classes::kClasses << kMostBits;
 
 struct Segments : rans::Pieces {
     explicit Segments(std::size_t n_) : rans::Pieces{n_, kSegment} {}
@@ -52,10 +57,12 @@ struct Segments : rans::Pieces {
 [[maybe_unused]] static inline std::int32_t rounded(float v) { return static_cast<std::int32_t>(std::nearbyintf(v)); }
 [[maybe_unused]] static inline std::int32_t with_dither(std::int32_t y, std::int32_t sign, std::uint16_t draw) { return (sign * y + (draw & 0x7fff) + 128) >> (kUnit - 5); }
 [[maybe_unused]] static inline std::int32_t integer_of(std::int32_t y, std::int32_t label) { return 4 * ((y - 32 * label + 64) >> 7) + label; }
+// The even integer of a still coordinate.
+[[maybe_unused]] static inline std::int32_t alone_of(std::int32_t y, std::int32_t add) { return y < 0 ? -((-y + add) >> kLevelBits << 1) : (y + add) >> kLevelBits << 1; }
 [[maybe_unused]] static inline std::int32_t next_state(const Code& c, std::int32_t s, std::int32_t z1) { return s >> 1 ^ (z1 ? c.g1 : 0) ^ (s & 1 ? c.g0 : 0); }
 
 struct Sums {
-    double dot = 0, energy = 0;
+    double dot[2] = {}, energy[2] = {};  // of coordinates on trellises, and of those that are still
     std::uint32_t top = 0;  // the largest of n and -n - 1
 };
 
@@ -67,6 +74,7 @@ struct Walk {
     const std::uint8_t* limit; // a step may start only while words <= limit
     const std::uint32_t* slots;
     const std::uint8_t* facts; // one byte per coordinate, or nullptr: tables belong to z0
+    const std::uint8_t* firsts; // of each coordinate the first table of its class, and kStill; or nullptr: there are no classes
     std::uint8_t* out;         // symbol | z0 << 7
     std::size_t step, steps;
     Code code;
@@ -80,22 +88,30 @@ struct Grid {
 };
 
 struct Implementation {
-    // The lowest 7 bits of y; squares are added up (n <= kSumChunk). Returns the largest |x scale|, NaN aside.
-    float (*convert)(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, double* norm);
-    // Labels n mod 4 of the nearest admissible integers. Rows of kPitch bytes, of which `lanes` count, in the last row `last`.
-    void (*label[4])(const std::uint8_t* low, std::size_t rows, std::size_t lanes, std::size_t last, std::uint8_t* labels,
+    // The lowest 7 bits of y; squares are added up (n <= kSumChunk). Returns the largest |x scale|, NaN aside. `levels`, unless it is null:
+    // x scale as a multiple of 2^kLevelBits (kDitheredLevelBits), ties upwards, within +-kHighest, plus kCenter.
+    float (*convert)(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, std::uint8_t* levels, double* norm);
+    // Labels n mod 4 of the nearest admissible integers. Rows of kPitch bytes, of which `lanes` count, in the last row `last`. `still`:
+    // bytes of `low` with kStill leave the states alone.
+    void (*label[4])(const std::uint8_t* low, std::size_t rows, std::size_t lanes, std::size_t last, bool still, std::uint8_t* labels,
                      std::vector<std::uint8_t>& scratch);
-    // n, kept within the window by multiples of 4, + 2 window as bytes; n <= kSumChunk. `small`: all |y| are below 2^15 - 64.
-    void (*place)(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, bool small, int window, std::uint8_t* out, Sums& sums);
+    // n, kept within the window by multiples of 4, + 2 window as bytes; n <= kSumChunk. `small`: all |y| are below 2^15 - 64. `adds`: what
+    // rounding adds to |y| of still coordinates, 0 for others; null where there are none.
+    void (*place)(const float* x, const std::uint8_t* labels, const std::uint8_t* adds, std::size_t n, const Grid& grid, bool small, int window,
+                  std::uint8_t* out, Sums& sums);
     // With dither: symbols, and their tables out of 2^bits; raises `top` to the largest of index and -index - 1.
     void (*place_dithered)(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, int window, int bits, std::uint8_t* symbols,
                            std::uint8_t* tables, std::uint32_t& top);
     // What a decoder knows beforehand of each dithered coordinate (both_facts).
     void (*learn)(const std::uint16_t* draws, std::size_t n, int bits, std::uint8_t* facts);
+    // out[i] = table[in[i]], all in[i] below 16; `out` may be `in`.
+    void (*translate)(const std::uint8_t* in, std::size_t n, const std::uint8_t* table, std::uint8_t* out);
     // Subtracts from bytes.
     void (*shift)(std::uint8_t* bytes, std::size_t n, std::uint8_t by);
     // symbol | z0 << 7 to values, and what dither is to be taken off.
     void (*restore)(const std::uint8_t* in, std::size_t n, int window, float scale, float* out);
+    // With another scale where `firsts` say kStill.
+    void (*restore_still)(const std::uint8_t* in, const std::uint8_t* firsts, std::size_t n, int window, float scale, float still, float* out);
     void (*restore_dithered)(const std::uint8_t* in, std::size_t n, int window, float scale, std::int32_t sign, const std::uint16_t* draws,
                              float* out);
     void (*walk)(Walk&);

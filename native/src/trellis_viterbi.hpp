@@ -85,9 +85,10 @@ struct Half {
     }
 
     // One step. Bit s of `first` tells that state s was entered from its first predecessor.
-    template <std::size_t... K>
-    LOCAL_INLINE void step(const H* cost, H* next, H y, H* first, std::index_sequence<K...>) {
+    template <bool Still, std::size_t... K>
+    LOCAL_INLINE void step(const H* cost, H* next, H byte, H* first, std::index_sequence<K...>) {
         constexpr Branches<C> b;
+        const H y = Still ? byte & 127 : byte, stays = reinterpret_cast<H>((byte & kStill) != 0);
         // Distances to the nearest multiples of four, plus 0 to 3, in 1/32.
         typedef std::int16_t Signed __attribute__((vector_size(width)));
         const Signed f0 = reinterpret_cast<Signed>((y ^ 64) - 64), f1 = reinterpret_cast<Signed>(((y + 32) & 127) - 64);
@@ -102,6 +103,7 @@ struct Half {
                 const H other = cost[b.from[s][1]] + metric[b.label[s][1]];
                 next[s] = least(one, other);
                 first[s / 16] |= reinterpret_cast<H>(next[s] == one) & static_cast<std::uint16_t>(1 << s % 16);
+                if constexpr (Still) next[s] = stays != 0 ? cost[s] : next[s];
             }(),
             ...);
     }
@@ -130,11 +132,11 @@ struct Group {
     static constexpr std::size_t kept = static_cast<std::size_t>(kPlanes) * width;
 
     // The even lanes leave their decisions as words, the odd ones add theirs and make planes of bytes.
-    template <bool Odd>
+    template <bool Odd, bool Still>
     LOCAL_INLINE void advance(const H* cost, H* next, const std::uint8_t* row, std::uint8_t* planes) {
         const H v = reinterpret_cast<H>(load<B>(row));
         H first[kWords];
-        Half<C>::step(cost, next, Odd ? v >> 8 : v & 255, first, std::make_index_sequence<S>{});
+        Half<C>::template step<Still>(cost, next, Odd ? v >> 8 : v & 255, first, std::make_index_sequence<S>{});
         if constexpr (!Odd) {
             for (int w = 0; w < kWords; ++w) store(planes + w * width, first[w]);
         } else {
@@ -148,18 +150,18 @@ struct Group {
     }
 
     // The last states of every other lane, once all decisions are stored.
-    template <bool Odd>
+    template <bool Odd, bool Still>
     static H pass(const std::uint8_t* low, std::size_t rows, B active, std::uint8_t* planes) {
         H a[S], b[S];
         Half<C>::start(a);
         std::size_t t = 0;
         for (; t + 2 < rows; t += 2) {
-            advance<Odd>(a, b, low + t * kPitch, planes + t * kept);
-            advance<Odd>(b, a, low + (t + 1) * kPitch, planes + (t + 1) * kept);
+            advance<Odd, Still>(a, b, low + t * kPitch, planes + t * kept);
+            advance<Odd, Still>(b, a, low + (t + 1) * kPitch, planes + (t + 1) * kept);
             if (t % 16 == 14) Half<C>::settle(a);
         }
         for (; t < rows; ++t) {
-            advance<Odd>(a, b, low + t * kPitch, planes + t * kept);
+            advance<Odd, Still>(a, b, low + t * kPitch, planes + t * kept);
             const H on = reinterpret_cast<H>(active), here = t + 1 < rows ? all16(1) : Odd ? on >> 8 : on & 255;
             for (int s = 0; s < S; ++s) a[s] = here != 0 ? b[s] : a[s];
         }
@@ -176,8 +178,9 @@ struct Group {
         return reinterpret_cast<B>((plane & bit_of(state)) == 0);  // entered from the second predecessor
     }
 
+    template <bool Still>
     static void label(const std::uint8_t* low, std::size_t rows, B active, std::uint8_t* labels, std::uint8_t* planes) {
-        const H even = pass<false>(low, rows, active, planes), odd = pass<true>(low, rows, active, planes);
+        const H even = pass<false, Still>(low, rows, active, planes), odd = pass<true, Still>(low, rows, active, planes);
         B state = reinterpret_cast<B>(even | odd << 8);
         for (std::size_t t = rows; t-- > 0;) {
             // z0 of the step is the highest bit of the state that it led to; the first predecessor lacks g1 in its upper bits.
@@ -187,14 +190,15 @@ struct Group {
             const B before = (base & all(~C.g1)) | second;
             const B z1 = reinterpret_cast<B>(((base ^ second) & all(C.g1)) != 0);
             store(labels + t * kPitch, (z0 & 1) | (z1 & 2));
-            const B previous = before + before + (z0 & 1);
+            B previous = before + before + (z0 & 1);
+            if constexpr (Still) previous = (load<B>(low + t * kPitch) & all(kStill)) != 0 ? state : previous;
             state = t + 1 == rows ? (active != 0 ? previous : state) : previous;
         }
     }
 };
 
 template <int Which>
-void label_rows(const std::uint8_t* low, std::size_t rows, std::size_t lanes, std::size_t last, std::uint8_t* labels,
+void label_rows(const std::uint8_t* low, std::size_t rows, std::size_t lanes, std::size_t last, bool still, std::uint8_t* labels,
                 std::vector<std::uint8_t>& scratch) {
     constexpr Code code = kCodes[Which];
     const std::size_t room = rows * Group<code>::kPlanes * width;
@@ -202,7 +206,8 @@ void label_rows(const std::uint8_t* low, std::size_t rows, std::size_t lanes, st
     for (std::size_t first = 0; first < lanes; first += width) {
         std::uint8_t on[width];
         for (std::size_t k = 0; k < width; ++k) on[k] = first + k < last ? 255 : 0;
-        Group<code>::label(low + first, rows, load<B>(on), labels + first, scratch.data());
+        if (still) Group<code>::template label<true>(low + first, rows, load<B>(on), labels + first, scratch.data());
+        else Group<code>::template label<false>(low + first, rows, load<B>(on), labels + first, scratch.data());
     }
 }
 

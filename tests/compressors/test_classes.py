@@ -25,6 +25,11 @@ TEXTS = (
     "random_sparse_dithering(omega=0.5)",
     "error_feedback(sparse_dithering(alpha=0.1))",
     "by_tensor(sparse_dithering(alpha=0.1))",
+    "trellis(nu=0.1)",
+    "trellis(alpha=0.1, states=16)",
+    "trellis(bits=1.0)",
+    "dithered_trellis(omega=0.2)",
+    "error_feedback(trellis(alpha=0.1))",
 )
 
 

@@ -165,11 +165,11 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "dither_sample": [[floats(n), 0.5, 2, zeros(0)], [floats(n), 0.5, 1, floats(n, 1)]],
         "trellis_max_bytes": [[n]],
         "trellis_encode": [
-            [floats(n), 0.5, states, 14, (states > 8, 1 << 60, 6, 7, 3, 9), zeros(2 + 4 * n, np.uint8)]
+            [floats(n), 0.5, states, 14, (states > 8, 1 << 60, 6, 7, 3, 9), zeros(2 + 4 * n, np.uint8), layout(n)]
             for states in (4, 8, 16, 32)
         ],
         "trellis_decode": [
-            [octets(50), 8, (False, 0, 0, 0, 0, 0), zeros(n), False, 1.0],
+            [octets(50), 8, (False, 0, 0, 0, 0, 0), zeros(n), False, 1.0, layout(n)],
             [
                 Array(np.array([0, 2, 2, 15, 0, 0, 0, 128, 63, 1] + 75 * [27], np.uint8)),
                 8,
@@ -177,6 +177,16 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
                 zeros(n),
                 True,
                 0.5,
+                zeros(0, np.int64),
+            ],
+            [
+                Array(np.array([0, 3, 2, 15, 0, 0, 0, 128, 63, 0, 0, 128, 63, 0, 1, 0, 1, 16, 16, 1] + 75 * [27], np.uint8)),
+                8,
+                (False, 0, 0, 0, 0, 0),
+                zeros(n),
+                False,
+                1.0,
+                layout(n),
             ],
             [
                 Array(np.array([0, 2, 2, 15, 3, 0, 0, 0, 128, 63, 1] + 75 * [27], np.uint8)),
@@ -185,9 +195,10 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
                 zeros(n),
                 False,
                 1.0,
+                layout(n),
             ],
         ],
-        "trellis_error": [[floats(n), 0.5, 8]],
+        "trellis_error": [[floats(n), 0.5, 8, layout(n)]],
         "rotate": [[floats(n), zeros(256 + 64), 256, 1, 2, 3, 4]],
         "unrotate": [[floats(256 + 64), zeros(n), 256, 1, 2, 3, 4]],
         "levels_encode": [[Array(np.arange(-20, 20, dtype=np.int32)), form] for form in (False, True)],

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tersegrad.core import state
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.reference import trellis, trellis_code
+from tests.kernels.test_classes import SHAPES, uneven
 
 CTX = Context(seed=7, step=3, buffer=1, sender=2)
 X = (-1.55, -0.36, -2.37, 1.04, -1.21, -0.17, 0.64, 0.14, -0.86, 1.14, -0.13, -0.52, -0.86, -1.41, 1.02, -0.86)
@@ -39,9 +41,9 @@ def heavy(n: int) -> Tensor:
 
 
 def integers(x: Tensor, step: float, states: int) -> Tensor:
-    chosen = trellis._quantise(x, 0, step, states, 15, None)
+    chosen = trellis._quantise(x, 0, step, states, 15, None, [])
     assert chosen is not None
-    return chosen[0]
+    return chosen.n
 
 
 def admissible(n: list[int], states: int) -> bool:
@@ -104,26 +106,28 @@ def settings() -> Iterator[tuple[str, int]]:
     yield isas[-1], 3
 
 
-def agree(x: Tensor, step: float, states: int = 8, chunk: int = 16, ctx: Context | None = None) -> bytes:
+def agree(
+    x: Tensor, step: float, states: int = 8, chunk: int = 16, ctx: Context | None = None, layout: Tensor | None = None
+) -> bytes:
     """Encode and decode with everything there is; all must agree."""
     step = float(torch.tensor(step, dtype=torch.float32))
     out = torch.empty(reference.trellis_max_bytes(x.numel()), dtype=torch.uint8)
-    nbytes, norm, error = reference.trellis_encode(x, step, states, chunk, ctx, out)
+    nbytes, norm, error = reference.trellis_encode(x, step, states, chunk, ctx, out, layout)
     wanted = out[: int(nbytes)].clone()
-    values = reference.trellis_decode(wanted, states, ctx, torch.empty_like(x), None)
+    values = reference.trellis_decode(wanted, states, ctx, torch.empty_like(x), None, layout)
     if ctx is None and math.isfinite(float(norm)):
         exact = float((x.double() - values.double()).square().sum())
         assert float(error) == pytest.approx(exact, rel=1e-6, abs=1e-9 * float(norm))
     for isa, threads in settings():
         with native.using(isa=isa, threads=threads):
-            got, got_norm, got_error = native.trellis_encode(x, step, states, chunk, ctx, out)
+            got, got_norm, got_error = native.trellis_encode(x, step, states, chunk, ctx, out, layout)
             assert torch.equal(out[: int(got)], wanted), (isa, threads)
             assert float(got_error) == float(error)
             assert float(got_norm) == float(norm)
-            read = native.trellis_decode(wanted, states, ctx, torch.empty_like(x), None)
+            read = native.trellis_decode(wanted, states, ctx, torch.empty_like(x), None, layout)
             assert torch.equal(read.view(torch.int32), values.view(torch.int32)) or bool((read.isnan() & values.isnan()).all())
             if bool(values.isfinite().all()):
-                added = native.trellis_decode(wanted, states, ctx, torch.ones_like(x), -0.75)
+                added = native.trellis_decode(wanted, states, ctx, torch.ones_like(x), -0.75, layout)
                 assert torch.equal(added, torch.ones_like(x) + torch.tensor(-0.75) * values)
     return bytes(wanted.tolist())
 
@@ -166,6 +170,66 @@ def test_two_segments_agree() -> None:
     agree(x, 3.0, chunk=14)
 
 
+CODED, CLASSED = 2, 3
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+@pytest.mark.parametrize(("states", "step"), [(4, 0.5), (8, 2.0), (16, 8.0), (32, 20.0)])
+def test_classes_agree(states: int, step: float, ctx: Context | None) -> None:
+    x, spec = uneven(SHAPES)
+    data = agree(x, step, states, 0, ctx, spec.layout)
+    assert data[1] == CLASSED
+    assert len(data) < len(agree(x, step, states, 0, ctx))
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+@pytest.mark.parametrize("cut", [(100, 9000), (5, 13_000)])
+def test_classes_of_parts_agree(cut: tuple[int, int], ctx: Context | None) -> None:
+    x, spec = uneven(SHAPES)
+    layout = state.slice_spec(spec, *cut).layout
+    for step in (0.3, 20.0):
+        assert agree(x[cut[0] : cut[1]].contiguous(), step, chunk=14, ctx=ctx, layout=layout)[1] == CLASSED
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_classes_with_escapes_and_far_numbers_agree(ctx: Context | None) -> None:
+    x, spec = uneven(SHAPES)
+    x[::501] *= 300
+    assert agree(x, 0.5, ctx=ctx, layout=spec.layout)[1] == CLASSED
+    x[77] = 1e20
+    agree(x, 0.5, ctx=ctx, layout=spec.layout)
+    x[77] = math.nan
+    assert agree(x, 0.5, ctx=ctx, layout=spec.layout) == b"\2"
+    assert agree(torch.zeros_like(x), 0.5, ctx=ctx, layout=spec.layout) == b"\1"
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_several_segments_with_classes_agree(ctx: Context | None) -> None:
+    x, spec = uneven(((700, 300), (512, 40, 3, 3), (40,)), spread=1.5)
+    # Behind the mode and the lengths of two segments.
+    assert agree(x, 2.0, chunk=0, ctx=ctx, layout=spec.layout)[9] == CLASSED
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_even_numbers_have_no_classes_and_the_bytes_that_they_had(ctx: Context | None) -> None:
+    x = gaussian(40_000)
+    layout = torch.tensor([40_000, 200, 1, 0])
+    data = agree(x, 0.6, chunk=0, ctx=ctx, layout=layout)
+    assert data[1] == CODED
+    assert data == agree(x, 0.6, chunk=16, ctx=ctx)
+
+
+def test_still_coordinates_leave_the_states_alone() -> None:
+    """With all coordinates of every other step still, the rest is coded as if they were not there."""
+    x = gaussian(64 * 40)
+    grid = trellis_code.Grid(x.numel(), 64, 1 << 15)
+    y = torch.round(32 * x).long()
+    still = torch.arange(x.numel()) // 64 % 2 == 1
+    labels = trellis_code.nearest_labels(y, grid, 8, still)
+    alone = trellis_code.nearest_labels(y[~still], trellis_code.Grid(x.numel() // 2, 64, 1 << 15), 8)
+    assert torch.equal(labels[~still], alone)
+
+
 def spoilt(good: bytes, chance: random.Random) -> Tensor:
     """A message with a few wrong bytes near its start, and sometimes without its end."""
     data = bytearray(good)
@@ -179,14 +243,16 @@ def spoilt(good: bytes, chance: random.Random) -> Tensor:
 @pytest.mark.parametrize("ctx", [None, CTX])
 def test_corrupt_bytes_are_refused_alike(ctx: Context | None) -> None:
     chance = random.Random(5)
-    for x, step in ((gaussian(100), 0.6), (heavy(100), 0.3)):
-        good = agree(x, step, ctx=ctx)
-        for _ in range(40):
+    rows, spec = uneven(((48, 16, 3, 3),))
+    for x, step, layout in ((gaussian(100), 0.6, None), (heavy(100), 0.3, None), (rows, 1.0, spec.layout)):
+        good = agree(x, step, ctx=ctx, layout=layout)
+        assert layout is None or good[1] == CLASSED
+        for _ in range(40 if layout is None else 12):
             message = spoilt(good, chance)
             results = []
             for backend in (reference, native):
                 try:
-                    results.append(backend.trellis_decode(message, 8, ctx, torch.empty_like(x), None))
+                    results.append(backend.trellis_decode(message, 8, ctx, torch.empty_like(x), None, layout))
                 except CorruptMessage:
                     results.append(None)
             first, second = results

@@ -9,6 +9,8 @@ namespace tersegrad::classes {
 
 inline constexpr int kClasses = 16, kOctaves = 16;
 inline constexpr std::size_t kBlock = 64;
+// Levels are counted, all if there are fewer than kExact, else those of one block in kCounted.
+inline constexpr std::size_t kExact = std::size_t{1} << 16, kCounted = 8;
 
 // Where rows and columns are: numel, columns, group and phase of every piece, one after another. No pieces: no classes.
 struct Rows {
@@ -33,6 +35,11 @@ struct Chosen {
 };
 // Levels of at most +-window, stored with `center` added. False: one table serves as well. Else contexts[i] is the class of level i.
 bool choose(const std::uint8_t* levels, std::size_t n, int center, int window, const std::vector<Region>&, std::uint8_t* contexts, Chosen&);
+
+// log2(a / b) to the nearest integer, nearly. Both are below 2^45.
+int log2_near(std::uint64_t a, std::uint64_t b);
+// Bits of symbols with these counts, each table's by its own.
+double entropy(const std::uint64_t* counts, std::size_t tables, std::size_t alphabet);
 
 // The tables of all coordinates from the bytes of `choose`, and the number of tables; returns the bytes read, or rans::kBad.
 std::size_t read(const std::uint8_t* data, std::size_t size, const std::vector<Region>&, std::uint8_t* contexts, int& tables);

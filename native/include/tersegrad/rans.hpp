@@ -81,7 +81,8 @@ struct alignas(64) EncodeTable {
 };
 
 struct EncodeModel {
-    EncodeModel(const std::uint16_t* frequencies, int alphabet, int contexts);
+    // `paired`: even and odd symbols have a table each, with frequencies that sum to 4096 or to nothing.
+    EncodeModel(const std::uint16_t* frequencies, int alphabet, int contexts, bool paired = false);
     int alphabet, contexts;
     int shift;                        // where 2^shift >= alphabet and contexts << shift <= 64, else -1
     std::vector<EncodeTable> tables;  // one a context

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tersegrad/classes.hpp"
 #include "tersegrad/philox.hpp"
 
 namespace tersegrad::trellis {
@@ -26,9 +27,11 @@ struct Dither {
 struct Options {
     float step = 1;
     int states = 8;
-    int chunk = 16;                 // log2 of the length of rANS chunks
+    int chunk = 16;                 // log2 of the length of rANS chunks, or kAutoChunk
     const Dither* dither = nullptr;
+    classes::Rows rows = {};        // where they allow scale classes
 };
+inline constexpr int kAutoChunk = 0;  // 16, or 18 where classes leave less than half a bit per coordinate
 
 struct Outcome {
     std::size_t bytes = 0;
@@ -40,9 +43,15 @@ struct Outcome {
 std::size_t max_bytes(std::size_t n);
 Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* out);
 // As encode without dither and with long chunks, but nothing is written.
-Outcome measure(const float* x, std::size_t n, float step, int states);
+Outcome measure(const float* x, std::size_t n, float step, int states, const classes::Rows& rows);
+// What a decoder has to know. Without rows the vector is one row.
+struct Source {
+    int states = 8;
+    const Dither* dither = nullptr;
+    classes::Rows rows = {};
+};
 // False: not a message for n coordinates; then decode_add has not touched `out`.
-bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, int states, const Dither* dither, float* out);
-bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, int states, const Dither* dither, float weight, float* out);
+bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float* out);
+bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float weight, float* out);
 
 }  // namespace tersegrad::trellis

@@ -6,16 +6,21 @@ one decides the next state, so that each coordinate costs as much as on a grid o
 
 - ``trellis``, deterministic: step = sqrt(nu/d) ||x||, and the scale that is sent is the least-squares one. Already the greedy
   sequence errs by at most a step per coordinate, so the error is at most d step^2 = nu ||x||^2 for every x: contractive,
-  alpha = nu, the bound of Sparse Dithering at half its step. Metrics are rounded to 1/32 of a step; the encoder knows the exact
-  error, and takes a smaller step should it ever exceed the bound. ``alpha=`` searches the largest step whose *actual* error is at
-  most alpha, ``bits=`` the smallest step whose message fits the budget; both verify it.
+  alpha = nu, the bound of Sparse Dithering at half its step. Metrics are rounded to 1/32 of a step, and still classes (below) round
+  toward zero; the encoder knows the exact error, and takes a smaller step should it ever exceed the bound. ``alpha=`` searches the
+  largest step whose *actual* error is at most alpha, ``bits=`` the smallest step whose message fits the budget; both verify it.
 - ``dithered_trellis``, unbiased: x + U is quantised and U is taken off again, U uniform over one period of the code (4 steps) and known
   to both ends. The error is then the gradient of a periodic function of U, so its mean is 0, and its law is the same for every x: omega =
   kappa d step^2 / ||x||^2. A sign for every run of 2^15 coordinates, known to both ends too, cancels what rounded metrics leave.
 
+Segments code their indices by scale classes of rows, columns or blocks where that is shorter (``docs/classes.md``), so that whoever decodes
+needs the spec's shapes. Without dither, coordinates of classes that are close to zero are *still*: rounded one by one, with a dead zone, to
+even integers, and left out of the trellises, which would lose there.
+
 Wire: ``spec/wire.md``, "trellis". Indices are entropy-coded given the state (rANS); large ones are escaped. On Gaussian vectors of 2^20
 coordinates messages take 0.083 bit per coordinate (8 states) and 0.065 (32 states) more than the rate-distortion function asks for, where
-scalar quantisers take 0.26. On heavy-tailed vectors at less than a bit, and below some 1000 coordinates, Sparse Dithering is shorter.
+scalar quantisers take 0.26. On heavy-tailed vectors without shape at less than a bit, and below some 1000 coordinates, Sparse Dithering
+is shorter.
 
 Marcellin, Fischer: Trellis coded quantization of memoryless and Gauss-Markov sources (IEEE Trans. Commun. 38, 1990); Fischer, Wang:
 Entropy-constrained trellis-coded quantization (IEEE Trans. Inf. Theory 38, 1992); codes of Ungerboeck (1982). We add the worst-case bound,
@@ -109,7 +114,7 @@ class Trellis(_TrellisCoded):
         return super().max_nbytes(spec) if self.bits is None else max(1, math.floor(self.bits * spec.numel / 8))
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        return self._encode(x, data).nbytes
+        return self._encode(x, data, spec.layout).nbytes
 
     def splits(self, device: torch.device, weight: float) -> bool:
         return weight == 1.0 and (device.type == "cpu" or not self.codes_on_host(device))
@@ -117,20 +122,20 @@ class Trellis(_TrellisCoded):
     def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
         x, left = fed.x, fed.left
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
-        coded = self._encode(torch.add(x, fed.residual, out=left), data)
-        kernels.get(x.device).trellis_decode(coded.data, self.states, None, left, -1.0)
+        coded = self._encode(torch.add(x, fed.residual, out=left), data, spec.layout)
+        kernels.get(x.device).trellis_decode(coded.data, self.states, None, left, -1.0, spec.layout)
         return Message(data if out is None else out, coded.nbytes), math.isfinite(coded.norm)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        kernels.get(out.device).trellis_decode(data, self.states, None, out, weight)
+        kernels.get(out.device).trellis_decode(data, self.states, None, out, weight, spec.layout)
 
-    def _encode(self, x: Tensor, out: Tensor) -> Coded:
+    def _encode(self, x: Tensor, out: Tensor, layout: Tensor) -> Coded:
         """A message in the first bytes of ``out``."""
-        run, d = kernels.get(x.device), x.numel()
+        run, d, chunk = kernels.get(x.device), x.numel(), _chunk(self.chunk)
         room = out if self.bits is None else buffers.empty(run.trellis_max_bytes(d), torch.uint8, x.device)
 
         def encode(step: float) -> Coded:
-            nbytes, norm, error = run.trellis_encode(x, step, self.states, rans.chunk_bits(self.chunk), None, room)
+            nbytes, norm, error = run.trellis_encode(x, step, self.states, chunk, None, room, layout)
             return Coded(room, int(nbytes), float(norm), float(error))
 
         norm = float(run.sum_squares(x)) if d else 0.0
@@ -141,7 +146,9 @@ class Trellis(_TrellisCoded):
         elif self.alpha is not None:
 
             def look(most: int, step: float) -> tuple[float, float]:
-                wrong, power = run.trellis_error(strided(x, most), step, self.states)
+                part = strided(x, most)
+                # A sample has no rows.
+                wrong, power = run.trellis_error(part, step, self.states, layout if part is x else None)
                 return float(wrong), float(power)
 
             sample = look(COARSE, HUGE)[1] or norm
@@ -153,6 +160,11 @@ class Trellis(_TrellisCoded):
             zeros = torch.full((1,), modes.ZERO, dtype=torch.uint8, device=x.device)
             coded = found or Coded(zeros, 1, norm, norm)
         return coded if room is out else dataclasses.replace(coded, buffer=out[: coded.nbytes].copy_(coded.data))
+
+
+def _chunk(chunk: rans.Chunk) -> int:
+    """As the kernels want it."""
+    return 0 if chunk == "auto" else rans.chunk_bits(chunk)
 
 
 def _certified(nu: float, norm: float, numel: int, encode: Callable[[float], Coded]) -> Coded:
@@ -196,7 +208,7 @@ class DitheredTrellis(_TrellisCoded):
         step = 1.0
         if 0 < norm < math.inf:
             step = toward_zero(SLACK * math.sqrt(self.omega * norm / (mean_kappa(self.states, d, min(chunk, 15)) * d)))
-        return int(run.trellis_encode(x, step, self.states, chunk, ctx, data)[0])
+        return int(run.trellis_encode(x, step, self.states, _chunk(self.chunk), ctx, data, spec.layout)[0])
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        kernels.get(out.device).trellis_decode(data, self.states, ctx, out, weight)
+        kernels.get(out.device).trellis_decode(data, self.states, ctx, out, weight, spec.layout)

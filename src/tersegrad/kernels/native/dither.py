@@ -9,14 +9,13 @@ from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import array, module, number
+from tersegrad.kernels.native.module import array, module, number, rows_of
 
 __all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
 
 NEAREST = (False, 0, 0, 0, 0)
 NOTHING = array(torch.empty(0))
 NO_BYTES = array(torch.empty(0, dtype=torch.uint8))
-NO_LAYOUT = array(torch.empty(0, dtype=torch.int64))
 
 
 def dither_max_bytes(numel: int) -> int:
@@ -39,13 +38,13 @@ def dither_encode(
     if ctx is not None:
         draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
     rest, more = NOTHING if left is None else array(left), NOTHING if carry is None else array(carry)
-    rows = NO_LAYOUT if layout is None else array(layout)
+    rows = rows_of(layout)
     nbytes, norm, error = module.dither_encode(array(x), nu, step, coder, chunk, draws, array(out), rest, more, rows)
     return number(nbytes), torch.scalar_tensor(norm, dtype=torch.float64), torch.scalar_tensor(error, dtype=torch.float64)
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:
-    rows = NO_LAYOUT if layout is None else array(layout)
+    rows = rows_of(layout)
     if weight is None:
         good = module.dither_decode(array(data), array(out), rows)
     else:

@@ -27,6 +27,14 @@ def array(tensor: Tensor) -> Any:
     return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
 
 
+NO_LAYOUT = array(torch.empty(0, dtype=torch.int64))
+
+
+def rows_of(layout: Tensor | None) -> Any:
+    """The memory of a layout; empty where there is none."""
+    return NO_LAYOUT if layout is None else array(layout)
+
+
 TRUE, FALSE = torch.tensor(True), torch.tensor(False)
 
 

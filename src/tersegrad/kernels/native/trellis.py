@@ -8,7 +8,7 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import array, module
+from tersegrad.kernels.native.module import array, module, rows_of
 
 __all__ = ["trellis_decode", "trellis_encode", "trellis_error", "trellis_max_bytes"]
 
@@ -24,19 +24,21 @@ def trellis_max_bytes(numel: int) -> int:
 
 
 def trellis_encode(
-    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor
+    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    nbytes, norm, error = module.trellis_encode(array(x), step, states, chunk, _draws(ctx), array(out))
+    nbytes, norm, error = module.trellis_encode(array(x), step, states, chunk, _draws(ctx), array(out), rows_of(layout))
     return torch.tensor(nbytes), torch.tensor(norm, dtype=torch.float64), torch.tensor(error, dtype=torch.float64)
 
 
-def trellis_decode(data: Tensor, states: int, ctx: Context | None, out: Tensor, weight: float | None) -> Tensor:
+def trellis_decode(
+    data: Tensor, states: int, ctx: Context | None, out: Tensor, weight: float | None, layout: Tensor | None = None
+) -> Tensor:
     add = weight is not None
-    if not module.trellis_decode(array(data), states, _draws(ctx), array(out), add, weight if add else 1.0):
+    if not module.trellis_decode(array(data), states, _draws(ctx), array(out), add, weight if add else 1.0, rows_of(layout)):
         raise CorruptMessage("not a trellis-coded message for this vector")
     return out
 
 
-def trellis_error(x: Tensor, step: float, states: int) -> tuple[Tensor, Tensor]:
-    error, norm = module.trellis_error(array(x), step, states)
+def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    error, norm = module.trellis_error(array(x), step, states, rows_of(layout))
     return torch.tensor(error, dtype=torch.float64), torch.tensor(norm, dtype=torch.float64)

@@ -20,4 +20,5 @@ from tersegrad.kernels.reference.shared import *
 from tersegrad.kernels.reference.shares import *
 from tersegrad.kernels.reference.sparse import *
 from tersegrad.kernels.reference.trellis import *
+from tersegrad.kernels.reference.trellis_read import *
 from tersegrad.kernels.reference.variance import *

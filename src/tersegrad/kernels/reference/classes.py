@@ -19,7 +19,7 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.reference.rans import decode_block, encode_counted
 from tersegrad.kernels.reference.rans_tables import rans_histogram, rans_write_tables
 
-__all__ = ["Region", "Scales", "choose", "cut", "read_classes"]
+__all__ = ["Region", "Scales", "choose", "cut", "entropy", "log2_near", "read_classes"]
 
 CLASSES, OCTAVES = 16, 16
 # How the classes of a region are told.
@@ -115,7 +115,7 @@ def _bytes(data: Tensor) -> bytes:
     return bytes(data.cpu().numpy().tobytes())
 
 
-def _log2(a: int, b: int) -> int:
+def log2_near(a: int, b: int) -> int:
     """log2(a / b) to the nearest integer, nearly."""
     a, b = 92682 * a, b << 16
     e = a.bit_length() - b.bit_length()
@@ -159,7 +159,7 @@ class _Axis:
         n = size.numel()
         sums = torch.zeros(number, dtype=torch.int64, device=size.device).index_add_(0, index, size).tolist()
         lengths = torch.bincount(index, minlength=number).tolist()
-        octaves = [min(max(MIDDLE + _log2(s * n, total * m), 1), OCTAVES - 1) if s else 0 for s, m in zip(sums, lengths)]
+        octaves = [min(max(MIDDLE + log2_near(s * n, total * m), 1), OCTAVES - 1) if s else 0 for s, m in zip(sums, lengths)]
         counts, totals, numbers = [0] * OCTAVES, [0] * OCTAVES, [0] * OCTAVES
         for o, s, m in zip(octaves, sums, lengths):
             counts[o] += m
@@ -185,7 +185,7 @@ def _describe(size: Tensor, region: Region) -> tuple[float, int, int, list[Tenso
     n, total = region.count, int(size.sum())
     if total == 0:
         return 0.0, ONE, 0, []
-    base = min(max(MEAN + _log2(total, n), 1), TOP_BASE)
+    base = min(max(MEAN + log2_near(total, n), 1), TOP_BASE)
     best = _bits(n, total), ONE, base, list[Tensor]()
     if n <= BLOCK:
         return best
@@ -199,7 +199,7 @@ def _describe(size: Tensor, region: Region) -> tuple[float, int, int, list[Tenso
     return (crossed, GRID, base, [rows.octaves, columns.octaves]) if crossed < WORTH_COLUMNS * best[0] else best
 
 
-def _entropy(counts: Tensor) -> float:
+def entropy(counts: Tensor) -> float:
     rows = [(c, sum(row)) for row in counts.tolist() for c in row if c]
     return _added(c * math.log2(total / c) for c, total in rows)
 
@@ -234,7 +234,7 @@ def choose(symbols: Tensor, window: int, regions: list[Region]) -> tuple[bytes, 
     taken = index.view(-1)[torch.arange(n, device=index.device) // BLOCK % COUNTED == 0] if sampled else index
     counts = torch.bincount(taken, minlength=CLASSES * alphabet).view(CLASSES, alphabet)
     share = n / taken.numel()
-    alone, together = share * _entropy(counts.sum(0, keepdim=True)), share * _entropy(counts)
+    alone, together = share * entropy(counts.sum(0, keepdim=True)), share * entropy(counts)
     tops = torch.zeros(CLASSES, dtype=torch.int64, device=size.device).scatter_reduce_(0, classes, size, "amax")
     used = torch.bincount(classes, minlength=CLASSES) > 0
     if sampled:

@@ -67,10 +67,15 @@ class Grid:
         return self.steps_first(torch.ones(self.count, dtype=torch.bool, device=device))
 
 
-def nearest_labels(y: Tensor, grid: Grid, states: int) -> Tensor:
-    """The labels, n mod 4, of the admissible integers nearest to y / 32 (Viterbi's algorithm, y an integer vector); uint8."""
+def nearest_labels(y: Tensor, grid: Grid, states: int, still: Tensor | None = None) -> Tensor:
+    """The labels, n mod 4, of the admissible integers nearest to y / 32 (Viterbi's algorithm, y an integer vector); uint8.
+
+    Coordinates that are ``still`` leave the states alone; their labels mean nothing.
+    """
     device = y.device
     rows, active = grid.steps_first(y), grid.active(device)
+    if still is not None:
+        active = active & ~grid.steps_first(still)
     before, label = (torch.tensor(t, device=device) for t in branches(states))
     cost = torch.full((states, rows.shape[1]), start_penalty(states), dtype=torch.int32, device=device)
     cost[0] = 0
@@ -93,21 +98,23 @@ def nearest_labels(y: Tensor, grid: Grid, states: int) -> Tensor:
     return grid.flat(labels)
 
 
-def parities(bits: Tensor, flips: Tensor | None, grid: Grid, states: int) -> Tensor:
-    """z0 of every coordinate of a block, from the lowest bits of its indices.
+def parities(bits: Tensor, flips: Tensor | None, grid: Grid, states: int, still: Tensor | None = None) -> Tensor:
+    """z0 of every coordinate of a block, from the lowest bits of its indices; 0 where they are ``still``.
 
     z1 is the bit, or with ``flips``, (count, 2), the exclusive or of the bit and the column of z0.
     """
     g0, g1 = GENERATORS[states]
     rows = grid.steps_first(bits)
     turned = None if flips is None else (grid.steps_first(flips[:, 0]), grid.steps_first(flips[:, 1]))
+    moves = None if still is None else ~grid.steps_first(still)
     state = torch.zeros(rows.shape[1], dtype=torch.int64, device=bits.device)
     odd = torch.empty(rows.shape, dtype=torch.uint8, device=bits.device)
     for t in range(rows.shape[0]):
         z0 = state & 1
-        odd[t] = z0
+        odd[t] = z0 if moves is None else z0 * moves[t]
         z1 = rows[t].long()
         if turned is not None:
             z1 = z1 ^ torch.where(z0 == 1, turned[1][t], turned[0][t]).long()
-        state = state >> 1 ^ g1 * z1 ^ g0 * z0
+        after = state >> 1 ^ g1 * z1 ^ g0 * z0
+        state = after if moves is None else torch.where(moves[t], after, state)
     return grid.flat(odd)

@@ -6,6 +6,9 @@ only when it knows the state that the symbol before it in the same lane led to, 
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,14 +19,17 @@ from tersegrad.kernels.reference.rans_tables import BITS, TOTAL, rans_read_table
 from tersegrad.kernels.reference.trellis_code import GENERATORS, Grid
 
 
-def decode_block(
-    data: Tensor, alphabet: int, contexts: Tensor, num_contexts: int, flips: Tensor | None, run: int, states: int, out: Tensor
-) -> int:
-    """Fill ``out`` with symbols; the number of bytes read.
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What a decoder knows of every coordinate of a block beforehand."""
 
-    ``contexts`` and ``flips``, (count, 2): for either z0 the table, and what z1 is besides the lowest bit of the symbol. Trellises start
-    anew every 2^``run`` symbols.
-    """
+    contexts: Tensor  # (count, 2) uint8: the table for either z0
+    flips: Tensor | None  # (count, 2) uint8: for either z0, what z1 is besides the lowest bit of the symbol
+    still: Tensor | None  # bool: leaves the state alone
+
+
+def decode_block(data: Tensor, alphabet: int, num_contexts: int, known: Known, run: int, states: int, out: Tensor) -> int:
+    """Fill ``out`` with symbols; the number of bytes read. Trellises start anew every 2^``run`` symbols."""
     form = int(data[0]) if data.numel() else 0
     if form == RAW:
         return decode_plain(data, alphabet, None, 1, out)
@@ -32,45 +38,52 @@ def decode_block(
     frequencies, used = rans_read_tables(data[1:], alphabet, num_contexts)
     head = 1 + used
     if not bool(((frequencies > 0) & (frequencies < TOTAL)).any()):
-        _fill_certain(frequencies, contexts, flips, run, states, out)
+        _fill_certain(frequencies, known, run, states, out)
         return head
-    return head + _decode_chunks(data[head:], frequencies, contexts, flips, form, run, states, out)
+    return head + _decode_chunks(data[head:], frequencies, known, form, run, states, out)
 
 
-def _fill_certain(frequencies: Tensor, contexts: Tensor, flips: Tensor | None, run: int, states: int, out: Tensor) -> None:
+def _fill_certain(frequencies: Tensor, known: Known, run: int, states: int, out: Tensor) -> None:
     """Every table has one symbol."""
     only = (frequencies == TOTAL).int().argmax(1)
     layout = _Layout(out.numel(), 2, LONGEST)
     grid = Grid(out.numel(), layout.lanes, 1 << run)
-    walk = _Walk(states, (grid.runs * grid.lanes,), out.device)
-    tables = [grid.steps_first(contexts[:, z0].contiguous()).long() for z0 in (0, 1)]
-    turned = None if flips is None else [grid.steps_first(flips[:, z0].contiguous()).long() for z0 in (0, 1)]
-    symbols = torch.zeros(tables[0].shape, dtype=torch.uint8, device=out.device)
+    walk = _Walk(states, (grid.runs * grid.lanes,), known, grid.steps_first, 0)
+    symbols = torch.zeros(walk.tables[0].shape, dtype=torch.uint8, device=out.device)
     for t in range(symbols.shape[0]):
-        symbol = only[walk.choose(tables[0][t], tables[1][t])]
+        symbol = only[walk.table(t)]
         symbols[t] = symbol.to(torch.uint8)
-        walk.step(symbol, None if turned is None else walk.choose(turned[0][t], turned[1][t]))
+        walk.step(t, symbol)
     out.copy_(grid.flat(symbols))
 
 
 class _Walk:
-    """The states of many trellises."""
+    """The states of many trellises, and what is known of the coordinates, laid out with the steps along one axis."""
 
-    def __init__(self, states: int, shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, states: int, shape: tuple[int, ...], known: Known, lay: Callable[[Tensor], Tensor], axis: int) -> None:
         self.g0, self.g1 = GENERATORS[states]
-        self.state = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.state = torch.zeros(shape, dtype=torch.int64, device=known.contexts.device)
 
-    def choose(self, even: Tensor, odd: Tensor) -> Tensor:
-        return torch.where(self.state & 1 == 1, odd, even)
+        def steps(values: Tensor) -> Tensor:
+            return lay(values.contiguous()).transpose(0, axis)
 
-    def step(self, symbol: Tensor, flip: Tensor | None) -> None:
-        z1 = symbol & 1 if flip is None else symbol & 1 ^ flip
-        self.state = self.state >> 1 ^ self.g1 * z1 ^ self.g0 * (self.state & 1)
+        self.tables = [steps(known.contexts[:, z0]).long() for z0 in (0, 1)]
+        self.flips = None if known.flips is None else [steps(known.flips[:, z0]).long() for z0 in (0, 1)]
+        self.moves = None if known.still is None else ~steps(known.still)
+
+    def table(self, t: int) -> Tensor:
+        return torch.where(self.state & 1 == 1, self.tables[1][t], self.tables[0][t])
+
+    def step(self, t: int, symbol: Tensor) -> None:
+        odd = self.state & 1
+        z1 = symbol & 1
+        if self.flips is not None:
+            z1 = z1 ^ torch.where(odd == 1, self.flips[1][t], self.flips[0][t])
+        after = self.state >> 1 ^ self.g1 * z1 ^ self.g0 * odd
+        self.state = after if self.moves is None else torch.where(self.moves[t], after, self.state)
 
 
-def _decode_chunks(
-    data: Tensor, frequencies: Tensor, contexts: Tensor, flips: Tensor | None, chunk: int, run: int, states: int, out: Tensor
-) -> int:
+def _decode_chunks(data: Tensor, frequencies: Tensor, known: Known, chunk: int, run: int, states: int, out: Tensor) -> int:
     device, alphabet = data.device, frequencies.shape[1]
     layout = _Layout(out.numel(), alphabet, chunk)
     chunks, lanes = len(layout.lengths), layout.lanes
@@ -95,20 +108,18 @@ def _decode_chunks(
     start_of = (frequencies.long().cumsum(1) - frequencies.long()).flatten()
     cells = torch.arange(f_of.numel(), device=device).repeat_interleave(f_of)
     active = layout.active(device)
-    tables = [layout.grid(contexts[:, z0].contiguous()).long() for z0 in (0, 1)]
-    turned = None if flips is None else [layout.grid(flips[:, z0].contiguous()).long() for z0 in (0, 1)]
     symbols = torch.zeros(active.shape, dtype=torch.uint8, device=device)
-    walk = _Walk(states, (chunks, lanes), device)
+    walk = _Walk(states, (chunks, lanes), known, layout.grid, 1)
     good = (state >= FIRST).all()
     for t in range(active.shape[1]):
         if lanes * t % (1 << run) == 0:
             walk.state.zero_()
         on = active[:, t]
         slot = state & (TOTAL - 1)
-        cell = cells[slot + walk.choose(tables[0][:, t], tables[1][:, t]) * TOTAL]
+        cell = cells[slot + walk.table(t) * TOTAL]
         symbol = cell % alphabet
         symbols[:, t] = symbol.to(torch.uint8)
-        walk.step(symbol, None if turned is None else walk.choose(turned[0][:, t], turned[1][:, t]))
+        walk.step(t, symbol)
         state = torch.where(on, f_of[cell] * (state >> BITS) + slot - start_of[cell], state)
         needs = state < FIRST
         rank = needs.cumsum(1)
