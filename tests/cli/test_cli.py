@@ -174,6 +174,12 @@ def test_bounds_of_a_contractive_point() -> None:
     assert "1.333" in shown  # iterations
 
 
+def test_bounds_at_the_edge_stay_readable() -> None:
+    for kind in ("--alpha", "--omega"):
+        words = run("bounds", kind, "1e-300").output.split()
+        assert max(len(word) for word in words if set(word) != {"─"}) < 20
+
+
 def test_bounds_of_an_unbiased_point() -> None:
     shown = run("bounds", "--omega", "1", "--dim", "1000").output
     assert "500.0" in shown
