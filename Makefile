@@ -7,8 +7,9 @@
 #   make experiments-language  loss of a language model against bytes (DATA=folder of text; downloads pinned packages without it)
 #   make cluster  one all-reduce between hosts in network namespaces, by link speed (needs root)
 #   make fuzz   long fuzzing of the native decoders
-#   make install-check  sdist and wheels, with and without a compiler, in fresh environments with the newest of everything but torch
-#   make frameworks  what needs Lightning, Accelerate, Transformers, loggers or Triton, on the real packages in an environment of their own
+#   make wheel  sdist and wheels in dist/: one for every Linux with glibc that is new enough, one without compiled kernels
+#   make install-check  these wheels in fresh environments, with the newest and the lowest of everything but torch; docs/versions.md
+#   make frameworks  the same for what needs Lightning, Accelerate, Transformers, loggers or Triton
 #   make docs   the documentation as a website in site/
 #   make clean  remove everything that was made
 PYTHON ?= python3
@@ -20,7 +21,7 @@ SANITIZED := build/sanitized
 FUZZ ?= 100000
 CLOCK = @start=$$(date +%s); trap 'echo "make $@: $$(( $$(date +%s) - start )) s"' EXIT; set -e;
 
-.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated experiments-language install-check frameworks fuzz docs vectors clean
+.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated experiments-language wheel install-check frameworks fuzz docs vectors clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -85,31 +86,17 @@ experiments-federated: $(VENV)/packages
 cluster: $(VENV)/packages
 	$(CLOCK) $(RUN) -m benchmarks.cluster allreduce
 
-# Not pinned, unlike everything else here: what a user gets today. Flower asks for an older typer, so it comes last.
-TORCH ?= torch==2.13.0
-FRESH := build/fresh
-install-check:
-	$(CLOCK) rm -rf $(FRESH); mkdir -p $(FRESH); \
-	$(PYTHON) -m venv $(FRESH)/venv; pip="$(FRESH)/venv/bin/python -m pip --quiet --disable-pip-version-check"; \
-	$$pip install build $(TORCH); \
-	$(FRESH)/venv/bin/python -m build --sdist --outdir $(FRESH) . > $(FRESH)/sdist.log; \
-	CC=/none/cc CXX=/none/c++ $$pip wheel --no-deps --wheel-dir $(FRESH)/plain $(FRESH)/tersegrad-*.tar.gz; \
-	$$pip wheel --no-deps --wheel-dir $(FRESH)/native $(FRESH)/tersegrad-*.tar.gz; \
-	ls -l $(FRESH)/*.tar.gz $(FRESH)/*/*.whl; \
-	for kind in plain native; do \
-		echo "$$kind:"; $$pip install --force-reinstall --no-deps $(FRESH)/$$kind/*.whl; \
-		$$pip install $(TORCH) "tersegrad[report,experiments] @ file://$$(ls $(CURDIR)/$(FRESH)/$$kind/*.whl)"; \
-		$(FRESH)/venv/bin/python tests/install/walk.py $$kind; \
-	done; \
-	echo "with Flower:"; $$pip install $(TORCH) "tersegrad[flower] @ file://$$(ls $(CURDIR)/$(FRESH)/native/*.whl)"; \
-	$(FRESH)/venv/bin/python tests/install/walk.py native; rm -rf $(FRESH)/venv
+wheel:
+	$(CLOCK) $(PYTHON) -m tests.install.wheels dist
 
-FRAMEWORKS := build/frameworks
+# Not pinned, unlike everything else here: what a user gets today. TORCH: the only release that is not left to pip.
+TORCH ?= 2.13.0
+MATRIX := $(PYTHON) -m tests.install.matrix --torch $(TORCH)
+install-check:
+	$(CLOCK) $(MATRIX) "newest, plain" newest "newest, Flower" lowest "lowest, Flower"
+
 frameworks:
-	$(CLOCK) rm -rf $(FRAMEWORKS); $(PYTHON) -m venv $(FRAMEWORKS); \
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt ".[dev]" lightning accelerate transformers tensorboard wandb mlflow-skinny triton; \
-	$(FRAMEWORKS)/bin/python -m pip list 2> /dev/null | grep -E "^(torch|lightning|accelerate|transformers|tensorboard|wandb|mlflow-skinny|triton) "; \
-	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -q -rs tests/integrations/test_frameworks.py tests/engine/test_logs.py tests/kernels/test_add_a_kernel.py tests/moments/test_triton.py; rm -rf $(FRAMEWORKS)
+	$(CLOCK) $(MATRIX) frameworks
 
 fuzz: $(SANITIZED)/built
 	$(CLOCK) for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" $(FUZZ); done
@@ -121,7 +108,7 @@ table: $(VENV)/packages
 	$(RUN) -c "from tersegrad.report.catalog import page; print(page(), end='')" > docs/compressors.md
 
 docs: $(VENV)/packages
-	$(CLOCK) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict; echo "open site/index.html"
+	$(CLOCK) $(RUN) -m benchmarks.pages build/docs; $(BIN)/zensical build --clean --strict; echo "open site/index.html"
 
 clean:
 	rm -rf $(VENV) build site out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -96,7 +96,10 @@ def test_forms(text: str, want: Any) -> None:
         ("rotated(inner=sign, 4)", "positional arguments come before named ones", 20),
         ("error_feedback(sign, residual=bfloat)", "'float32', 'bfloat16', 'int8', got 'bfloat', did you mean 'bfloat16'?", 21),
         ("error_feedback(sign, force=1)", "force must be true or false, got 1", 21),
-        ("error_feedback(sign", "expected ',', the text ends here", 19),
+        ("error_feedback(sign", "a ')' is missing, the text ends here", 19),
+        ('by_tensor(sign, rules={"a": bf16', "a '}' is missing, the text ends here", 32),
+        ("power_sgd(rank=2)", "power_sgd is an exchange, not a compressor", 0),
+        ("error_feedback(two_shot())", "two_shot is an exchange, not a compressor", 15),
         ("error_feedback(sign))", "the text form should end here", 20),
         ("error_feedback(sign sign)", "expected ',', found 'sign'", 20),
         ("error_feedback(,)", "expected a value, found ','", 15),
@@ -173,6 +176,13 @@ def test_recipes_are_compositions(recipe: Callable[..., Any]) -> None:
 
 def test_strom_is_error_feedback_around_a_threshold() -> None:
     assert str(tersegrad.parse("strom(tau=0.01)")) == "error_feedback(threshold(tau=0.01, values=sign), force=true)"
+
+
+def test_exchanges_are_known_as_such() -> None:
+    from tersegrad.exchange.schemes import SCHEMES
+    from tersegrad.recipes import EXCHANGES
+
+    assert set(EXCHANGES) == set(SCHEMES)
 
 
 def test_wire_ids_are_unique() -> None:

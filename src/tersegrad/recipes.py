@@ -34,6 +34,7 @@ from tersegrad.wrappers.named import demo, distro, ef_sign, mem_sgd, sparse_loco
 
 MAX_LENGTH = 4096
 MAX_DEPTH = 16
+EXCHANGES = ("all_gather", "two_shot", "hierarchical", "power_sgd", "all_reduce")  # names that are no compressor's
 
 
 def _configurations(module: types.ModuleType) -> dict[str, type[Configuration]]:
@@ -211,6 +212,8 @@ class _Parser:
         """``one`` for each of the comma-separated items before ``close``."""
         while self.peek().text != close:
             one()
+            if self.peek().kind == "end":
+                raise self.fail(f"a {close!r} is missing, the text ends here", self.peek().at)
             if self.peek().text != close:
                 self.take(",")
         self.take(close)
@@ -278,6 +281,8 @@ class _Parser:
 
     def build(self, name: str, at: int, positional: list[tuple[Any, int]], keywords: dict[str, tuple[Any, int]]) -> Any:
         if name not in self.known:
+            if name in EXCHANGES and self.kind == "compressor":
+                raise self.fail(f"{name} is an exchange, not a compressor: it is given as exchange", at)
             raise self.fail(f"there is no {self.kind} called {name!r}{_nearest(name, self.known)}", at)
         maker = self.known[name]
         parameters = inspect.signature(maker).parameters

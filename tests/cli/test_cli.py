@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -174,6 +175,12 @@ def test_bounds_of_a_contractive_point() -> None:
     assert "1.333" in shown  # iterations
 
 
+def test_bounds_at_the_edge_stay_readable() -> None:
+    for kind in ("--alpha", "--omega"):
+        words = run("bounds", kind, "1e-300").output.split()
+        assert max(len(word) for word in words if set(word) != {"─"}) < 20
+
+
 def test_bounds_of_an_unbiased_point() -> None:
     shown = run("bounds", "--omega", "1", "--dim", "1000").output
     assert "500.0" in shown
@@ -257,6 +264,16 @@ def test_real_process_ends_in_one_line_and_code_2() -> None:
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert "no_such_compressor" in done.stderr
+
+
+def test_a_terminal_without_unicode_gets_plain_lines() -> None:
+    words = [sys.executable, "-m", "tersegrad.cli", "bounds", "--alpha", "0.1"]
+    source = str(Path(tersegrad.__file__).parents[1])
+    variables = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": source}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=variables)
+    assert done.returncode == 0, done.stderr
+    assert "-----" in done.stdout
+    assert "?" not in done.stdout
 
 
 def test_help_does_not_import_torch() -> None:

@@ -6,6 +6,7 @@ Everything heavy is imported inside the commands, so that ``tersegrad --help`` a
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -350,6 +351,9 @@ def doctor(json_output: Annotated[bool, typer.Option("--json", help="Print JSON.
 
 def main() -> None:
     """Entry point of the ``tersegrad`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark, not a traceback
     try:
         app()
     except SystemExit as end:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 
 LEAST = 1 << 17  # smaller tensors are left to the C library, which does keep them
@@ -58,7 +59,7 @@ def cat(parts: Sequence[Tensor]) -> Tensor:
 def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Copy each tensor into the one at its place: a GPU does it in a few kernels where it would take hundreds."""
     if targets:
-        torch._foreach_copy_(list(targets), list(sources))
+        private.of("_foreach_copy_")(list(targets), list(sources))
 
 
 def release() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tersegrad import engine
+from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.text import require
 
@@ -39,7 +40,7 @@ def last_hook(model: torch.nn.Module) -> Any:
 
     DDP takes one hook for good: that of a detached handle hands on to its successor.
     """
-    found: Any = next((state for _, state in getattr(model, "_comm_hooks", ())), None)
+    found: Any = next((state for _, state in private.comm_hooks(model)), None)
     while isinstance(found, engine.Handle) and getattr(found, "successor", None) is not None:
         found = found.successor  # type: ignore[attr-defined]
     ended = found is None or (isinstance(found, engine.Handle) and found.detached)

@@ -18,11 +18,12 @@ from typing import Any, Unpack
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad import engine
+from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor, Stats
 from tersegrad.core.text import require
@@ -68,7 +69,7 @@ class Handle(engine.LateHandle):
     def bind(self, model: torch.nn.Module) -> None:
         """Learn names and groups from a model. :func:`attach` does it; a plain pair may, to name parameters in checkpoints."""
         require(self._engine is None, "this handle already has its parameters: make one handle for each model")
-        inner = getattr(model, "_orig_mod", model)
+        inner = private.unwrapped(model)
         ignored: set[str] = set(getattr(inner, "parameters_to_ignore", ()))
         if self._settings.schedule is not None:
             self._forward = inner.register_forward_pre_hook(torch.compiler.disable(lambda *_: self._observe()))
@@ -77,7 +78,7 @@ class Handle(engine.LateHandle):
             inner = inner.module
         self._moments = Moments(inner)
         named = {name: p for name, p in inner.named_parameters() if name not in ignored}
-        self._bind({name.replace("_orig_mod.", ""): p for name, p in named.items()})
+        self._bind({private.plain_name(name): p for name, p in named.items()})
 
     def _bind(self, named: Mapping[str, Tensor]) -> None:
         link = TimedGroup.of(self._process_group)
@@ -239,7 +240,7 @@ def attach(
     compressors that decide by the variance over samples), "hierarchical(ranks_per_node=8)", "power_sgd(rank=4)" or "all_reduce"; the
     last two take None for ``compressor``. ``options``: see :class:`HookOptions`.
     """
-    inner = getattr(model, "_orig_mod", model)
+    inner = private.unwrapped(model)
     if not isinstance(inner, DistributedDataParallel):
         raise BadConfiguration(f"attach takes a DistributedDataParallel model, got {type(inner).__name__}: {advice(inner)}")
     free(inner)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad import engine
+from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration, MissingExtra
 from tersegrad.core.protocol import Compressor
 from tersegrad.exchange import Scheme
@@ -26,7 +27,7 @@ def attach(
     """Exchange the gradients of a model that a framework has wrapped for DDP or sharded with fully_shard."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-    inner = getattr(model, "_orig_mod", model)
+    inner = private.unwrapped(model)
     if isinstance(inner, DistributedDataParallel):
         return ddp.attach(model, compressor, exchange, **options)
     if any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in inner.modules()):

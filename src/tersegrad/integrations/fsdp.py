@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersegrad import engine
+from tersegrad.core import private
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import require
 from tersegrad.engine import Engine, Group, Options, Settings, Step, TimedGroup
@@ -140,7 +141,7 @@ class Handle(engine.Handle):
 
     def _commit_later(self) -> None:
         """Commit at the end of the backward pass. Every unit asks for it; the first call that is made finds all of them reduced."""
-        torch.autograd.Variable._execution_engine.queue_callback(self._commit)
+        private.of("autograd.Variable._execution_engine").queue_callback(self._commit)
 
     def _commit(self) -> None:
         if self._step is not None:

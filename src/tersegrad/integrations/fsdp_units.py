@@ -11,30 +11,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tersegrad.core import buffers
+from tersegrad.core import buffers, private
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Piece, Spec
 from tersegrad.core.text import require
 
-TESTED = "2.13"  # releases of torch whose FSDP2 the tests were run with
+_WHO, _ELSE = "compressed FSDP2", ", or use DDP"
 # What is used of FSDP's objects besides its documented interface; torch may move it in any release.
 _MODULE = ("_get_fsdp_state", "set_custom_reduce_scatter", "set_all_reduce_hook")
 _GROUP = ("fsdp_params", "mesh_info", "device", "gradient_divide_factor")
 _PARAMETER = ("_module_info", "_orig_size", "fsdp_placement", "sharded_param")
 
 
-def _unknown(what: str) -> BadConfiguration:
-    return BadConfiguration(
-        f"torch {torch.__version__} has no {what}, which compressed FSDP2 relies on; it is tested with torch {TESTED}: "
-        f"pip install 'torch=={TESTED}.*', or use DDP"
-    )
-
-
 def _knows(thing: Any, names: Sequence[str]) -> None:
     """See that an object of FSDP has what is used of it."""
-    for name in names:
-        if not hasattr(thing, name):
-            raise _unknown(f"{type(thing).__name__}.{name}")
+    private.need(thing, names, _WHO, _ELSE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +146,7 @@ class Unit:
         """Leave the reduction to FSDP again."""
         if self.reduces is not None:
             if self._own is None:
-                raise _unknown("FSDPParamGroup._reduce_scatter_comm")
+                raise private.unknown("FSDPParamGroup._reduce_scatter_comm", _WHO, _ELSE)
             self._module.set_custom_reduce_scatter(self._own)
         if self.crosses is not None:
             self._module.set_all_reduce_hook(None)
@@ -192,7 +183,7 @@ def _reduce_dtype(group: Any) -> torch.dtype:
     if policy is None:  # later torch releases keep the policy with each parameter
         policy = getattr(group.fsdp_params[0], "mp_policy", None)
     if policy is None:
-        raise _unknown(f"{type(group).__name__}.mp_policy")
+        raise private.unknown(f"{type(group).__name__}.mp_policy", _WHO, _ELSE)
     return policy.reduce_dtype or policy.param_dtype or first
 
 
@@ -205,7 +196,7 @@ def find_units(model: torch.nn.Module) -> list[tuple[Any, Unit]]:
             "this model is wrapped in FullyShardedDataParallel (FSDP1), which is not supported: shard it with fully_shard (FSDP2), which "
             "torch recommends instead, or use DistributedDataParallel"
         )
-    names = {id(module): plain_name(name) for name, module in reversed(list(model.named_modules()))}
+    names = {id(module): private.plain_name(name) for name, module in reversed(list(model.named_modules()))}
     found: list[tuple[Any, Unit]] = []
     seen: set[int] = set()
     for module in model.modules():
@@ -260,9 +251,3 @@ def weight(op: Any, unit: Unit, size: int) -> float:
         factor = getattr(op, "factor", None)  # torch before 2.12 keeps it to itself
         return float(factor) if factor is not None else 1.0 / float(unit.group.gradient_divide_factor)
     raise BadConfiguration(f"gradients are reduced by SUM, AVG or PREMUL_SUM, FSDP asks for {op}")
-
-
-def plain_name(name: str) -> str:
-    """A module's name without what torch.compile and activation checkpointing put in."""
-    hidden = ("_orig_mod", "_checkpoint_wrapped_module")
-    return ".".join(part for part in name.split(".") if part not in hidden)

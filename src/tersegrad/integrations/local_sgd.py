@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad import engine
+from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import require
@@ -219,11 +220,11 @@ def attach(
     ``how``: "local_sgd(every=10)" or "diloco(every=50, lr=0.7, momentum=0.9, fragments=1, overlap=0)". ``options``: see
     :class:`tersegrad.engine.Options`; their steps are rounds. All ranks start from rank 0's parameters.
     """
-    inner = getattr(model, "_orig_mod", model)
+    inner = private.unwrapped(model)
     if isinstance(inner, DistributedDataParallel):
         raise BadConfiguration("local steps need a plain module: DistributedDataParallel exchanges gradients in every step")
     settings = Settings.make(compressor, exchange, **options)
-    named = {name.replace("_orig_mod.", ""): p for name, p in inner.named_parameters() if p.requires_grad}
+    named = {private.plain_name(name): p for name, p in inner.named_parameters() if p.requires_grad}
     require(bool(named), "the model has no parameters to train")
     free(inner)
     handle = Handle(named, settings, method(how), group_bytes, process_group)

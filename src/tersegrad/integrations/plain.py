@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import require
@@ -84,7 +85,7 @@ def attach(
     The arguments are those of :func:`tersegrad.integrations.ddp.attach`; ``process_group`` may be a member of virtual workers. All
     ranks start from rank 0's parameters and buffers.
     """
-    inner = getattr(model, "_orig_mod", model)
+    inner = private.unwrapped(model)
     require(not isinstance(inner, torch.nn.parallel.DistributedDataParallel), "for DistributedDataParallel there is ddp.attach")
     free(inner)
     settings = Settings.make(compressor, exchange, collects=True, **options)

@@ -20,8 +20,9 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.engine import TimedGroup, threads
 
@@ -63,7 +64,7 @@ class Worker:
 
 def several_groups() -> bool:
     """Whether this process has more process groups than the default one."""
-    return len(dist.distributed_c10d._world.pg_map) > 1
+    return len(private.of("distributed.distributed_c10d._world").pg_map) > 1
 
 
 def spawned() -> bool:

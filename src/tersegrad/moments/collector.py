@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.utils import parametrize
 
+from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration, MissingStatistics
 from tersegrad.moments import rules
 from tersegrad.moments.replay import replay
@@ -62,6 +63,7 @@ class Collector:
         chunk_bytes: int | None = None,
         micro_batches: int = 8,
     ) -> None:
+        private.of("_C._current_graph_task_id")  # a clear line now, if this torch has none
         if workers < 1:
             raise BadConfiguration(f"workers must be at least 1, got {workers}")
         if chunk_bytes is not None and chunk_bytes < 1:
@@ -198,7 +200,7 @@ class Collector:
         """Whether a call of the module that owns ``parameters`` is to be recorded; counts the use."""
         if self._paused:
             return False
-        if not _in_backward():  # otherwise a checkpoint recomputes what was counted before
+        if not private.in_backward():  # otherwise a checkpoint recomputes what was counted before
             if self._over:
                 self._next()
             for p in parameters:
@@ -271,7 +273,7 @@ class Collector:
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is being called: see how many samples its batch has."""
-        if self._paused or _in_backward():
+        if self._paused or private.in_backward():
             return
         self._next()
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.ndim > self.batch_dim]
@@ -347,7 +349,3 @@ def _add(table: dict[Parameter, Tensor], parameter: Parameter, value: Tensor) ->
         table[parameter] = value
     else:
         found += value
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.nn import Parameter
-from torch.utils import _pytree as pytree
 
+from tersegrad.core import private
 from tersegrad.moments.shares import Budget, Totals, Use, fold
 from tersegrad.moments.site import Site
 
@@ -38,7 +38,7 @@ class ReplayUse(Use):
     samples: int
     micro_batches: int
     leaves: tuple[Any, ...]  # the arguments
-    structure: pytree.TreeSpec
+    structure: Any
     axes: tuple[int | None, ...]  # of the samples, by argument
     shapes: tuple[torch.Size, ...]  # of the outputs that need a gradient
     deltas: tuple[Tensor | None, ...]
@@ -64,7 +64,7 @@ class ReplayUse(Use):
             leaf if axis is None else leaf.narrow(axis, low, high - low)
             for leaf, axis in zip(self.leaves, self.axes, strict=True)
         ]
-        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        args, kwargs = private.of("utils._pytree").tree_unflatten(leaves, self.structure)
         device, enabled, dtype = self.autocast
         with torch.enable_grad(), self.site.collector.paused(), torch.autocast(device, dtype, enabled=enabled):
             outputs = _outputs(self.site.plain(*args, **kwargs))
@@ -96,7 +96,7 @@ def _narrow(delta: Tensor, whole: torch.Size, part: torch.Size, low: int, sample
 
 
 def _outputs(out: Any) -> list[Tensor]:
-    return [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
+    return [t for t in private.of("utils._pytree").tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
 
 
 def replay(site: Site, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def replay(site: Site, *args: Any, **kwargs: Any) -> Any:
             why = "draws random numbers"
     else:
         out = site.plain(*args, **kwargs)
-    leaves, structure = pytree.tree_flatten((args, kwargs))
+    leaves, structure = private.of("utils._pytree").tree_flatten((args, kwargs))
     axes = _axes(site, leaves)
     samples = next((leaf.shape[a] for leaf, a in zip(leaves, axes, strict=True) if a is not None), None)
     if samples is None and why is None:
@@ -163,7 +163,7 @@ def _axes(site: Site, leaves: Sequence[Any]) -> tuple[int | None, ...]:
 def _coupled(module: nn.Module) -> str | None:
     """Why slices of a batch would not do what the whole batch does, or None."""
     for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None):
+        if isinstance(part, private.of("nn.modules.batchnorm._BatchNorm")) and (part.training or part.running_mean is None):
             return "normalises with the statistics of its batch"
     return None
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tersegrad import kernels
+from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.moments.shares import accelerated
 
@@ -88,7 +89,7 @@ class _WorkerBatchNorm:
     def normalise(self, x: Tensor, report: Report | None = None) -> Tensor:
         """Training's forward; ``report`` gets the shares of gamma and beta, (samples, channels) each, in the backward pass."""
         module: Any = self
-        module._check_input_dim(x)
+        private.get(module, "_check_input_dim")(x)
         if x.shape[0] % self.workers:
             raise BadConfiguration(f"{x.shape[0]} samples do not split into {self.workers} equal workers")
         mean, var, count = self._statistics(x)
@@ -162,7 +163,7 @@ def worker_batch_norm(model: nn.Module, workers: int) -> nn.Module:
     back = {worker: plain for plain, worker in _KINDS.items()}
     for module in model.modules():
         kind = type(module)
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and kind not in _KINDS and kind not in back:
+        if isinstance(module, private.of("nn.modules.batchnorm._BatchNorm")) and kind not in _KINDS and kind not in back:
             raise BadConfiguration(f"worker_batch_norm knows BatchNorm1d, 2d and 3d, not {kind.__name__}")
         plain = back.get(kind, kind)
         if plain in _KINDS:

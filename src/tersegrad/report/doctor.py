@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from tersegrad import __version__, kernels
+from tersegrad.core import private
 from tersegrad.kernels import cuda, native
 from tersegrad.kernels.cuda import nvrtc
 from tersegrad.report.tables import Column, Table
@@ -27,7 +28,7 @@ def doctor() -> dict[str, str]:
     return {
         "tersegrad": __version__,
         "Python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
-        "torch": torch.__version__,
+        "torch": _torch(),
         "with": ", ".join(f"{name} {_version(name)}" for name in ("numpy", "typer", "rich")),
         "kernels for CPU": _cpu(),
         "threads": f"torch {torch.get_num_threads()}, kernels {native.threads() if native.available() else torch.get_num_threads()}",
@@ -42,6 +43,12 @@ def doctor() -> dict[str, str]:
 def doctor_table() -> Table:
     """The facts for a terminal."""
     return Table((Column("", number=False), Column("", number=False)), tuple(doctor().items()), "This installation")
+
+
+def _torch() -> str:
+    """Its version, and what is to be known where it is not one of those that were tested."""
+    gone = [f"without torch.{path}, which {who} relies on" for path, who in private.missing().items()]
+    return "; ".join([torch.__version__, *filter(None, [private.standing()]), *gone])
 
 
 def _version(package: str) -> str:

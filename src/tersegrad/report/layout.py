@@ -126,4 +126,4 @@ class Fitted:
         from rich.text import Text
 
         for line, style in lines(self._columns, self._rows, options.max_width):
-            yield Text(line, style=style, no_wrap=True, overflow="ignore")
+            yield Text(line.replace("─", "-") if options.ascii_only else line, style=style, no_wrap=True, overflow="ignore")

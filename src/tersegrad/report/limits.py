@@ -67,7 +67,7 @@ def bounds_at(*, dim: int, alpha: float | None = None, omega: float | None = Non
         (
             name,
             f"{bits:,.1f}" if bits < 1e9 else f"{bits:.6g}",
-            f"{bits / dim:.4f}",
+            f"{bits / dim:.4f}" if bits < 1e9 * dim else f"{bits / dim:.4g}",
             number(32 * dim / bits if bits > 0 else None, 4),
             scope,
         )

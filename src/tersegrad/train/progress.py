@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -27,6 +28,7 @@ def progress(jobs: list[Job], shown: bool) -> Iterator[list[Callable[[Progress],
         TimeElapsedColumn(),
     )
     width = max(len(job.label) for job in jobs)
+    wide = console.width if "COLUMNS" in os.environ else 150
     with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
 
         def watcher(job: Job) -> Callable[[Progress], None]:
@@ -42,7 +44,9 @@ def progress(jobs: list[Job], shown: bool) -> Iterator[list[Callable[[Progress],
                 facts = f"loss {now.loss:.3f}{held_out}  sent {now.sent / 1e6:6.1f} MB"
                 bars.update(task, total=now.steps, completed=now.step, facts=facts)
                 if not console.is_terminal and (now.step == now.steps or (now.accuracy is not None and len(jobs) == 1)):
-                    print(f"{job.label}: step {now.step} of {now.steps}, {facts}", file=console.file, flush=True)
+                    line = f"step {now.step} of {now.steps}, {' '.join(facts.split())}"
+                    gap = " " if len(job.label) + 2 + len(line) <= wide else "\n  "
+                    print(f"{job.label}:{gap}{line}", file=console.file, flush=True)
 
             return watch
 

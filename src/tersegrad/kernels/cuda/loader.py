@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tersegrad.core import private
 from tersegrad.kernels.cuda import nvrtc
 
 SOURCES = pathlib.Path(__file__).parent / "sources"
@@ -217,9 +218,9 @@ def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[
 
 
 # The ways that torch and Triton themselves go to these numbers take a tenth of the time of the public ones.
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-_stream: Callable[[int], int] = getattr(
-    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+_current_device: Callable[[], int] = private.fast("_cuda_getDevice", torch.cuda.current_device)
+_stream: Callable[[int], int] = private.fast(
+    "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
 )
 
 

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from tersegrad.core import private
 from tersegrad.moments.shares import Use
 from tersegrad.moments.site import Site, autocast
 
@@ -69,8 +70,10 @@ class _Projections(TorchFunctionMode):
     def _rebound(self) -> Any:
         """Torch's function, and those of its own that it calls, with ``linear`` tapped."""
         names = {**vars(F), "linear": self._linear, "has_torch_function": lambda _: False}
-        for name in ("_in_projection_packed", "_in_projection", "multi_head_attention_forward"):
-            function: Any = vars(F)[name]
+        called = (private.of("nn.functional._in_projection_packed"), private.of("nn.functional._in_projection"))
+        function: Any
+        for function in (*called, F.multi_head_attention_forward):
+            name = function.__name__
             copy = types.FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
             copy.__kwdefaults__ = function.__kwdefaults__
             names[name] = copy
@@ -86,7 +89,8 @@ class _Projections(TorchFunctionMode):
         return self.site.observe(F.linear(x, weight, bias), use, (x,))
 
     def _owner(self, tensor: Tensor) -> tuple[Parameter | None, slice]:
-        base = tensor if tensor._base is None else tensor._base
+        viewed = private.get(tensor, "_base")
+        base = tensor if viewed is None else viewed
         for p in self.site.parameters:
             if p is base:
                 first = tensor.storage_offset() // (tensor.stride(0) if tensor.ndim > 1 else 1)

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from tersegrad import kernels
+from tersegrad.core import private
 from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site, autocast, detached
 
@@ -138,11 +139,11 @@ def convolution(site: Site, x: Tensor) -> Tensor:
         x.shape[0],
         module.stride,
         module.dilation,
-        tuple(module._reversed_padding_repeated_twice),
+        tuple(private.get(module, "_reversed_padding_repeated_twice")),
         module.padding_mode,
         module.groups,
     )
-    out = module._conv_forward(x, module.weight.detach(), detached(module.bias))
+    out = private.get(module, "_conv_forward")(x, module.weight.detach(), detached(module.bias))
     return site.supply(out, use, (x,))
 
 
@@ -186,7 +187,7 @@ def transposed_convolution(site: Site, x: Tensor, output_size: list[int] | None 
     if x.ndim == module.weight.ndim - 1:
         return transposed_convolution(site, x.unsqueeze(0), output_size).squeeze(0)
     x = autocast(x)
-    extra = module._output_padding(
+    extra = private.get(module, "_output_padding")(
         x, output_size, module.stride, module.padding, module.kernel_size, x.ndim - 2, module.dilation
     )
     run = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}[x.ndim - 2]

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from tersegrad import kernels
+from tersegrad.core import private
 from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site
 
@@ -62,11 +63,11 @@ class BatchNormUse(Use):
 def batch_norm(site: Site, x: Tensor) -> Tensor:
     """Rule of BatchNorm1d, 2d and 3d."""
     module: Any = site.module
-    module._check_input_dim(x)
+    private.get(module, "_check_input_dim")(x)
     training = module.training or (module.running_mean is None and module.running_var is None)
     momentum = 0.0 if module.momentum is None else module.momentum
     if training:
-        F._verify_batch_size(x.size())  # type: ignore[attr-defined]
+        private.of("nn.functional._verify_batch_size")(x.size())
     if module.training and module.track_running_stats and module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
         if module.momentum is None:
@@ -74,7 +75,7 @@ def batch_norm(site: Site, x: Tensor) -> Tensor:
     keep = not module.training or module.track_running_stats
     mean, var = (module.running_mean, module.running_var) if keep else (None, None)
     saved_mean: Any
-    out, saved_mean, saved_inverse, *_ = torch._batch_norm_impl_index(  # F.batch_norm, with the statistics it used
+    out, saved_mean, saved_inverse, *_ = private.of("_batch_norm_impl_index")(  # F.batch_norm, with the statistics it used
         x, module.weight, module.bias, mean, var, training, momentum, module.eps, torch.backends.cudnn.enabled
     )
     if not training:

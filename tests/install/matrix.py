@@ -1,0 +1,154 @@
+"""Fresh environments, without our pins: the package is installed as a user would, and walked through (``walk.py``).
+
+    python -m tests.install.matrix                           every row, and the table of docs/versions.md
+    python -m tests.install.matrix lowest "newest, plain"    these rows
+    python -m tests.install.matrix --torch 2.8.0             with another torch
+
+A row is an environment: a wheel, compiled or built without a compiler, with the newest release of everything or the lowest that
+pyproject.toml allows. torch is named, since the newest one brings gigabytes of CUDA. What was installed is written to
+docs/versions.md, and the lower bounds of pyproject.toml are what stands there. Needs nothing but Python's standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+from tests.install import wheels
+
+ROOT = wheels.ROOT
+FOLDER = ROOT / "build" / "matrix"
+PAGE = ROOT / "docs" / "versions.md"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TORCH = "2.13.0"
+FRAMEWORKS = ("lightning", "accelerate", "transformers", "tensorboard", "wandb", "mlflow-skinny", "triton")
+SHOWN = ("Python", "torch", "numpy", "typer", "rich", "matplotlib", "scikit-learn", "flwr", *FRAMEWORKS)
+TESTS = (
+    "tests/integrations/test_frameworks.py",
+    "tests/engine/test_logs.py",
+    "tests/kernels/test_add_a_kernel.py",
+    "tests/moments/test_triton.py",
+)
+START, END = "<!-- begin: written by tests/install/matrix.py -->\n", "<!-- end -->\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One environment."""
+
+    name: str
+    wheel: str = "native"  # or plain: built without a compiler
+    extras: tuple[str, ...] = ("report", "experiments")
+    lowest: bool = False
+    more: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()  # instead of the walk
+
+
+# Flower asks for an older typer than the newest and for newer packages than our lowest: it has rows of its own.
+ROWS = (
+    Row("newest, plain", "plain"),
+    Row("newest"),
+    Row("newest, Flower", extras=("report", "experiments", "flower")),
+    Row("lowest", lowest=True),
+    Row("lowest, Flower", extras=("flower",), lowest=True),
+    Row("frameworks", extras=("dev",), more=FRAMEWORKS, tests=TESTS),
+)
+
+
+def lowest(requirement: str) -> str:
+    """A requirement at its lower bound.
+
+    >>> lowest("flwr>=1.38,<1.43")
+    'flwr==1.38'
+    """
+    found = re.match(r"([\w.-]+)>=([\w.]+)", requirement)
+    assert found is not None, f"{requirement} has no lower bound"
+    return f"{found[1]}=={found[2]}"
+
+
+def pins(row: Row) -> list[str]:
+    """What a row asks for besides torch and the wheel."""
+    if not row.lowest:
+        return list(row.more)
+    # Beside Flower, which needs newer ones, numpy, typer and rich are free.
+    own = [] if "flower" in row.extras else [text for text in PROJECT["dependencies"] if not text.startswith("torch")]
+    extras = [text for extra in row.extras for text in PROJECT["optional-dependencies"][extra]]
+    return [lowest(text) for text in [*own, *extras]]
+
+
+def work(row: Row, wheel: Path, torch: str) -> dict[str, str]:
+    """Install one row and use it; the versions that it got."""
+    start = time.perf_counter()
+    python, pip = wheels.environment(FOLDER / re.sub(r"\W+", "-", row.name))
+    wheels.run(*pip, "install", f"torch=={torch}")
+    installing = time.perf_counter()
+    wheels.run(*pip, "install", f"torch=={torch}", *pins(row), f"tersegrad[{','.join(row.extras)}] @ {wheel.as_uri()}")
+    print(f"{row.name}: torch in {installing - start:.0f} s, the rest in {time.perf_counter() - installing:.0f} s", flush=True)
+    if row.tests:
+        words = ["-m", "pytest", "-q", "-rs", "-o", "pythonpath=.", *row.tests]  # of the wheel, not of src
+    else:
+        words = ["tests/install/walk.py", row.wheel]
+    done = subprocess.run([str(python), *words], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
+    if done.returncode:
+        sys.exit(f"{row.name}: failed with {done.returncode}")
+    listed = json.loads(wheels.run(*pip, "list", "--format", "json"))
+    found = {one["name"].lower(): one["version"] for one in listed}
+    found["python"] = wheels.run(python, "-c", "import platform; print(platform.python_version())").strip()
+    print(f"{row.name}: {time.perf_counter() - start:.0f} s", flush=True)
+    shutil.rmtree(python.parents[1])
+    return {name: found.get(name.lower(), "-") for name in SHOWN}
+
+
+def table(found: dict[str, dict[str, str]]) -> str:
+    """One column per environment, one line per package."""
+    lines = [f"| package | {' | '.join(found)} |", "|---|" + "---|" * len(found)]
+    lines += [f"| {name} | {' | '.join(versions[name] for versions in found.values())} |" for name in SHOWN]
+    return "\n".join(lines) + "\n"
+
+
+def kept(page: str) -> dict[str, dict[str, str]]:
+    """The columns of the table on a page."""
+    head, _, *rows = page.partition(START)[2].partition(END)[0].strip().splitlines()
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in (head, *rows)]
+    return {name: {row[0]: row[k] for row in cells[1:]} for k, name in list(enumerate(cells[0]))[1:]}
+
+
+def write(found: dict[str, dict[str, str]]) -> None:
+    """Put the columns into the page; those of rows that were not run stay."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(START)
+    columns = kept(page) | found
+    ordered = {row.name: columns[row.name] for row in ROWS if row.name in columns}
+    PAGE.write_text(before + START + table(ordered) + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def main() -> None:
+    """The rows that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("rows", nargs="*", default=[row.name for row in ROWS], help="names of rows")
+    parser.add_argument("--torch", default=TORCH)
+    given = parser.parse_args()
+    chosen = [row for row in ROWS if row.name in given.rows]
+    if len(chosen) != len(set(given.rows)):
+        parser.error(f"rows are {', '.join(repr(row.name) for row in ROWS)}")
+    made = wheels.build(FOLDER / "dist")
+    wrong = [fault for kind, wheel in made.items() for fault in wheels.faults(wheel, kind == "native")]
+    if wrong:
+        sys.exit("\n".join(wrong))
+    print(*(f"{path.stat().st_size / 1e6:.2f} MB  {path.name}" for path in made.values()), sep="\n", flush=True)
+    found = {row.name: work(row, made[row.wheel], given.torch) for row in chosen}
+    write(found)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
