@@ -77,8 +77,7 @@ class Handle(engine.LateHandle):
             self._process_group = self._process_group or inner.process_group
             inner = inner.module
         self._moments = Moments(inner)
-        named = {name: p for name, p in inner.named_parameters() if name not in ignored}
-        self._bind({private.plain_name(name): p for name, p in named.items()})
+        self._bind({private.plain_name(name): p for name, p in inner.named_parameters() if name not in ignored})
 
     def _bind(self, named: Mapping[str, Tensor]) -> None:
         link = TimedGroup.of(self._process_group)
@@ -174,8 +173,7 @@ class Handle(engine.LateHandle):
             step.submit(number, flat, Stats(second), owned=True)
         self._moments.clear()
         means, buckets = step.results(), self._buckets
-        parameters, gradients = ([p for b in buckets for p in b.parameters], [g for b in buckets for g in b.gradients])
-        self._staging.get(means, parameters, gradients)
+        self._staging.get(means, [p for b in buckets for p in b.parameters], [g for b in buckets for g in b.gradients])
         step.check(*(bucket.buffer for bucket in buckets))
         step.close()
         self._step, self._buckets = None, []
