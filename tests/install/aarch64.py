@@ -6,7 +6,7 @@ The folder holds the compiled module and the C++ tests. Those run under qemu-use
 build/aarch64-root, with torch's CPU build for it and the lowest versions that pyproject.toml allows, and there
 
 - every format vector is made anew, and must be byte for byte the one of spec/vectors, which was made on another processor;
-- the walk of walk.py is made, in brief: the commands but those that measure for long, and a step of every integration.
+- the walk of walk.py is made, in brief: the commands but plan, train, report and demo, and a step of DDP, FSDP2 and local SGD.
 """
 
 from __future__ import annotations

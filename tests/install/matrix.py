@@ -60,7 +60,7 @@ ROWS = (
     Row("newest"),
     Row("newest, Flower", extras=("report", "experiments", "flower")),
     Row("lowest", lowest=True),
-    Row("lowest, Flower", extras=("flower",), lowest=True),
+    Row("lowest, Flower", extras=("report", "experiments", "flower"), lowest=True),
     Row("frameworks", extras=("dev",), more=FRAMEWORKS, tests=TESTS),
 )
 
@@ -80,10 +80,11 @@ def pins(row: Row) -> list[str]:
     """What a row asks for besides torch and the wheel."""
     if not row.lowest:
         return list(row.more)
-    # Beside Flower, which needs newer ones, numpy, typer and rich are free.
-    own = [] if "flower" in row.extras else [text for text in PROJECT["dependencies"] if not text.startswith("torch")]
-    extras = [text for extra in row.extras for text in PROJECT["optional-dependencies"][extra]]
-    return [lowest(text) for text in [*own, *extras]]
+    extras = PROJECT["optional-dependencies"]
+    if "flower" in row.extras:  # it needs newer ones than our lowest: everything else is free
+        return [lowest(text) for text in extras["flower"]]
+    own = [text for text in PROJECT["dependencies"] if not text.startswith("torch")]
+    return [lowest(text) for text in [*own, *(text for extra in row.extras for text in extras[extra])]]
 
 
 def work(row: Row, wheel: Path, torch: str) -> dict[str, str]:

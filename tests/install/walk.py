@@ -43,7 +43,7 @@ COMMANDS = (
     ["report", "run.jsonl"],
     ["demo", "--quick", "--workers", "2"],
 )
-LONG = ("plan", "demo")
+LONG = ("plan", "demo", "train", "report")
 MISTAKES = (["bench", "rate", "qsdg"], ["train", "--data", "/nowhere"], ["bounds"])
 WARNING = "tersegrad runs on its plain-torch kernels"
 
