@@ -10,6 +10,7 @@
 #   make wheel  sdist and wheels in dist/: one for every Linux with glibc that is new enough, one without compiled kernels
 #   make install-check  these wheels in fresh environments, with the newest and the lowest of everything but torch; docs/versions.md
 #   make frameworks  the same for what needs Lightning, Accelerate, Transformers, loggers or Triton
+#   make aarch64  cross-built for 64-bit Arm and run under qemu with the lowest torch: the same bytes (needs root)
 #   make docs   the documentation as a website in site/
 #   make clean  remove everything that was made
 PYTHON ?= python3
@@ -21,7 +22,7 @@ SANITIZED := build/sanitized
 FUZZ ?= 100000
 CLOCK = @start=$$(date +%s); trap 'echo "make $@: $$(( $$(date +%s) - start )) s"' EXIT; set -e;
 
-.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated experiments-language wheel install-check frameworks fuzz docs vectors clean
+.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated experiments-language wheel install-check frameworks aarch64 fuzz docs vectors clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -97,6 +98,12 @@ install-check:
 
 frameworks:
 	$(CLOCK) $(MATRIX) frameworks
+
+AARCH64 := build/aarch64
+aarch64: $(VENV)/packages
+	$(CLOCK) $(BIN)/cmake -S . -B $(AARCH64) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+		-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DTERSEGRAD_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python > /dev/null; \
+	$(BIN)/cmake --build $(AARCH64); $(PYTHON) -m tests.install.aarch64 $(AARCH64)
 
 fuzz: $(SANITIZED)/built
 	$(CLOCK) for program in $(SANITIZED)/fuzz_*; do [ -x "$$program" ] && [ -f "$$program" ] || continue; "$$program" $(FUZZ); done

@@ -2,7 +2,7 @@
 
     python -m tests.install.matrix                           every row, and the table of docs/versions.md
     python -m tests.install.matrix lowest "newest, plain"    these rows
-    python -m tests.install.matrix --torch 2.8.0             with another torch
+    python -m tests.install.matrix --torch 2.9.0             with another torch
 
 A row is an environment: a wheel, compiled or built without a compiler, with the newest release of everything or the lowest that
 pyproject.toml allows. torch is named, since the newest one brings gigabytes of CUDA. What was installed is written to
@@ -38,6 +38,7 @@ TESTS = (
     "tests/kernels/test_add_a_kernel.py",
     "tests/moments/test_triton.py",
 )
+EMULATED = "lowest, aarch64"  # of aarch64.py
 START, END = "<!-- begin: written by tests/install/matrix.py -->\n", "<!-- end -->\n"
 
 
@@ -59,7 +60,7 @@ ROWS = (
     Row("newest"),
     Row("newest, Flower", extras=("report", "experiments", "flower")),
     Row("lowest", lowest=True),
-    Row("lowest, Flower", extras=("flower",), lowest=True),
+    Row("lowest, Flower", extras=("report", "experiments", "flower"), lowest=True),
     Row("frameworks", extras=("dev",), more=FRAMEWORKS, tests=TESTS),
 )
 
@@ -79,10 +80,11 @@ def pins(row: Row) -> list[str]:
     """What a row asks for besides torch and the wheel."""
     if not row.lowest:
         return list(row.more)
-    # Beside Flower, which needs newer ones, numpy, typer and rich are free.
-    own = [] if "flower" in row.extras else [text for text in PROJECT["dependencies"] if not text.startswith("torch")]
-    extras = [text for extra in row.extras for text in PROJECT["optional-dependencies"][extra]]
-    return [lowest(text) for text in [*own, *extras]]
+    extras = PROJECT["optional-dependencies"]
+    if "flower" in row.extras:  # it needs newer ones than our lowest: everything else is free
+        return [lowest(text) for text in extras["flower"]]
+    own = [text for text in PROJECT["dependencies"] if not text.startswith("torch")]
+    return [lowest(text) for text in [*own, *(text for extra in row.extras for text in extras[extra])]]
 
 
 def work(row: Row, wheel: Path, torch: str) -> dict[str, str]:
@@ -92,7 +94,10 @@ def work(row: Row, wheel: Path, torch: str) -> dict[str, str]:
     wheels.run(*pip, "install", f"torch=={torch}")
     installing = time.perf_counter()
     wheels.run(*pip, "install", f"torch=={torch}", *pins(row), f"tersegrad[{','.join(row.extras)}] @ {wheel.as_uri()}")
-    print(f"{row.name}: torch in {installing - start:.0f} s, the rest in {time.perf_counter() - installing:.0f} s", flush=True)
+    reading = time.perf_counter()
+    wheels.run(python, "-m", "doctest", "README.md")
+    times = (installing - start, reading - installing, time.perf_counter() - reading)
+    print("{}: torch in {:.0f} s, the rest in {:.0f} s, the README's examples in {:.0f} s".format(row.name, *times), flush=True)
     if row.tests:
         words = ["-m", "pytest", "-q", "-rs", "-o", "pythonpath=.", *row.tests]  # of the wheel, not of src
     else:
@@ -100,11 +105,16 @@ def work(row: Row, wheel: Path, torch: str) -> dict[str, str]:
     done = subprocess.run([str(python), *words], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
     if done.returncode:
         sys.exit(f"{row.name}: failed with {done.returncode}")
-    listed = json.loads(wheels.run(*pip, "list", "--format", "json"))
-    found = {one["name"].lower(): one["version"] for one in listed}
-    found["python"] = wheels.run(python, "-c", "import platform; print(platform.python_version())").strip()
+    found = versions(wheels.run(python, "-c", "import platform; print(platform.python_version())").strip(), python)
     print(f"{row.name}: {time.perf_counter() - start:.0f} s", flush=True)
     shutil.rmtree(python.parents[1])
+    return found
+
+
+def versions(release: str, python: str | Path, *where: str) -> dict[str, str]:
+    """What is installed of the packages that are shown; ``release`` of Python."""
+    listed = json.loads(wheels.run(python, "-m", "pip", "list", "--format", "json", *where))
+    found = {"python": release} | {one["name"].lower(): one["version"] for one in listed}
     return {name: found.get(name.lower(), "-") for name in SHOWN}
 
 
@@ -127,7 +137,7 @@ def write(found: dict[str, dict[str, str]]) -> None:
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(START)
     columns = kept(page) | found
-    ordered = {row.name: columns[row.name] for row in ROWS if row.name in columns}
+    ordered = {name: columns[name] for name in (*(row.name for row in ROWS), EMULATED) if name in columns}
     PAGE.write_text(before + START + table(ordered) + END + rest.partition(END)[2], encoding="utf-8")
 
 
@@ -136,17 +146,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rows", nargs="*", default=[row.name for row in ROWS], help="names of rows")
     parser.add_argument("--torch", default=TORCH)
+    parser.add_argument("--dist", type=Path, help="wheels that were made before (make wheel), instead of new ones")
     given = parser.parse_args()
     chosen = [row for row in ROWS if row.name in given.rows]
     if len(chosen) != len(set(given.rows)):
         parser.error(f"rows are {', '.join(repr(row.name) for row in ROWS)}")
-    made = wheels.build(FOLDER / "dist")
+    made = wheels.made(given.dist.resolve()) if given.dist else wheels.build(FOLDER / "dist")
     wrong = [fault for kind, wheel in made.items() for fault in wheels.faults(wheel, kind == "native")]
     if wrong:
         sys.exit("\n".join(wrong))
     print(*(f"{path.stat().st_size / 1e6:.2f} MB  {path.name}" for path in made.values()), sep="\n", flush=True)
-    found = {row.name: work(row, made[row.wheel], given.torch) for row in chosen}
-    write(found)
+    found = {}
+    for row in chosen:
+        found[row.name] = work(row, made[row.wheel], given.torch)
+        write(found)
     print(table(found))
 
 

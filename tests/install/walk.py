@@ -4,6 +4,7 @@ Run by ``make install-check`` with the Python of a fresh environment. Needs noth
 
     python walk.py native    the compiled kernels must be there
     python walk.py plain     they must not be, and one warning must say so
+    python walk.py native brief    without the commands that measure and train for long: for an emulated processor
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ COMMANDS = (
     ["report", "run.jsonl"],
     ["demo", "--quick", "--workers", "2"],
 )
+LONG = ("plan", "demo", "train", "report")
 MISTAKES = (["bench", "rate", "qsdg"], ["train", "--data", "/nowhere"], ["bounds"])
 WARNING = "tersegrad runs on its plain-torch kernels"
 
@@ -49,9 +51,10 @@ WARNING = "tersegrad runs on its plain-torch kernels"
 def command(words: list[str], *, code: int = 0, warned: bool = False) -> None:
     """Run one command as a user would; it must end with ``code``, without a traceback, and warn at most once, if at all."""
     start = time.perf_counter()
-    found = Path(sys.executable).with_name("tersegrad")
+    script = Path(sys.executable).with_name("tersegrad")
+    found = [str(script)] if script.exists() else [sys.executable, "-m", "tersegrad.cli"]
     done = subprocess.run(
-        [found, *words], capture_output=True, text=True, check=False, timeout=500, env=os.environ | {"COLUMNS": "80"}
+        [*found, *words], capture_output=True, text=True, check=False, timeout=1500, env=os.environ | {"COLUMNS": "80"}
     )
     shown = done.stdout + done.stderr
     if done.returncode != code or "Traceback" in shown or shown.count(WARNING) > int(warned):
@@ -178,7 +181,7 @@ def versions() -> None:
         print(f"| {name:<12} | {version:<10} |")
 
 
-def main(kind: str) -> None:
+def main(kind: str, brief: bool) -> None:
     """The walk."""
     from tersegrad.kernels import native
 
@@ -194,11 +197,12 @@ def main(kind: str) -> None:
     for text in ours:
         print(f"  warned once: {text}")
     for words in COMMANDS:
-        command(words, warned=kind == "plain")
+        if not (brief and words[0] in LONG and "--help" not in words):
+            command(words, warned=kind == "plain")
     for words in MISTAKES:
         command(words, code=2)
     versions()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], "brief" in sys.argv[2:])

@@ -53,8 +53,12 @@ def build(folder: Path) -> dict[str, Path]:
         run(*pip, "wheel", "--no-deps", "--wheel-dir", folder / "plain", sdist, CC="/none/cc", CXX="/none/c++")
         run(*pip, "wheel", "--no-deps", "--wheel-dir", work, sdist)
         tools = {"PATH": f"{python.parent}:{os.environ['PATH']}"}
-        made = only(work, "*.whl")
-        run(python, "-m", "auditwheel", "repair", "--wheel-dir", folder, made, **tools)
+        run(python, "-m", "auditwheel", "repair", "--wheel-dir", folder, only(work, "*.whl"), **tools)
+    return made(folder)
+
+
+def made(folder: Path) -> dict[str, Path]:
+    """The wheels in a folder that :func:`build` wrote."""
     return {"native": only(folder, "*.whl"), "plain": only(folder / "plain", "*.whl")}
 
 
@@ -91,9 +95,9 @@ def faults(wheel: Path, compiled: bool) -> list[str]:
 
 def main(folder: Path) -> None:
     """Build, look, and say what there is."""
-    made = build(folder)
-    wrong = [fault for kind, wheel in made.items() for fault in faults(wheel, kind == "native")]
-    for path in (only(folder, "*.tar.gz"), *made.values()):
+    found = build(folder)
+    wrong = [fault for kind, wheel in found.items() for fault in faults(wheel, kind == "native")]
+    for path in (only(folder, "*.tar.gz"), *found.values()):
         print(f"{path.stat().st_size / 1e6:5.2f} MB  {os.path.relpath(path)}")
     if wrong:
         sys.exit("\n".join(wrong))
