@@ -5,6 +5,7 @@
 #   make experiments  the papers' experiments: tables and figures in experiments/*/results (DATA=folder adds LIBSVM sets)
 #   make experiments-variance, make experiments-federated  the same for the other experiments (DATA=folder; digits without it)
 #   make experiments-language  loss of a language model against bytes (DATA=folder of text; downloads pinned packages without it)
+#   make experiments-advice  which setting to choose, by optimiser and bytes (DATA=folder with mnist and tinyshakespeare adds the report)
 #   make cluster  one all-reduce between hosts in network namespaces, by link speed (needs root)
 #   make fuzz   long fuzzing of the native decoders
 #   make wheel  sdist and wheels in dist/: one for every Linux with glibc that is new enough, one without compiled kernels
@@ -22,7 +23,7 @@ SANITIZED := build/sanitized
 FUZZ ?= 100000
 CLOCK = @start=$$(date +%s); trap 'echo "make $@: $$(( $$(date +%s) - start )) s"' EXIT; set -e;
 
-.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated experiments-language wheel install-check frameworks aarch64 fuzz docs vectors clean
+.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated experiments-language experiments-advice wheel install-check frameworks aarch64 fuzz docs vectors clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -78,6 +79,11 @@ experiments-variance: $(VENV)/packages
 experiments-language: $(VENV)/packages
 	$(if $(DATA),,$(RUN) -m experiments.low_communication.corpus out/source)
 	$(CLOCK) $(RUN) -m experiments.low_communication.run $(or $(DATA),out/source)
+
+experiments-advice: $(VENV)/packages
+	$(CLOCK) $(RUN) -m experiments.advice.run --seeds 1
+	$(CLOCK) $(RUN) -m experiments.advice.run --part delay --task digits
+	$(if $(DATA),$(CLOCK) $(RUN) -m experiments.advice.run --part report --data $(DATA))
 
 experiments-federated: $(VENV)/packages
 	$(CLOCK) $(RUN) -m experiments.federated.run $(if $(DATA),--task mnist --folder $(DATA))

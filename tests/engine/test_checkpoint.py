@@ -20,9 +20,11 @@ SPEC = Spec(
     tuple(Piece(s, 0, torch.Size(s).numel(), n) for n, s in (("a", (20, 30)), ("b", (30,)), ("c", (40, 11)), ("d", (3, 5))))
 )
 COMPRESSOR = tersegrad.parse("by_tensor(error_feedback(top_k(fraction=0.1)), small=identity, below=20)")
+TWICE = f"two_shot(second={COMPRESSOR})"  # a residual in both rounds
 KINDS = (
     "all_gather",
     "two_shot",
+    TWICE,
     "hierarchical(ranks_per_node=2)",
     "hierarchical(ranks_per_node=3, between=all_gather)",
     "power_sgd(rank=2)",
@@ -91,7 +93,7 @@ def test_another_world_size_starts_from_the_mean(kind: str, old: int, new: int) 
 
 
 def test_a_missing_rank_is_named() -> None:
-    exchange = scheme("two_shot").make(COMPRESSOR)
+    exchange = scheme(TWICE).make(COMPRESSOR)
     states, _ = trained(exchange, 4, 0, 2, virtual.init(exchange, SPEC, 4))
     saved = [checkpoint.save(lane(exchange, state, rank, 4)) for rank, state in enumerate(states)]
     (fresh,) = virtual.init(exchange, SPEC, 1)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tersegrad.core.errors import BadConfiguration, MissingExtra
 from tersegrad.core.protocol import Context, Piece, Spec
 from tersegrad.engine.layers import by_layer, power_of
+from tersegrad.engine.meter import Meter, watch
 from tersegrad.integrations import ddp
 from tersegrad.recipes import parse
 from tests.engine.models import FEEDBACK, Run, net, start
@@ -70,7 +71,24 @@ def test_bits_and_error_are_those_of_the_report() -> None:
     report, (_, numbers) = run.handle.report(), lines[0]
     assert numbers["bits_per_coordinate"] == report["bits_per_coordinate"]
     assert numbers["message_error"] == report["message_error"]
+    assert numbers["message_age"] == report["message_age"]
+    assert numbers["message_age"] > 0
     assert 3 * numbers["bytes/sent"] == report["bytes/sent"]
+
+
+def test_the_age_of_messages_is_what_waits_over_what_leaves() -> None:
+    meter, spec = Meter(probing=True), Spec.flat(1000)
+    watched = watch(parse("error_feedback(top_k(fraction=0.1))"), meter)
+    state, x = watched.init(spec, "cpu"), torch.ones(1000)
+    # Equal gradients: a tenth of the coordinates takes its turn in each step, so that from the tenth on messages carry ten steps.
+    for step in range(40):
+        if step == 20:
+            meter.waits = meter.out = 0.0
+        _, state = watched.encode(x, spec, state, Context(step=step))
+    assert meter.age == pytest.approx(4.5, rel=0.02)
+    meter = Meter(probing=True)
+    watch(parse("qsgd(bits=4)"), meter).encode(x, spec, None, Context())
+    assert meter.age is None
 
 
 def test_only_steps_that_log_are_measured() -> None:

@@ -203,7 +203,7 @@ def test_step_time_and_the_words_below_the_table() -> None:
     assert slow.step_seconds(1e7) == pytest.approx(0.001 + 0.08)
     assert slow.above_limit == pytest.approx(16 - 3.3219, abs=1e-3)
     words = compare.closing([slow, fast, wrong])
-    assert "    qsgd(bits=4, norm=max), two_shot\n      at 10 Mbit/s (x7.4), 100 Mbit/s (x" in words
+    assert "    qsgd(bits=4, bucket=128, norm=max), two_shot\n      at 10 Mbit/s (x7.4), 100 Mbit/s (x" in words
     assert "    none: compression does not pay\n      at 1 Gbit/s, 10 Gbit/s" in words
     assert "now and then" not in words
     auto = dataclasses.replace(

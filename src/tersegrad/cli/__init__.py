@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from tersegrad import __version__
+from tersegrad import __version__, advice
 from tersegrad.cli import options
 from tersegrad.cli.plan import plan
 from tersegrad.cli.report import display, report
@@ -164,7 +164,7 @@ def train(
     data: options.Data = "digits",
     model: options.Model = "mlp",
     optimizer: options.Optimizer = "sgd",
-    compressor: options.Compressor = "error_feedback(sparse_dithering(alpha=0.1))",
+    compressor: options.Compressor = advice.DEFAULT,
     exchange: options.Exchange = "two_shot",
     local: options.Local = None,
     group_bytes: options.GroupBytes = 25 << 20,

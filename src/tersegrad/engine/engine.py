@@ -128,6 +128,7 @@ class Engine:
             "kind": self.kind,
             "compressor": str(settings.compressor),
             "exchange": str(settings.scheme),
+            "compressor of means": str(settings.scheme.again(settings.compressor)),
             **settings.facts(),
             **self._facts,
             "number of groups": str(len(self._routes)),

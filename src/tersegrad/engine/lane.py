@@ -95,5 +95,6 @@ def build(first: Compressor[Any], how: Scheme, meters: Meters, second: Compresso
 
 def _of(compressor: Compressor[Any], how: Scheme, group: Group, settings: Settings, meters: Meters) -> Exchange[Any]:
     """The exchange of a group, its small tensors apart."""
-    second = None if how.again is None else settings.effective(how.again, group.dtype)
+    again = how.again(compressor)
+    second = None if again is None else settings.effective(again, group.dtype)
     return build(settings.effective(compressor, group.dtype), how, meters, second)

@@ -230,6 +230,8 @@ def _counters(engine: Engine) -> Numbers:
         "said": first.coordinates,
         "error": first.error,
         "power": first.power,
+        "waits": first.waits,
+        "out": first.out,
         "encode": first.encode + second.encode,
         "decode": first.decode + second.decode,
         "wire": sum(link.waited for link in engine.links),
@@ -259,6 +261,8 @@ def _line(grown: Numbers) -> Numbers:
         out["ratio"] = 32 / bits
     if grown["power"]:
         out["message_error"] = grown["error"] / grown["power"]
+    if grown["out"]:
+        out["message_age"] = grown["waits"] / grown["out"]
     return out
 
 

@@ -48,9 +48,19 @@ class Meter:
     probing: bool = False  # whether the error of messages is measured now, by decoding them once more
     error: float = 0.0  # sum of ||C(y) - y||^2
     power: float = 0.0  # sum of ||y||^2
+    waits: float = 0.0  # sum of |r| that was carried into messages
+    out: float = 0.0  # sum of |C(y)| of the messages that had something carried into them
     sent: host.Tally = dataclasses.field(default_factory=host.Tally)  # bytes of messages
     layers: dict[str, Layer] | None = None  # while probing: what the messages say of each layer, where it is asked for
     probe: float = 0.0  # seconds of measuring errors, which are no part of an exchange
+
+    @property
+    def age(self) -> float | None:
+        """Steps that what the messages carry has waited, about; None where nothing is carried.
+
+        In a steady state the mean time in a queue is what waits over what leaves per step (Little's law).
+        """
+        return self.waits / self.out if self.out else None
 
     @property
     def nbytes(self) -> int:
@@ -91,14 +101,19 @@ class Watched:
         begin, meter = time.perf_counter(), self.meter
         wanted, residual = flat_float32(x), carried(state, spec)
         if residual is not None:
-            wanted = wanted + residual.to(wanted.device)
+            residual = residual.to(wanted.device)
+            wanted = wanted + residual
         decoded = self.inner.decode(message, spec, ctx)
         # Values that are close have an exact difference.
         missed = decoded - wanted
-        error, power = host.floats(power_of(missed), power_of(wanted))
+        sizes = [] if residual is None else [_size_of(residual), _size_of(decoded)]
+        error, power, *ages = host.floats(power_of(missed), power_of(wanted), *sizes)
         if math.isfinite(error) and math.isfinite(power):
             meter.error += error
             meter.power += power
+            if ages:
+                meter.waits += ages[0]
+                meter.out += ages[1]
         if meter.layers is not None:
             for name, layer in by_layer(self.inner, message, spec, ctx, decoded, missed, wanted):
                 meter.layers.setdefault(name, Layer()).add(layer)
@@ -156,6 +171,12 @@ class WatchedAccumulator(Watched):
         added = self.inner.decode_add(message, spec, ctx, out, weight)
         self.meter.decode += time.perf_counter() - begin
         return added
+
+
+def _size_of(x: Tensor) -> Tensor:
+    """The sum of magnitudes as a float64 scalar of its device."""
+    total: Tensor = torch.linalg.vector_norm(x, 1, dtype=torch.float64)
+    return total
 
 
 def watch(compressor: Compressor[Any], meter: Meter) -> Watched:

@@ -97,6 +97,8 @@ def report(engine: Engine) -> Report:
         out["relative_error"] = t.error / t.power
     if first.power:
         out["message_error"] = first.error / first.power
+    if first.age is not None:
+        out["message_age"] = first.age
     if engine.exchange in ("two_shot", "all_gather"):
         out |= _cheaper(engine)
     if engine.auto is not None:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
+from tersegrad.advice import DEFAULT
 from tersegrad.compressors import BF16, Identity
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor, Context, needs_second_moment
@@ -156,7 +157,7 @@ def paired(given: Given | None, how: Scheme, collects: bool) -> Compressor[Any]:
     if needs_second_moment(chosen) and not collects:
         raise BadConfiguration(
             f"{chosen} decides by the variance over samples, which only integrations.ddp collects: choose another compressor here, "
-            "for example error_feedback(sparse_dithering(alpha=0.1))"
+            f"for example {DEFAULT}"
         )
     if needs_second_moment(chosen) and how.recompresses:
         raise BadConfiguration(

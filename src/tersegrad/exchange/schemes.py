@@ -24,7 +24,7 @@ from tersegrad.exchange.hierarchical import HierarchicalExchange
 from tersegrad.exchange.power_sgd import PowerSGDExchange
 from tersegrad.exchange.reduce_scatter import ReduceScatterExchange
 from tersegrad.exchange.steps import Exchange, ProcessGroup
-from tersegrad.exchange.two_shot import TwoShotExchange
+from tersegrad.exchange.two_shot import TwoShotExchange, for_means
 from tersegrad.recipes import known, parse_form
 
 
@@ -41,9 +41,8 @@ class Scheme(Configuration):
         """Whether means are compressed a second time."""
         return False
 
-    @property
-    def again(self) -> Compressor[Any] | None:
-        """What means are compressed with, where it is not the compressor of the gradients."""
+    def again(self, first: Compressor[Any]) -> Compressor[Any] | None:
+        """What means are compressed with where gradients are by ``first``; None: not a second time."""
         return None
 
     def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
@@ -76,7 +75,7 @@ class AllGatherScheme(Scheme):
 
 @dataclasses.dataclass(frozen=True)
 class TwoShotScheme(Scheme):
-    """Reduce-scatter and all-gather, both compressed; the means with ``second``, by default as the gradients are."""
+    """Reduce-scatter and all-gather, both compressed; the means with ``second``, by default as the gradients are but without feedback."""
 
     name: ClassVar[str] = "two_shot"
 
@@ -94,9 +93,9 @@ class TwoShotScheme(Scheme):
     def recompresses(self) -> bool:
         return True
 
-    @property
-    def again(self) -> Compressor[Any] | None:
-        return self.second
+    def again(self, first: Compressor[Any]) -> Compressor[Any] | None:
+        found: Compressor[Any] = self.second or for_means(first)
+        return found
 
     def make(self, first: Compressor[Any], second: Compressor[Any] | None = None) -> Exchange[Any]:
         return TwoShotExchange(first, self.second if second is None else second)
@@ -121,6 +120,9 @@ class HierarchicalScheme(Scheme):
     @property
     def recompresses(self) -> bool:
         return SCHEMES[self.between]().recompresses
+
+    def again(self, first: Compressor[Any]) -> Compressor[Any] | None:
+        return SCHEMES[self.between]().again(first)
 
     def resolve(self, group: ProcessGroup) -> Scheme:
         return self if self.ranks_per_node else dataclasses.replace(self, ranks_per_node=ranks_per_host(group))

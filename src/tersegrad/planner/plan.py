@@ -11,6 +11,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from tersegrad.advice import LADDER as LADDER
+from tersegrad.advice import row
 from tersegrad.core.text import require
 from tersegrad.planner.coding import Measured
 from tersegrad.planner.timeline import Waits, simulate
@@ -51,15 +53,12 @@ class Setting:
 
 
 BASELINE = Setting("bf16", "all_reduce")
+_LESS_OFTEN = f"{row('adam', 100).local} with {row('adam', 100).compressor}"
 
-# From exact to coarse. What each of them is known for: docs/plan.md.
-LADDER: tuple[str, ...] = (
-    "qsgd(bits=4, bucket=128, norm=max)",
-    "error_feedback(sparse_dithering(alpha=0.1))",
-)
+# Beside the ladder, which is climbed from exact to coarse (docs/plan.md), the table of a plan has these.
 OTHERS: tuple[str, ...] = (
     "int8",
-    "error_feedback(sparse_dithering(alpha=0.5))",
+    row("momentum", 10).compressor,
     "error_feedback(top_k(fraction=0.01))",
     "vgc(alpha=1.5)",
 )
@@ -231,7 +230,7 @@ class Plan:
         if chosen.setting.dense and self.pays_below:
             words += f"; compression would pay below {rate_text(self.pays_below)}"
         if chosen.waited > 0.5 * chosen.seconds:
-            words += f"; a step still waits {_share(chosen)} of its time, so exchange less often (local_sgd, diloco)"
+            words += f"; a step still waits {_share(chosen)} of its time, so exchange less often: {_LESS_OFTEN}"
         return words
 
     @property

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tersegrad import advice
 from tersegrad.planner.plan import WORTH, seconds_text
 from tersegrad.report.runs import POINT
 from tersegrad.report.tables import Column, Table, number, signed
 from tersegrad.train.jobs import Job, Result
 
+_EVERY_STEP = (advice.row("momentum", 4), advice.row("momentum", 10), advice.row("adam", 10))
+_ALONE = advice.row("momentum", 100)
 # compressor, exchange, method of local steps; the first is what the others are compared with
 _SETTINGS: tuple[tuple[str | None, str, str | None], ...] = (
     ("bf16", "all_reduce", None),
-    ("qsgd(bits=4, norm=max)", "two_shot", None),
-    ("error_feedback(sparse_dithering(alpha=0.1))", "two_shot", None),
-    ("error_feedback(trellis(alpha=0.1))", "two_shot", None),
+    *((row.compressor, row.exchange, None) for row in _EVERY_STEP),
     ("vgc(alpha=1.5)", "all_gather", None),
     (None, "power_sgd(rank=4)", None),
-    ("error_feedback(sparse_dithering(alpha=0.1))", "two_shot", "local_sgd(every=8)"),
+    (_ALONE.compressor, _ALONE.exchange, _ALONE.local),
     ("auto", "auto", None),
 )
 NEVER = "none: compression does not pay"

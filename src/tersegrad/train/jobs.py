@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
+from tersegrad import advice
 from tersegrad.bench.rate import limit_at
 from tersegrad.core.protocol import Guarantee, Spec
 from tersegrad.core.text import require
@@ -31,7 +32,7 @@ class Job:
     data: str = "digits"
     model: str = "mlp"
     optimizer: str = "sgd"
-    compressor: str | None = "error_feedback(sparse_dithering(alpha=0.1))"  # "auto": chosen by measuring
+    compressor: str | None = advice.DEFAULT  # "auto": chosen by measuring
     exchange: str = "two_shot"  # "auto", with the compressor: chosen too
     local: str | None = None  # local_sgd(...) or diloco(...): exchange only now and then
     group_bytes: int = GROUP_BYTES  # of float32 that one message serves

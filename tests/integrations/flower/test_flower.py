@@ -38,8 +38,9 @@ UPLINK = "error_feedback(sparse_dithering(alpha=0.25))"
 
 
 def compressed(**options: Any) -> flower.CompressedStrategy:
+    """A strategy whose clients keep residuals, unless told otherwise."""
     inner = options.pop("inner", None) or fedavg(options.pop("fraction", 1.0), options.pop("evaluate", 0.0))
-    return flower.CompressedStrategy(inner, seed=options.pop("seed", 1), **options)
+    return flower.CompressedStrategy(inner, options.pop("uplink", UPLINK), seed=options.pop("seed", 1), **options)
 
 
 def flat(arrays: ArrayRecord) -> torch.Tensor:
@@ -50,7 +51,7 @@ def test_learns_as_well_as_plain_flower_with_a_tenth_of_the_bytes() -> None:
     plain_grid = flower.LocalGrid(client_app([]), 6)
     plain = run(fedavg(), plain_grid, 8)
     grid = flower.LocalGrid(client_app([flower.compress_mod()]), 6)
-    strategy = compressed()
+    strategy = flower.CompressedStrategy(fedavg(), seed=1)
     result = run(strategy, grid, 8)
     assert accuracy(result.arrays) > accuracy(plain.arrays) - 0.02
     assert accuracy(plain.arrays) > 0.8
@@ -225,7 +226,7 @@ def test_a_server_that_restarts_goes_on(tmp_path: Path) -> None:
     grid = flower.LocalGrid(client_app([flower.compress_mod()]), 4)
     first = compressed(inner=inner(), checkpoint=tmp_path / "run" / "server.npz")
     before = run(first, grid, 3)
-    again = flower.CompressedStrategy(inner())  # nothing but the file and the clients survived
+    again = flower.CompressedStrategy(inner(), UPLINK)  # nothing but the file and the clients survived
     arrays = again.resume(tmp_path / "run" / "server.npz")
     assert torch.equal(flat(arrays), flat(before.arrays))
     assert again.completed == 3

@@ -3,7 +3,7 @@
 Two parts, one on each side, around an ordinary Flower app::
 
     app = ClientApp(mods=[flower.compress_mod()])                        # the client: everything else stays as it was
-    strategy = flower.CompressedStrategy(FedAvg(), uplink="error_feedback(sparse_dithering(alpha=0.25))")  # the server
+    strategy = flower.CompressedStrategy(FedAvg(), uplink="subtractive_dithering(omega=1)")  # the server
 
 How it works: ``envelope.py`` says what travels. The client's side is ``mod.py`` with its ``memory.py`` and ``residual.py``. The
 server's is ``strategy.py``, which speaks Flower's interface: ``broadcast.py`` makes what goes out, ``gate.py`` lets replies in,

@@ -26,6 +26,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
+from tersegrad.advice import FEDERATED
 from tersegrad.core import frame
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Piece, Spec, needs_second_moment
@@ -223,7 +224,7 @@ def usable(compressor: Compressor[Any] | str) -> Compressor[Any]:
     if needs_second_moment(found):
         raise BadConfiguration(
             f"{found} decides by the second moment of single samples' gradients, which a model update does not have: "
-            "use another compressor, for instance error_feedback(sparse_dithering(alpha=0.25))"
+            f"use another compressor, for instance {FEDERATED}"
         )
     return found
 

@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from tersegrad.advice import FEDERATED
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.integrations.flower import envelope, strategies
@@ -56,7 +57,7 @@ class CompressedStrategy(Strategy):
     def __init__(
         self,
         inner: Strategy,
-        uplink: Compressor[Any] | str | Mapping[str, Compressor[Any] | str] = "error_feedback(sparse_dithering(alpha=0.25))",
+        uplink: Compressor[Any] | str | Mapping[str, Compressor[Any] | str] = FEDERATED,
         downlink: Compressor[Any] | str = "sparse_dithering(alpha=0.1)",
         *,
         snapshot: Compressor[Any] | str = "sparse_dithering(bits=3.9)",

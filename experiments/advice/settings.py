@@ -1,0 +1,100 @@
+"""What is compared: a setting is a line of text forms."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tersegrad
+from experiments.advice.late import Late, Leaky
+from tersegrad.core.protocol import Compressor
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How gradients (or, with ``local``, what workers learned alone) are exchanged."""
+
+    label: str
+    compressor: str
+    exchange: str = "two_shot"
+    local: str | None = None
+    per_tensor: bool = False  # a message, hence a scale, per tensor
+
+    def made(self) -> Compressor[Any]:
+        """The compressor."""
+        return tersegrad.parse(self.compressor, extra=(Late, Leaky))
+
+
+def sub(omega: float) -> str:
+    """Unbiased, without a state."""
+    return f"subtractive_dithering(omega={omega:g})"
+
+
+def trellis(omega: float) -> str:
+    """The same with a trellis."""
+    return f"dithered_trellis(omega={omega:g})"
+
+
+def rounded(omega: float) -> str:
+    """Unbiased by stochastic rounding, coded by scale classes; it has kernels for GPUs."""
+    return f"random_sparse_dithering(omega={omega:g})"
+
+
+def fed(alpha: float) -> str:
+    """Sparse Dithering with error feedback."""
+    return f"error_feedback(sparse_dithering(alpha={alpha:g}))"
+
+
+QSGD = "qsgd(bits=4, bucket=128, norm=max)"
+TOP = "error_feedback(top_k(fraction=0.01))"
+
+
+def twice(label: str, compressor: str) -> Setting:
+    """With a residual of its own in the second round, as ``two_shot`` had it."""
+    return Setting(f"{label} twice", compressor, f"two_shot(second={compressor})")
+
+
+def local(every: int, label: str, compressor: str, exchange: str = "two_shot") -> Setting:
+    """Local steps; the mean of what was learned."""
+    return Setting(f"H {every}, {label}", compressor, exchange, f"local_sgd(every={every})")
+
+
+BASE = Setting("bf16", "bf16")
+SETTINGS = (
+    BASE,
+    Setting("qsgd 4 bit", QSGD),
+    *(Setting(f"trellis {w:g}", trellis(w)) for w in (0.25, 1, 2, 4, 16, 64)),
+    *(Setting(f"feedback {a:g}", fed(a)) for a in (0.1, 0.25, 0.5)),
+    *(twice(f"feedback {a:g}", fed(a)) for a in (0.1, 0.25, 0.5, 0.75)),
+    Setting("top 1 %", TOP),
+    twice("top 1 %", TOP),
+    Setting("vgc 1.5", "vgc(alpha=1.5)", "all_gather"),
+    Setting("subtractive 1", sub(1)),
+    Setting("stochastic 4", rounded(4)),
+    Setting("trellis 16, scale per tensor", trellis(16), per_tensor=True),
+    Setting("trellis 4, then 1", trellis(4), f"two_shot(second={trellis(1)})"),
+    *(
+        Setting(f"feedback 0.5, then {words}", fed(0.5), f"two_shot(second={second})")
+        for words, second in (("trellis 0.25", trellis(0.25)), ("trellis 2", trellis(2)), ("stochastic 4", rounded(4)))
+    ),
+    Setting("feedback 0.1, then stochastic 0.25", fed(0.1), f"two_shot(second={rounded(0.25)})"),
+    local(2, "trellis 0.25", trellis(0.25)),
+    *(local(4, words, text) for words, text in (("qsgd 4 bit", QSGD), ("trellis 0.25", trellis(0.25)), ("trellis 4", trellis(4)))),
+    *(local(8, words, text) for words, text in (
+        ("bf16", "bf16"), ("qsgd 4 bit", QSGD), ("trellis 0.25", trellis(0.25)), ("trellis 1", trellis(1)),
+    )),
+    local(8, "feedback 0.5 twice", fed(0.5), f"two_shot(second={fed(0.5)})"),
+    *(local(30, words, text) for words, text in (
+        ("bf16", "bf16"), ("qsgd 4 bit", QSGD), ("trellis 4", trellis(4)),
+    )),
+    local(30, "feedback 0.5 twice", fed(0.5), f"two_shot(second={fed(0.5)})"),
+    *(local(60, f"trellis {w:g}", trellis(w)) for w in (0.25, 1)),
+    local(120, "trellis 0.25", trellis(0.25)),
+)  # fmt: skip
+# Delay alone: exact messages, in the first round only.
+DELAYS = (
+    *(Setting(f"late by {k}", f"late(steps={k})", "two_shot(second=identity)") for k in (1, 2, 4, 8)),
+    *(Setting(f"leaky, mean age {k}", f"leaky(share={1 / (1 + k)!r})", "two_shot(second=identity)") for k in (1, 2, 4, 8)),
+)
+BY_LABEL = {setting.label: setting for setting in (*SETTINGS, *DELAYS)}
+assert len(BY_LABEL) == len(SETTINGS) + len(DELAYS)
