@@ -67,6 +67,7 @@ def _experiments(images: list[Path]) -> str:
 def linked(text: str) -> str:
     """A page of docs/ whose links to files of results lead to their places on the website."""
     text = re.sub(r"\]\(\.\./benchmarks/results/([\w.-]+)\.md\)", r"](results/benchmarks.md#\1)", text)
+    text = re.sub(r"\]\(\.\./experiments/[\w/-]+\.md\)", "](results/experiments.md)", text)
     return re.sub(r"\]\(\.\./benchmarks/results/([\w.-]+\.png)\)", r"](results/images/benchmarks-\1)", text)
 
 
