@@ -628,7 +628,7 @@ def overhead(
     method: Annotated[str, typer.Option(help="A compressor; its two-shot exchange is measured.")] = OURS,
     hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
     megabytes: Annotated[float, typer.Option(help="float32 in the gradients, in 10^6 bytes.")] = 25.0,
-    rounds: Annotated[int, typer.Option(help="Of each measurement, in turn.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Of each measurement, in turn.")] = 15,
     out: OutOption = RESULTS,
 ) -> None:
     """What a handle's step takes on a link without a limit, against coding plus bare collectives."""
