@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,11 @@ def train(
     model = task.build(found)
     settings = task.optimizer(optimizer, rate)
     exchanges = _Exchanges(setting, model, seed)
-    run = _local_steps if setting.local else _every_step
-    run(task, model, found, settings, setting, exchanges, seed, steps)
+    batches = list(_batches(found, task.batch, seed, steps))
+    if setting.local:
+        _local_steps(model, found, batches, settings, exchanges, local_sgd.method(setting.local))
+    else:
+        _every_step(model, found, batches, settings, exchanges)
     loss, accuracy = evaluate(model, found, task.held_out)
     return Run(
         task=task.name,
@@ -142,7 +145,10 @@ def _mean(exchanges: _Exchanges, number: Callable[[Ages], float]) -> float:
     return sum(number(ages) * spec.numel for ages, spec in zip(exchanges.ages, exchanges.specs)) / whole
 
 
-def _batches(found: Images | Text, batch: int, seed: int, steps: int) -> Any:
+Batches = list[tuple[Tensor, ...]]  # for every step the examples of each worker
+
+
+def _batches(found: Images | Text, batch: int, seed: int, steps: int) -> Iterator[tuple[Tensor, ...]]:
     """For every step the examples of each worker."""
     per_step, order, at = WORKERS * batch, torch.empty(0, dtype=torch.int64), 0
     generator = torch.Generator().manual_seed(1_000_003 * seed)
@@ -158,19 +164,10 @@ def _gradient(model: nn.Module, found: Images | Text, chosen: Tensor) -> None:
     cross_entropy(model(inputs).flatten(0, -2), targets.flatten()).backward()
 
 
-def _every_step(
-    task: Task,
-    model: nn.Module,
-    found: Images | Text,
-    settings: Any,
-    setting: Setting,
-    exchanges: _Exchanges,
-    seed: int,
-    steps: int,
-) -> None:
+def _every_step(model: nn.Module, found: Images | Text, batches: Batches, settings: Any, exchanges: _Exchanges) -> None:
     parameters, optimizer = list(model.parameters()), settings.build(model)
     collector = Collector(model) if exchanges.wants_moments else None
-    for step, shares in enumerate(_batches(found, task.batch, seed, steps)):
+    for step, shares in enumerate(batches):
         vectors, moments = [], []
         for chosen in shares:
             optimizer.zero_grad()
@@ -181,35 +178,27 @@ def _every_step(
                 moments.append(_flat(taken[p] for p in parameters))
         _write(parameters, exchanges.mean(vectors, moments or None), gradient=True)
         for group in optimizer.param_groups:
-            group["lr"] = settings.rate(step, steps)
+            group["lr"] = settings.rate(step, len(batches))
         optimizer.step()
     if collector is not None:
         collector.remove()
 
 
 def _local_steps(
-    task: Task,
-    model: nn.Module,
-    found: Images | Text,
-    settings: Any,
-    setting: Setting,
-    exchanges: _Exchanges,
-    seed: int,
-    steps: int,
+    model: nn.Module, found: Images | Text, batches: Batches, settings: Any, exchanges: _Exchanges, how: Any
 ) -> None:
-    how = local_sgd.method(setting.local or "")
     workers = [copy.deepcopy(model) for _ in range(WORKERS)]
     optimizers = [settings.build(worker) for worker in workers]
     anchor = _flat(model.parameters())
     velocity = torch.zeros_like(anchor)
-    for step, shares in enumerate(_batches(found, task.batch, seed, steps)):
+    for step, shares in enumerate(batches):
         for worker, optimizer, chosen in zip(workers, optimizers, shares):
             optimizer.zero_grad()
             _gradient(worker, found, chosen)
             for group in optimizer.param_groups:
-                group["lr"] = settings.rate(step, steps)
+                group["lr"] = settings.rate(step, len(batches))
             optimizer.step()
-        if (step + 1) % how.every == 0 or step + 1 == steps:
+        if (step + 1) % how.every == 0 or step + 1 == len(batches):
             mean = exchanges.mean([anchor - _flat(worker.parameters()) for worker in workers])
             velocity = how.momentum * velocity + mean
             anchor = anchor - how.rate(step + 1) * (mean + how.momentum * velocity)

@@ -1,6 +1,5 @@
 // Mutates valid messages of both forms; every instruction set must give the same verdict and the same values, and stay in bounds.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "rows.hpp"
 #include "tersegrad/dither.hpp"
 #include "tersegrad/runtime.hpp"
 #include "tersegrad/threads.hpp"
@@ -26,16 +26,8 @@ int main(int argc, char** argv) {
         std::vector<float> x(n);
         const bool heavy = below(2);
         for (auto& v : x) v = normal(rng) * (heavy && below(100) == 0 ? static_cast<float>(below(100000)) : 1.0f);
-        // A part of a matrix, whose rows and columns have scales of their own, and a vector.
-        const std::size_t part = below(n + 1), group = 1 + below(4), columns = group * (1 + below(60)), phase = below(columns);
-        const std::int64_t layout[8] = {static_cast<std::int64_t>(part), static_cast<std::int64_t>(columns), static_cast<std::int64_t>(group),
-                                        static_cast<std::int64_t>(phase), static_cast<std::int64_t>(n - part), static_cast<std::int64_t>(n - part + 1), 1, 0};
-        const classes::Rows rows{layout, below(4) ? std::size_t{2} : 0};
-        if (rows.pieces)
-            for (std::size_t i = 0; i < part; ++i) {
-                const std::size_t row = (phase + i) / columns, column = (phase + i) % columns / group;
-                x[i] *= row % 5 == 3 ? 0.0f : std::ldexp(1.0f, static_cast<int>(row * 7 % 9) - static_cast<int>(column * 5 % 6));
-            }
+        std::int64_t layout[8];
+        const classes::Rows rows = scale_rows(x, layout, below);
         const double nus[] = {1.0, 0.1, 0.01, 1e-4};
         set_isa(best_isa());
         set_threads(1 + static_cast<int>(below(3)));

@@ -1,7 +1,6 @@
 // Encodes on every instruction set, which must agree, then mutates the messages; every instruction set must give the same verdict and the
 // same values, and stay in bounds.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "rows.hpp"
 #include "tersegrad/runtime.hpp"
 #include "tersegrad/threads.hpp"
 #include "tersegrad/trellis.hpp"
@@ -27,16 +27,8 @@ int main(int argc, char** argv) {
         std::vector<float> x(n);
         const bool heavy = below(2);
         for (auto& v : x) v = normal(rng) * (heavy && below(100) == 0 ? static_cast<float>(below(100000)) : 1.0f);
-        // A part of a matrix, whose rows and columns have scales of their own, and a vector.
-        const std::size_t part = below(n + 1), group = 1 + below(4), columns = group * (1 + below(60)), phase = below(columns);
-        const std::int64_t layout[8] = {static_cast<std::int64_t>(part), static_cast<std::int64_t>(columns), static_cast<std::int64_t>(group),
-                                        static_cast<std::int64_t>(phase), static_cast<std::int64_t>(n - part), static_cast<std::int64_t>(n - part + 1), 1, 0};
-        const classes::Rows rows{layout, below(4) ? std::size_t{2} : 0};
-        if (rows.pieces)
-            for (std::size_t i = 0; i < part; ++i) {
-                const std::size_t row = (phase + i) / columns, column = (phase + i) % columns / group;
-                x[i] *= row % 5 == 3 ? 0.0f : std::ldexp(1.0f, static_cast<int>(row * 7 % 9) - static_cast<int>(column * 5 % 6));
-            }
+        std::int64_t layout[8];
+        const classes::Rows rows = scale_rows(x, layout, below);
         const float steps[] = {3.0f, 0.6f, 0.05f, 1e-3f, 1e-7f};
         const trellis::Dither dither{{rng(), 6, 1, 2}, {rng(), 7, 1, 2}};
         const trellis::Options options{steps[below(5)], 4 << below(4), below(6) ? 14 + static_cast<int>(below(5)) : trellis::kAutoChunk, below(2) ? &dither : nullptr, rows};

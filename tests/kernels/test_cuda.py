@@ -217,23 +217,34 @@ def test_sparse_messages_are_those_of_the_reference(dtype: torch.dtype, narrow: 
         if results[0][0] is True:
             continue
         message, front = held[: facts[1]], bytes(held[: 2 + len(varint.write(count))].tolist())
-        divisor, refused = reference.random_divisor(count, numel), 0
-        with emulated():
-            for trial in range(4 if dtype == torch.int32 else 1):
-                data = message.clone()
-                if trial:
-                    at = int(torch.randint(0, data.numel() - (2 if narrow else 4) * count, (), generator=generator))
-                    data = data[:-1] if trial == 1 else data
-                    data[at] ^= 1 << trial % 8
-                for weight in (None, 0.3):
-                    outs, verdicts = [torch.ones(numel), torch.ones(numel)], []
-                    for ops, place in zip((reference, index), outs, strict=True):
-                        verdicts.append(bool(ops.sparse_decode(data, front, count, numel, divisor, narrow, place, weight)))
-                    assert verdicts[0] == verdicts[1], (count, trial)
-                    assert trial or verdicts[0]
-                    assert same(*outs) if verdicts[0] else weight is None or same(outs[1], torch.ones(numel))
-                    refused += not verdicts[0]
+        divisor, trials = reference.random_divisor(count, numel), 4 if dtype == torch.int32 else 1
+        refused = _decoded_alike("sparse_decode", message, (front, count, numel, divisor, narrow), trials, generator)
         assert refused or dtype == torch.int64
+
+
+def _decoded_alike(
+    name: str, message: Tensor, given: tuple[bytes, int, int, int, bool], trials: int, generator: torch.Generator
+) -> int:
+    """A message, then damaged ones, decoded by the reference and by the kernels; how many were refused. ``given`` follows the data."""
+    _, count, numel, _, narrow = given
+    refused = 0
+    with emulated():
+        for trial in range(trials):
+            data = message.clone()
+            if trial:
+                at = int(torch.randint(0, data.numel() - (2 if narrow else 4) * count, (), generator=generator))
+                data = data[:-1] if trial == 1 else data
+                data[at] ^= 1 << trial % 8
+            for weight in (None, 0.3):
+                outs = [torch.ones(numel), torch.ones(numel)]
+                verdicts = [
+                    bool(getattr(ops, name)(data, *given, place, weight)) for ops, place in zip((reference, index), outs)
+                ]
+                assert verdicts[0] == verdicts[1], (count, trial)
+                assert trial or verdicts[0]
+                assert same(*outs) if verdicts[0] else weight is None or same(outs[1], torch.ones(numel))
+                refused += not verdicts[0]
+    return refused
 
 
 @needs_compiler
@@ -265,22 +276,8 @@ def test_sparse_messages_with_classes_of_gaps_are_those_of_the_reference(dtype: 
                 assert facts[0]
             if not results[0][0]:
                 continue
-            message = torch.tensor(results[0][1], dtype=torch.uint8)
-            for trial in range(6):
-                data = message.clone()
-                if trial:
-                    at = int(torch.randint(0, data.numel() - (2 if narrow else 4) * count, (), generator=generator))
-                    data = data[:-1] if trial == 1 else data
-                    data[at] ^= 1 << trial % 8
-                for weight in (None, 0.3):
-                    outs, verdicts = [torch.ones(numel), torch.ones(numel)], []
-                    for ops, place in zip((reference, index), outs, strict=True):
-                        given = (data, front, count, numel, alphabet, narrow)
-                        verdicts.append(bool(ops.sparse_decode_gaps(*given, place, weight)))
-                    assert verdicts[0] == verdicts[1], (count, trial)
-                    assert trial or verdicts[0]
-                    assert same(*outs) if verdicts[0] else weight is None or same(outs[1], torch.ones(numel))
-                    refused += not verdicts[0]
+        message = torch.tensor(results[0][1], dtype=torch.uint8)
+        refused += _decoded_alike("sparse_decode_gaps", message, (front, count, numel, alphabet, narrow), 6, generator)
     assert refused > 20
 
 

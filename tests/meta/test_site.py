@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from benchmarks import pages
 
-from tests.report.browser import BROWSER
+from tests.report.browser import BROWSER, needs_browser
 
 ROOT = Path(__file__).parents[2]
 NAVIGATION = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
@@ -98,7 +98,7 @@ addEventListener("load", async () => {
 </script>"""
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@needs_browser
 def test_search_answers_from_a_disk(site: Path) -> None:
     assert BROWSER is not None
     page = site / "used.html"

@@ -10,7 +10,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 
 # Before anything else of the page runs.
 WATCH = """<script>

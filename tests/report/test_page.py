@@ -17,7 +17,7 @@ from tersegrad.core.errors import BadConfiguration
 from tersegrad.integrations import processes
 from tersegrad.report import page, runs
 from tersegrad.train import Job, load, run
-from tests.report.browser import BROWSER, use
+from tests.report.browser import needs_browser, use
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"compressor": "bf16"},
@@ -228,7 +228,7 @@ return out;
 """
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+@needs_browser
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (500, True)])
 def test_figures_are_drawn_and_controls_work(made: Path, width: int, dark: bool) -> None:
     found = use(made, LOOK, width, dark)
