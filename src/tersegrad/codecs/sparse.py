@@ -221,7 +221,7 @@ def _decode_at_once(data: Tensor, begun: bytes, numel: int, most: int, narrow: b
 
 def _front(data: Tensor) -> Tensor:
     """The mode, the number of coordinates and the form of the index set, in the host's memory."""
-    return data[: 3 + varint.MAX_NBYTES].cpu()
+    return host.read(data[: 3 + varint.MAX_NBYTES])
 
 
 def read(

@@ -168,7 +168,7 @@ class Auto:
         )
         assert engine.link is not None
         topology, groups = Topology(engine.links[-1].size, engine.link), [lane.group.spec.numel for lane in engine.lanes]
-        overlaps = engine.kind == "ddp"
+        overlaps = engine.overlaps
         return [
             forecast(
                 Setting(text, name),

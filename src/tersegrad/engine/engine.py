@@ -18,6 +18,7 @@ from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor, needs_second_moment
 from tersegrad.core.text import require
 from tersegrad.engine import agreement, checkpoint, replicas
+from tersegrad.engine.aside import Aside
 from tersegrad.engine.auto import Auto
 from tersegrad.engine.carry import Left, carry
 from tersegrad.engine.groups import Group
@@ -67,6 +68,7 @@ class Engine:
         self.dense_seconds: dict[str, float] | None = None  # of dense all-reduces on this link
         self.link: Link | None = None  # as measured
         self._open: list[Step] = []
+        self._aside: Aside | None = None
         self._upcoming: tuple[int, Choice] | None = None  # the step that the schedule was asked for, and its answer
         self.links = list({id(route.link): route.link for route in routes}.values())
         # Ranks that exchange nothing with one another still belong to one run.
@@ -80,6 +82,11 @@ class Engine:
         self._schemes: dict[tuple[str, int], Scheme] = {}
         self.auto = Auto(settings.auto == "compressor", settings.warmup_steps) if settings.auto else None
         self.lanes = [self.lane(route, settings) for route in routes]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether exchanges start while gradients are still computed, and are asked for at the end."""
+        return self.kind == "ddp"
 
     @property
     def exchange(self) -> str:
@@ -229,8 +236,20 @@ class Engine:
         if every and step.number % every == 0:
             self.check_replicas()
 
+    def aside(self) -> Aside | None:
+        """Where the exchanges of the next step run, if not in the thread that starts them: where that has a GPU to keep at work."""
+        device = self.lanes[0].group.device
+        if not self.overlaps or device.type != "cuda" or all(lane.fixed_size for lane in self.lanes):
+            return None
+        if self.auto is not None and self.auto.measuring:
+            return None
+        self._aside = self._aside or Aside(device)
+        return self._aside
+
     def dropped(self, step: Step) -> None:
         """A step failed: the next one has its number again."""
+        if self._aside is not None:
+            self._aside.drain()
         if step in self._open:
             self._open.remove(step)
             self.step = step.number

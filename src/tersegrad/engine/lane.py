@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from tersegrad.core import state as states
-from tersegrad.core.protocol import Compressor, Context, Spec, needs_second_moment
+from tersegrad.core.protocol import Compressor, Context, Spec, has_fixed_size, needs_second_moment
 from tersegrad.engine.groups import Group
 from tersegrad.engine.meter import Meter, TimedGroup, watch
 from tersegrad.engine.settings import Settings
@@ -76,6 +76,11 @@ class Lane:
         if self.scheme.compresses:
             return self.scheme.remembers
         return self.compressor.init(Spec.flat(1), "cpu") is not None
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether nothing has to be known of a message before it can be sent."""
+        return not self.scheme.remembers if self.scheme.compresses else has_fixed_size(self.compressor)
 
     @property
     def by_variance(self) -> bool:

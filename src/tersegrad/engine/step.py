@@ -1,15 +1,16 @@
 """One step: vectors in, means out, and states that are committed together or not at all.
 
 ``submit`` starts a group's exchange and moves the ones before it on by one collective, so that bytes travel while later vectors are
-computed; the order of collectives follows from the order of submitting alone, hence is the same on every rank. ``results`` finishes
-all of them. What the integration made of the results goes through ``check``, in the dtype and at the scale in which the
-optimiser will see it, and ``commit`` keeps the new states if everything was finite: the decision is the same on every rank, and the one a
-GradScaler takes.
+computed; the order of collectives follows from the order of submitting alone, hence is the same on every rank. On a GPU that may
+happen beside the backward pass (:mod:`tersegrad.engine.aside`). ``results`` finishes all of them. What the integration made of the results
+goes through ``check``, in the dtype and at the scale in which the optimiser will see it, and ``commit`` keeps the new states if everything
+was finite: the decision is the same on every rank, and the one a GradScaler takes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import struct
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,8 @@ class Step:
         self._engine, self.number, self.scale = engine, number, scale
         self.dense, self.measured = dense, measured
         self._due = engine.logs.due(number)
+        # What is measured is measured in order, by the caller.
+        self._aside = None if measured or self._due else engine.aside()
         self._pipeline: Pipeline[Any] = Pipeline()
         self._flights: list[_Flight] = []
         self._after: dict[int, Any] = {}  # the tentative states by group
@@ -56,6 +59,12 @@ class Step:
 
     def submit(self, number: int, x: Tensor, stats: Stats | None = None, *, owned: bool = False) -> None:
         """Start the exchange of a group's vector, given at the loss scale. ``owned``: ``x`` may be written to."""
+        if self._aside is None:
+            self._submit(number, x, stats, owned)
+        else:
+            self._aside.do(functools.partial(self._submit, number, x, stats, owned))
+
+    def _submit(self, number: int, x: Tensor, stats: Stats | None, owned: bool) -> None:
         lane, totals = self._engine.lanes[number], self._engine.totals
         if self.scale != 1.0:
             x = x.mul_(1.0 / self.scale) if owned else x * (1.0 / self.scale)
@@ -109,7 +118,11 @@ class Step:
 
     def results(self) -> dict[int, Tensor]:
         """The results of all groups, at the loss scale."""
-        self._pipeline.finish()
+        if self._aside is None:
+            self._pipeline.finish()
+        else:
+            self._aside.do(self._pipeline.finish)
+            self._aside.join()
         return {flight.lane.group.number: self.result(flight.lane.group.number) for flight in self._flights}
 
     def _measure(self, flight: _Flight, result: Tensor) -> None:

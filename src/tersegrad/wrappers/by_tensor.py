@@ -222,24 +222,41 @@ class ByTensor(Configuration):
         self, message: Message, spec: Spec, ctx: Context
     ) -> Iterator[tuple[Compressor[Any], Spec, Message, Context, tuple[tuple[int, int], ...]]]:
         """Every group's compressor, spec, message, context and runs; raises after the last where bytes are left."""
-        data, at = message.payload, 0
-        # Lengths are read in the host's memory. Where they are known beforehand, a device is not waited for to tell them.
-        known = self.fixed_size and not data.is_cpu
-        heads = data if known or data.is_cpu else message.on_host()
-        for share in _layout(self, spec):
-            if known:
-                length, at = share.limit, at + varint.nbytes(share.limit)
+        data = message.payload
+        # What is decoded in the host's memory is copied there once, as a whole.
+        here = message.on_host() if codes_on_host(self, data.device) else None
+        end = 0
+        for share, (at, length) in zip(_layout(self, spec), self._places(data if here is None else here, spec)):
+            end = at + length
+            # A copy starts at an address that any decoder may view as words.
+            copy = None if here is None else buffers.cat([here[at:end]])
+            found = Message(buffers.cat([data[at:end]]), length, copy)
+            yield share.compressor, share.spec, found, ctx.child(share.group), share.runs
+        if end != data.numel():
+            raise CorruptMessage(f"{data.numel() - end} bytes follow the last group")
+
+    def _places(self, data: Tensor, spec: Spec) -> Iterator[tuple[int, int]]:
+        """Where every group's message begins, and its length.
+
+        A device is not waited for where all lengths are known beforehand, and once where all but one are: that one is what is left.
+        """
+        shares, end = _layout(self, spec), 0
+        varying = [share for share in shares if not has_fixed_size(share.compressor)]
+        foreseen = [] if data.is_cpu or len(varying) > 1 else _foreseen(shares, data.numel())
+        if varying and foreseen:
+            fronts = torch.cat([data[at - varint.nbytes(length) : at] for at, length in foreseen])
+            if host.read(fronts).numpy().tobytes() != b"".join(varint.write(length) for _, length in foreseen):
+                foreseen = []
+        for number, share in enumerate(shares):
+            if foreseen:
+                at, length = foreseen[number]
             else:
-                length, at = varint.read(heads, at)
+                length, at = varint.read(host.read(data[end : end + varint.MAX_NBYTES]))
+                at += end
             if length > min(data.numel() - at, share.limit):
                 raise CorruptMessage(f"group {share.group} announces {length} bytes, {data.numel() - at} are left")
-            # A copy starts at an address that any decoder may view as words.
-            here = None if heads is data else buffers.cat([heads[at : at + length]])
-            found = Message(buffers.cat([data[at : at + length]]), length, here)
-            at += length
-            yield share.compressor, share.spec, found, ctx.child(share.group), share.runs
-        if at != data.numel():
-            raise CorruptMessage(f"{data.numel() - at} bytes follow the last group")
+            end = at + length
+            yield at, length
 
     def payloads(self, message: Message, spec: Spec, ctx: Context) -> Iterator[tuple[int, Compressor[Any], Message]]:
         """Every group that has coordinates: its number, its compressor and its message."""
@@ -287,6 +304,23 @@ def _layout(rules: ByTensor, spec: Spec) -> tuple[_Share, ...]:
         if compressor is not None:
             shares.append(_Share(group, compressor, sub, runs[group], compressor.max_nbytes(sub)))
     return tuple(shares)
+
+
+def _foreseen(shares: Sequence[_Share], total: int) -> list[tuple[int, int]]:
+    """Where the groups' messages lie in one of ``total`` bytes, at most one of which varies in length; nothing if they cannot."""
+    fixed = sum(share.limit + varint.nbytes(share.limit) for share in shares if has_fixed_size(share.compressor))
+    rest = total - fixed
+    # A length and its own bytes: the bytes grow by one at some lengths, so that some sums do not occur.
+    length = next((rest - n for n in range(1, varint.MAX_NBYTES + 1) if rest > n - 1 and varint.nbytes(rest - n) == n), None)
+    found: list[tuple[int, int]] = []
+    end = 0
+    for share in shares:
+        size = share.limit if has_fixed_size(share.compressor) else length
+        if size is None:
+            return []
+        found.append((end + varint.nbytes(size), size))
+        end = sum(found[-1])
+    return found
 
 
 def worst(promises: Sequence[Guarantee]) -> Guarantee:

@@ -94,7 +94,7 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
     regions = classes.regions_of(layout, count, device)
     place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
     known, begins, state = _decode(regions, data, count, place)
-    wrong, left_over = state.tolist()
+    wrong, left_over = host.read(state).tolist()
     if wrong == CORRUPT:
         raise CorruptMessage("not a message of dithered levels: a segment, a table or an escape is malformed")
     if wrong != FINE:
@@ -197,7 +197,7 @@ def dither_encode(
         rest = left if left.is_contiguous() else torch.empty(n, dtype=torch.float32, device=device)
         launch(ENCODE, "dither_left", -(-n // 1024), 256, total, n, *draws, levels, steps, scales, known, result, rest)
     # What the kernels use is kept until here.
-    found = result[:RESULTS].cpu()
+    found = host.read(result[:RESULTS])
     del memory, held
     wrong = int(found[WRONG])
     if wrong == MANY_ESCAPES:

@@ -70,7 +70,7 @@ def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
     count = host.numbers([indices.numel()], indices.device)
     words, head = _planes(indices.contiguous(), count, 1 << 62, divisor, None, room)
     launch(SOURCE, "planes_copy", min(-(-room // 1024), 1024), THREADS, words, room, out, head)
-    status, _, length = head[:3].tolist()
+    status, _, length = host.read(head[:3]).tolist()
     if status == UNSORTED:
         raise ValueError("indices must increase strictly and lie within the vector")
     if status == TOO_SMALL:
@@ -170,7 +170,7 @@ def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor,
     out = torch.empty(classes.numel(), dtype=index_dtype(numel), device=data.device)
     if not classes.numel():
         return out, torch.zeros((), dtype=torch.int64)
-    status, _, length = _read_gaps(data.contiguous(), b"", None, classes.contiguous(), numel, -1, out)[:3].tolist()
+    status, _, length = host.read(_read_gaps(data.contiguous(), b"", None, classes.contiguous(), numel, -1, out)[:3]).tolist()
     if status == CORRUPT:
         raise CorruptMessage(
             "not an index set: its gaps end early, its padding is not zero, or an index lies outside the vector"
@@ -213,7 +213,7 @@ def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor
     """Fill ``out`` with indices from the start of ``data``; the bytes used, int64, 0-d."""
     if out.numel() == 0:
         return torch.zeros((), dtype=torch.int64)
-    status, _, length = _read_planes(data.contiguous(), b"", numel, divisor, -1, out)[:3].tolist()
+    status, _, length = host.read(_read_planes(data.contiguous(), b"", numel, divisor, -1, out)[:3]).tolist()
     if status == CORRUPT:
         raise CorruptMessage("not an index set: it ends early, its padding is not zero, or an index lies outside the vector")
     return torch.tensor(length)

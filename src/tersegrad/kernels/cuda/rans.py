@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.cuda import scratch
 from tersegrad.kernels.cuda.loader import launch
@@ -90,7 +91,7 @@ def rans_encode(
     """Write the whole message into ``out``; its length, int64, 0-d."""
     if symbols.numel() == 0:
         return torch.zeros((), dtype=torch.int64)
-    found = write_block(symbols, alphabet, contexts, num_contexts, sample, chunk, out).tolist()
+    found = host.read(write_block(symbols, alphabet, contexts, num_contexts, sample, chunk, out)).tolist()
     if found[STATUS] == BAD_SYMBOL:
         raise ValueError("a symbol lies outside the alphabet, or a context is not below the number of contexts")
     # Known here by now: nobody has to wait for it again.
@@ -136,7 +137,7 @@ def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contex
     if out.numel() == 0 or alphabet == 1:
         out.zero_()
         return torch.zeros((), dtype=torch.int64)
-    found = read_block(data, alphabet, contexts, num_contexts, out).tolist()
+    found = host.read(read_block(data, alphabet, contexts, num_contexts, out)).tolist()
     if found[STATUS] == CORRUPT:
         raise CorruptMessage("not a block of rANS symbols: tables, words or raw symbols are malformed or cut short")
     return torch.tensor(found[LENGTH])
