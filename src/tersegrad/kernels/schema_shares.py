@@ -33,3 +33,12 @@ class ShareKernels(Protocol):
         The statistics are (workers, channels), one row per worker.
         """
         ...
+
+    def share_affine(
+        self, x: Tensor, scale: Tensor, shift: Tensor, delta: Tensor | None = None, factor: Tensor | None = None
+    ) -> Tensor:
+        """``x * scale + shift``, and ``delta * factor`` added where it is given, in the dtype and layout of ``x``.
+
+        Scale, shift and factor are (workers, channels) float32, one row per worker.
+        """
+        ...

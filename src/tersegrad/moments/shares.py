@@ -153,4 +153,4 @@ def accelerated(*tensors: Tensor) -> bool:
             return False
         if not (t.is_contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t.ndim == 2 and t.is_contiguous()):
             return False
-    return kernels.faster(tensors[0].device, "share_convolution", "share_norm_sums")
+    return kernels.faster(tensors[0].device, "share_affine", "share_convolution", "share_norm_sums")

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from tersegrad import kernels
 from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.kernels import reference
 from tersegrad.moments.shares import accelerated
 
 Report = Callable[[Tensor, Tensor], object]
@@ -37,9 +38,7 @@ class _WorkerNorm(torch.autograd.Function):
     ) -> Tensor:
         scale = inverse if gamma is None else inverse * gamma.view(mean.shape[1:])
         shift = -mean * scale if beta is None else torch.addcmul(beta.view(mean.shape[1:]), mean, scale, value=-1)
-        parts = x.unflatten(0, (mean.shape[0], -1))
-        out = torch.empty_like(x)
-        torch.addcmul(shift, parts, scale, out=out.unflatten(0, (mean.shape[0], -1)))
+        out = _affine(x, scale, shift)
         ctx.save_for_backward(x, gamma, mean, inverse)
         ctx.report, ctx.has_beta = report, beta is not None
         return out
@@ -67,11 +66,17 @@ class _WorkerNorm(torch.autograd.Function):
             a = inverse if gamma is None else inverse * gamma.view(mean.shape[1:])
             b = a * inverse * sum_gamma / -count
             c = torch.addcmul(a * sum_beta / -count, b, mean, value=-1)
-            into = torch.empty_like(x)
-            torch.addcmul(torch.addcmul(c, parts, b), d, a, out=into.unflatten(0, (workers, -1)))
+            into = _affine(x, b, c, delta, a)
         for_gamma = None if gamma is None else sum_gamma.sum(0).view_as(gamma)
         for_beta = sum_beta.sum(0).flatten() if ctx.has_beta else None
         return into, for_gamma, for_beta, None, None, None
+
+
+def _affine(x: Tensor, scale: Tensor, shift: Tensor, delta: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
+    """``x * scale + shift``, and ``delta * factor`` added, with numbers by worker and channel."""
+    fast = accelerated(x) if delta is None else accelerated(x, delta)
+    backend = kernels.get(x.device) if fast else reference
+    return backend.share_affine(x, scale, shift, delta, factor)
 
 
 class _WorkerBatchNorm:

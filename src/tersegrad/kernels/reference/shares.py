@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["share_convolution", "share_norm_sums"]
+__all__ = ["share_affine", "share_convolution", "share_norm_sums"]
 
 
 def share_convolution(
@@ -44,3 +44,18 @@ def share_norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> 
     d, places = delta.double().reshape(samples, channels, -1), x.double().reshape(samples, channels, -1)
     sums = torch.stack(((d * (places - centre[:, :, None])).sum(2) * scale, d.sum(2)))
     return torch.cat((sums, sums.square())).float()
+
+
+def share_affine(x: Tensor, scale: Tensor, shift: Tensor, delta: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
+    """What batch norm and its backward pass do with each worker's part; see the schema."""
+    workers = scale.numel() // x.shape[1]
+    a, b, f = (None if t is None else t.reshape(workers, 1, -1, *[1] * (x.ndim - 2)) for t in (scale, shift, factor))
+    assert a is not None
+    assert b is not None
+    out, parts = torch.empty_like(x), x.unflatten(0, (workers, -1))
+    place = out.unflatten(0, (workers, -1))
+    if delta is None or f is None:
+        torch.addcmul(b, parts, a, out=place)
+    else:
+        torch.addcmul(torch.addcmul(b, parts, a), delta.unflatten(0, (workers, -1)), f, out=place)
+    return out

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["OPERATIONS", "available", "share_convolution", "share_norm_sums"]
+__all__ = ["OPERATIONS", "available", "share_affine", "share_convolution", "share_norm_sums"]
 
-OPERATIONS = ("share_convolution", "share_norm_sums")
+OPERATIONS = ("share_affine", "share_convolution", "share_norm_sums")
 
 
 @functools.cache
@@ -51,4 +51,10 @@ def share_convolution(
 def share_norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
     """Sums of a normalisation's shares; see the schema."""
     found: Tensor = _shares().norm_sums(x, delta, mean, inverse)
+    return found
+
+
+def share_affine(x: Tensor, scale: Tensor, shift: Tensor, delta: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
+    """What batch norm and its backward pass do with each worker's part; see the schema."""
+    found: Tensor = _shares().affine(x, scale, shift, delta, factor)
     return found

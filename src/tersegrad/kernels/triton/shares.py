@@ -3,7 +3,8 @@
 
 ``convolution``: a program owns a tile of the weight and walks through the samples of one worker; a sample's tile of the weight
 gradient is accumulated in float32 registers, added to the sum, squared and added to the squares. The bias is one more column of
-the weight, against an input of ones. ``norm_sums``: per sample and channel, the sums of delta * xhat and of delta.
+the weight, against an input of ones. ``norm_sums``: per sample and channel, the sums of delta * xhat and of delta. ``affine``: one pass
+over all samples, with numbers by worker and channel.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tersegrad.kernels.reference.shares import share_convolution, share_norm_sums
+from tersegrad.kernels.reference.shares import share_affine, share_convolution, share_norm_sums
+from tersegrad.kernels.triton.launch import launch
 
 FILLED = 264  # programs that keep the chip busy: two on each multiprocessor of an H100 or H200
 LONG = 1 << 16  # positions of all samples from which on twice as many programs are faster
@@ -228,14 +230,37 @@ def norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor
     return call(x, delta, mean, inverse)
 
 
+@triton.jit
+def _affine(x, scale, shift, delta, factor, out, n, row, C: tl.constexpr, BOTH: tl.constexpr, TILE: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    real = i < n
+    # Where the worker's row has the channel.
+    at = i // row * C + i % C
+    v = tl.load(x + i, mask=real, other=0.0).to(tl.float32)
+    v = v * tl.load(scale + at, mask=real, other=0.0) + tl.load(shift + at, mask=real, other=0.0)
+    if BOTH:
+        d = tl.load(delta + i, mask=real, other=0.0).to(tl.float32)
+        v += d * tl.load(factor + at, mask=real, other=0.0)
+    tl.store(out + i, v.to(out.dtype.element_ty), mask=real)
+
+
+def affine(x: Tensor, scale: Tensor, shift: Tensor, delta: Tensor | None, factor: Tensor | None) -> Tensor:
+    """``x * scale + shift (+ delta * factor)``; ``x`` and ``delta`` are channels-last (or have no positions)."""
+    out, n, tile = torch.empty_like(x), x.numel(), 1024
+    numbers = n, n * x.shape[1] // scale.numel()
+    tensors = x, scale, shift, x if delta is None else delta, scale if factor is None else factor, out
+    launch(_affine, triton.cdiv(n, tile), tensors, numbers, C=x.shape[1], BOTH=delta is not None, TILE=tile)
+    return out
+
+
 def check() -> None:
-    """Raise unless both kernels agree with the reference here, on shapes with a rest in every tile."""
+    """Raise unless all kernels agree with the reference here, on shapes with a rest in every tile."""
     for call in range(2):  # Triton's way, then directly
         agree(1 + call, "cuda", torch.bfloat16)
 
 
 def agree(seed: int, device: str, dtype: torch.dtype) -> None:
-    """Raise unless both kernels agree with the reference on ``device``."""
+    """Raise unless all kernels agree with the reference on ``device``."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def made(*shape: int) -> Tensor:
@@ -253,9 +278,12 @@ def agree(seed: int, device: str, dtype: torch.dtype) -> None:
         mean, inverse = (torch.rand((2, c), generator=generator, device=device) + 0.5 for _ in range(2))
         d = made(*x.shape)
         _agree("norm", norm_sums(x, d, mean, inverse), share_norm_sums(x, d, mean, inverse))
+        for given in ((x, mean, inverse, None, None), (x, mean, inverse, d, inverse)):
+            # Rounded to the dtype of x: the last bit may differ.
+            _agree("affine", affine(*given).float(), share_affine(*given).float(), 4e-3)
 
 
-def _agree(what: str, found: Tensor, expected: Tensor) -> None:
+def _agree(what: str, found: Tensor, expected: Tensor, most: float = 1e-4) -> None:
     error = float((found - expected).norm() / expected.norm())
-    if not error < 1e-4:
+    if not error < most:
         raise ArithmeticError(f"{what} is off by {error:.2g}")
