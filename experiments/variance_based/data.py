@@ -1,7 +1,9 @@
-"""Images: CIFAR-10 from a folder in a published form, the digits of scikit-learn, and made images for smoke tests.
+"""Images: CIFAR-10 from a folder in a published form, a file of arrays, the digits of scikit-learn, and made images for smoke tests.
 
 ``cifar10(folder)`` reads ``data_batch_1.bin`` ... ``test_batch.bin`` (the binary version) or ``data_batch_1`` ... ``test_batch`` (the
 python version) from the folder or the subfolder that the archives unpack to, and checks every batch by its SHA-256.
+
+    python -m experiments.variance_based.data tiny-imagenet-200 tiny.npz     # the first 100 classes of Tiny-ImageNet as arrays
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pickle
+import sys
 import tarfile
 import urllib.request
 from pathlib import Path
@@ -127,22 +130,58 @@ def digits() -> Images:
     return dataclasses.replace(images, mean=(0.0,), std=(240.0,))
 
 
-def made(count: int = 4096, seed: int = 0) -> Images:
+def arrays(path: Path) -> Images:
+    """Images (n, height, width, channels) uint8 and labels from an .npz file with x, y, x_test and y_test."""
+    with np.load(path) as held:
+        lacking = {"x", "y", "x_test", "y_test"} - set(held.files)
+        if lacking:
+            raise ValueError(f"{path} lacks {', '.join(sorted(lacking))}")
+        return _images(path.stem, *(held[name] for name in ("x", "y", "x_test", "y_test")))
+
+
+def tiny_imagenet(folder: Path, classes: int = 100) -> dict[str, np.ndarray[Any, Any]]:
+    """The first classes of Tiny-ImageNet, in the order of their names, from the folder that its archive unpacks to."""
+    from PIL import Image
+
+    names = sorted(p.name for p in (folder / "train").iterdir() if p.is_dir())[:classes]
+    rows = [line.split("\t")[:2] for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()]
+
+    def pixels(path: Path) -> np.ndarray[Any, Any]:
+        with Image.open(path) as opened:
+            return np.asarray(opened.convert("RGB"), dtype=np.uint8)
+
+    train = [(path, names.index(n)) for n in names for path in sorted((folder / "train" / n / "images").iterdir())]
+    test = [(folder / "val" / "images" / file, names.index(n)) for file, n in rows if n in names]
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for end, items in (("", train), ("_test", test)):
+        found[f"x{end}"] = np.stack([pixels(path) for path, _ in items])
+        found[f"y{end}"] = np.array([label for _, label in items])
+    return found
+
+
+def made(count: int = 4096, seed: int = 0, side: int = 32) -> Images:
     """Images that a network can learn, for smoke tests: a class is a coarse random pattern, with noise."""
     rng = np.random.default_rng(seed)
-    patterns = rng.normal(size=(10, 4, 4, 3)).repeat(8, 1).repeat(8, 2) * 40 + 128
+    patterns = rng.normal(size=(10, 4, 4, 3)).repeat(side // 4, 1).repeat(side // 4, 2) * 40 + 128
 
     def draw(n: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         y = rng.integers(0, 10, n)
-        return np.clip(patterns[y] + rng.normal(size=(n, 32, 32, 3)) * 60, 0, 255).astype(np.uint8), y
+        return np.clip(patterns[y] + rng.normal(size=(n, side, side, 3)) * 60, 0, 255).astype(np.uint8), y
 
     return _images("made", *draw(count), *draw(max(500, count // 5)))
 
 
 def load(name: str) -> Images:
-    """``digits``, ``made`` (or ``made256``: so many) or a folder with CIFAR-10."""
+    """``digits``, ``made`` (or ``made256``: so many), an .npz file of arrays, or a folder with CIFAR-10."""
     if name == "digits":
         return digits()
+    if name.endswith(".npz"):
+        return arrays(Path(name))
     if name.startswith("made") and not Path(name).is_dir():
         return made(int(name[4:] or 4096))
     return cifar10(Path(name))
+
+
+if __name__ == "__main__":
+    source, target = map(Path, sys.argv[1:])
+    np.savez(target, **tiny_imagenet(source))  # type: ignore[arg-type]

@@ -16,64 +16,22 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.variance_based import batched, wire
 from experiments.variance_based.batched import Buffers
 from experiments.variance_based.engine import Collected
 from experiments.variance_based.methods import LABELS, METHODS
+from experiments.variance_based.resnet import resnet
 from experiments.variance_based.train import machine, prepare
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 (with the stride) and 1 x 1 convolutions around a shortcut."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = 4 * width
-        self.conv1, self.norm1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv3, self.norm3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
-        nn.init.zeros_(self.norm3.weight)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.relu(self.norm1(self.conv1(x)))
-        y = torch.relu(self.norm2(self.conv2(y)))
-        return torch.relu(self.norm3(self.conv3(y)) + self.shortcut(x))
-
-
-def resnet(classes: int, depths: Sequence[int] = (3, 4, 6, 3), width: int = 64) -> nn.Sequential:
-    """ResNet-50 with the default arguments: 25,557,032 parameters for 1,000 classes."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, width, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-    ]
-    inputs = width
-    for stage, depth in enumerate(depths):
-        for i in range(depth):
-            layers.append(Bottleneck(inputs, width << stage, 2 if stage and not i else 1))
-            inputs = 4 * (width << stage)
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
-    model = nn.Sequential(*layers)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    nn.init.normal_(layers[-1].weight, std=0.01)  # type: ignore[arg-type]
-    nn.init.zeros_(layers[-1].bias)  # type: ignore[arg-type]
-    return model
 
 
 class Folder(torch.utils.data.Dataset[tuple[Tensor, int]]):

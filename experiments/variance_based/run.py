@@ -3,6 +3,7 @@
     python -m experiments.variance_based.run --data digits                          # a small form on a CPU, about 20 s
     python -m experiments.variance_based.run --data FOLDER --method vgc_1.5         # one run on CIFAR-10
     python -m experiments.variance_based.run --data FOLDER --plan gpu --minutes 25  # the whole table, in order of importance
+    python -m experiments.variance_based.run --data tiny.npz --plan resnet          # ResNet-50, 16 workers, 30 epochs (data.py)
     python -m experiments.variance_based.run --data FOLDER --smoke                  # every method for some steps, times a step and an epoch
     python -m experiments.variance_based.run --data FOLDER --profile                # time per phase and the slowest kernels
 
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from experiments.variance_based import batched, data, fused, methods, wire
+from experiments.variance_based import data, fused, methods, wire
 from experiments.variance_based.methods import ADAM_LR, METHODS, PLANS, Job
 from experiments.variance_based.train import Config, Trainer, prepare, train
 
@@ -100,6 +101,8 @@ def perform(job: Job, options: argparse.Namespace, images: data.Images) -> Open:
         changes["halve_every"] = options.halve_every
     if options.batch:
         changes["batch"] = options.batch
+    if images.x.shape[1] == 64:
+        changes |= {**methods.RESNET, "batch": options.batch or methods.RESNET["batch"]}
     config = job.config(job.epochs or options.usual, rate_of(job, options.out), **changes)
     say(f"[{job.name}] starts, lr {config.lr:g}")
     result, sampler = train(config, images, options.device, lambda text: say(f"[{job.name}] {text}"))
@@ -277,9 +280,11 @@ def timed(call: Callable[[], Any], count: int, device: str) -> float:
     return (time.perf_counter() - start) * 1000 / count
 
 
-def shortly(method: batched.Method, options: argparse.Namespace) -> Config:
+def shortly(name: str, options: argparse.Namespace) -> Config:
     """What smoke tests and profiles run."""
-    return Config(method, graph=not options.no_graph, batch=options.batch or 64, engine=options.engine)
+    changes = methods.RESNET if options.data.endswith(".npz") else {"batch": 64, "engine": options.engine}
+    changes = {**changes, **({"batch": options.batch} if options.batch else {})}
+    return Config(methods.method_for(name, changes.get("workers", 8)), graph=not options.no_graph, **changes)
 
 
 def try_out(name: str, options: argparse.Namespace, images: data.Images) -> str:
@@ -287,7 +292,7 @@ def try_out(name: str, options: argparse.Namespace, images: data.Images) -> str:
     steps = 60 if options.device.startswith("cuda") else 2
     begun = time.perf_counter()
     with torch.no_grad():
-        trainer = Trainer(shortly(METHODS[name], options), images, options.device)
+        trainer = Trainer(shortly(name, options), images, options.device)
         trainer.shuffle(0)
         step = trainer.captured(trainer.step)
         ready = time.perf_counter() - begun
@@ -317,7 +322,7 @@ def smoke(options: argparse.Namespace, images: data.Images) -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
     for name in ("none", "vgc_1.5"):
-        config = dataclasses.replace(shortly(METHODS[name], options), epochs=2 if cuda else 1, encode_every=98)
+        config = dataclasses.replace(shortly(name, options), epochs=2 if cuda else 1, encode_every=98)
         result, sampler = train(config, images, options.device)
         end = time.perf_counter() + 60
         while not sampler.complete and time.perf_counter() < end:
@@ -332,7 +337,7 @@ def phases(name: str, options: argparse.Namespace, images: data.Images, kernels:
     cuda = options.device.startswith("cuda")
     row: dict[str, float] = {}
     with torch.no_grad():
-        trainer = Trainer(shortly(METHODS[name], options), images, options.device)
+        trainer = Trainer(shortly(name, options), images, options.device)
         trainer.shuffle(0)
         before = 0.0
         for phase in Trainer.PHASES:
@@ -370,7 +375,9 @@ def profile(options: argparse.Namespace, images: data.Images) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--data", default="digits", help="folder with CIFAR-10 (binary or python version), digits, or made")
+    p.add_argument(
+        "--data", default="digits", help="folder with CIFAR-10 (binary or python version), an .npz file, digits, or made"
+    )
     p.add_argument("--download", action="store_true", help="fetch CIFAR-10 into the folder first, with checksum")
     p.add_argument("--out", type=Path, default=None, help="folder for the JSON files")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -420,7 +427,8 @@ def main(arguments: list[str] | None = None) -> None:
     small = options.data == "digits"
     if options.out is None:
         options.out = Path("out") / "variance_based" if small or options.data.startswith("made") else RESULTS
-    options.usual = 40 if small else 50
+        options.out /= Path(options.data).stem if options.data.endswith(".npz") else ""
+    options.usual = 40 if small else 30 if options.data.endswith(".npz") else 50
     options.halve_every = options.halve_every or (10.0 if small else None)
     options.batch = options.batch or (16 if small else None)
     options.encode_every = options.encode_every if options.encode_every is not None else (40 if small else 200)

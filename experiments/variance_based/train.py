@@ -22,6 +22,7 @@ from experiments.variance_based import batched, fused, network, wire
 from experiments.variance_based.batched import Buffers, Method
 from experiments.variance_based.data import Images
 from experiments.variance_based.engine import Collected, Engine, OnePass, twin
+from experiments.variance_based.resnet import resnet
 
 Optimiser = Literal["adam", "momentum"]
 
@@ -41,16 +42,21 @@ class Config:
     decay: Literal["after", "before"] = "after"  # decoding; before: as part of every sample's loss
     momentum: float = 0.9
     halve_every: float = 0.0  # epochs; 0: the learning rate stays
+    cosine: bool = False  # the learning rate falls to zero along half a wave
     lr_warmup: float = 0.0  # epochs of linear growth of the learning rate
     dense_warmup: int = 0  # epochs without compression at the start
     init: network.Init = "lecun"
     encode_every: int = 200  # steps between those that are encoded to real bytes; 0: none
     graph: bool = True
     engine: Literal["one_pass", "collector"] = "one_pass"
+    shifts: int = 0  # pixels by which training images move at most, with a flip of every other one; 0: as they are
+    depths: tuple[int, ...] = (3, 4, 6, 3)  # of the residual network, which images of 64 x 64 get
+    width: int = 64
 
     def rate(self, epoch: float) -> float:
         """The learning rate at a time in epochs."""
         rate = self.lr * (0.5 ** math.floor(epoch / self.halve_every) if self.halve_every else 1.0)
+        rate *= 0.5 + 0.5 * math.cos(math.pi * epoch / self.epochs) if self.cosine else 1.0
         return rate * min(1.0, (epoch + 1e-9) / self.lr_warmup) if self.lr_warmup else rate
 
 
@@ -101,6 +107,20 @@ class DenseRows(Method):
         buffers.words.fill_(buffers.layout.numel * buffers.gradient.shape[0])
 
 
+def built(config: Config, images: Images) -> tuple[Engine, Tensor]:
+    """What computes the gradients, by the size of the images, and the parameters that it starts from."""
+    side = images.x.shape[1]
+    if side == 64:
+        torch.manual_seed(config.seed)
+        collected = Collected(resnet(int(images.y.max()) + 1, config.depths, config.width, stem=3))
+        return collected, collected.initial()
+    net = network.vgg() if side == 32 else network.small(side)
+    engine: Engine = OnePass(net) if config.engine == "one_pass" else Collected(twin(net))
+    initial = torch.zeros(engine.layout.padded)
+    net.init(initial, config.seed, config.init)  # both engines store the parameters alike
+    return engine, initial
+
+
 class Trainer:
     """The tensors of one run, and its step."""
 
@@ -110,9 +130,7 @@ class Trainer:
         self.config, self.device = config, torch.device(device)
         self.images = images.to(self.device)
         self.half = self.device.type == "cuda"
-        side = images.x.shape[1]
-        net = network.vgg() if side == 32 else network.small(side)
-        self.engine: Engine = OnePass(net) if config.engine == "one_pass" else Collected(twin(net))
+        self.engine, initial = built(config, images)
         layout = self.engine.layout
         mode = config.method.mode
         rows = 1 if mode == "mean" else config.workers
@@ -127,8 +145,7 @@ class Trainer:
             zeros(layout.padded),
             zeros(1, dtype=torch.int64),
         )
-        self.params = zeros(layout.padded)
-        net.init(self.params, config.seed, config.init)  # both engines store the parameters alike
+        self.params = initial.to(self.device)
         self.state = config.method.init(self.buffers, config.seed)
         self.engine.bind(self.params, self.buffers, config.workers, mode)
         self.moments = [zeros(layout.padded) for _ in range(2 if config.optimiser == "adam" else 1)]
@@ -156,13 +173,25 @@ class Trainer:
         """Images by index as channels-last activations."""
         return _prepare(x.index_select(0, indices), self.mean, self.rstd, self.half).permute(0, 3, 1, 2)
 
+    def training_batch(self, indices: Tensor) -> Tensor:
+        """The same of training images, moved and flipped at random where the run says so."""
+        if not self.config.shifts:
+            return self.batch(indices, self.images.x)
+        count, side, most = len(indices), self.images.x.shape[1], self.config.shifts
+        moved = torch.randint(-most, most + 1, (2, count, 1), device=self.device)
+        rows, columns = (moved + torch.arange(side, device=self.device)).clamp_(0, side - 1)
+        flipped = torch.randint(0, 2, (count, 1), device=self.device, dtype=torch.bool)
+        columns = torch.where(flipped, columns.flip(1), columns)
+        pictures = self.images.x[indices[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return _prepare(pictures, self.mean, self.rstd, self.half).permute(0, 3, 1, 2)
+
     def step(self, method: Method | None = None, until: str = "optimiser") -> None:
         """One step of all workers, up to and with the phase ``until``."""
         config, buffers = self.config, self.buffers
         phase = self.PHASES.index(until)
         indices = self.order.index_select(0, self.at + self.within)
         self.at.add_(self.size).remainder_(self.order.numel())
-        x, labels = self.batch(indices, self.images.x), self.images.y.index_select(0, indices)
+        x, labels = self.training_batch(indices), self.images.y.index_select(0, indices)
         if phase == 0:
             self.engine.forward(x, training=True)
             return

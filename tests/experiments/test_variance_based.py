@@ -581,7 +581,7 @@ def test_resnet_trains_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_full_network_for_imagenet_has_its_published_size() -> None:
-    from experiments.variance_based.imagenet import resnet
+    from experiments.variance_based.resnet import resnet
 
     with torch.device("meta"):
         assert sum(p.numel() for p in resnet(1000).parameters()) == 25_557_032
