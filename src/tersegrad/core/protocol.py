@@ -71,6 +71,23 @@ class Spec:
         return sum(p.numel for p in self.pieces)
 
     @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.pieces, self.dtype))
+
+    def __hash__(self) -> int:
+        # Looked up in every message; there may be hundreds of pieces.
+        return self._hash
+
+    def __getstate__(self) -> dict[str, object]:
+        # Hashes of texts differ between processes.
+        return {"pieces": self.pieces, "dtype": self.dtype}
+
+    @functools.cached_property
+    def in_float32(self) -> Spec:
+        """The same buffer in float32."""
+        return self if self.dtype == torch.float32 else dataclasses.replace(self, dtype=torch.float32)
+
+    @functools.cached_property
     def layout(self) -> Tensor:
         """Where rows and columns are: four int64 numbers for every piece with coordinates, one after another.
 

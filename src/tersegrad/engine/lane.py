@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from tersegrad.core import state as states
@@ -70,19 +71,19 @@ class Lane:
         """Bytes of the committed state."""
         return sum(states.nbytes(part.state) for part in self.parts())
 
-    @property
+    @functools.cached_property
     def stateful(self) -> bool:
         """Whether anything is kept between steps, by what all ranks know."""
         if self.scheme.compresses:
             return self.scheme.remembers
         return self.compressor.init(Spec.flat(1), "cpu") is not None
 
-    @property
+    @functools.cached_property
     def fixed_size(self) -> bool:
         """Whether nothing has to be known of a message before it can be sent."""
         return not self.scheme.remembers if self.scheme.compresses else has_fixed_size(self.compressor)
 
-    @property
+    @functools.cached_property
     def by_variance(self) -> bool:
         """Whether the messages need second moments."""
         return needs_second_moment(self.compressor)

@@ -172,15 +172,15 @@ class Handle(engine.LateHandle):
             second = self._moments.of(self.groups[number], self._parameters, flat).mul_(step.scale**-2)
             step.submit(number, flat, Stats(second), owned=True)
         self._moments.clear()
-        means, buckets = step.results(), self._buckets
+        means, buckets, outputs = step.results(), self._buckets, [bucket.buffer for bucket in self._buckets]
         self._staging.get(means, [p for b in buckets for p in b.parameters], [g for b in buckets for g in b.gradients])
-        step.check(*(bucket.buffer for bucket in buckets))
+        step.check(*(means.values() if {x.dtype for x in outputs} == {torch.float32} else outputs))
         step.close()
         self._step, self._buckets = None, []
         if self._settings.schedule is None:
             self._observe()
-        for bucket in buckets:
-            bucket.future.set_result(bucket.buffer)
+        for bucket, mean in zip(buckets, outputs):
+            bucket.future.set_result(mean)
 
     def _release(self) -> None:
         self._moments.observe(False)

@@ -69,7 +69,7 @@ class Aligned(Around):
     against_values: ClassVar[str] = "and each step negates others"
 
     def inner_spec(self, spec: Spec) -> Spec:
-        return dataclasses.replace(spec, dtype=torch.float32)
+        return spec.in_float32
 
     def encode(
         self, x: Tensor, spec: Spec, state: Any, ctx: Context, *, stats: Stats | None = None, out: Tensor | None = None

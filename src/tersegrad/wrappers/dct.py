@@ -61,7 +61,7 @@ class DCT(Transformed):
         return tiles.regions(spec, self.block, vector=self.block, run=self.block)
 
     def inner_spec(self, spec: Spec) -> Spec:
-        return dataclasses.replace(spec, dtype=torch.float32)
+        return spec.in_float32
 
     def forward(self, x: Tensor, y: Tensor, spec: Spec, ctx: Context) -> Tensor:
         ops = kernels.get(x.device)

@@ -259,7 +259,7 @@ class ErrorFeedback(Configuration):
 
 def _corrected(spec: Spec) -> Spec:
     """The spec of x + r, which is float32 whatever x is."""
-    return dataclasses.replace(spec, dtype=torch.float32)
+    return spec.in_float32
 
 
 def _chosen(after: ErrorFeedbackState, good: Tensor, before: ErrorFeedbackState) -> ErrorFeedbackState:
