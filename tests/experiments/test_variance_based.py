@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 import json
@@ -585,3 +586,80 @@ def test_the_full_network_for_imagenet_has_its_published_size() -> None:
 
     with torch.device("meta"):
         assert sum(p.numel() for p in resnet(1000).parameters()) == 25_557_032
+
+
+def made_of_64(tmp_path: Path, count: int) -> Path:
+    import numpy as np
+
+    images = data.made(count, side=64)
+    path = tmp_path / "made.npz"
+    parts = {"x": images.x, "y": images.y, "x_test": images.x_test[:8], "y_test": images.y_test[:8]}
+    np.savez(path, **{name: tensor.numpy() for name, tensor in parts.items()})  # type: ignore[arg-type]
+    return path
+
+
+def test_the_residual_network_trains_on_arrays(tmp_path: Path) -> None:
+    images = data.load(str(made_of_64(tmp_path, 16)))
+    small = {**methods.RESNET, "workers": 2, "batch": 4, "depths": (1, 1, 1, 1), "width": 4, "encode_every": 1}
+    job = methods.Job("vgc_2", "momentum", lr=0.05)
+    result, sampler = train.train(job.config(2, 0.05, **small), images, "cpu")
+    concurrent.futures.wait(sampler.futures)
+    wire.close()
+    found = sampler.result()
+    # What the package's compressor leaves behind is what the batched step left.
+    assert [sample["differing"] for sample in found["samples"]] == [0, 0, 0, 0]
+    assert found["compact"]["ratio"] > found["paper"]["ratio"] > 1
+    assert result["steps"] == 4
+
+
+def test_training_images_move_and_flip(tmp_path: Path) -> None:
+    images = data.load(str(made_of_64(tmp_path, 16)))
+    small = {**methods.RESNET, "workers": 2, "batch": 4, "depths": (1, 1, 1, 1), "width": 4}
+    torch.manual_seed(0)
+    trainer = train.Trainer(methods.Job("none").config(1, 0.1, **small), images, "cpu")
+    indices = torch.arange(8)
+    plain, moved = trainer.batch(indices, trainer.images.x), trainer.training_batch(indices)
+    assert moved.shape == plain.shape
+
+    def candidates(x: Tensor) -> list[Tensor]:
+        """A picture moved by up to eight pixels, its border repeated, both ways round."""
+        wide = F.pad(x[None], (8, 8, 8, 8), mode="replicate")[0]
+        shifted = [wide[:, dy : dy + 64, dx : dx + 64] for dy in range(17) for dx in range(17)]
+        return shifted + [one.flip(2) for one in shifted]
+
+    found = [any(torch.allclose(one, other) for other in candidates(x)) for x, one in zip(plain, moved)]
+    assert all(found)
+    assert sum(torch.allclose(x, one) for x, one in zip(plain, moved)) < 4
+    still = train.Trainer(methods.Job("none").config(1, 0.1, **{**small, "shifts": 0}), images, "cpu")
+    assert torch.equal(still.training_batch(indices), plain)
+
+
+def test_tiny_imagenet_is_read_from_its_folder(tmp_path: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    for number, name in enumerate(("n01", "n02", "n03")):
+        place = tmp_path / "train" / name / "images"
+        place.mkdir(parents=True)
+        for i in range(2):
+            Image.fromarray(np.full((64, 64, 3), 40 * number + i, dtype=np.uint8)).save(place / f"{i}.png")
+    (tmp_path / "val" / "images").mkdir(parents=True)
+    rows = [("a.png", "n02"), ("b.png", "n03"), ("c.png", "n01")]
+    for i, (file, _) in enumerate(rows):
+        Image.fromarray(np.full((64, 64), 100 + i, dtype=np.uint8)).save(tmp_path / "val" / "images" / file)
+    (tmp_path / "val" / "val_annotations.txt").write_text("".join(f"{file}\t{name}\t0\t0\t1\t1\n" for file, name in rows))
+    found = data.tiny_imagenet(tmp_path, classes=2)
+    assert found["y"].tolist() == [0, 0, 1, 1]
+    assert found["x"][:, 0, 0, 0].tolist() == [0, 1, 40, 41]
+    assert found["y_test"].tolist() == [1, 0]
+    assert found["x_test"][:, 0, 0, 2].tolist() == [100, 102]
+    np.savez(tmp_path / "part.npz", x=found["x"])
+    with pytest.raises(ValueError, match="lacks x_test, y, y_test"):
+        data.load(str(tmp_path / "part.npz"))
+
+
+def test_a_rate_that_falls_along_a_wave() -> None:
+    config = train.Config(batched.Dense(), lr=0.2, epochs=10, cosine=True, lr_warmup=2.0)
+    assert config.rate(5) == pytest.approx(0.1)
+    assert config.rate(10) == pytest.approx(0.0)
+    assert config.rate(1) == pytest.approx(0.5 * 0.2 * (0.5 + 0.5 * math.cos(math.pi / 10)))
