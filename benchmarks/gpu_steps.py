@@ -56,10 +56,20 @@ COMPRESSORS = (
     "error_feedback(top_k(fraction=0.01))",
 )  # fmt: skip
 LARGE = 1 << 27  # bytes of gradient per message, where the usual 25 MiB cost the host too many launches
-ALONE = (
-    DENSE, "bf16", *(f"{c} + {e}" for e in ("all_gather", f"all_gather(group_bytes={LARGE})") for c in COMPRESSORS), "power_sgd(rank=4)",
-    "vgc(alpha=2) + all_gather",
-)  # fmt: skip
+
+
+def alone_methods(sizes: Sequence[int]) -> list[str]:
+    """What one process measures, in groups of the usual size and of these."""
+    exchanges = ["all_gather", *(f"all_gather(group_bytes={size})" for size in sizes)]
+    return [
+        DENSE,
+        "bf16",
+        *(f"{c} + {e}" for e in exchanges for c in COMPRESSORS),
+        "power_sgd(rank=4)",
+        "vgc(alpha=2) + all_gather",
+    ]
+
+
 LINKS = (
     "bf16", "power_sgd(rank=4)", "qsgd(bits=4, norm=max)", "error_feedback(sparse_dithering(nu=0.1))",
     "error_feedback(top_k(fraction=0.01))",
@@ -393,7 +403,9 @@ def alone(options: argparse.Namespace, device: torch.device) -> tuple[list[Any],
         for name, task in tasks(options.tiny, options.batch).items():
             if name not in options.networks:
                 continue
-            found, broken = measure(task, chosen(ALONE, options.only), device, warm=warm, rounds=rounds, steps=steps)
+            found, broken = measure(
+                task, chosen(alone_methods(options.group_bytes), options.only), device, warm=warm, rounds=rounds, steps=steps
+            )
             print(table(found), end="\n\n", flush=True)
             rows += found
             failed += broken
@@ -588,6 +600,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], help="methods whose text contains or globs one of these")
     parser.add_argument("--networks", nargs="*", default=["resnet", "transformer"], choices=["resnet", "transformer"])
     parser.add_argument("--batch", type=int, default=12, help="sequences of 1024 tokens per step of the transformer")
+    parser.add_argument("--group-bytes", type=int, nargs="*", default=[LARGE], help="of gradient per message, beside the usual")
     parser.add_argument("--ranks", type=int, default=4, help="processes of links")
     parser.add_argument("--rate", default="", help="of a link: 100mbit, 1gbit, ... or unlimited (1gbit; 20mbit with --tiny)")
     parser.add_argument("--throttle", action="store_true", help="limit links in the processes, not by the kernel")
