@@ -403,9 +403,8 @@ def alone(options: argparse.Namespace, device: torch.device) -> tuple[list[Any],
         for name, task in tasks(options.tiny, options.batch).items():
             if name not in options.networks:
                 continue
-            found, broken = measure(
-                task, chosen(alone_methods(options.group_bytes), options.only), device, warm=warm, rounds=rounds, steps=steps
-            )
+            texts = chosen(alone_methods(options.group_bytes), options.only)
+            found, broken = measure(task, texts, device, warm=warm, rounds=rounds, steps=steps)
             print(table(found), end="\n\n", flush=True)
             rows += found
             failed += broken
