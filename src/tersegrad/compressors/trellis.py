@@ -81,6 +81,9 @@ class _TrellisCoded(Stateless):
     def max_nbytes(self, spec: Spec) -> int:
         return kernels.reference.trellis_max_bytes(spec.numel)
 
+    def codes_on_host(self, device: torch.device) -> bool:
+        return not kernels.faster(device, "trellis_encode", "trellis_decode", "trellis_error")
+
     def mode(self, data: bytes) -> str:
         return modes.name(data)
 
