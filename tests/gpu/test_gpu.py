@@ -285,15 +285,13 @@ def test_fixed_rates_run_in_a_graph(text: str) -> None:
 VARIABLE = (
     "top_k(fraction=0.01)", "top_k(fraction=0.01, values=bf16)", "sparse_dithering(nu=0.1)", "random_sparse_dithering(omega=1)",
     "error_feedback(top_k(fraction=0.01))", "error_feedback(sparse_dithering(nu=0.1))", "threshold(tau=2.5)",
-    "top_k(fraction=0.01, exact=false)",
+    "top_k(fraction=0.01, exact=false)", "qsgd(levels=4, coder=rans)",
 )  # fmt: skip
-# These look at the norm first.
-TWICE = ("trellis(nu=0.1)", "dithered_trellis(omega=0.1)", "trellis(nu=0.1, states=32)")
-# These try scale classes on a part first, and look at what came of it.
-TRYING = ("qsgd(levels=4, coder=rans)", "natural(coder=rans)")
+# These look at the norm first, or at the range of exponents.
+TWICE = ("trellis(nu=0.1)", "dithered_trellis(omega=0.1)", "trellis(nu=0.1, states=32)", "natural(coder=rans)")
 
 
-@pytest.mark.parametrize("text", VARIABLE + TWICE + TRYING)
+@pytest.mark.parametrize("text", VARIABLE + TWICE)
 def test_other_rates_wait_seldom_and_allocate_nothing_new(text: str) -> None:
     x = torch.randn(1 << 22, device="cuda")
     compressor, spec, ctx = tersegrad.parse(text), Spec.flat(x.numel()), Context()
@@ -304,7 +302,7 @@ def test_other_rates_wait_seldom_and_allocate_nothing_new(text: str) -> None:
     def decode() -> None:
         compressor.decode(Message(data, data.numel()), spec, ctx, out=out)
 
-    assert gpu.synchronisations(encode) <= (5 if text in TRYING else 2 if text in TWICE else 1)
+    assert gpu.synchronisations(encode) <= (2 if text in TWICE else 1)
     assert gpu.synchronisations(decode) <= 2
     allocated = torch.cuda.memory_stats()["num_device_alloc"]
     for _ in range(10):

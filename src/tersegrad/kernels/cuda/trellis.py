@@ -94,13 +94,13 @@ class _Chosen:
 
 
 def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Squared error without dither and squared norm, in the host's memory."""
+    """Squared error without dither and squared norm. Those of short vectors, and of such with rows, are found on the host."""
     if x.numel() < SHORTEST_VECTOR or layout is not None:
         found: tuple[Tensor, Tensor] = _cpu().trellis_error(host.read(x), step, states, layout)
         return found
     chosen = _Chosen(x.contiguous(), step, states, USUAL_CHUNK, None, None)
     launch(ENCODE, "trellis_totals", 1, THREADS, chosen.n, chosen.sums, chosen.result)
-    sums = host.read(chosen.result[:RESULTS]).view(torch.float64)
+    sums = chosen.result[:RESULTS].view(torch.float64)
     return sums[ERROR], sums[NORM]
 
 
