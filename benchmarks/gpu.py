@@ -36,6 +36,8 @@ TEXTS = (
     "top_k(fraction=0.01)", "top_k(fraction=0.01, exact=false)", "random_k(fraction=0.01)", "threshold(tau=2.5)",
     "sparse_dithering(nu=0.1)", "sparse_dithering(nu=0.1, chunk=15)", "sparse_dithering(alpha=0.1)",
     "random_sparse_dithering(omega=1)", "subtractive_dithering(omega=1)", "vgc(alpha=6)", "rotated(int4)",
+    "trellis(nu=0.1)", "trellis(nu=0.1, states=4)", "trellis(nu=0.1, states=16)", "trellis(nu=0.1, states=32)", "trellis(alpha=0.1)",
+    "dithered_trellis(omega=0.1)", "error_feedback(trellis(nu=0.1))",
     "error_feedback(qsgd(bits=4))", "error_feedback(top_k(fraction=0.01))",
 )  # fmt: skip
 

@@ -23,6 +23,7 @@ from tersegrad.kernels import native
 from tersegrad.recipes import parse
 from tersegrad.wrappers import ErrorFeedback
 from tests.device import Device
+from tests.kernels.test_classes import uneven
 from tests.laws.cases import CASES, every_case
 from tests.laws.inputs import given, pieces
 
@@ -237,9 +238,11 @@ class Sparse:
 
     __name__ = "sparse"
     QUIET = ("sparse_encode", "sparse_encode_gaps", "sparse_decode", "sparse_decode_gaps", "gap_classes", "gap_rests_encode")
-    TELLING = ("golomb_encode", "golomb_decode", "rans_encode", "rans_decode", "gap_rests_decode")
+    TELLING: tuple[str, ...] = ("golomb_encode", "golomb_decode", "rans_encode", "rans_decode", "gap_rests_decode")
     SELECTING = ("select_top_k", "sparse_scatter", "sparse_scatter_add", "all_finite")
-    OPERATIONS = QUIET + TELLING + SELECTING
+    OPERATIONS: tuple[str, ...] = QUIET + TELLING + SELECTING
+    # What they return is the host's.
+    KNOWN: tuple[str, ...] = ("golomb_encode", "golomb_decode", "rans_encode", "rans_decode")
 
     def __init__(self, device: Device) -> None:
         for name in self.OPERATIONS:
@@ -248,11 +251,11 @@ class Sparse:
     def _operation(self, device: Device, name: str) -> Callable[..., Any]:
         real = getattr(kernels.get(torch.device("cpu")), name)
 
-        def there(*arguments: Any) -> Any:
+        def there(*arguments: Any, **named: Any) -> Any:
             if name in self.TELLING:
                 device.wait(name)
-            found = real(*(device.memory(a) if isinstance(a, Tensor) and not a.is_cpu else a for a in arguments))
-            if name in ("golomb_encode", "golomb_decode", "rans_encode", "rans_decode") or found is None:
+            found = real(*(device.memory(a) if isinstance(a, Tensor) and not a.is_cpu else a for a in arguments), **named)
+            if name in self.KNOWN or found is None:
                 return found
             return tuple(device.to(t) for t in found) if isinstance(found, tuple) else device.to(found)
 
@@ -282,6 +285,50 @@ def test_long_index_sets_are_coded_where_they_were_chosen(
         assert found.added is not None
         assert here.added is not None
         assert torch.equal(found.added, here.added)
+
+
+class Levels(Sparse):
+    """One that codes levels there, as CUDA's kernels do: the lengths of whole messages are told, what helps to choose is not."""
+
+    __name__ = "levels"
+    TELLING = KNOWN = ("rans_encode", "rans_decode", "dither_encode", "trellis_encode")
+    OPERATIONS = (*TELLING, "rans_encode_trying", "dither_decode", "dither_sample", "trellis_decode", "trellis_error")
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize(("text", "reads"), [("qsgd(bits=4, coder=rans)", 1), ("natural(coder=rans)", 2)])
+def test_classes_are_tried_without_a_wait(
+    text: str, reads: int, rows: bool, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read of lengths, with which everything else comes that is asked; natural reads the range of its exponents before. One more
+    where classes pay."""
+    c, (x, spec) = parse(text), uneven(((600, 40), (130,)), spread=2.0)
+    if not rows:
+        x = vector(spec.numel)
+    # Four segments and more are judged by one.
+    for numel, known in ((spec.numel, spec), (5 << 18, Spec.flat(5 << 18))):
+        y = x.repeat(-(-numel // spec.numel))[:numel]
+        here = counted(c, y, known, None)
+        assert (here.data[0] == 5) == rows or numel > spec.numel
+        monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Levels(device)))
+        there = counted(c, y, known, device)
+        assert there.encode == reads + (here.data[0] == 5)
+        assert there.decode <= 2
+        assert there.data == here.data
+        assert torch.equal(there.decoded, here.decoded)
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"), [("sparse_dithering(alpha=0.1)", 7), ("trellis(alpha=0.1)", 8), ("trellis(nu=0.1)", 2)]
+)
+def test_looks_at_a_sample_come_together(text: str, reads: int, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    numel = 1 << 18
+    c, spec, x = parse(text), Spec.flat(numel), vector(numel)
+    here = counted(c, x, spec, None)
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Levels(device)))
+    there = counted(c, x, spec, device)
+    assert there.encode <= reads
+    assert there.data == here.data
 
 
 def main() -> None:

@@ -7,16 +7,20 @@ quantiser has to send is such a message (``spec/wire.md``, 5.16), and nothing is
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core import buffers
+from tersegrad.core import buffers, host
 from tersegrad.core.errors import CorruptMessage
+from tersegrad.kernels.reference.dither import SHORT
+from tersegrad.kernels.reference.rans import SEGMENT as SEGMENT
+from tersegrad.kernels.reference.tried import RANS, classed_segments
 
-# Of the operation: rANS segments only; the first word of such a message; the segments' length, and the kind of those with classes.
-RANS, SEGMENTS, SEGMENT, CLASSED = 1, 0x80000000, 1 << 18, 3
 # Vectors of more segments than this are coded only if one of them, in the middle, gains from classes.
 MANY = 4
 # Shorter vectors have no classes.
@@ -40,10 +44,11 @@ def encode(levels: Tensor, layout: Tensor, chunk: rans.Chunk) -> Tensor | None:
         return None
     if numel > MANY * SEGMENT:
         begin = numel // SEGMENT // 2 * SEGMENT
-        if not _has_classes(_code(levels[begin : begin + SEGMENT], _within(layout, begin, begin + SEGMENT), chunk), SEGMENT):
+        part = _code(levels[begin : begin + SEGMENT], _within(layout, begin, begin + SEGMENT), chunk)
+        if not classed_segments(part, SEGMENT):
             return None
     data = _code(levels, layout, chunk)
-    return data if _has_classes(data, numel) else None
+    return data if classed_segments(data, numel) else None
 
 
 def decode(data: Tensor, numel: int, least: int, most: int, layout: Tensor) -> Tensor:
@@ -57,16 +62,63 @@ def decode(data: Tensor, numel: int, least: int, most: int, layout: Tensor) -> T
     return levels
 
 
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """Levels whose code is not chosen yet. On a device with kernels for it, it was asked what helps to choose; nobody waits for that."""
+
+    levels: Tensor
+    symbols: Tensor
+    alphabet: int
+    layout: Tensor
+    chunk: rans.Chunk
+    plain: Tensor | None = None
+    told: Tensor | None = None  # int64, (2,): the length of the plain code, and whether classes pay
+
+    def finish(self, told: Sequence[float] | None) -> tuple[bool, Tensor]:
+        """The shorter of both codes, classes (then True) or one table; ``told`` is what the device was asked, where there is such."""
+        if told is None or self.plain is None:
+            return self._finish_here()
+        numel, (length, classes) = self.levels.numel(), (int(n) for n in told)
+        plain = self.plain[:length]
+        if classes == 0:
+            return False, plain
+        # A segment that has classes by itself has them in the whole.
+        known = _code(self.levels, self.layout, self.chunk) if classes > 0 else encode(self.levels, self.layout, self.chunk)
+        if known is None:
+            return False, plain
+        return (True, known) if numel > SEGMENT or known.numel() < length else (False, plain)
+
+    def _finish_here(self) -> tuple[bool, Tensor]:
+        known = encode(self.levels, self.layout, self.chunk)
+        if known is None:
+            return False, rans.encode(self.symbols, self.alphabet, chunk=self.chunk)
+        if self.levels.numel() > SEGMENT:
+            return True, known
+        # Where a few bytes may decide, both are written.
+        plain = rans.encode(self.symbols, self.alphabet, chunk=self.chunk)
+        return (True, known) if known.numel() < plain.numel() else (False, plain)
+
+
+def begin(levels: Tensor, symbols: Tensor, alphabet: int, layout: Tensor, chunk: rans.Chunk) -> Begun:
+    """Levels, and the same as symbols for one table, to be coded the shorter way."""
+    numel, device = levels.numel(), levels.device
+    # Short vectors are coded on the host.
+    if numel <= SHORT or not kernels.faster(device, "rans_encode_trying"):
+        return Begun(levels, symbols, alphabet, layout, chunk)
+    part, within = levels, layout
+    if numel > MANY * SEGMENT:
+        at = numel // SEGMENT // 2 * SEGMENT
+        part, within = levels[at : at + SEGMENT], _within(layout, at, at + SEGMENT)
+    plain = torch.empty(rans.max_nbytes(numel, alphabet), dtype=torch.uint8, device=device)
+    bits = 0 if chunk == "auto" else rans.chunk_bits(chunk)
+    told = kernels.get(device).rans_encode_trying(symbols, alphabet, bits, plain, part, within)
+    return Begun(levels, symbols, alphabet, layout, chunk, plain, told)
+
+
 def shorter(levels: Tensor, symbols: Tensor, alphabet: int, layout: Tensor, chunk: rans.Chunk) -> tuple[bool, Tensor]:
     """The shorter of both codes: ``levels`` with classes (then True), or ``symbols`` with one table."""
-    known = encode(levels, layout, chunk)
-    if known is None:
-        return False, rans.encode(symbols, alphabet, chunk=chunk)
-    if levels.numel() > SEGMENT:
-        return True, known
-    # Where a few bytes may decide, both are written.
-    plain = rans.encode(symbols, alphabet, chunk=chunk)
-    return (True, known) if known.numel() < plain.numel() else (False, plain)
+    begun = begin(levels, symbols, alphabet, layout, chunk)
+    return begun.finish(None if begun.told is None else host.read(begun.told).tolist())
 
 
 def _code(levels: Tensor, layout: Tensor, chunk: rans.Chunk) -> Tensor:
@@ -74,19 +126,6 @@ def _code(levels: Tensor, layout: Tensor, chunk: rans.Chunk) -> Tensor:
     out = buffers.empty(run.dither_max_bytes(levels.numel()), torch.uint8, levels.device)
     bits = 0 if chunk == "auto" else rans.chunk_bits(chunk)
     return out[: int(run.dither_encode(levels, 0.0, 1.0, RANS, bits, None, out, layout=layout)[0])]
-
-
-def _has_classes(data: Tensor, numel: int) -> bool:
-    """Whether any segment of a message has classes."""
-    segments = max(1, (numel + SEGMENT // 2) // SEGMENT)
-    table = 4 * segments if segments > 1 else 0
-    # Shorter ones, of zeros alone, have no segments.
-    if data.numel() <= 4 + table:
-        return False
-    if not table:
-        return int(data[4]) == CLASSED
-    sizes = data[4 : 4 + table].clone().view(torch.int32).long()
-    return bool((data[sizes.cumsum(0) - sizes + 4 + table] == CLASSED).any())
 
 
 def _within(layout: Tensor, begin: int, end: int) -> Tensor:

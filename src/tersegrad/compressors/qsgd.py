@@ -156,18 +156,23 @@ class QSGD(PackedBlocks):
         self._quantise(x, ctx, scale, levels, 8)
         levels = levels.view(torch.int8)
         step = scale.view(torch.float32)
-        finite, some = host.read(torch.stack((step.isfinite().all(), step.any()))).tolist()
-        if not finite:
+        # NaN where a bucket is not finite.
+        largest, begun, told = step.max() if steps else step.sum(), None, None
+        if self.coder == "rans":
+            integers, symbols = levels.to(torch.float32), levels.add_(self.s).view(torch.uint8)
+            begun = classed.begin(integers, symbols, 2 * self.s + 1, spec.layout, self.chunk)
+        if begun is None or begun.told is None:
+            size = float(largest)
+        else:
+            # Lengths are exact as float64.
+            size, *told = host.read(torch.cat((largest.view(1).double(), begun.told.double()))).tolist()
+        if not math.isfinite(size):
             data[:1] = NON_FINITE
             return 1
-        if not some:
+        if size == 0:
             data[:1] = ZERO
             return 1
-        if self.coder == "elias":
-            known, coded = False, self._elias(levels)
-        else:
-            integers, symbols = levels.to(torch.float32), levels.add_(self.s).view(torch.uint8)
-            known, coded = classed.shorter(integers, symbols, 2 * self.s + 1, spec.layout, self.chunk)
+        known, coded = (False, self._elias(levels)) if begun is None else begun.finish(told)
         data[1 : 1 + steps] = scale
         if coded.numel() < packed:
             data[:1] = CLASSED if known else NORMAL

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -34,11 +33,11 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core import buffers, host, modes
+from tersegrad.core import buffers, modes
 from tersegrad.core.numbers import HUGE, TINY
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import COARSE, Coded, meet_error, meet_size, one_target, sampled_step, toward_zero
+from tersegrad.core.targets import COARSE, Coded, Looks, meet_error, meet_size, one_target, sampled_step, toward_zero
 from tersegrad.core.text import require
 
 Coder = Literal["auto", "rans", "paper"]
@@ -110,16 +109,16 @@ def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
     return toward_zero(2 * math.sqrt(nu / x.numel() * norm)) if 0 < norm < math.inf else TINY
 
 
-def sampler(x: Tensor, carry: Tensor | None) -> Callable[[int, float], tuple[float, float]]:
-    """Squared error and squared norm of about so many coordinates at a step. A look is a read, where x is on a device."""
-    run, found = kernels.get(x.device), torch.empty(2, dtype=torch.float64, device=x.device)
+def sampler(x: Tensor, carry: Tensor | None) -> Looks:
+    """Squared error and squared norm of about so many coordinates at a step."""
+    run = kernels.get(x.device)
 
-    def look(most: int, step: float) -> tuple[float, float]:
+    def ask(most: int, step: float) -> Tensor:
+        found = torch.empty(2, dtype=torch.float64, device=x.device)
         run.dither_sample(x, step, max(1, x.numel() // most), found, carry)
-        error, norm = host.read(found).tolist()
-        return error, norm
+        return found
 
-    return look
+    return Looks(ask)
 
 
 def encode_to_error(

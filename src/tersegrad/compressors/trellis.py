@@ -43,7 +43,7 @@ from tersegrad.core import buffers, modes
 from tersegrad.core.numbers import HUGE
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import COARSE, Coded, meet_error, meet_size, one_target, sampled_step, strided, toward_zero
+from tersegrad.core.targets import COARSE, Coded, Looks, meet_error, meet_size, one_target, sampled_step, strided, toward_zero
 from tersegrad.core.text import require
 
 # Mean squared error in squared steps by the number of states: of endless trellises, and what a start in state 0 adds in all.
@@ -80,6 +80,9 @@ class _TrellisCoded(Stateless):
 
     def max_nbytes(self, spec: Spec) -> int:
         return kernels.reference.trellis_max_bytes(spec.numel)
+
+    def codes_on_host(self, device: torch.device) -> bool:
+        return not kernels.faster(device, "trellis_encode", "trellis_decode", "trellis_error")
 
     def mode(self, data: bytes) -> str:
         return modes.name(data)
@@ -145,12 +148,12 @@ class Trellis(_TrellisCoded):
             coded = _certified(self.nu, norm, d, encode)
         elif self.alpha is not None:
 
-            def look(most: int, step: float) -> tuple[float, float]:
+            def ask(most: int, step: float) -> Tensor:
                 part = strided(x, most)
                 # A sample has no rows.
-                wrong, power = run.trellis_error(part, step, self.states, layout if part is x else None)
-                return float(wrong), float(power)
+                return torch.stack(run.trellis_error(part, step, self.states, layout if part is x else None))
 
+            look = Looks(ask)
             sample = look(COARSE, HUGE)[1] or norm
             energy = sample / (KAPPA[self.states][0] * strided(x, COARSE).numel())
             bracket = sampled_step(look, d, self.alpha, energy, margin=0.25)

@@ -10,8 +10,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
+from tersegrad.core import host
 from tersegrad.core.numbers import HUGE, TINY, float32, float32_bits, float32_of
 from tersegrad.core.search import Bracket
 from tersegrad.core.text import require
@@ -75,13 +77,37 @@ def log2_error(wrong: float, norm: float, alpha: float) -> float:
     return math.log2(max(wrong / norm if norm > 0 else 0.0, 1e-300)) - math.log2(alpha)
 
 
-def sampled_step(
-    look: Callable[[int, float], tuple[float, float]], numel: int, alpha: float, energy: float, margin: float
-) -> Bracket:
+class Looks:
+    """Squared error and squared norm of about ``most`` coordinates, evenly spread, of all where there are no more, at a step.
+
+    ``ask(most, step)`` gives them as two float64 numbers. Where these are on a device a look is a read, and so are several together.
+    """
+
+    def __init__(self, ask: Callable[[int, float], Tensor]) -> None:
+        self._ask = ask
+        self._known: dict[tuple[int, float], tuple[float, float]] = {}
+
+    def __call__(self, most: int, step: float) -> tuple[float, float]:
+        if (most, step) not in self._known:
+            self._known[most, step] = _pair(host.read(self._ask(most, step)).tolist())
+        return self._known[most, step]
+
+    def together(self, *looks: tuple[int, float]) -> None:
+        """These will be asked for, one by one."""
+        found = [self._ask(*look) for look in looks]
+        rows = found if found[0].is_cpu else host.read(torch.stack(found))
+        self._known.update({look: _pair(row.tolist()) for look, row in zip(looks, rows, strict=True)})
+
+
+def _pair(numbers: list[float]) -> tuple[float, float]:
+    error, norm = numbers
+    return error, norm
+
+
+def sampled_step(look: Looks, numel: int, alpha: float, energy: float, margin: float) -> Bracket:
     """A bracket that starts at log2 of a step whose error on a sample of a vector is just below alpha.
 
-    ``look(most, step)``: squared error and squared norm of about ``most`` coordinates, evenly spread, of all ``numel`` where there
-    are no more. ``energy``: a small step is expected to err by alpha where its square is alpha times this. ``margin``: how far
+    ``energy``: a small step is expected to err by alpha where its square is alpha times this. ``margin``: how far
     below the target to end, as a share of what a sample may mislead by.
     """
     coarse, fine = numel // COARSE > 1, numel // FINE > 1
@@ -96,6 +122,7 @@ def sampled_step(
     if coarse:
         # Refine on a larger sample, starting from the slope measured on the small one. From a near miss that slope leads to a
         # place that need not be looked at.
+        look.together(*((m, toward_zero(2.0**a)) for m, a in ((COARSE, at + 0.125), (COARSE, at - 0.125), (FINE, at))))
         slope = min(max(4 * (error(at + 0.125) - error(at - 0.125)), 0.25), 4.0)
         near = Bracket(start=at, slope=slope, tight=math.log2(1 - SLACK * (margin if fine else 0.8)))
         error, here = value(FINE), math.inf

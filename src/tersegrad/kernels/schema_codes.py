@@ -93,6 +93,17 @@ class RansKernels(Protocol):
         ``chunk``: the log2 of the chunk length, 14 to 18.
         """
 
+    def rans_encode_trying(
+        self, symbols: Tensor, alphabet: int, chunk: int, out: Tensor, levels: Tensor, layout: Tensor
+    ) -> Tensor:
+        """Write a message with one table, from a sample, and find out whether scale classes would be shorter; int64, (2,).
+
+        First the length, -1 where a symbol is not of the alphabet; then how many segments have classes in what ``dither_encode`` writes of
+        ``levels``, integers as float32 and often a part of the vector, at a step of 1; negative where only that would tell.
+        ``chunk`` as for ``dither_encode``.
+        """
+        ...
+
     def rans_decode(self, data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
         """Fill ``out`` with the symbols of the message at the start of ``data``; the message's length, int64, 0-d."""
 

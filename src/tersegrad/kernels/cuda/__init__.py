@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from tersegrad.kernels.cuda import dither, index, rans, select, vectors
+from tersegrad.kernels.cuda import dither, index, rans, select, trellis, vectors
 from tersegrad.kernels.cuda.dither import *
 from tersegrad.kernels.cuda.index import *
 from tersegrad.kernels.cuda.loader import why_missing as why_missing
 from tersegrad.kernels.cuda.rans import *
 from tersegrad.kernels.cuda.select import *
+from tersegrad.kernels.cuda.trellis import *
 from tersegrad.kernels.cuda.vectors import *
 
-OPERATIONS = (*dither.__all__, *index.__all__, *rans.__all__, *select.__all__, *vectors.__all__)
+OPERATIONS = (*dither.__all__, *index.__all__, *rans.__all__, *select.__all__, *trellis.__all__, *vectors.__all__)
 
 
 def available() -> bool:

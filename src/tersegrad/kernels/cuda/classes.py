@@ -17,6 +17,7 @@ from tersegrad.kernels.reference.rans import SEGMENT, pieces
 ENCODE, DECODE = "classes_encode.cu", "classes_decode.cu"
 # As in classes.cuh and dither.cuh.
 PLACES, TOLD, CHUNKS = 7, 2, 32
+PLACES_OF_SEGMENT = 12
 THREADS, SHARE = 256, 8
 # Rows that are longer than any segment count as this long.
 LONGEST_ROW = 1 << 20
@@ -75,6 +76,44 @@ def summed(regions: Regions, segments: int) -> tuple[int, int, int]:
     return 4 * segments * CLASSES * 256, 4 * segments * CLASSES, 4 * regions.room
 
 
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """What was chosen for segments: addresses in ``memory``."""
+
+    memory: Tensor
+    classes: int  # of every coordinate
+    codes: int
+    described: int
+
+
+def search(
+    regions: Regions, n: int, chunk: int, summed: list[int], levels: int, known: int, result: Tensor, tables: int = 0
+) -> Chosen:
+    """Choose classes for the segments that gain from them, and write their tables to ``tables`` (or nowhere)."""
+    segments, number, room = len(pieces(n, SEGMENT)), regions.number, regions.room
+    counts, tops, sums = summed
+    # Classes are written sixteen at a time. A chunk of octaves has at least 2^13 symbols if there are several, and at least 64 for each of
+    # its states.
+    memory, places = scratch.empty(
+        result.device, room, room, n + 15, 8 * number * TOLD, 8 * number, 8 * segments * OCTAVES, 4 * segments * CLASSES * 256,
+        2 * room, 8 * (room // 8192 + 2 * segments), 4 * (room // 64 + 64 * segments), number + room // 2 + 8 * segments,
+        0 if tables else segments * 8192,
+    )  # fmt: skip
+    octaves, symbols, classes, told, costs, side, codes, *side_words, described, own_tables = places
+    shared, where = segments * SHARE, regions.where
+    launch(ENCODE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
+    launch(ENCODE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
+    launch(
+        ENCODE, "classes_count", segments + shared, THREADS,
+        n, SHARE, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
+    )  # fmt: skip
+    launch(
+        ENCODE, "classes_decide", segments, THREADS,
+        n, chunk, known, *where, counts, tops, described, tables or own_tables, codes, result,
+    )  # fmt: skip
+    return Chosen(memory, classes, codes, described)
+
+
 def choose(
     regions: Regions,
     n: int,
@@ -89,31 +128,12 @@ def choose(
     result: Tensor,
 ) -> tuple[int, Tensor]:
     """Choose classes for the segments that gain from them, and code their chunks; what they say of classes, and the memory of that."""
-    segments, number, room = len(pieces(n, SEGMENT)), regions.number, regions.room
-    counts, tops, sums = summed
-    # Classes are written sixteen at a time. A chunk of octaves has at least 2^13 symbols if there are several, and at least 64 for each of
-    # its states.
-    memory, places = scratch.empty(
-        result.device, room, room, n + 15, 8 * number * TOLD, 8 * number, 8 * segments * OCTAVES, 4 * segments * CLASSES * 256,
-        2 * room, 8 * (room // 8192 + 2 * segments), 4 * (room // 64 + 64 * segments), number + room // 2 + 8 * segments,
-    )  # fmt: skip
-    octaves, symbols, classes, told, costs, side, codes, *side_words, described = places
-    shared, where = segments * SHARE, regions.where
-    launch(ENCODE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
-    launch(ENCODE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
+    chosen = search(regions, n, chunk, summed, levels, known, result, tables)
     launch(
-        ENCODE, "classes_count", segments + shared, THREADS,
-        n, SHARE, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
+        ENCODE, "classes_encode_chunks", len(pieces(n, SEGMENT)) * CHUNKS // 4, 128,
+        n, levels, chosen.classes, known, chosen.codes, words, numbers, states, result,
     )  # fmt: skip
-    launch(
-        ENCODE, "classes_decide", segments, THREADS,
-        n, chunk, known, *where, counts, tops, described, tables, codes, result,
-    )  # fmt: skip
-    launch(
-        ENCODE, "classes_encode_chunks", segments * CHUNKS // 4, 128,
-        n, levels, classes, known, codes, words, numbers, states, result,
-    )  # fmt: skip
-    return described, memory
+    return chosen.described, chosen.memory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
-from tersegrad.kernels.cuda import classes, scratch
+from tersegrad.kernels.cuda import classes, rans, scratch
 from tersegrad.kernels.cuda.loader import Double, launch
 from tersegrad.kernels.reference.classes import cut
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
@@ -22,7 +23,7 @@ from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
 from tersegrad.kernels.reference.rounding import CHUNK
 
-__all__ = ["dither_decode", "dither_encode", "dither_sample"]
+__all__ = ["dither_decode", "dither_encode", "dither_sample", "rans_encode_trying"]
 
 SAMPLE = "dither_sample.cu"
 DECODE, ENCODE, DESCRIBE = "dither_decode.cu", "dither_encode.cu", "dither_segments.cu"
@@ -137,6 +138,59 @@ def _decode(regions: classes.Regions, data: Tensor, count: int, place: Tensor) -
     return memory[: segments * PLACES], memory[segments * PLACES + segments * PLACES % 2 :][: segments + 1], state
 
 
+@dataclasses.dataclass(frozen=True)
+class _Described:
+    """The levels of a vector and what its segments say of them, on the device; addresses in ``memory``."""
+
+    memory: Tensor
+    result: Tensor
+    segments: int
+    regions: classes.Regions
+    draws: tuple[int, int, int, int, int]
+    summed: list[int]
+    places: list[int]
+
+
+def _describe(total: Tensor, nu: float, step: float, chunk: int, ctx: Context | None, layout: Tensor | None) -> _Described:
+    n, device = total.numel(), total.device
+    regions = classes.regions_of(layout, n, device)
+    segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
+    result, (_, *summed) = scratch.zeros(
+        device, 8 * RESULTS, *(classes.summed(regions, segments) if layout is not None else ())
+    )
+    # Levels are read sixteen at a time.
+    memory, places = scratch.empty(
+        device, n + 15, 2 * n, 4 * blocks, 4 * blocks, 8 * blocks, 8 * blocks, 24 * blocks, 16 * segments,
+        8 * segments * PLACES, 2 * segments * 256, segments * 8192, 4 * segments * 256, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
+        8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
+    )  # fmt: skip
+    levels, _, steps, scales, norms, errors, counts, _, known, q, tables, codes, escapes, planes, *_ = places
+    draws = (0, 0, 0, 0, 0)
+    if ctx is not None:
+        draws = (1, ctx.step, ctx.buffer << 16 | ctx.sender, ctx.seed & 0xFFFFFFFF, ctx.seed >> 32)
+    launch(
+        ENCODE, "dither_levels", blocks, 512,
+        total, n, Double(nu), float(step), *draws, levels, steps, scales, norms, errors, counts, result,
+    )  # fmt: skip
+    launch(
+        DESCRIBE, "dither_segments", 2 * segments, 512,
+        total, n, chunk or USUAL_CHUNK, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
+    )  # fmt: skip
+    return _Described(memory, result, segments, regions, draws, summed, places)
+
+
+def rans_encode_trying(symbols: Tensor, alphabet: int, chunk: int, out: Tensor, levels: Tensor, layout: Tensor) -> Tensor:
+    """The length of the message of ``symbols``, and how many segments of ``levels`` gain from classes, on the device."""
+    found = torch.empty(2, dtype=torch.int64, device=symbols.device)
+    said = _describe(levels.contiguous(), 0.0, 1.0, chunk, None, layout)
+    chosen = classes.search(said.regions, levels.numel(), chunk, said.summed, said.places[0], said.places[8], said.result)
+    head = rans.write_block(symbols, alphabet, None, 1, True, chunk or USUAL_CHUNK, out)
+    launch(DESCRIBE, "dither_tried", 1, 32, said.segments, said.places[8], said.result, head, found)
+    # What the kernels use is kept until here.
+    del said, chosen
+    return found
+
+
 def dither_encode(
     x: Tensor,
     nu: float,
@@ -159,33 +213,13 @@ def dither_encode(
         return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)
     if chunk and not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
-    regions = classes.regions_of(layout, n, device)
-    segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
-    result, (_, *summed) = scratch.zeros(
-        device, 8 * RESULTS, *(classes.summed(regions, segments) if layout is not None else ())
-    )
-    # Levels are read sixteen at a time.
-    memory, places = scratch.empty(
-        device, n + 15, 2 * n, 4 * blocks, 4 * blocks, 8 * blocks, 8 * blocks, 24 * blocks, 16 * segments,
-        8 * segments * PLACES, 2 * segments * 256, segments * 8192, 4 * segments * 256, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
-        8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
-    )  # fmt: skip
-    levels, words, steps, scales, norms, errors, counts, sums = places[:8]
-    known, q, tables, codes, escapes, planes, numbers, offsets, states = places[8:]
-    draws = (0, 0, 0, 0, 0)
-    if ctx is not None:
-        draws = (1, ctx.step, ctx.buffer << 16 | ctx.sender, ctx.seed & 0xFFFFFFFF, ctx.seed >> 32)
-    launch(
-        ENCODE, "dither_levels", blocks, 512,
-        total, n, Double(nu), float(step), *draws, levels, steps, scales, norms, errors, counts, result,
-    )  # fmt: skip
-    launch(
-        DESCRIBE, "dither_segments", 2 * segments, 512,
-        total, n, chunk or USUAL_CHUNK, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
-    )  # fmt: skip
-    described, held = tables, memory
+    said = _describe(total, nu, step, chunk, ctx, layout)
+    segments, result, regions, draws, places = said.segments, said.result, said.regions, said.draws, said.places
+    levels, words, steps, scales, norms, errors, _, sums = places[:8]
+    known, _, tables, codes, _, planes, numbers, offsets, states = places[8:]
+    described, held = tables, said.memory
     if layout is not None:
-        described, held = classes.choose(regions, n, chunk, summed, levels, known, tables, words, numbers, states, result)
+        described, held = classes.choose(regions, n, chunk, said.summed, levels, known, tables, words, numbers, states, result)
     launch(ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, levels, known, codes, words, numbers, states, result)
     launch(ENCODE, "dither_close", 1, THREADS, n, known, numbers, offsets, norms, errors, sums, result)
     launch(
@@ -198,7 +232,7 @@ def dither_encode(
         launch(ENCODE, "dither_left", -(-n // 1024), 256, total, n, *draws, levels, steps, scales, known, result, rest)
     # What the kernels use is kept until here.
     found = host.read(result[:RESULTS])
-    del memory, held
+    del said, held
     wrong = int(found[WRONG])
     if wrong == MANY_ESCAPES:
         return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)

@@ -5,27 +5,11 @@
 #include "rans_chunks.cuh"
 #include "dither.cuh"
 #include "classes.cuh"
+#include "entries.cuh"
 
 #define WARPS 8
 // No segment has more octaves than two for each coordinate.
 #define SIDE_CHUNKS 64
-
-// A warp writes, for a table of frequencies, start | (frequency - 1) << 12 | symbol << 24 of each symbol that has any, one after the other;
-// and which symbol is the only one, if any.
-__device__ void make_entries(const int* f, int alphabet, u32* entries, u8* only) {
-    const int lane = threadIdx.x & 31;
-    int start = 0, number = 0;
-    for (int base = 0; base < alphabet; base += 32) {
-        const int k = base + lane, own = k < alphabet ? f[k] : 0;
-        const int upto = (int)warp_scan(own);
-        const u32 present = __ballot_sync(FULL, own > 0);
-        if (own) entries[number + __popc(present & ((1u << lane) - 1))] = (u32)(start + upto - own) | (u32)(own - 1) << 12 | (u32)k << 24;
-        if (own == TOTAL) *only = (u8)k;
-        start += __shfl_sync(FULL, upto, 31);
-        number += __popc(present);
-    }
-    __syncwarp();
-}
 
 // What a block that reads classes shares.
 struct Reading {
@@ -253,30 +237,6 @@ extern "C" __global__ void classes_fill(
     });
 }
 
-// Bytes for the tables of a segment in a block: entries, and the entry of every slot, or of every second or fourth, as far as there is room.
-#define NEAR_BYTES 43008
-
-// Whether a slot lies behind those of an entry that begins at or before it.
-__device__ __forceinline__ bool behind(u32 slot, u32 entry) { return slot - (entry & 0xfff) > (entry >> 12 & 0xfff); }
-
-// Slots to entries. Every slot or every second (`fine`): the entry is the one that is told for it, or the next.
-template <bool fine>
-struct Entries {
-    const u32* entries;
-    const u8* guesses;
-    int coarse, stride;
-    __device__ void operator()(u32 context, u32 slot, u32* cell, u8* symbol) const {
-        const u32* own = entries + context * stride + guesses[(context * TOTAL + slot) >> coarse];
-        u32 entry = own[0];
-        const u32 next = own[1];
-        if (fine) entry = behind(slot, entry) ? next : entry;
-        else
-            while (behind(slot, entry)) entry = *++own;
-        *symbol = (u8)(entry >> 24);
-        *cell = ((entry >> 12 & 0xfff) + 1) | (slot - (entry & 0xfff)) << 16;
-    }
-};
-
 // A warp for each chunk, four of them in a block.
 extern "C" __global__ void __launch_bounds__(128) classes_chunks(
     const u8* data, i64 count, const i64* segments, const i64* masks, const u8* contexts, const u32* entries,
@@ -296,27 +256,8 @@ extern "C" __global__ void __launch_bounds__(128) classes_chunks(
     const Layout l = layout_of(n, alphabet, d[CHUNK_OF]);
     if (begin >= l.chunks) return;
     if (threadIdx.x < (n + SCALE_BLOCK - 1) / SCALE_BLOCK) scales[threadIdx.x] = scale_at(data + d[SCALES], threadIdx.x);
-    // One place more than entries, since the one behind an entry is read with it.
-    const int stride = alphabet + 1;
-    for (int k = threadIdx.x; k < tables * stride; k += blockDim.x) near[k] = entries[(s * CLASSES + k / stride) * 256 + k % stride];
-    __syncthreads();
-    int coarse = 0;
-    while (4 * tables * stride + (tables * TOTAL >> coarse) > NEAR_BYTES) ++coarse;
-    u8* const guesses = (u8*)(near + tables * stride);
-    // A thread goes through 256 slots of a table: the last entry that starts at or before a slot.
-    for (int run = threadIdx.x; run < tables * TOTAL / 256; run += blockDim.x) {
-        const u32* own = near + run / 16 * stride;
-        u32 slot = run % 16 * 256, k = 0, entry = own[0], *to = (u32*)(guesses + ((run / 16 * TOTAL + slot) >> coarse));
-        for (const u32 end = slot + 256; slot < end; ++to) {
-            u32 four = 0;
-            for (int b = 0; b < 4; ++b, slot += 1 << coarse) {
-                while (behind(slot, entry)) entry = own[++k];
-                four |= k << 8 * b;
-            }
-            *to = four;
-        }
-    }
-    __syncthreads();
+    const int stride = alphabet + 1, coarse = load_entries(entries + s * CLASSES * 256, 256, tables, stride, near);
+    const u8* guesses = (const u8*)(near + tables * stride);
     if (c >= l.chunks) return;
     const u8* states = data + offsets[s * CHUNKS + c];
     const i64 first = s * SEGMENT, number = words[s * CHUNKS + c];

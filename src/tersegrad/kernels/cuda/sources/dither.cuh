@@ -14,8 +14,8 @@
 #define PLANE_WORDS (ESCAPES * 53 / 32 + 8)
 
 // What is wrong with a message (its bytes, or that it has a form that these kernels do not know), and whether segments with too many escapes
-// are left over; their ONLY is -1.
-enum { WRONG, LEFT_OVER };
+// are left over; their ONLY is -1. OTHERS: a trellis-coded message has segments that these kernels do not know.
+enum { WRONG, LEFT_OVER, OTHERS };
 enum { ANOTHER = 3, MANY_ESCAPES = 4, NOT_FINITE = 5 };
 
 // What comes of encoding; norm and error are float64.
@@ -98,4 +98,31 @@ __device__ bool chunk_places(const u8* data, i64 begin, i64 end, const Layout& l
     offsets[c] = begin + 4 * l.chunks + upto - bytes;
     words[c] = number;
     return good && (c < 31 || begin + 4 * l.chunks + upto == end);
+}
+
+// A block copies words to bytes of any alignment, four bytes at a time.
+__device__ void copy_words(u8* to, const u16* from, i64 number) {
+    const i64 bytes = 2 * number, lead = smaller(bytes, -(u64)to & 3), fours = (bytes - lead) / 4;
+    auto byte = [=](i64 b) { return (u8)(from[b >> 1] >> 8 * (b & 1)); };
+    for (i64 b = threadIdx.x; b < lead; b += blockDim.x) to[b] = byte(b);
+    for (i64 k = threadIdx.x; k < fours; k += blockDim.x) {
+        const u16* p = from + (lead + 4 * k) / 2;
+        u32 four = p[0] | (u32)p[1] << 16;
+        if (lead & 1) four = four >> 8 | (u32)p[2] << 24;
+        *(u32*)(to + lead + 4 * k) = four;
+    }
+    for (i64 b = lead + 4 * fours + threadIdx.x; b < bytes; b += blockDim.x) to[b] = byte(b);
+}
+
+// A block folds two rows of a number for each segment, padded to a power of two; the sums are the first of each.
+__device__ void fold_segments(double* sums, i64 number) {
+    i64 half = 1;
+    while (2 * half < number) half *= 2;
+    for (i64 left = number; left > 1; left = half, half /= 2) {
+        for (i64 k = threadIdx.x; k + half < left; k += blockDim.x) {
+            sums[k] += sums[k + half];
+            sums[number + k] += sums[number + k + half];
+        }
+        __syncthreads();
+    }
 }

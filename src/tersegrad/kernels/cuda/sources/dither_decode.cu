@@ -4,6 +4,7 @@
 #include "rans_chunks.cuh"
 #include "dither.cuh"
 #include "classes.cuh"
+#include "escapes.cuh"
 
 // A block finds where its segment begins and ends; whether that is in the message, and all segments fill it.
 __device__ bool find_segment(const u8* data, i64 nbytes, i64 number, i64 s, i64* begin, i64* end) {
@@ -194,8 +195,7 @@ extern "C" __global__ void dither_plain(
     }
 }
 
-// A block for each segment with escapes: planar gamma codes of |k| - K + 1 at the ends of the window, which are marked. `places`: ESCAPES per
-// segment.
+// A block for each segment with escapes: |k| - K + 1 at the ends of the window, which are marked. `places`: ESCAPES per segment.
 extern "C" __global__ void __launch_bounds__(1024) dither_escapes(
     const u8* data, i64 count, i64* segments, const u32* marks, int* places, float* out, i64* state
 ) {
@@ -203,73 +203,18 @@ extern "C" __global__ void __launch_bounds__(1024) dither_escapes(
     const i64 s = blockIdx.x, n = segment_length(count, s);
     const i64* d = segments + s * SEGMENT_PLACES;
     if (state[WRONG] != FINE || !has_levels(d) || !d[TAIL]) return;
-    const int window = (int)d[WINDOW], t = threadIdx.x;
-    const i64 tail = d[TAIL];
-    const u8* codes = data + d[END] - tail;
-    const u32* marked = marks + s * SEGMENT / 32;
-    int* mine = places + s * ESCAPES;
+    const int window = (int)d[WINDOW];
     float* values = out + s * SEGMENT;
-    i64 ends = 0, total;
-    // Eight words per thread, one after the other.
-    for (i64 base = 0; 32 * base < n; base += 8 * blockDim.x) {
-        u32 word[8];
-        int own = 0;
-        for (int k = 0; k < 8; ++k) {
-            word[k] = 32 * (base + 8 * t + k) < n ? marked[base + 8 * t + k] : 0;
-            own += __popc(word[k]);
-        }
-        i64 rank = ends + block_scan(own, &total);
-        for (int k = 0; own && k < 8; ++k)
-            for (; word[k] && rank < ESCAPES; word[k] &= word[k] - 1, ++rank) mine[rank] = (int)(32 * (base + 8 * t + k)) + __ffs((int)word[k]) - 1;
-        ends += total;
-    }
-    if (ends > ESCAPES) {
-        if (t == 0) state[LEFT_OVER] = 1, segments[s * SEGMENT_PLACES + ONLY] = -1;
-        return;
-    }
-    // Where the ones of the unary plane stand.
-    i64 found = 0, used = 0;
-    for (i64 base = 0; found < ends && base < tail; base += blockDim.x) {
-        u32 byte = base + t < tail ? codes[base + t] : 0;
-        i64 rank = found + block_scan(__popc(byte), &total);
-        for (; byte && rank < ends; byte &= byte - 1, ++rank) ones[rank] = (int)(8 * (base + t) + __ffs((int)byte) - 1);
-        found += total;
-    }
-    __syncthreads();
-    bool bad = found < ends;
-    if (!bad && ends) {
-        const int last = ones[ends - 1];
-        used = last / 8 + 1;
-        bad = codes[last / 8] >> last % 8 >> 1;
-    }
-    if (bad) {
-        if (t == 0) state[WRONG] = CORRUPT;
-        return;
-    }
-    // The low bits give what is added to the ends.
-    i64 at = 8 * used;
-    for (i64 base = 0; base < ends; base += blockDim.x) {
-        const i64 j = base + t;
-        const i64 width = j < ends ? ones[j] - (j ? ones[j - 1] : -1) - 1 : 0;
-        const i64 begin = at + block_scan(width, &total);
-        if (j < ends) {
-            i64 value = (i64)1 << smaller(width, 32);
-            // A level of 2^31 or more is too large, and so is a width that only such levels have.
-            if (width > 31 || begin + width > 8 * tail) state[WRONG] = CORRUPT;
-            else
-                for (int b = 0; b < width; ++b) value |= (i64)(codes[(begin + b) >> 3] >> ((begin + b) & 7) & 1) << b;
-            if (value > ((i64)1 << 31)) state[WRONG] = CORRUPT;
-            // The value of the end of the window stands there, and tells which end it is.
-            const int i = mine[j];
-            const float scale = scale_at(data + d[SCALES], i >> 16);
-            const i64 level = window + (i64)(int)(value - 1);
-            const bool minus = (__float_as_uint(values[i]) ^ __float_as_uint(scale)) >> 31;
-            values[i] = scaled((int)(minus ? -level : level), scale);
-        }
-        at += total;
-    }
-    if (t == 0) {
-        const i64 stop = at;
-        if ((stop + 7) / 8 != tail || (stop & 7 && codes[stop >> 3] >> (stop & 7))) state[WRONG] = CORRUPT;
-    }
+    const u8* scales = data + d[SCALES];
+    const int good = read_escapes(data + d[END] - d[TAIL], d[TAIL], marks + s * SEGMENT / 32, n, places + s * ESCAPES, ones, [=](i64 i, i64 value) {
+        // The value of the end of the window stands there, and tells which end it is.
+        const float scale = scale_at(scales, i >> 16);
+        const i64 level = window + (i64)(int)(value - 1);
+        const bool minus = (__float_as_uint(values[i]) ^ __float_as_uint(scale)) >> 31;
+        values[i] = scaled((int)(minus ? -level : level), scale);
+        return value <= (i64)1 << 31;
+    });
+    if (threadIdx.x) return;
+    if (good < 0) state[LEFT_OVER] = 1, segments[s * SEGMENT_PLACES + ONLY] = -1;
+    else if (!good) state[WRONG] = CORRUPT;
 }

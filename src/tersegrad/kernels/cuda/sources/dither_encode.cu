@@ -233,31 +233,8 @@ extern "C" __global__ void dither_close(
     }
     if (threadIdx.x == 0) result[RESULT_LENGTH] = at;
     __syncthreads();
-    // Folds over segments, padded to a power of two.
-    i64 half = 1;
-    while (2 * half < segments_number) half *= 2;
-    for (i64 left = segments_number; left > 1; left = half, half /= 2) {
-        for (i64 k = threadIdx.x; k + half < left; k += blockDim.x) {
-            sums[k] += sums[k + half];
-            sums[segments_number + k] += sums[segments_number + k + half];
-        }
-        __syncthreads();
-    }
+    fold_segments(sums, segments_number);
     if (threadIdx.x == 0) found[RESULT_NORM] = sums[0], found[RESULT_ERROR] = sums[segments_number];
-}
-
-// A block copies words to bytes of any alignment, four bytes at a time.
-__device__ void copy_words(u8* to, const u16* from, i64 number) {
-    const i64 bytes = 2 * number, lead = smaller(bytes, -(u64)to & 3), fours = (bytes - lead) / 4;
-    auto byte = [=](i64 b) { return (u8)(from[b >> 1] >> 8 * (b & 1)); };
-    for (i64 b = threadIdx.x; b < lead; b += blockDim.x) to[b] = byte(b);
-    for (i64 k = threadIdx.x; k < fours; k += blockDim.x) {
-        const u16* p = from + (lead + 4 * k) / 2;
-        u32 four = p[0] | (u32)p[1] << 16;
-        if (lead & 1) four = four >> 8 | (u32)p[2] << 24;
-        *(u32*)(to + lead + 4 * k) = four;
-    }
-    for (i64 b = lead + 4 * fours + threadIdx.x; b < bytes; b += blockDim.x) to[b] = byte(b);
 }
 
 // Parts of a chunk that blocks copy.

@@ -6,6 +6,7 @@
 #include "philox.cuh"
 #include "dither_levels.cuh"
 #include "classes.cuh"
+#include "escapes.cuh"
 
 // Histograms side by side, of which threads take turns: most levels are the same few.
 #define COPIES 8
@@ -92,72 +93,6 @@ __device__ void write_segment(
     if (t == 0) d[TABLES_OF] = (bits + 7) / 8, d[ONLY] = present;
 }
 
-// A block lists the escapes of a segment, `exact(i)` giving the level of a coordinate whose byte is as large as bytes are; how many there are.
-template <class Exact>
-__device__ i64 list_escapes(const Sixteen* levels, i64 size, int window, int* values, Exact exact) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    // A warp goes through a stretch of its own, 512 coordinates at a time.
-    const i64 rows = (size + 16 * blockDim.x - 1) / (16 * blockDim.x);
-    auto escaped = [=](int k) { return k >= window || k <= -window; };
-    auto count = [=](const Sixteen& held, i64 unit) {
-        int own = 0;
-#pragma unroll
-        for (int k = 0; k < 16; ++k) own += 16 * unit + k < size && escaped(level_at(held, k));
-        return own;
-    };
-    i64 mine = 0, total;
-    for (i64 row = 0; row < rows; ++row) {
-        const i64 unit = (warp * rows + row) * 32 + lane;
-        if (16 * unit < size) mine += count(levels[unit], unit);
-    }
-    i64 rank = __shfl_sync(FULL, block_scan(mine, &total), 0);
-    for (i64 row = 0; row < rows; ++row) {
-        const i64 unit = (warp * rows + row) * 32 + lane;
-        Sixteen held = {{0, 0, 0, 0}};
-        if (16 * unit < size) held = levels[unit];
-        const int own = 16 * unit < size ? count(held, unit) : 0;
-        if (!__ballot_sync(FULL, own > 0)) continue;
-        const int upto = (int)warp_scan(own);
-        i64 at = rank + upto - own;
-        for (int k = 0; own && k < 16; ++k) {
-            int level = level_at(held, k);
-            if (16 * unit + k >= size || !escaped(level)) continue;
-            if (level == 127 || level == -127) level = exact(16 * unit + k);
-            if (at < ESCAPES) values[at] = (level < 0 ? -level : level) - window + 1;
-            ++at;
-        }
-        rank += __shfl_sync(FULL, upto, 31);
-    }
-    return total;
-}
-
-// A block writes the planes of `found` values: gamma codes; the number of bytes.
-__device__ i64 write_planes(const int* values, i64 found, u32* words) {
-    i64 low = 0, unary = 0;
-    for (int pass = 0; pass < 2; ++pass) {
-        // First the lengths, and zeros; then the bits. The unary plane has the width of a value as zeros, and a one.
-        const i64 second = 8 * ((unary + 7) / 8);
-        i64 lows = 0;
-        for (i64 base = 0; base < found; base += blockDim.x) {
-            const i64 j = base + threadIdx.x;
-            const int value = j < found ? values[j] : 1, width = bit_length((u64)value) - 1;
-            i64 here;
-            const i64 before = lows + block_scan(width, &here), end = before + j + width, at = second + before;
-            if (pass && j < found) {
-                atomicOr(&words[end >> 5], 1u << (end & 31));
-                for (int b = 0; b < width; ++b)
-                    if (value >> b & 1) atomicOr(&words[(at + b) >> 5], 1u << ((at + b) & 31));
-            }
-            lows += here;
-        }
-        low = lows, unary = lows + found;
-        if (!pass)
-            for (i64 k = threadIdx.x; k < ((unary + 7) / 8 + (low + 7) / 8 + 3) / 4; k += blockDim.x) words[k] = 0;
-        __syncthreads();
-    }
-    return (unary + 7) / 8 + (low + 7) / 8;
-}
-
 // Two blocks for each segment: the first half of them write what it is, its table and its codes; the others its escapes.
 extern "C" __global__ void __launch_bounds__(512) dither_segments(
     const float* x, i64 n, i64 exponent, const signed char* levels, const float* steps, const i64* counts,
@@ -173,10 +108,16 @@ extern "C" __global__ void __launch_bounds__(512) dither_segments(
     if (!window.coded() || window.top <= window.size) return;
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
     int* values = escapes + s * ESCAPES;
-    const i64 found = list_escapes(units, size, window.size, values, [=](i64 i) {
+    const int most = window.size;
+    auto escaped = [=](u32 byte) { return (signed char)byte >= most || (signed char)byte <= -most; };
+    auto value = [=](i64 i, u32 byte) {
+        int level = (signed char)byte;
         bool large;
-        return level_of(x[first + i], 1.0f / steps[(first + i) >> 16], draw_of(draws, drawn != 0, first + i), &large);
-    });
+        // A byte holds no larger ones.
+        if (level == 127 || level == -127) level = level_of(x[first + i], 1.0f / steps[(first + i) >> 16], draw_of(draws, drawn != 0, first + i), &large);
+        return (level < 0 ? -level : level) - most + 1;
+    };
+    const i64 found = list_escapes(units, size, values, escaped, value);
     if (found > ESCAPES) {
         if (threadIdx.x == 0) result[RESULT_WRONG] = MANY_ESCAPES;
         return;
@@ -184,4 +125,15 @@ extern "C" __global__ void __launch_bounds__(512) dither_segments(
     __syncthreads();
     const i64 tail = write_planes(values, found, planes + s * PLANE_WORDS);
     if (threadIdx.x == 0) d[TAIL] = tail;
+}
+
+// The length of a block of symbols, -1 where one is not of the alphabet; and how many segments have classes, -1 where escapes kept them from being
+// looked for.
+extern "C" __global__ void dither_tried(i64 number, const i64* segments, const i64* result, const i64* head, i64* found) {
+    i64 classed = 0;
+    for (i64 s = threadIdx.x; s < number; s += 32) classed += segments[s * SEGMENT_PLACES + KIND] == CLASSED_KIND;
+    classed = warp_sum(classed);
+    if (threadIdx.x) return;
+    found[0] = head[STATUS] == FINE ? head[LENGTH] : -1;
+    found[1] = result[RESULT_WRONG] == FINE ? classed : -1;
 }

@@ -1,0 +1,369 @@
+// Trellis codes: what becomes of the integers that Viterbi's algorithm has chosen (spec/wire.md, 5.20 and 5.21). Sums give scales and errors;
+// segments write their tables and escapes; chunks are coded side by side; then everything is laid into one message.
+#include "common.cuh"
+#include "rans_tables.cuh"
+#include "rans_chunks.cuh"
+#include "dither.cuh"
+#include "classes.cuh"
+#include "classes_octaves.cuh"
+#include "escapes.cuh"
+#include "trellis.cuh"
+
+// Coordinates that a warp adds up, and the most of these that a segment has, padded to a power of two.
+#define SUMMED 4096
+#define PARTS_MOST 128
+// Classes of all segments are left to the host.
+#define HAS_CLASSES 6
+// Room for the counts of symbols by table; more than one copy of them where there are few tables.
+#define COUNTS 2048
+#define TABLES_MOST (1 << MOST_BITS)
+
+// A warp for each 4096 coordinates: sums of x^2 and, without dither, of x n and n^2.
+extern "C" __global__ void __launch_bounds__(512) trellis_sums(
+    const float* x, i64 n, i64 run, float step, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const u8* bytes, double* norms, double* dots,
+    double* powers
+) {
+    const Given of = given_of(x, n, run, step, drawn, step_word, who, k0, k1);
+    const int lane = threadIdx.x & 31;
+    const i64 part = (i64)blockIdx.x * 16 + (threadIdx.x >> 5), begin = part * SUMMED;
+    if (begin >= n) return;
+    const int stop = (int)smaller(SUMMED, n - begin);
+    const float* from = x + begin;
+    const u8* held = bytes + begin;
+    KEEP_TOGETHER(from);
+    KEEP_TOGETHER(held);
+    double norm = 0, dot = 0, power = 0;
+    for (int base = 0; base < stop; base += 32 * 8) {
+        float v[8];
+        u32 byte[8];
+#pragma unroll
+        for (int a = 0; a < 8; ++a) {
+            const int i = base + 32 * a + lane;
+            v[a] = i < stop ? from[(u32)i] : 0.0f;
+            byte[a] = !drawn && i < stop ? held[(u32)i] : WIDEST;
+        }
+#pragma unroll
+        for (int a = 0; a < 8; ++a) {
+            norm += (double)v[a] * (double)v[a];
+            if (drawn) continue;
+            const int k = integer_of(nearest(__fmul_rn(v[a], of.scale)), (int)(byte[a] >> 7) + 2 * (int)(byte[a] & 1));
+            const double number = (double)k;
+            dot += (double)v[a] * number;
+            power += number * number;
+        }
+    }
+    norm = fold(norm), dot = fold(dot), power = fold(power);
+    if (lane == 0) norms[part] = norm, dots[part] = dot, powers[part] = power;
+}
+
+// A block folds the sums of a segment's parts.
+__device__ double fold_parts(const double* sums, i64 number, double* shared) {
+    __syncthreads();
+    for (int k = threadIdx.x; k < PARTS_MOST; k += blockDim.x) shared[k] = k < number ? sums[k] : 0.0;
+    __syncthreads();
+    for (int half = PARTS_MOST / 2; half; half >>= 1) {
+        for (int k = threadIdx.x; k < half; k += blockDim.x) shared[k] += shared[k + half];
+        __syncthreads();
+    }
+    return shared[0];
+}
+
+// A block for each segment: its kind, scale and error; and what the search for scale classes is given.
+extern "C" __global__ void trellis_fit(
+    i64 n, i64 run, float step, i64 drawn, i64 exponent, const double* norms, const double* dots, const double* powers, const int* known,
+    i64* segments, i64* scalars, double* sums, i64* result
+) {
+    __shared__ double shared[PARTS_MOST];
+    const i64 s = blockIdx.x, number = segments_of(n), size = segment_length(n, s), first = s * SEGMENT / SUMMED, parts = (size + SUMMED - 1) / SUMMED;
+    const double norm = fold_parts(norms + first, parts, shared), dot = fold_parts(dots + first, parts, shared);
+    const double power = fold_parts(powers + first, parts, shared);
+    if (threadIdx.x) return;
+    i64 *d = segments + s * TRELLIS_PLACES, *levels = scalars + s * SEGMENT_PLACES;
+    for (int k = 0; k < TRELLIS_PLACES; ++k) d[k] = 0;
+    for (int k = 0; k < SEGMENT_PLACES; ++k) levels[k] = 0;
+    const int* own = known + s * KNOWN_PLACES;
+    float scale = step;
+    double error = 0.0;
+    if (!(norm < __longlong_as_double(0x7ff0000000000000LL))) {
+        result[RESULT_WRONG] = NOT_FINITE;
+        d[KIND] = ZERO_KIND;
+    } else if (norm == 0) {
+        d[KIND] = ZERO_KIND;
+    } else if (own[TOO_FAR]) {
+        d[KIND] = RAW_KIND;
+    } else {
+        d[KIND] = CODED_KIND;
+        if (!drawn) {
+            scale = power ? usable_step(dot / power) : 0.0f;
+            const double by = scale;
+            error = norm - 2.0 * by * dot + by * by * power;
+            if (!power) d[KIND] = ZERO_KIND;
+        }
+        const i64 height = drawn ? (own[HEIGHT] + 1024) >> 11 : (own[HEIGHT] + 32) >> 6;
+        levels[KIND] = height ? CODED_KIND : ZERO_KIND;
+        levels[WINDOW] = smaller(height, 127);
+    }
+    d[CHUNK_OF] = exponent;
+    d[RUN_OF] = run;
+    d[SCALE_OF] = __float_as_uint(scale);
+    d[BITS_OF] = drawn ? (size >= 1 << 16 ? 3 : size >= 1 << 13 ? 2 : 1) : 1;
+    sums[s] = norm;
+    sums[number + s] = error;
+}
+
+// One block adds up norms and errors of all segments.
+extern "C" __global__ void trellis_totals(i64 n, double* sums, i64* result) {
+    const i64 number = segments_of(n);
+    double* const found = (double*)result;
+    fold_segments(sums, number);
+    if (threadIdx.x == 0) found[RESULT_NORM] = sums[0], found[RESULT_ERROR] = sums[number];
+}
+
+// From the largest index of a segment: half the number of symbols.
+__device__ int window_from(const int* known, i64 size) {
+    const i64 top = known[TOP_OF], even = larger((top + 1) & ~(i64)1, 2), few = size / 512;
+    if (even <= 16) return (int)even;
+    if (known[OVER_14] <= few) return 16;
+    if (even <= 32) return (int)even;
+    if (known[OVER_30] <= few) return 32;
+    return (int)smaller(even, WIDEST);
+}
+
+// A block writes the tables of a segment.
+__device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* bytes, const u8* contexts, i64* d, u8* tables, u32* codes) {
+    __shared__ u32 sums[COUNTS];
+    __shared__ u8 seen[COUNTS];
+    __shared__ Bench benches[TABLES_MOST];
+    __shared__ u8 bits[TABLES_MOST * TABLE_BYTES];
+    __shared__ i64 lengths[TABLES_MOST];
+    __shared__ int present[TABLES_MOST];
+    const int t = threadIdx.x, warp = t >> 5, number = 1 << d[BITS_OF], alphabet = 2 * window;
+    const int shift = MOST_BITS - (int)d[BITS_OF], stride = 128 * number, copies = COUNTS / stride;
+    const bool sampled = size >= larger((i64)1 << 16, (i64)4096 * number * alphabet);
+    for (int k = t; k < COUNTS; k += blockDim.x) sums[k] = 0, seen[k] = 0;
+    __syncthreads();
+    const Sixteen *units = (const Sixteen*)bytes, *distances = (const Sixteen*)contexts;
+    u32* const mine = sums + t % copies * stride;
+    for (i64 unit = t; 16 * unit < size; unit += blockDim.x) {
+        const Sixteen held = units[unit];
+        Sixteen at = held;
+        if (drawn) at = distances[unit];
+        // Of a sample every eighth block of 4096 is counted, and of all what occurs.
+        const bool counted = !sampled || unit / 256 % 8 == 0;
+#pragma unroll
+        for (int k = 0; k < 16; ++k) {
+            if (16 * unit + k >= size) break;
+            const u32 byte = held.byte(k), table = drawn ? at.byte(k) >> shift : byte >> 7;
+            const u32 place = table * 128 + trellis_symbol(byte, window);
+            seen[place] = 1;
+            if (counted) atomicAdd(&mine[place], 1u);
+        }
+    }
+    __syncthreads();
+    for (int k = t; k < stride; k += blockDim.x)
+        for (int copy = 1; copy < copies; ++copy) sums[k] += sums[copy * stride + k];
+    __syncthreads();
+    if (warp < number) {
+        const u32* counts = sums + 128 * warp;
+        const u8* there = seen + 128 * warp;
+        auto count = [=](int k) { return (i64)counts[k] + (sampled ? there[k] : 0); };
+        make_table(count, alphabet, benches[warp], bits + warp * TABLE_BYTES, lengths + warp, present + warp, codes + (s * TABLES_MOST + warp) * 128);
+    }
+    __syncthreads();
+    const i64 length = join_tables(bits, TABLE_BYTES, lengths, number, tables + s * 8192);
+    if (t) return;
+    i64 most = 0;
+    for (int k = 0; k < number; ++k) most = larger(most, present[k]);
+    d[TABLES_OF] = length;
+    d[ONLY] = most;
+}
+
+// Two blocks for each segment: the first half of them write its tables and codes; the others its escapes.
+extern "C" __global__ void __launch_bounds__(512) trellis_segments(
+    const float* x, i64 n, i64 run, float step, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const u8* bytes, const u8* contexts,
+    const int* known, const i64* scalars, i64* segments, u8* tables, u32* codes, int* escapes, u32* planes, i64* result
+) {
+    __shared__ bool go;
+    const i64 number = segments_of(n), s = blockIdx.x % number, size = segment_length(n, s), first = s * SEGMENT;
+    i64* d = segments + s * TRELLIS_PLACES;
+    const bool writes = blockIdx.x < number;
+    if (threadIdx.x == 0) {
+        go = result[RESULT_WRONG] != NOT_FINITE && d[KIND] == CODED_KIND;
+        if (writes && go && scalars[s * SEGMENT_PLACES + KIND] == CLASSED_KIND) result[RESULT_WRONG] = HAS_CLASSES;
+    }
+    __syncthreads();
+    if (!go) return;
+    const int window = window_from(known + s * KNOWN_PLACES, size);
+    if (writes) {
+        if (threadIdx.x == 0) d[WINDOW] = window;
+        return write_tables(s, size, window, drawn != 0, bytes + first, contexts + first, d, tables, codes);
+    }
+    if (known[s * KNOWN_PLACES + TOP_OF] <= window) return;
+    const Given of = given_of(x, n, run, step, drawn, step_word, who, k0, k1);
+    int* values = escapes + s * ESCAPES;
+    auto escaped = [=](u32 byte) { return at_end(trellis_symbol(byte, window), window); };
+    auto value = [=](i64 i, u32 byte) {
+        int a = index_of(byte);
+        // A byte holds no larger ones.
+        if (at_end((u32)(a + WIDEST), WIDEST)) a = of.exact(first + i, byte);
+        const int more = a - clipped(a, window);
+        return 1 + (more < 0 ? -more : more) / 2;
+    };
+    const i64 found = list_escapes((const Sixteen*)(bytes + first), size, values, escaped, value);
+    if (found > ESCAPES) {
+        if (threadIdx.x == 0) result[RESULT_WRONG] = MANY_ESCAPES;
+        return;
+    }
+    __syncthreads();
+    const i64 tail = write_planes(values, found, planes + s * PLANE_WORDS);
+    if (threadIdx.x == 0) d[TAIL] = tail;
+}
+
+// A warp for each chunk; the last blocks, for chunks that a segment may have, have nothing to do.
+extern "C" __global__ void __launch_bounds__(32) trellis_encode_chunks(
+    i64 n, i64 drawn, const u8* bytes, const u8* contexts, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
+    const i64* result
+) {
+    __shared__ Code own[TABLES_MOST * 128];
+    const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n), size = segment_length(n, s), first = s * SEGMENT;
+    const i64* d = segments + s * TRELLIS_PLACES;
+    if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
+    const int window = (int)d[WINDOW], number = 1 << d[BITS_OF];
+    const Layout l = layout_of(size, 2 * window, d[CHUNK_OF]);
+    if (c >= l.chunks) return;
+    // By table, the code of every index that a byte holds. Without dither the table is what bytes end with.
+    for (int k = threadIdx.x; k < 128 * number; k += 32)
+        own[k] = code_of(codes[(s * TABLES_MOST + k / 128) * 128 + trellis_symbol((u32)k & 127, window)]);
+    __syncwarp();
+    const Code* near = own;
+    const u8 *held = bytes + first, *distances = contexts + first;
+    KEEP_TOGETHER(held);
+    auto symbol = [=](i64 i) { return trellis_symbol(held[i], window); };
+    i64 found;
+    if (drawn) {
+        KEEP_TOGETHER(distances);
+        const int shift = MOST_BITS - (int)d[BITS_OF];
+        auto load = [=](i64 i) { return Raw{held[(u32)i], distances[(u32)i]}; };
+        auto look = [=](const Raw& r) { return near[r.context >> shift << 7 | (r.symbol & 127)]; };
+        found = encode_chunk(l, c, symbol, load, look, words + first, states + s * CHUNKS * 64);
+    } else {
+        auto load = [=](i64 i) { return Raw{held[(u32)i], 0}; };
+        auto look = [=](const Raw& r) { return near[r.symbol]; };
+        found = encode_chunk(l, c, symbol, load, look, words + first, states + s * CHUNKS * 64);
+    }
+    if (threadIdx.x == 0) numbers[s * CHUNKS + c] = found;
+}
+
+// One block lays out the message: the form and length of every segment, where they and their chunks begin; norm and error.
+extern "C" __global__ void trellis_close(i64 n, i64 drawn, i64* segments, const i64* numbers, i64* offsets, double* sums, i64* result) {
+    __shared__ int coded;
+    const i64 number = segments_of(n);
+    double* const found = (double*)result;
+    const i64 wrong = result[RESULT_WRONG];
+    __syncthreads();
+    if (wrong != FINE) {
+        if (threadIdx.x == 0 && wrong == NOT_FINITE) {
+            result[RESULT_LENGTH] = 1;
+            found[RESULT_NORM] = __longlong_as_double(0x7ff0000000000000LL), found[RESULT_ERROR] = 0.0;
+        }
+        return;
+    }
+    if (threadIdx.x == 0) coded = 0;
+    __syncthreads();
+    i64 at = 1 + (number > 1 ? 4 * number : 0);
+    for (i64 base = 0; base < number; base += blockDim.x) {
+        const i64 s = base + threadIdx.x;
+        i64* d = segments + s * TRELLIS_PLACES;
+        i64 bytes = 0, total;
+        if (s < number) {
+            const i64 size = segment_length(n, s);
+            if (d[KIND] == CODED_KIND) {
+                const i64 alphabet = 2 * d[WINDOW], most = 1 + raw_bytes(size, alphabet);
+                const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
+                i64 body = 1 + d[TABLES_OF];
+                const bool fits = body < most;
+                if (d[ONLY] >= 2) {
+                    body += 4 * l.chunks;
+                    for (i64 c = 0; c < l.chunks; ++c) {
+                        offsets[s * CHUNKS + c] = body;
+                        body += 4 * l.lanes + 2 * numbers[s * CHUNKS + c];
+                    }
+                }
+                d[FORM_OF] = !fits || body >= most ? RAW : d[ONLY] >= 2 ? CODED : ONLY_TABLES;
+                if (d[FORM_OF] == RAW) body = most;
+                i64 varint = 1;
+                while (d[TAIL] >> 7 * varint) ++varint;
+                d[SCALES] = 3 + drawn + varint;
+                bytes = d[SCALES] + 4 + body + d[TAIL];
+                if (bytes > 1 + 4 * size) d[KIND] = RAW_KIND;
+            }
+            if (d[KIND] == RAW_KIND) bytes = 1 + 4 * size, sums[number + s] = 0.0;
+            if (d[KIND] == ZERO_KIND) bytes = 1;
+            else atomicOr(&coded, 1);
+        }
+        const i64 before = block_scan(bytes, &total);
+        if (s < number) d[AT] = at + before, d[END] = at + before + bytes;
+        at += total;
+    }
+    if (threadIdx.x == 0) result[RESULT_LENGTH] = coded ? at : 1;
+    __syncthreads();
+    fold_segments(sums, number);
+    if (threadIdx.x == 0) found[RESULT_NORM] = sums[0], found[RESULT_ERROR] = sums[number];
+}
+
+// Parts of a chunk that blocks copy.
+#define PARTS 4
+
+// Blocks, `share` of them for each segment, write the message.
+extern "C" __global__ void trellis_write(
+    const float* x, i64 n, i64 drawn, i64 share, const u8* bytes, const i64* segments, const u8* tables, const u16* words, const i64* numbers,
+    const u32* states, const i64* offsets, const u32* planes, const i64* result, u8* out
+) {
+    const i64 s = blockIdx.x / share, part = blockIdx.x % share, size = segment_length(n, s), first = s * SEGMENT;
+    const i64 stride = share * blockDim.x, begin = part * blockDim.x + threadIdx.x;
+    const bool leads = begin == 0;
+    if (result[RESULT_WRONG] == NOT_FINITE && leads && s == 0) out[0] = MODE_NON_FINITE;
+    if (result[RESULT_WRONG] != FINE) return;
+    const bool empty = result[RESULT_LENGTH] == 1;
+    if (leads && s == 0) out[0] = empty ? MODE_ZERO : MODE_NORMAL;
+    if (empty) return;
+    const i64* d = segments + s * TRELLIS_PLACES;
+    u8* to = out + d[AT];
+    if (leads && segments_of(n) > 1) store32(out + 1 + 4 * s, (u32)(d[END] - d[AT]));
+    if (leads) to[0] = (u8)d[KIND];
+    if (d[KIND] == RAW_KIND)
+        for (i64 i = begin; i < size; i += stride) store32(to + 1 + 4 * i, __float_as_uint(x[first + i]));
+    if (d[KIND] != CODED_KIND) return;
+    const int window = (int)d[WINDOW], width = raw_bits(2 * window), fixed = drawn ? 4 : 3;
+    u8* body = to + d[SCALES] + 4;
+    if (leads) {
+        to[1] = (u8)window;
+        to[2] = (u8)d[RUN_OF];
+        if (drawn) to[3] = (u8)d[BITS_OF];
+        for (i64 k = fixed; k < d[SCALES]; ++k) to[k] = (u8)((d[TAIL] >> 7 * (k - fixed) & 127) | (k + 1 < d[SCALES] ? 128 : 0));
+        store32(to + d[SCALES], (u32)d[SCALE_OF]);
+        body[0] = d[FORM_OF] == RAW ? (u8)RAW : (u8)d[CHUNK_OF];
+    }
+    for (i64 b = begin; b < d[TAIL]; b += stride) out[d[END] - d[TAIL] + b] = (u8)(planes[s * PLANE_WORDS + (b >> 2)] >> 8 * (b & 3));
+    if (d[FORM_OF] == RAW) {
+        for (i64 g = begin; 8 * g < size; g += stride) {
+            u64 held = 0;
+            const int here = (int)smaller(8, size - 8 * g);
+            for (int k = 0; k < here; ++k) held |= (u64)trellis_symbol(bytes[first + 8 * g + k], window) << k * width;
+            for (int b = 0; 8 * b < here * width; ++b) body[1 + g * width + b] = (u8)(held >> 8 * b);
+        }
+        return;
+    }
+    for (i64 b = begin; b < d[TABLES_OF]; b += stride) body[1 + b] = tables[s * 8192 + b];
+    if (d[FORM_OF] != CODED) return;
+    const Layout l = layout_of(size, 2 * window, d[CHUNK_OF]);
+    for (i64 piece = part; piece < l.chunks * PARTS; piece += share) {
+        const i64 c = piece / PARTS, which = piece % PARTS, number = numbers[s * CHUNKS + c];
+        const i64 from = number * which / PARTS, until = number * (which + 1) / PARTS;
+        u8* chunk = body + offsets[s * CHUNKS + c];
+        copy_words(chunk + 4 * l.lanes + 2 * from, words + first + c * l.size + l.coded(c) - number + from, until - from);
+        if (which) continue;
+        if (threadIdx.x == 0) store32(body + 1 + d[TABLES_OF] + 4 * c, (u32)number);
+        for (int k = threadIdx.x; k < l.lanes; k += blockDim.x) store32(chunk + 4 * k, states[s * CHUNKS * 64 + c * l.lanes + k]);
+    }
+}

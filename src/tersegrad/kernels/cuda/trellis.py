@@ -1,0 +1,208 @@
+"""Trellis codes by CUDA kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tersegrad.core import host
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Context
+from tersegrad.kernels import native, reference
+from tersegrad.kernels.cuda import classes, scratch
+from tersegrad.kernels.cuda.dither import CHUNKS, ERROR, ESCAPES, LENGTH, NORM, PLANE_WORDS, RESULTS, SHARE, WRONG
+from tersegrad.kernels.cuda.loader import launch
+from tersegrad.kernels.reference.dither import USUAL_CHUNK
+from tersegrad.kernels.reference.dither import _put as put
+from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
+from tersegrad.kernels.reference.rans_tables import TOTAL
+from tersegrad.kernels.reference.rounding import CHUNK
+from tersegrad.kernels.reference.trellis import RUN
+from tersegrad.kernels.reference.trellis_code import GENERATORS
+
+__all__ = ["trellis_decode", "trellis_encode", "trellis_error"]
+
+ENCODE, DECODE = "trellis_encode.cu", "trellis_decode.cu"
+# As in trellis.cuh and trellis_encode.cu.
+KNOWN, PLACES, TABLES = 5, 15, 8
+MANY_ESCAPES, HAS_CLASSES = 4, 6
+FINE, CORRUPT = 0, 1
+# The most runs of a segment: those of 2^14 coordinates, of one and a half usual ones.
+RUNS = 24
+# From here on all 64 lanes are in use. Shorter vectors are the CPU's.
+SHORTEST_VECTOR = 1 << 14
+THREADS = 256
+# Decisions of more states than this do not fit into a multiprocessor's memory.
+NEAR_STATES = 16
+
+
+def _cpu() -> Any:
+    """The fastest operations for CPU tensors."""
+    return native if native.available() else reference
+
+
+def _encode_on_host(
+    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    room = host.empty(reference.trellis_max_bytes(x.numel()), torch.uint8, out.device)
+    length, norm, error = _cpu().trellis_encode(host.read(x), step, states, chunk, ctx, room, layout)
+    out[: int(length)] = room[: int(length)].to(out.device)
+    return length, norm, error
+
+
+def draws_of(ctx: Context | None) -> tuple[int, int, int, int, int]:
+    """Whether there is dither, and what it is drawn from."""
+    if ctx is None:
+        return 0, 0, 0, 0, 0
+    return 1, ctx.step, ctx.buffer << 16 | ctx.sender, ctx.seed & 0xFFFFFFFF, ctx.seed >> 32
+
+
+class _Chosen:
+    """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments."""
+
+    def __init__(self, x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, layout: Tensor | None) -> None:
+        n, device = x.numel(), x.device
+        self.n, self.segments, parts = n, len(pieces(n, SEGMENT)), -(-n // CHUNK)
+        run, drawn = min(RUN, chunk), int(ctx is not None)
+        self.regions = None if layout is None else classes.regions_of(layout, n, device)
+        searched = () if self.regions is None else classes.summed(self.regions, self.segments)
+        self.result, (_, self.known, *summed) = scratch.zeros(device, 8 * RESULTS, 4 * KNOWN * self.segments, *searched)
+        far = states > NEAR_STATES
+        # Bytes are read sixteen at a time.
+        self.memory, places = scratch.empty(
+            device, n + 15, n + 15 if drawn else 0, n + 15 if self.regions else 0, 8 * parts, 8 * parts, 8 * parts,
+            8 * PLACES * self.segments, 8 * classes.PLACES_OF_SEGMENT * self.segments, 16 * self.segments,
+        )  # fmt: skip
+        self.bytes, self.contexts, levels, norms, dots, powers, self.described, self.scalars, self.sums = places
+        self.given = (x, n, run, float(step), *draws_of(ctx))
+        warps = 2 * -(-n // (1 << run))
+        kept, (decisions,) = scratch.empty(device, warps * (1 << run) * states // 16 if far else 0)
+        launch(
+            f"trellis_viterbi_{states}.cu", f"trellis_viterbi_{states}", warps, 32,
+            *self.given, decisions, self.bytes, self.contexts, levels if self.regions else 0, self.known,
+        )  # fmt: skip
+        del kept
+        launch(ENCODE, "trellis_sums", -(-parts // 16), 512, *self.given, self.bytes, norms, dots, powers)
+        launch(
+            ENCODE, "trellis_fit", self.segments, 128,
+            n, run, float(step), drawn, chunk, norms, dots, powers, self.known, self.described, self.scalars, self.sums, self.result,
+        )  # fmt: skip
+        if self.regions is not None:
+            self.held = classes.search(self.regions, n, chunk, summed, levels, self.scalars, self.result)
+
+
+def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Squared error without dither and squared norm. Those of short vectors, and of such with rows, are found on the host."""
+    if x.numel() < SHORTEST_VECTOR or layout is not None:
+        found: tuple[Tensor, Tensor] = _cpu().trellis_error(host.read(x), step, states, layout)
+        return found
+    chosen = _Chosen(x.contiguous(), step, states, USUAL_CHUNK, None, None)
+    launch(ENCODE, "trellis_totals", 1, THREADS, chosen.n, chosen.sums, chosen.result)
+    sums = chosen.result[:RESULTS].view(torch.float64)
+    return sums[ERROR], sums[NORM]
+
+
+def trellis_encode(
+    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory.
+
+    Short vectors, those with scale classes and those with very many escapes are left to the CPU's kernels over a copy.
+    """
+    n, device, drawn = x.numel(), x.device, int(ctx is not None)
+    if chunk and not SHORTEST <= chunk <= LONGEST:
+        raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
+    if n < SHORTEST_VECTOR:
+        return _encode_on_host(x, step, states, chunk, ctx, out, layout)
+    x = x.contiguous()
+    chosen = _Chosen(x, step, states, chunk or USUAL_CHUNK, ctx, layout)
+    segments, result, known = chosen.segments, chosen.result, chosen.described
+    memory, (words, tables, codes, escapes, planes, numbers, offsets, coded) = scratch.empty(
+        device, 2 * n, segments * 8192, 4 * segments * TABLES * 128, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
+        8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
+    )  # fmt: skip
+    launch(
+        ENCODE, "trellis_segments", 2 * segments, 512,
+        *chosen.given, chosen.bytes, chosen.contexts, chosen.known, chosen.scalars, known, tables, codes, escapes, planes, result,
+    )  # fmt: skip
+    launch(
+        ENCODE, "trellis_encode_chunks", segments * CHUNKS, 32,
+        n, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, result,
+    )  # fmt: skip
+    launch(ENCODE, "trellis_close", 1, THREADS, n, drawn, known, numbers, offsets, chosen.sums, result)
+    launch(
+        ENCODE, "trellis_write", segments * SHARE, THREADS,
+        x, n, drawn, SHARE, chosen.bytes, known, tables, words, numbers, coded, offsets, planes, result, out,
+    )  # fmt: skip
+    # What the kernels use is kept until here.
+    found = host.read(result[:RESULTS])
+    del memory, chosen
+    if int(found[WRONG]) in (MANY_ESCAPES, HAS_CLASSES):
+        return _encode_on_host(x, step, states, chunk, ctx, out, layout)
+    sums = found.view(torch.float64)
+    return found[LENGTH], sums[NORM], sums[ERROR]
+
+
+def _decode_on_host(
+    data: Tensor, states: int, ctx: Context | None, out: Tensor, weight: float | None, layout: Tensor | None
+) -> Tensor:
+    here = host.empty(out.numel(), torch.float32, out.device) if weight is None else host.read(out)
+    _cpu().trellis_decode(host.read(data), states, ctx, here, weight, layout)
+    return out if here is out else out.copy_(here)
+
+
+def trellis_decode(
+    data: Tensor, states: int, ctx: Context | None, out: Tensor, weight: float | None, layout: Tensor | None = None
+) -> Tensor:
+    """``out = decoded``, or ``out += weight * decoded``; a message that is refused adds nothing.
+
+    Messages of short vectors, with scale classes or with very many escapes are decoded by the CPU's kernels over a copy.
+    """
+    count, device, data = out.numel(), out.device, data.contiguous()
+    if count < SHORTEST_VECTOR or data.numel() == 0:
+        return _decode_on_host(data, states, ctx, out, weight, layout)
+    if data.numel() == 1:
+        # The mode of a message without segments.
+        return reference.trellis_decode(host.read(data), states, ctx, out, weight, layout)
+    place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
+    wrong, _, others = host.read(_decode(data, states, ctx, place)).tolist()
+    if wrong == CORRUPT:
+        raise CorruptMessage("not a trellis-coded message: a segment, a table or an escape is malformed")
+    if wrong != FINE or others:
+        return _decode_on_host(data, states, ctx, out, weight, layout)
+    return out if place is out else put(out, place, weight)
+
+
+def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor) -> Tensor:
+    """Decode into ``place``: what is wrong, and whether there are segments for others."""
+    count, device, drawn, *draws = place.numel(), data.device, *draws_of(ctx)
+    segments, code = len(pieces(count, SEGMENT)), GENERATORS[states]
+    chunks, tables = 8 * segments * CHUNKS, segments * TABLES
+    state = torch.zeros(3, dtype=torch.int64, device=device)
+    memory, (known, begins, q, cells, entries, only, offsets, words, marks, places) = scratch.empty(
+        device, 8 * segments * PLACES, 8 * (segments + 1), 2 * tables * 128, 0 if drawn else 8 * segments * TOTAL, 4 * tables * 129,
+        tables, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES,
+    )  # fmt: skip
+    launch(
+        DECODE, "trellis_open", segments, THREADS,
+        data, data.numel(), count, drawn, begins, known, q, cells, entries, only, offsets, words, state,
+    )  # fmt: skip
+    if drawn:
+        launch(
+            DECODE, "trellis_dithered_chunks", segments * CHUNKS // 4, 128,
+            data, count, *code, *draws, known, entries, offsets, words, marks, place, state,
+        )  # fmt: skip
+    else:
+        launch(
+            DECODE, "trellis_chunks", segments * CHUNKS, 32,
+            data, count, *code, known, cells, offsets, words, marks, place, state,
+        )  # fmt: skip
+    launch(
+        DECODE, "trellis_plain", segments * RUNS, 64,
+        data, count, *code, drawn, *draws, RUNS, known, only, marks, place, state,
+    )  # fmt: skip
+    launch(DECODE, "trellis_escapes", segments, 1024, data, count, drawn, *draws, known, marks, places, place, state)
+    del memory
+    return state

@@ -1,0 +1,220 @@
+"""Trellis codes by the CUDA kernels, emulated on the CPU: the same bytes, the same values and the same refusals as the CPU's kernels."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.core.errors import CorruptMessage
+from tersegrad.core.protocol import Context, Spec
+from tersegrad.kernels import cuda, native, reference
+from tersegrad.kernels.cuda import trellis
+from tersegrad.recipes import parse
+from tests.kernels.agree import same
+from tests.kernels.emulator import compiler, emulated
+from tests.kernels.test_classes import uneven
+from tests.kernels.test_trellis import gaussian, heavy, spoilt
+from tests.laws.zoo import adversarial
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+
+CTX = Context(seed=2**63 + 5, step=7, buffer=2, sender=1)
+OPS = native if native.available() else reference
+CODED, CLASSED = 2, 3
+# All 64 lanes are in use from here on.
+FIRST = 1 << 14
+
+
+@pytest.fixture
+def hosted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was left to the CPU's kernels."""
+    left: list[str] = []
+
+    def watched(name: str) -> None:
+        real = getattr(trellis, name)
+
+        def call(*arguments: Any) -> Any:
+            left.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(trellis, name, call)
+
+    watched("_encode_on_host")
+    watched("_decode_on_host")
+    return left
+
+
+def agreed(
+    x: Tensor, step: float, states: int = 8, chunk: int = 0, ctx: Context | None = None, layout: Tensor | None = None
+) -> Tensor:
+    """The message, the same from both, with its norm and error; both read the same from it."""
+    step = float(torch.tensor(step, dtype=torch.float32))
+    # One byte behind an aligned address.
+    room = reference.trellis_max_bytes(x.numel())
+    expected, found = torch.zeros(room, dtype=torch.uint8), torch.zeros(room + 1, dtype=torch.uint8)[1:]
+    wanted = OPS.trellis_encode(x, step, states, chunk, ctx, expected, layout)
+    with emulated():
+        got = trellis.trellis_encode(x, step, states, chunk, ctx, found, layout)
+    length = int(wanted[0])
+    for a, b in zip(wanted, got, strict=True):
+        assert same(a, b)
+    assert torch.equal(expected[:length], found[:length])
+    for weight in (None, -0.75):
+        values, read = torch.linspace(-1, 1, x.numel()), torch.linspace(-1, 1, x.numel())
+        OPS.trellis_decode(expected[:length], states, ctx, values, weight, layout)
+        with emulated():
+            trellis.trellis_decode(found[:length], states, ctx, read, weight, layout)
+        assert same(values, read) or bool((values.isnan() & read.isnan()).all())
+    return expected[:length]
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+@pytest.mark.parametrize("states", [4, 8, 16, 32])
+def test_states_and_lengths(states: int, ctx: Context | None, hosted: list[str]) -> None:
+    """Whole and partial runs, chunks and groups of steps."""
+    for n, chunk in ((FIRST, 0), (2 * FIRST + 100, 0), (33_001, 14), (4 * FIRST + 70, 15)):
+        agreed(gaussian(n, n), 0.6, states, chunk, ctx)
+    assert not hosted
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_several_segments(ctx: Context | None, hosted: list[str]) -> None:
+    """One of them is zero, and tables are made from a sample."""
+    x = gaussian(2 * (1 << 18) + 100_003)
+    x[: 1 << 18] = 0
+    agreed(x, 0.5, ctx=ctx)
+    assert not hosted
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_short_vectors_are_the_hosts(ctx: Context | None, hosted: list[str]) -> None:
+    for n in (0, 1, 2, 3, 7, 4095, 4097, FIRST - 1):
+        agreed(gaussian(n, n), 0.6, ctx=ctx)
+    assert set(hosted) == {"_encode_on_host", "_decode_on_host"}
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_the_zoo(ctx: Context | None) -> None:
+    for name, x in adversarial(FIRST + 33).items():
+        norm = float(x.double().square().mean())
+        assert agreed(x, max(0.4 * math.sqrt(norm), 1e-36), ctx=ctx).numel() > 0, name
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_ties_and_single_symbols(ctx: Context | None, hosted: list[str]) -> None:
+    steps = torch.randint(-8, 9, (FIRST + 5,), generator=torch.Generator().manual_seed(1))
+    for x in (steps / 2, steps / 4, torch.ones(FIRST), torch.full((FIRST + 9,), 92 / 32)):
+        for states in (8, 32):
+            agreed(x, 1.0, states, ctx=ctx)
+    agreed(gaussian(FIRST) * 1e-3, 1.0, ctx=ctx)
+    assert not [name for name in hosted if name == "_encode_on_host"]
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_escapes_raw_symbols_and_numbers_that_are_too_large(ctx: Context | None, hosted: list[str]) -> None:
+    agreed(heavy(20_000), 0.5, ctx=ctx)
+    agreed(heavy(33_000), 0.5, chunk=14, ctx=ctx)
+    agreed(heavy(20_000), 0.05, ctx=ctx)
+    uniform = 2 * torch.rand(20_000, generator=torch.Generator().manual_seed(1)) - 1
+    assert agreed(1.2 * uniform, 0.01, ctx=ctx)[1] == CODED
+    # A few far ones among raw symbols.
+    far = 2.4 * uniform
+    far[::701] *= 30
+    agreed(far, 0.02, ctx=ctx)
+    for x, step in ((gaussian(FIRST), 1e-9), (gaussian(FIRST) * 1e-30, 1e-37)):
+        agreed(x, step, ctx=ctx)
+    assert not hosted
+    # More of them than the kernels list.
+    agreed(gaussian(20_000), 1e-3, ctx=ctx)
+    assert hosted
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_modes_without_segments(ctx: Context | None, hosted: list[str]) -> None:
+    x = torch.zeros(FIRST)
+    assert agreed(x, 1.0, ctx=ctx).tolist() == [1]
+    for bad in (math.nan, -math.inf):
+        x = gaussian(FIRST)
+        x[40] = bad
+        assert agreed(x, 1.0, ctx=ctx).tolist() == [2]
+    assert not hosted
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_scale_classes_are_looked_for(ctx: Context | None, hosted: list[str]) -> None:
+    """Where none are found nothing is left to the host."""
+    assert agreed(gaussian(40_000), 0.6, ctx=ctx, layout=torch.tensor([40_000, 200, 1, 0]))[1] == CODED
+    assert not hosted
+    x, spec = uneven(((700, 40), (130,)), spread=2.0)
+    assert agreed(x, 2.0, ctx=ctx, layout=spec.layout)[1] == CLASSED
+
+
+@pytest.mark.parametrize("states", [4, 8, 16, 32])
+def test_errors_of_samples(states: int) -> None:
+    for x in (gaussian(33_001), heavy(33_001), torch.zeros(FIRST), gaussian(FIRST) * 1e-3, gaussian(300)):
+        with emulated():
+            found = trellis.trellis_error(x, 0.5, states)
+        for a, b in zip(OPS.trellis_error(x, 0.5, states), found, strict=True):
+            assert same(a, b)
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_corrupt_bytes_are_refused_alike(ctx: Context | None) -> None:
+    """And leave what they would be added to."""
+    chance = random.Random(5)
+    refused = 0
+    for x, step in ((gaussian(FIRST + 5), 0.6), (heavy(FIRST + 100), 0.3)):
+        good = bytes(agreed(x, step, ctx=ctx).tolist())
+        for k in range(16):
+            message = spoilt(good, chance)
+            if k % 2:
+                # Words of a chunk.
+                message = torch.tensor(list(good), dtype=torch.uint8)
+                message[chance.randrange(len(good))] ^= 1 << chance.randrange(8)
+            results = []
+            for backend in (OPS, trellis):
+                kept = torch.ones_like(x)
+                try:
+                    with emulated():
+                        results.append(backend.trellis_decode(message, 8, ctx, kept, 2.0))
+                except CorruptMessage:
+                    assert bool((kept == 1).all())
+                    results.append(None)
+            first, second = results
+            assert (first is None) == (second is None)
+            refused += first is None
+            assert first is None or second is None or same(first, second)
+    assert refused > 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trellis(nu=0.1)",
+        "trellis(alpha=0.1)",
+        "trellis(bits=2)",
+        "dithered_trellis(omega=0.1)",
+        "error_feedback(trellis(nu=0.2))",
+    ],
+)
+def test_compressors_write_the_same_messages(text: str, monkeypatch: pytest.MonkeyPatch, hosted: list[str]) -> None:
+    c, x = parse(text), gaussian(150_000)
+    spec, results = Spec.flat(x.numel()), []
+    for faster in (False, True):
+        if faster:
+            monkeypatch.setitem(
+                kernels._chosen, "cpu", kernels.overlay(native, cuda) if native.available() else kernels.overlay(cuda)
+            )
+        with emulated():
+            message, _ = c.encode(x, spec, c.init(spec, torch.device("cpu")), CTX)
+            data = message.payload.clone()
+            results.append((data, c.decode(message, spec, CTX)))
+    for a, b in zip(*results, strict=True):
+        assert same(a, b)
+    assert not hosted
