@@ -243,15 +243,13 @@ PLANS: dict[str, list[Job]] = {
     ],
     # ResNet-50 on Tiny-ImageNet, 30 epochs: what the claim is about first.
     "resnet": [
-        Job("none", "momentum", lr=0.1),
-        Job("vgc_2", "momentum", lr=0.1),
         Job("none"),
         Job("vgc_2"),
+        Job("none", "momentum", lr=0.1),
+        Job("vgc_2", "momentum", lr=0.1),
         Job("vgc_1.5"),
         Job("hybrid_0.1"),
-        Job("vgc_1.5", "momentum", lr=0.1),
-        Job("vgc_1", "momentum", lr=0.1),
-        Job("hybrid_0.1", "momentum", lr=0.1),
+        *(Job(name, "momentum", lr=0.1) for name in ("vgc_1.5", "vgc_1", "hybrid_0.1")),
         Job("vgc_1"),
         *(Job(name, "momentum", lr=0.1) for name in ("qsgd_4bit", "power_sgd_4", "dithering_0.8")),
         *(Job(name) for name in ("qsgd_4bit", "power_sgd_4", "dithering_0.8")),
