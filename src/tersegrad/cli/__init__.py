@@ -167,7 +167,7 @@ def train(
     compressor: options.Compressor = advice.DEFAULT,
     exchange: options.Exchange = "two_shot",
     local: options.Local = None,
-    group_bytes: options.GroupBytes = 25 << 20,
+    group_bytes: options.GroupBytes = None,
     workers: options.Workers = 4,
     virtual: options.Virtual = 0,
     epochs: options.Epochs = 20,

@@ -33,7 +33,7 @@ Exchange = Annotated[
 Local = Annotated[
     str | None, typer.Option(help="Exchange only now and then: local_sgd(every=10) or diloco(every=50, fragments=2).")
 ]
-GroupBytes = Annotated[int, typer.Option(min=1, help="Of float32 that one message serves; more for large models on a GPU.")]
+GroupBytes = Annotated[int | None, typer.Option(min=1, help="Of float32 that one message serves: 25 MiB, on a GPU 128.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes on this machine; torchrun's own number if it started us.")]
 Virtual = Annotated[
     int, typer.Option(min=0, help="Instead of processes: so many workers in this one, on one device, with the same messages.")

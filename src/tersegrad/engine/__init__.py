@@ -8,17 +8,17 @@ ranks before anything is exchanged (:mod:`~tersegrad.engine.agreement`).
 """
 
 from tersegrad.engine.engine import Change, Engine
-from tersegrad.engine.groups import Group, from_layout, make_groups
+from tersegrad.engine.groups import GPU_GROUP_BYTES, GROUP_BYTES, Group, from_layout, make_groups
 from tersegrad.engine.handle import Handle
 from tersegrad.engine.lane import Lane
 from tersegrad.engine.late import LateHandle
 from tersegrad.engine.meter import TimedGroup
 from tersegrad.engine.replicas import ReplicasDiffer
-from tersegrad.engine.settings import GROUP_BYTES, Options, Settings
+from tersegrad.engine.settings import Options, Settings
 from tersegrad.engine.staging import Staging
 from tersegrad.engine.step import Step
 
 __all__ = [
-    "GROUP_BYTES", "Change", "Engine", "Group", "Handle", "Lane", "LateHandle", "Options", "ReplicasDiffer", "Settings", "Staging", "Step",
-    "TimedGroup", "from_layout", "make_groups",
+    "GPU_GROUP_BYTES", "GROUP_BYTES", "Change", "Engine", "Group", "Handle", "Lane", "LateHandle", "Options", "ReplicasDiffer", "Settings",
+    "Staging", "Step", "TimedGroup", "from_layout", "make_groups",
 ]  # fmt: skip

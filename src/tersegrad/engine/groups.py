@@ -38,10 +38,15 @@ class Group:
         return tuple(p.name for p in self.spec.pieces)
 
 
-def make_groups(parameters: Mapping[str, Tensor], group_bytes: int, small: int = 0) -> list[Group]:
+# Of float32 gradient that one message serves, unless told otherwise; a GPU's host needs as long for a small message as for a large one.
+GROUP_BYTES, GPU_GROUP_BYTES = 25 << 20, 128 << 20
+
+
+def make_groups(parameters: Mapping[str, Tensor], group_bytes: int | None = None, small: int = 0) -> list[Group]:
     """Reverse registration order; up to ``group_bytes`` of float32 each (at least one parameter), one dtype and device.
 
-    In a group the tensors with fewer than ``small`` elements come last: what is compressed then lies in one piece.
+    None: what is usual for the device. In a group the tensors with fewer than ``small`` elements come last: what is compressed then lies
+    in one piece.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
     >>> [g.names for g in make_groups(dict(model.named_parameters()), 300)]
@@ -54,7 +59,8 @@ def make_groups(parameters: Mapping[str, Tensor], group_bytes: int, small: int =
     for name, parameter in reversed(list(parameters.items())):
         key, size = (parameter.dtype, parameter.device), 4 * parameter.numel()
         names, used = open_groups.get(key, ([], 0))
-        if not names or used + size > group_bytes:
+        usual = GPU_GROUP_BYTES if parameter.is_cuda else GROUP_BYTES
+        if not names or used + size > (usual if group_bytes is None else group_bytes):
             names, used = [], 0
             layout.append(names)
         names.append(name)

@@ -17,8 +17,6 @@ from tersegrad.exchange import Scheme, scheme
 from tersegrad.recipes import parse
 from tersegrad.wrappers import ByTensor
 
-GROUP_BYTES = 25 << 20  # of float32 gradient that one message serves, unless told otherwise
-
 Given = Compressor[Any] | str
 Choice = Given | tuple[Given | None, Scheme | str | None] | None
 

@@ -129,7 +129,7 @@ class Outer:
         return assign
 
 
-def divide(parameters: Mapping[str, Tensor], fragments: int, group_bytes: int) -> tuple[list[Group], list[list[int]]]:
+def divide(parameters: Mapping[str, Tensor], fragments: int, group_bytes: int | None) -> tuple[list[Group], list[list[int]]]:
     """Groups, and which of them each fragment has: neighbouring parameters, of about the same size in all."""
     total = sum(p.numel() for p in parameters.values())
     shares: list[dict[str, Tensor]] = [{} for _ in range(fragments)]

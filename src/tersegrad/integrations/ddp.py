@@ -27,7 +27,7 @@ from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor, Stats
 from tersegrad.core.text import require
-from tersegrad.engine import GROUP_BYTES, Change, Engine, Options, Settings, Staging, Step, TimedGroup, from_layout, make_groups
+from tersegrad.engine import Change, Engine, Options, Settings, Staging, Step, TimedGroup, from_layout, make_groups
 from tersegrad.engine.checkpoint import Public
 from tersegrad.engine.engine import Route
 from tersegrad.engine.report import Report
@@ -51,9 +51,9 @@ class _Bucket:
 class Handle(engine.LateHandle):
     """The exchange of one DDP model. Made by :func:`attach` or :func:`make_hook`."""
 
-    def __init__(self, settings: Settings, group_bytes: int, scaler: Any, process_group: Any) -> None:
+    def __init__(self, settings: Settings, group_bytes: int | None, scaler: Any, process_group: Any) -> None:
         super().__init__()
-        require(group_bytes > 0, f"group_bytes must be positive, got {group_bytes}")
+        require(group_bytes is None or group_bytes > 0, f"group_bytes must be positive, got {group_bytes}")
         self._settings, self._group_bytes, self.scaler = settings, group_bytes, scaler
         self._process_group = process_group
         self._parameters: dict[str, Tensor] = {}
@@ -217,11 +217,11 @@ def compressed_hook(state: Handle, bucket: GradBucket) -> Future[Tensor]:
 class HookOptions(Options, total=False):
     """The options of :func:`attach`, beside those of every integration (:class:`tersegrad.engine.Options`).
 
-    ``group_bytes``: how much float32 gradient one message serves. ``scaler``: the GradScaler, so that residuals are kept at scale 1.
-    ``process_group``: by default that of the model.
+    ``group_bytes``: how much float32 gradient one message serves (25 MiB, on a GPU 128). ``scaler``: the GradScaler, so that residuals are
+    kept at scale 1. ``process_group``: by default that of the model.
     """
 
-    group_bytes: int
+    group_bytes: int | None
     scaler: Any
     process_group: dist.ProcessGroup | TimedGroup | None
 
@@ -253,7 +253,7 @@ def make_hook(
     compressor: Compressor[Any] | str | None,
     exchange: Scheme | str | None = None,
     *,
-    group_bytes: int = GROUP_BYTES,
+    group_bytes: int | None = None,
     scaler: Any = None,
     process_group: dist.ProcessGroup | TimedGroup | None = None,
     **options: Unpack[Options],

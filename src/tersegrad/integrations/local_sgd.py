@@ -28,7 +28,7 @@ from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import require
-from tersegrad.engine import GROUP_BYTES, Engine, Options, Settings, Step, TimedGroup, checkpoint
+from tersegrad.engine import Engine, Options, Settings, Step, TimedGroup, checkpoint
 from tersegrad.engine.engine import Route
 from tersegrad.engine.report import Report
 from tersegrad.exchange import Scheme
@@ -59,7 +59,7 @@ class Handle(engine.Handle):
         parameters: Mapping[str, Tensor],
         settings: Settings,
         how: Method,
-        group_bytes: int,
+        group_bytes: int | None,
         process_group: dist.ProcessGroup | TimedGroup | None,
     ) -> None:
         self.method, self.steps = how, 0
@@ -211,7 +211,7 @@ def attach(
     exchange: Scheme | str | None = None,
     how: Method | str = "diloco",
     *,
-    group_bytes: int = GROUP_BYTES,
+    group_bytes: int | None = None,
     process_group: dist.ProcessGroup | TimedGroup | None = None,
     **options: Unpack[Options],
 ) -> Handle:

@@ -16,7 +16,7 @@ from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import require
-from tersegrad.engine import GROUP_BYTES, Options, Settings, TimedGroup
+from tersegrad.engine import Options, Settings, TimedGroup
 from tersegrad.exchange import Scheme
 from tersegrad.integrations import ddp
 from tersegrad.integrations.attached import claim, free
@@ -75,7 +75,7 @@ def attach(
     compressor: Compressor[Any] | str | None,
     exchange: Scheme | str | None = None,
     *,
-    group_bytes: int = GROUP_BYTES,
+    group_bytes: int | None = None,
     scaler: Any = None,
     process_group: Any = None,
     **options: Unpack[Options],

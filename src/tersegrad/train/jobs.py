@@ -11,7 +11,6 @@ from tersegrad import advice
 from tersegrad.bench.rate import limit_at
 from tersegrad.core.protocol import Guarantee, Spec
 from tersegrad.core.text import require
-from tersegrad.engine import GROUP_BYTES
 from tersegrad.exchange import scheme
 from tersegrad.integrations import all_reduce, local_sgd
 from tersegrad.planner import Link
@@ -35,7 +34,7 @@ class Job:
     compressor: str | None = advice.DEFAULT  # "auto": chosen by measuring
     exchange: str = "two_shot"  # "auto", with the compressor: chosen too
     local: str | None = None  # local_sgd(...) or diloco(...): exchange only now and then
-    group_bytes: int = GROUP_BYTES  # of float32 that one message serves
+    group_bytes: int | None = None  # of float32 that one message serves; None: what is usual for the device
     epochs: int = 20
     steps: int = 0  # in all; 0: as many as the epochs have
     batch: int = 32  # examples of each worker in a step
@@ -73,8 +72,9 @@ class Job:
             require(compresses == (self.compressor is None), _pairing(self.exchange, compresses))
             if self.compressor not in (None, "auto"):
                 parse(str(self.compressor))
-        for name in ("epochs", "batch", "accumulate", "group_bytes"):
+        for name in ("epochs", "batch", "accumulate"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        require(self.group_bytes is None or self.group_bytes > 0, f"group_bytes must be positive, got {self.group_bytes}")
         for name in ("save_every", "check_every", "steps", "clip", "evaluate_every", "held_out"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         require(self.batch % self.accumulate == 0, f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts")
