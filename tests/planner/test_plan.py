@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ from tersegrad.planner import (
     simulate,
     trip,
 )
-from tersegrad.planner.coding import measure_cast
+from tersegrad.planner.coding import _Clock, measure_cast
 from tersegrad.planner.plan import LADDER, choose
 from tersegrad.planner.trips import NAMES, ExchangeName
 
@@ -175,6 +177,26 @@ def test_overlap_hides_the_wire_and_never_more() -> None:
         simulate([1.0], [])
 
 
+def test_sending_takes_from_computing_but_not_from_waiting() -> None:
+    def line(busy: float, toll: float) -> float:
+        return simulate([0.2] * 5, [Trip((Leg(0.0, busy, toll=toll),))] * 5, "end").seconds
+
+    # Four of five collectives pass while the worker computes; the fifth begins when there is nothing left to take from.
+    assert line(0.1, 0.05) == pytest.approx(line(0.1, 0.0) + 4 * 0.05)
+    # Where the wire is what a step waits for, the worker does that work in the time in which it waits.
+    assert line(2.0, 0.05) == pytest.approx(line(2.0, 0.0), rel=1e-9)
+
+
+def test_a_crowded_machine_makes_dense_steps_longer() -> None:
+    def step(exchange: ExchangeName, toll: float = 0.0) -> float:
+        return forecast(Setting("bf16", exchange), MODEL, Topology(4, Link(1e11, toll=toll)), ALL["bf16"]).seconds
+
+    sent = 2 * (16 * MODEL.numel / 8) * 3 / 4
+    for name in ("all_reduce", "two_shot", "all_gather"):
+        assert step(name, toll=1e-9) > step(name) + 0.01, name
+    assert step("all_reduce", toll=1e-9) <= step("all_reduce") + 1.0001e-9 * sent
+
+
 # ----------------------------------------------------------------------------------------------------------------- the choice
 
 
@@ -258,6 +280,18 @@ def test_measured_coding_is_of_real_messages() -> None:
     assert found.error == pytest.approx(told.error, rel=0.2)
     assert found.fixed_size
     assert all(t > 0 for t in (found.coding.encode + found.coding.each_encode, found.coding.decode + found.coding.each_decode))
+
+
+def test_inside_a_job_the_turns_of_others_count() -> None:
+    calls = itertools.count()
+
+    def body() -> None:
+        if next(calls) % 10 == 9:  # another process has the core for a while
+            time.sleep(0.02)
+
+    alone, shared = (_Clock(torch.device("cpu"), in_job).seconds(body, 0.2) for in_job in (False, True))
+    assert alone < 0.0005
+    assert 0.001 < shared < 0.01
 
 
 def test_variance_based_compressors_get_moments() -> None:
