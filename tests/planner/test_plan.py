@@ -257,6 +257,20 @@ def test_a_coarser_rung_must_be_worth_it() -> None:
     assert choose([base], ["a", "b"]) is base
 
 
+def test_of_two_exchanges_that_take_as_long_the_one_that_compresses_once_is_taken() -> None:
+    base = forecast(Setting("bf16", "all_reduce"), MODEL, Topology(2, Link(1e8)), ALL["bf16"])
+
+    def chosen(two_shot: float, all_gather: float) -> Setting:
+        times: dict[ExchangeName, float] = {"two_shot": two_shot, "all_gather": all_gather}
+        own = [dataclasses.replace(base, setting=Setting(LADDER[0], name), seconds=t) for name, t in times.items()]
+        return choose([base, *own], LADDER).setting
+
+    half = base.seconds / 2
+    assert chosen(half, 1.02 * half) == Setting(LADDER[0], "all_gather")
+    assert chosen(half, 1.04 * half) == Setting(LADDER[0], "two_shot")
+    assert chosen(1.02 * half, half) == Setting(LADDER[0], "all_gather")
+
+
 def test_by_variance_waits_for_the_end_of_the_backward_pass() -> None:
     same = forecast(Setting("x", "all_gather"), MODEL, Topology(2, Link(1e9)), measured(0.1))
     late = forecast(Setting("x", "all_gather"), MODEL, Topology(2, Link(1e9)), measured(0.1), by_variance=True)
