@@ -7,6 +7,7 @@ Hosts are processes in network namespaces of this machine (:mod:`benchmarks.netw
 - ``train``: time to 97.5 % test accuracy on MNIST (``--data``: the folder with its four files);
 - ``bytes``: how what a host sends grows with the number of hosts;
 - ``predict``: the planner's step times against the clock's;
+- ``auto``: what ``attach(model, "auto")`` chooses, beside every setting that it could have chosen;
 - ``overhead``: what a handle adds to coding and collectives, on a link without a limit;
 - ``direct``: the share of a link's rate that direct exchanges reach.
 
@@ -33,7 +34,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import planned
+from benchmarks import chosen, planned
 from benchmarks.host import Sample, Task
 from benchmarks.methods import Method
 from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
@@ -619,6 +620,36 @@ def predict(
             [planned.table(cells, links, title)],
             console,
         )
+
+    guarded(body)
+
+
+@app.command()
+def auto(
+    rate: RatesOption = None,
+    hosts: HostsOption = None,
+    seconds: Annotated[float, typer.Option(help="Of turns, for each rate and number of hosts.")] = 40.0,
+    turns: Annotated[int, typer.Option(help="At least so many.")] = 4,
+    width: Annotated[int, typer.Option(help="Of the two hidden layers.")] = 1024,
+    batch: Annotated[int, typer.Option(help="Samples of each host.")] = 64,
+    out: OutOption = RESULTS,
+) -> None:
+    """Steps of attach(model, "auto") beside those of every setting that it chooses from, in turn."""
+
+    def body(console: Console) -> None:
+        counts, rates = sorted(set(hosts or [2, 4])), [parse_rate(r) for r in rate or RATES]
+        task, cells = Task(None, width, batch), list[chosen.Cell]()
+        with Cluster(max(counts), counts, console) as cluster:
+            for size, limit in itertools.product(counts, rates):
+                cluster.limit(limit, size)
+                cells.append(chosen.measure(cluster.hosts, cluster.network.limit, limit, size, task, seconds, turns))
+                c = cells[-1]
+                console.print(
+                    f"  {c.choice}: {c.times(c.best):.3f} times as long as {c.best}, {c.times('bf16'):.3f} as bf16",
+                    style="dim", highlight=False, markup=False,
+                )  # fmt: skip
+        title = f"Training steps with auto and with each of its choices, 784-{width}-{width}-10, {batch} samples of each host"
+        save("auto", out, {"task": task, "cells": cells}, [chosen.table(cells, title)], console)
 
     guarded(body)
 

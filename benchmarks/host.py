@@ -538,11 +538,11 @@ def codings(size: int, texts: list[str], task: Task) -> dict[str, Measured]:
         World.barrier(size)
         if method.dense:
             dtype = torch.float32 if method.compressor == "float32" else torch.bfloat16
-            found[text] = measure_cast(dtype, x.numel(), quantile=0.5)
+            found[text] = measure_cast(dtype, x.numel(), in_job=True)
         else:
             compressor = tersegrad.parse(method.compressor)
             given = stats if needs_second_moment(compressor) else None
-            found[text] = measure_coding(compressor, x, given, Spec(tuple(pieces)), history=history, quantile=0.5)
+            found[text] = measure_coding(compressor, x, given, Spec(tuple(pieces)), history=history, in_job=True)
     return found
 
 

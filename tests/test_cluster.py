@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import cluster, host, network, planned
+from benchmarks import chosen, cluster, host, network, planned
 from benchmarks.host import Sample
 from benchmarks.methods import Call, Method
 from benchmarks.netlink import Netlink
 
 import tersegrad
 from tersegrad.core.protocol import Context, Spec
+from tersegrad.engine.auto import WARM
 from tersegrad.planner import Coding, Link, Measured
 
 OURS = "error_feedback(sparse_dithering(alpha=0.1))"
@@ -158,6 +159,54 @@ def test_a_planner_knows_what_a_job_would_tell_it() -> None:
     assert known.moments == pytest.approx(0.01)
     slow, fast = (planned.foresee("qsgd(bits=4)", known, Link(rate), 2, 4.5).seconds for rate in (1e6, 1e9))
     assert slow > 3 * fast > 0.2
+
+
+QSGD = "qsgd(bits=4, bucket=128, norm=max)"
+
+
+class Choosing:
+    """Hosts on which auto takes a second for each step until it has decided, and ``after`` seconds then."""
+
+    def __init__(self, after: float, choice: str, **fixed: float) -> None:
+        self.after, self.choice, self.fixed, self.auto_steps = after, choice, fixed, 0
+
+    def run(self, job: str, *arguments: Any, size: int) -> list[Any]:
+        if job.endswith("told"):
+            return [{"auto/choice": self.choice, "auto/decisions": 1, "auto/seconds": 2.5}] * size
+        if job.endswith("begin"):
+            assert set(arguments[0]) == {"auto", *chosen.FIXED}
+            return [None] * size
+        text, count = arguments
+        self.auto_steps += count * (text == "auto")
+        own = 1.0 if self.auto_steps <= WARM + 1 else self.after
+        times = [own if text == "auto" else self.fixed.get(text.partition("(")[0], 0.3)] * count
+        return [times, [0.9 * t for t in times]]
+
+
+def choosing(after: float, choice: str, **fixed: float) -> chosen.Cell:
+    limits: list[float | None] = []
+    hosts: Any = Choosing(after, choice, **fixed)
+    cell = chosen.measure(hosts, limits.append, 1e8, 2, host.Task(), seconds=0, least=3)
+    assert limits == [None, 1e8]
+    return cell
+
+
+def test_auto_is_compared_after_its_decision_and_with_every_choice() -> None:
+    good = choosing(0.11, f"{QSGD}, two_shot", bf16=0.2, qsgd=0.1)
+    assert good.best == f"{QSGD} + two_shot"
+    assert (good.times(good.best), good.times("bf16")) == pytest.approx((1.1, 0.55))
+    assert (len(good.samples["auto"]), good.timed, good.measuring) == (3, 1.0, 2.5)
+    assert not choosing(0.112, f"{QSGD}, two_shot", bf16=0.2, qsgd=0.1).passed
+    dense = choosing(0.0205, "bf16, all_reduce", bf16=0.02)
+    assert not dense.pays
+    assert dense.passed
+    slow = choosing(0.0208, "bf16, all_reduce", bf16=0.02)  # within 10 % of the best, but more than 3 % slower than bf16
+    assert not slow.passed
+    table = chosen.table([good, slow], "")
+    assert [row[2] for row in table.rows] == [f"{QSGD}, two_shot", "bf16"]
+    assert "missed with 2 hosts, 100 Mbit/s" in table.note
+    assert "1.040 times as long as bf16" in table.note
+    assert "missed" not in chosen.table([dense], "").note
 
 
 def test_vectors_are_cut_at_layers() -> None:

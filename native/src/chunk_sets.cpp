@@ -403,7 +403,8 @@ class Writer {
                 if (node.c > 8)
                     in_left = static_cast<u32>(std::lower_bound(mine, mine + node.c, border) - mine);
                 else
-                    for (u32 j = 0; j < 8; ++j) in_left += mine[j] < border;
+                    // The sign of the difference, which fits: GCC 12 for 64-bit Arm counts eight comparisons as minus their number.
+                    for (u32 j = 0; j < 8; ++j) in_left += static_cast<u32>(mine[j] - border) >> 31;
                 u32 start, f;
                 if (node.c <= few) {
                     const SmallSplit& s = model.small(model.kind(node.depth, node.size), node.c);

@@ -102,7 +102,12 @@ def test_predict_adds_up() -> None:
 
 
 def test_bad_input() -> None:
-    for bad in ({"bits_per_second": 0}, {"bits_per_second": 1e9, "latency": -1}, {"bits_per_second": 1e9, "framing": 0.5}):
+    for bad in (
+        {"bits_per_second": 0},
+        {"bits_per_second": 1e9, "latency": -1},
+        {"bits_per_second": 1e9, "framing": 0.5},
+        {"bits_per_second": 1e9, "toll": -1},
+    ):
         with pytest.raises(BadConfiguration):
             Link(**bad)
     with pytest.raises(BadConfiguration, match="all_reduce"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Iterator
 
@@ -44,6 +45,11 @@ def test_all_ranks_measure_the_same_link(ranks: Pool) -> None:
     assert 0.05 <= link.direct <= 1
     assert 0.05 <= link.gathered <= 1
     assert link.collectives == "ring"
+    # Three ranks with a thread each: up to three cores leave none for sending, from six on each has one.
+    cores = len(os.sched_getaffinity(0))
+    assert 0 <= link.toll < 1e-6
+    assert cores > 3 or link.toll > 0
+    assert cores < 6 or link.toll == 0
     # Loopback on a shared machine: the order of magnitude is what can be asked for.
     told = predict("all_reduce", 1 << 20, 3, link).seconds
     assert 0.05 < told / max(taken for _, taken in found) < 20

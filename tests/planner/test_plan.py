@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ from tersegrad.planner import (
     simulate,
     trip,
 )
-from tersegrad.planner.coding import measure_cast
+from tersegrad.planner.coding import _Clock, measure_cast
 from tersegrad.planner.plan import LADDER, choose
 from tersegrad.planner.trips import NAMES, ExchangeName
 
@@ -175,6 +177,26 @@ def test_overlap_hides_the_wire_and_never_more() -> None:
         simulate([1.0], [])
 
 
+def test_sending_takes_from_computing_but_not_from_waiting() -> None:
+    def line(busy: float, toll: float) -> float:
+        return simulate([0.2] * 5, [Trip((Leg(0.0, busy, toll=toll),))] * 5, "end").seconds
+
+    # Four of five collectives pass while the worker computes; the fifth begins when there is nothing left to take from.
+    assert line(0.1, 0.05) == pytest.approx(line(0.1, 0.0) + 4 * 0.05)
+    # Where the wire is what a step waits for, the worker does that work in the time in which it waits.
+    assert line(2.0, 0.05) == pytest.approx(line(2.0, 0.0), rel=1e-9)
+
+
+def test_a_crowded_machine_makes_dense_steps_longer() -> None:
+    def step(exchange: ExchangeName, toll: float = 0.0) -> float:
+        return forecast(Setting("bf16", exchange), MODEL, Topology(4, Link(1e11, toll=toll)), ALL["bf16"]).seconds
+
+    sent = 2 * (16 * MODEL.numel / 8) * 3 / 4
+    for name in ("all_reduce", "two_shot", "all_gather"):
+        assert step(name, toll=1e-9) > step(name) + 0.01, name
+    assert step("all_reduce", toll=1e-9) <= step("all_reduce") + 1.0001e-9 * sent
+
+
 # ----------------------------------------------------------------------------------------------------------------- the choice
 
 
@@ -235,6 +257,20 @@ def test_a_coarser_rung_must_be_worth_it() -> None:
     assert choose([base], ["a", "b"]) is base
 
 
+def test_of_two_exchanges_that_take_as_long_the_one_that_compresses_once_is_taken() -> None:
+    base = forecast(Setting("bf16", "all_reduce"), MODEL, Topology(2, Link(1e8)), ALL["bf16"])
+
+    def chosen(two_shot: float, all_gather: float) -> Setting:
+        times: dict[ExchangeName, float] = {"two_shot": two_shot, "all_gather": all_gather}
+        own = [dataclasses.replace(base, setting=Setting(LADDER[0], name), seconds=t) for name, t in times.items()]
+        return choose([base, *own], LADDER).setting
+
+    half = base.seconds / 2
+    assert chosen(half, 1.02 * half) == Setting(LADDER[0], "all_gather")
+    assert chosen(half, 1.04 * half) == Setting(LADDER[0], "two_shot")
+    assert chosen(1.02 * half, half) == Setting(LADDER[0], "all_gather")
+
+
 def test_by_variance_waits_for_the_end_of_the_backward_pass() -> None:
     same = forecast(Setting("x", "all_gather"), MODEL, Topology(2, Link(1e9)), measured(0.1))
     late = forecast(Setting("x", "all_gather"), MODEL, Topology(2, Link(1e9)), measured(0.1), by_variance=True)
@@ -258,6 +294,18 @@ def test_measured_coding_is_of_real_messages() -> None:
     assert found.error == pytest.approx(told.error, rel=0.2)
     assert found.fixed_size
     assert all(t > 0 for t in (found.coding.encode + found.coding.each_encode, found.coding.decode + found.coding.each_decode))
+
+
+def test_inside_a_job_the_turns_of_others_count() -> None:
+    calls = itertools.count()
+
+    def body() -> None:
+        if next(calls) % 10 == 9:  # another process has the core for a while
+            time.sleep(0.02)
+
+    alone, shared = (_Clock(torch.device("cpu"), in_job).seconds(body, 0.2) for in_job in (False, True))
+    assert alone < 0.0005
+    assert 0.001 < shared < 0.01
 
 
 def test_variance_based_compressors_get_moments() -> None:

@@ -148,9 +148,9 @@ class Auto:
         for text in ("bf16", *LADDER):
             engine.links[-1].barrier()  # all ranks code at once, as they do in a step
             if text == "bf16" and not self.fixed and not _shards(engine):
-                found[text] = measure_cast(torch.bfloat16, x.numel(), x.device, BUDGET, 0.5)
+                found[text] = measure_cast(torch.bfloat16, x.numel(), x.device, BUDGET, in_job=True)
             else:
-                found[text] = measure_coding(parse(text), x, budget=BUDGET, quantile=0.5)
+                found[text] = measure_coding(parse(text), x, budget=BUDGET, in_job=True)
         numbers = [compute]
         for one in found.values():
             c = one.coding

@@ -2,14 +2,16 @@
 
 A message of n coordinates takes a + b n seconds. Two lengths tell both: a short vector, where the start of a kernel is most of it, and a
 long one. Buffers are touched before, and take turns so that none is in a cache: a backward pass has filled that with other things by
-the time a gradient is encoded. On a GPU the device is waited for. Inside a job, where workers may share cores, the median of
-all calls counts; for a plan, made on a machine that may be busy with something else now, a time that one call in ten beats.
+the time a gradient is encoded. On a GPU the device is waited for. For a plan, made on a machine that may be busy with something else
+now, a time counts that one call in ten beats. Inside a job it is the mean of all calls: where workers share cores, they take turns
+of some milliseconds, most calls are shorter than a turn and meet nobody, and the few that do wait for the others' turns.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,15 +50,15 @@ def measure_coding(
     numel: int = LONG,
     device: torch.device | str = "cpu",
     budget: float = 0.3,
-    quantile: float = 0.1,
+    in_job: bool = False,
 ) -> Measured:
     """Time ``compressor`` and weigh its messages: on ``vector`` (laid out as ``spec`` says), else on ``numel`` normal coordinates.
 
     Normal data is the hardest for a given variance; gradients usually take fewer bits. Error feedback runs for some steps first.
     ``history``: vectors of earlier steps, for compressors whose messages depend on them. ``budget``: seconds for each of the
-    measurements. ``quantile``: of the times of all calls.
+    measurements. ``in_job``: the other workers of this machine do the same now, and what they take from this one counts.
     """
-    clock = _Clock(torch.device(device if vector is None else vector.device), quantile)
+    clock = _Clock(torch.device(device if vector is None else vector.device), in_job)
     if vector is None:
         vector = torch.randn(max(1, numel), generator=torch.Generator().manual_seed(0)).to(device)
     x = vector.detach().reshape(-1).to(torch.float32)
@@ -76,10 +78,10 @@ def measure_coding(
 
 
 def measure_cast(
-    dtype: torch.dtype, numel: int = LONG, device: torch.device | str = "cpu", budget: float = 0.1, quantile: float = 0.1
+    dtype: torch.dtype, numel: int = LONG, device: torch.device | str = "cpu", budget: float = 0.1, in_job: bool = False
 ) -> Measured:
     """What torch's hooks do around a dense all-reduce in ``dtype``: cast, divide, and copy back."""
-    clock = _Clock(torch.device(device), quantile)
+    clock = _Clock(torch.device(device), in_job)
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(device)
     half = x.to(dtype)
     error = float((half.double() - x.double()).square().sum() / x.double().square().sum())
@@ -171,10 +173,10 @@ class _Clock:
     """Times calls on a device."""
 
     device: torch.device
-    quantile: float
+    in_job: bool
 
     def seconds(self, body: Callable[[], object], budget: float) -> float:
-        """Seconds of one call: a quantile of at least five, after one that warms up."""
+        """Seconds of one call, from at least five, after one that warms up."""
         samples: list[float] = []
         wait = waiting(self.device)
         body()
@@ -185,7 +187,7 @@ class _Clock:
             body()
             wait()
             samples.append(time.perf_counter() - begin)
-        return sorted(samples)[int(self.quantile * len(samples))]
+        return statistics.fmean(samples) if self.in_job else sorted(samples)[len(samples) // 10]
 
 
 def _moments(x: Tensor) -> Tensor:

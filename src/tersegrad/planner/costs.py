@@ -50,6 +50,9 @@ class Link:
     direct: float = 1.0  # share of the rate that direct exchanges reach, all workers sending to all others at once
     collectives: Literal["ring", "tree"] = "ring"  # how all-reduce and all-gather pass messages on: gloo's rings, NCCL's trees
     gathered: float = 1.0  # share of the rate that all-gathers reach, which send messages whole where an all-reduce cuts them
+    toll: float = (
+        0.0  # seconds that sending a byte takes from what a worker computes meanwhile: none where a core is spare for it
+    )
 
     def __post_init__(self) -> None:
         require(self.bits_per_second > 0, f"a link carries a positive number of bits per second, got {self.bits_per_second}")
@@ -57,6 +60,7 @@ class Link:
         require(1 <= self.framing < math.inf, f"framing is at least 1, got {self.framing}")
         require(0 < self.direct <= 1, f"direct exchanges reach a share of the rate in (0, 1], got {self.direct}")
         require(0 < self.gathered <= 1, f"all-gathers reach a share of the rate in (0, 1], got {self.gathered}")
+        require(0 <= self.toll < math.inf, f"sending a byte takes seconds from computing and none negative, got {self.toll}")
 
     @property
     def beta(self) -> float:

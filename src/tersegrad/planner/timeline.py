@@ -1,7 +1,8 @@
 """A training step on a clock: the backward pass gives gradients group by group, and each group's exchange is under way meanwhile.
 
 Two things are occupied: the processor, by the backward pass and by coding, and the wire, by one collective after another. (The latency
-of a collective does not occupy it.) Who waits when is what the code does:
+of a collective does not occupy it.) Where no core is spare, sending takes its toll from computing, for the part of a collective that
+passes while the worker computes; a worker that waits does that work in the time in which it waits. Who waits when is what the code does:
 
 - ``pipeline``: our engine under DDP. A group that is complete is encoded at once; then every older exchange is waited for and moved on by
   one collective (:class:`tersegrad.exchange.Pipeline`).
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tersegrad.core.text import require
-from tersegrad.planner.trips import Trip
+from tersegrad.planner.trips import Leg, Trip
 
 Waits = Literal["pipeline", "end", "each"]
 
@@ -41,16 +42,29 @@ class _Clock:
 
     def __init__(self) -> None:
         self.now, self.free, self.waited = 0.0, 0.0, 0.0
+        self._tolls: list[tuple[float, Leg]] = []  # collectives that take from computing, with when they get the wire
+
+    def work(self, seconds: float) -> None:
+        """Compute, and pay the toll of what is on the wire meanwhile."""
+        until = self.now + seconds
+        for begin, leg in self._tolls:
+            meanwhile = min(until, begin + leg.busy) - max(self.now, begin)
+            seconds += leg.toll * max(0.0, meanwhile) / leg.busy
+        self.now += seconds
+        self._tolls = [(begin, leg) for begin, leg in self._tolls if begin + leg.busy > self.now]
 
     def begin(self, flight: _Flight) -> None:
         """Work, then the next collective; or the last work."""
         if not flight.legs:
-            self.now += flight.last
+            self.work(flight.last)
             flight.done = True
             return
         leg = flight.legs.pop(0)
-        self.now += leg.work
-        self.free = max(self.now, self.free) + leg.busy
+        self.work(leg.work)
+        begin = max(self.now, self.free)
+        if leg.toll and leg.busy:
+            self._tolls.append((begin, leg))
+        self.free = begin + leg.busy
         flight.end = self.free + leg.delay
 
     def advance(self, flight: _Flight) -> None:
@@ -64,17 +78,19 @@ class _Clock:
 def simulate(segments: Sequence[float], trips: Sequence[Trip], waits: Waits = "pipeline") -> Timeline:
     """The time of a backward pass with exchanges; ``segments``: seconds of computing before each group is complete.
 
-    >>> from tersegrad.planner.trips import Leg
     >>> one = Trip((Leg(work=1.0, busy=4.0),), last=1.0)
     >>> simulate([10.0, 10.0], [one, one], "end").seconds  # all but the last group's wire is hidden
     27.0
     >>> simulate([10.0, 10.0], [one, one], "each").seconds
     32.0
+    >>> crowded = Trip((Leg(work=1.0, busy=4.0, toll=3.0),), last=0.0)
+    >>> simulate([10.0, 10.0], [crowded, crowded], "end").seconds  # sending the first group takes 3 seconds from the backward pass
+    29.0
     """
     require(len(segments) == len(trips), f"{len(segments)} segments do not fit {len(trips)} exchanges")
     clock, flights = _Clock(), list[_Flight]()
     for segment, trip in zip(segments, trips):
-        clock.now += segment
+        clock.work(segment)
         flight = _Flight(trip)
         clock.begin(flight)
         if waits == "pipeline":

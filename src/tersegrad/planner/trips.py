@@ -1,7 +1,8 @@
 """One exchange as a trip: work of the processor and time on the wire, in the order in which the engine takes them.
 
 A trip is a list of legs. Each leg is work (coding, copying) and then a collective, which occupies the wire for ``busy`` seconds and whose
-result is there ``delay`` seconds later; ``last`` is the work after the last collective. The legs are those of the exchanges' own code:
+result is there ``delay`` seconds later; ``last`` is the work after the last collective. Where no core is spare for sending, a collective
+takes ``toll`` seconds from whatever the worker computes while it is under way. The legs are those of the exchanges' own code:
 compressors without a fixed size send lengths first, by a small all-gather; two_shot encodes its p parts and the mean of one of
 them, and decodes p parts twice; all_gather encodes once and decodes p messages; hierarchical sums exactly inside a machine, exchanges
 1/n of the buffer per rank between machines, and hands the means back.
@@ -58,12 +59,13 @@ class Coding:
 
 @dataclasses.dataclass(frozen=True)
 class Leg:
-    """Work, then a collective; ``sent``: bytes that leave a machine in it."""
+    """Work, then a collective; ``sent``: bytes that leave a machine in it; ``toll``: seconds that it takes from computing meanwhile."""
 
     work: float
     busy: float = 0.0
     delay: float = 0.0
     sent: float = 0.0
+    toll: float = 0.0
 
     def after(self, seconds: float) -> Leg:
         """The same with more work before it."""
@@ -125,23 +127,26 @@ class Topology:
     def gather(self, nbytes: float) -> Leg:
         """Every worker's ``nbytes`` to all, passed on from one to the next."""
         link, p = (self.inside if self.nodes == 1 else self.link), self.workers
-        crossing = 0.0 if self.nodes == 1 else (p - 1) * nbytes
-        return Leg(0.0, (p - 1) * link.seconds(nbytes) / link.gathered, link.hops(p) * link.latency, crossing)
+        own = (p - 1) * nbytes
+        crossing = 0.0 if self.nodes == 1 else own
+        return Leg(0.0, link.seconds(own) / link.gathered, link.hops(p) * link.latency, crossing, own * link.toll)
 
     def to_all(self, nbytes: float) -> Leg:
         """``nbytes`` from every worker to each other one, directly."""
         n, p = self.lanes, self.workers
         local = self.inside.seconds((n - 1) * nbytes) / self.inside.direct
+        toll = (n - 1) * nbytes * self.inside.toll
         if self.nodes == 1:
-            return Leg(0.0, local, self.inside.latency if p > 1 else 0.0)
-        crossing = n * (p - n) * nbytes
-        return Leg(0.0, max(local, self.link.seconds(crossing) / self.link.direct), self.link.latency, crossing)
+            return Leg(0.0, local, self.inside.latency if p > 1 else 0.0, toll=toll)
+        crossing, toll = n * (p - n) * nbytes, toll + (p - n) * nbytes * self.link.toll
+        return Leg(0.0, max(local, self.link.seconds(crossing) / self.link.direct), self.link.latency, crossing, toll)
 
     def reduce(self, nbytes: float) -> Leg:
         """Torch's own all-reduce of a buffer of ``nbytes``."""
         link, p = (self.inside if self.nodes == 1 else self.link), self.workers
         share = 2 * (p - 1) / p * nbytes
-        return Leg(0.0, link.seconds(share), 2 * link.hops(p) * link.latency, 0.0 if self.nodes == 1 else share)
+        crossing = 0.0 if self.nodes == 1 else share
+        return Leg(0.0, link.seconds(share), 2 * link.hops(p) * link.latency, crossing, share * link.toll)
 
 
 def all_reduce(numel: float, topology: Topology, bits: float, coding: Coding, fixed_size: bool = True) -> Trip:
