@@ -7,6 +7,8 @@ quantiser has to send is such a message (``spec/wire.md``, 5.16), and nothing is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,8 @@ from tersegrad.codecs import rans
 from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 
+# The integer levels begin .. end - 1, of any type.
+Levels = Callable[[int, int], Tensor]
 # Of the operation: rANS segments only; the first word of such a message; the segments' length, and the kind of those with classes.
 RANS, SEGMENTS, SEGMENT, CLASSED = 1, 0x80000000, 1 << 18, 3
 # Vectors of more segments than this are coded only if one of them, in the middle, gains from classes.
@@ -23,26 +27,32 @@ MANY = 4
 SHORTEST = 512
 
 
-def encode(levels: Tensor, layout: Tensor, chunk: rans.Chunk) -> Tensor | None:
-    """A message of integer ``levels`` (float32), or None where no part of it would have classes.
+def encode(levels: Levels, numel: int, layout: Tensor, chunk: rans.Chunk) -> Tensor | None:
+    """A message of all ``levels``, or None where no part of it would have classes.
 
     >>> rows = torch.randn(64, 100, generator=torch.Generator().manual_seed(0)) * torch.exp2(torch.arange(64.0) % 8)[:, None]
-    >>> levels = rows.round().flatten()
+    >>> levels = rows.round().flatten().to(torch.int16)
     >>> layout = torch.tensor([6400, 100, 1, 0])
-    >>> data = encode(levels, layout, "auto")
+    >>> data = encode(lambda begin, end: levels[begin:end], 6400, layout, "auto")
     >>> bool((decode(data, 6400, -2000, 2000, layout) == levels).all())
     True
-    >>> encode(torch.randn(6400, generator=torch.Generator().manual_seed(1)).round(), layout, "auto") is None
+    >>> even = torch.randn(6400, generator=torch.Generator().manual_seed(1)).round()
+    >>> encode(lambda begin, end: even[begin:end], 6400, layout, "auto") is None
     True
     """
-    numel = levels.numel()
     if numel < SHORTEST:
         return None
-    if numel > MANY * SEGMENT:
-        begin = numel // SEGMENT // 2 * SEGMENT
-        if not _has_classes(_code(levels[begin : begin + SEGMENT], _within(layout, begin, begin + SEGMENT), chunk), SEGMENT):
+    sampled = numel > MANY * SEGMENT
+    begin, end = (numel // SEGMENT // 2 * SEGMENT, (numel // SEGMENT // 2 + 1) * SEGMENT) if sampled else (0, numel)
+    found = levels(begin, end)
+    small = found if found.dtype == torch.int8 else found.clamp(-127, 127).to(torch.int8)
+    if not kernels.get(found.device).may_have_classes(small, layout, begin, numel):
+        return None
+    if sampled:
+        if not _has_classes(_code(found, _within(layout, begin, end), chunk), SEGMENT):
             return None
-    data = _code(levels, layout, chunk)
+        found = levels(0, numel)
+    data = _code(found, layout, chunk)
     return data if _has_classes(data, numel) else None
 
 
@@ -57,23 +67,26 @@ def decode(data: Tensor, numel: int, least: int, most: int, layout: Tensor) -> T
     return levels
 
 
-def shorter(levels: Tensor, symbols: Tensor, alphabet: int, layout: Tensor, chunk: rans.Chunk) -> tuple[bool, Tensor]:
-    """The shorter of both codes: ``levels`` with classes (then True), or ``symbols`` with one table."""
-    known = encode(levels, layout, chunk)
-    if known is None:
-        return False, rans.encode(symbols, alphabet, chunk=chunk)
-    if levels.numel() > SEGMENT:
+def shorter(
+    levels: Levels, symbols: Callable[[], Tensor], alphabet: int, layout: Tensor, numel: int, chunk: rans.Chunk
+) -> tuple[bool, Tensor]:
+    """The shorter of both codes: ``levels`` with classes (then True), or ``symbols`` with one table.
+
+    Symbols are asked for once levels no longer are, so they may lie in the same place.
+    """
+    known = encode(levels, numel, layout, chunk)
+    if known is not None and numel > SEGMENT:
         return True, known
     # Where a few bytes may decide, both are written.
-    plain = rans.encode(symbols, alphabet, chunk=chunk)
-    return (True, known) if known.numel() < plain.numel() else (False, plain)
+    plain = rans.encode(symbols(), alphabet, chunk=chunk)
+    return (False, plain) if known is None or known.numel() >= plain.numel() else (True, known)
 
 
 def _code(levels: Tensor, layout: Tensor, chunk: rans.Chunk) -> Tensor:
     run = kernels.get(levels.device)
     out = buffers.empty(run.dither_max_bytes(levels.numel()), torch.uint8, levels.device)
     bits = 0 if chunk == "auto" else rans.chunk_bits(chunk)
-    return out[: int(run.dither_encode(levels, 0.0, 1.0, RANS, bits, None, out, layout=layout)[0])]
+    return out[: int(run.dither_encode(levels.to(torch.float32), 0.0, 1.0, RANS, bits, None, out, layout=layout)[0])]
 
 
 def _has_classes(data: Tensor, numel: int) -> bool:

@@ -155,19 +155,21 @@ class QSGD(PackedBlocks):
         levels = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
         self._quantise(x, ctx, scale, levels, 8)
         levels = levels.view(torch.int8)
-        step = scale.view(torch.float32)
-        finite, some = host.read(torch.stack((step.isfinite().all(), step.any()))).tolist()
-        if not finite:
+        # Steps are not negative, and no sum of them reaches the end of float64: one number tells both.
+        total = float(host.read(scale.view(torch.float32).sum(dtype=torch.float64)))
+        if not math.isfinite(total):
             data[:1] = NON_FINITE
             return 1
-        if not some:
+        if total == 0:
             data[:1] = ZERO
             return 1
         if self.coder == "elias":
             known, coded = False, self._elias(levels)
         else:
-            integers, symbols = levels.to(torch.float32), levels.add_(self.s).view(torch.uint8)
-            known, coded = classed.shorter(integers, symbols, 2 * self.s + 1, spec.layout, self.chunk)
+            known, coded = classed.shorter(
+                lambda begin, end: levels[begin:end], lambda: levels.add_(self.s).view(torch.uint8),
+                2 * self.s + 1, spec.layout, x.numel(), self.chunk,
+            )  # fmt: skip
         data[1 : 1 + steps] = scale
         if coded.numel() < packed:
             data[:1] = CLASSED if known else NORMAL
