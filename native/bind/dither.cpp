@@ -65,6 +65,14 @@ bool decode_add(Array<const std::uint8_t> data, Array<float> out, float weight, 
     return dither::decode_add(data.data(), data.size(), out.size(), rows, weight, out.data(), symbols.size() ? symbols.data() : nullptr);
 }
 
+// `levels`: those from `begin` on of n.
+bool may_have_classes(Array<const std::int8_t> levels, Array<const std::int64_t> layout, std::size_t begin, std::size_t n) {
+    expect(begin <= n && levels.size() <= n - begin, "there are fewer levels in all");
+    const classes::Rows rows = rows_of(layout, n);
+    const Work work;
+    return dither::may_have_classes(levels.data(), levels.size(), rows, begin);
+}
+
 std::tuple<double, double> sample(Array<const float> x, float step, std::size_t stride, Array<const float> carry) {
     expect(carry.size() == 0 || carry.size() == x.size(), "what is carried has as many coordinates as x");
     bind::expect_step(step);
@@ -80,6 +88,7 @@ bind::Registrar registrar([](nb::module_& m) {
     m.def("dither_decode", &decode);
     m.def("dither_decode_add", &decode_add);
     m.def("dither_sample", &sample);
+    m.def("may_have_classes", &may_have_classes);
 });
 
 }  // namespace

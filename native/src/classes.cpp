@@ -14,7 +14,7 @@
 
 namespace tersegrad::classes {
 namespace detail {
-const Implementation portable = {sum_plain, block_sums_plain, add_plain, raise_plain};
+const Implementation portable = {sum_plain, block_sums_plain, add_plain, raise_plain, extent_plain, from_plain};
 }
 int log2_near(std::uint64_t a, std::uint64_t b) {
     a *= 92682;
@@ -123,15 +123,17 @@ struct Axis {
     double side = 0;
 
     void tell(std::uint64_t sum, std::uint64_t length, std::uint64_t n, std::uint64_t total) {
-        octaves.push_back(hold(sum, length, 1, n, total));
+        octaves.push_back(static_cast<std::uint8_t>(octave_of(sum, length, n, total)));
+        hold(octaves.back(), 1, length, sum);
     }
-    // Adds up `number` rows, columns or blocks of the same sum and length; their octave.
-    std::uint8_t hold(std::uint64_t sum, std::uint64_t length, std::uint64_t number, std::uint64_t n, std::uint64_t total) {
-        const int octave = sum ? std::clamp(kMiddle + log2_near(sum * n, total * length), 1, kOctaves - 1) : 0;
+    static int octave_of(std::uint64_t sum, std::uint64_t length, std::uint64_t n, std::uint64_t total) {
+        return sum ? std::clamp(kMiddle + log2_near(sum * n, total * length), 1, kOctaves - 1) : 0;
+    }
+    // Adds up `number` rows, columns or blocks of one octave: their coordinates and magnitudes.
+    void hold(int octave, std::uint64_t number, std::uint64_t length, std::uint64_t sum) {
         numbers[octave] += number;
-        counts[octave] += number * length;
-        totals[octave] += number * sum;
-        return static_cast<std::uint8_t>(octave);
+        counts[octave] += length;
+        totals[octave] += sum;
     }
     void finish() {
         std::uint64_t every = 0;
@@ -157,7 +159,7 @@ struct Axis {
 // Finds the scales of one region; returns the bits that its levels are estimated to take.
 class Describer {
 public:
-    Describer(const std::uint8_t* levels, int center, int window) : levels_(levels), center_(center), window_(window) {}
+    Describer(const std::uint8_t* levels, int center) : levels_(levels), center_(center) {}
 
     double describe(const Region& r, std::size_t start, std::uint64_t& magnitude, Scales& scales) {
         const std::uint8_t* const levels = levels_ + start;
@@ -218,25 +220,43 @@ private:
         block_sums_.resize(r.count / kBlock);
         ops().block_sums(levels, block_sums_.size(), center_, block_sums_.data());
         rest_ = ops().sum(levels + block_sums_.size() * kBlock, r.count % kBlock, center_);
-        return std::accumulate(block_sums_.begin(), block_sums_.end(), rest_);
+        extent_ = ops().extent(block_sums_.data(), block_sums_.size());
+        return extent_.total + rest_;
     }
 
     void tell_rows(const Region& r, std::uint64_t total, Axis& rows) const {
         each_row(r, [&](std::size_t row, std::size_t, std::size_t, std::size_t length) { rows.tell(sums_[row], length, r.count, total); });
         rows.finish();
     }
-    // Blocks with the same sum have the same octave. Those of whole blocks are named only if they are sent, by name_blocks.
+    // A larger sum has no smaller octave: so the blocks of an octave are those from one sum on, less those from the next octave's on. The
+    // octaves of whole blocks are named only if they are sent, by name_blocks.
     void tell_blocks(const Region& r, std::uint64_t total, Axis& blocks) {
-        by_sum_.assign(kBlock * static_cast<std::size_t>(window_) + 1, 0);
-        for (const std::uint16_t s : block_sums_) ++by_sum_[s];
-        for (std::size_t s = 0; s < by_sum_.size(); ++s)
-            if (by_sum_[s]) by_sum_[s] = blocks.hold(s, kBlock, by_sum_[s], r.count, total);
+        const auto octave_of = [&](std::uint32_t sum) { return Axis::octave_of(sum, kBlock, r.count, total); };
+        first_sums_.fill(extent_.most + 1u);
+        std::uint32_t at = extent_.least;
+        From now{block_sums_.size(), extent_.total};
+        while (at <= extent_.most) {
+            const int octave = octave_of(at);
+            std::uint32_t next = extent_.most + 1u;  // the first sum of a higher octave
+            for (std::uint32_t low = at; low + 1 < next;) {
+                const std::uint32_t middle = (low + next) / 2;
+                (octave_of(middle) > octave ? next : low) = middle;
+            }
+            const From later = next > extent_.most ? From{} : ops().from(block_sums_.data(), block_sums_.size(), static_cast<std::uint16_t>(next));
+            first_sums_[static_cast<std::size_t>(octave)] = at;
+            blocks.hold(octave, now.number - later.number, kBlock * (now.number - later.number), now.total - later.total);
+            now = later;
+            at = next;
+        }
         if (r.count % kBlock) blocks.tell(rest_, r.count % kBlock, r.count, total);
         blocks.finish();
     }
     void name_blocks(Axis& blocks) const {
-        std::vector<std::uint8_t> whole(block_sums_.size());
-        std::transform(block_sums_.begin(), block_sums_.end(), whole.begin(), [&](std::uint16_t s) { return static_cast<std::uint8_t>(by_sum_[s]); });
+        std::vector<std::uint8_t> by_sum(extent_.most + 1u), whole(block_sums_.size());
+        for (std::size_t octave = 0; octave < kOctaves; ++octave)
+            if (first_sums_[octave] <= extent_.most)
+                std::fill(by_sum.begin() + first_sums_[octave], by_sum.end(), static_cast<std::uint8_t>(octave));
+        std::transform(block_sums_.begin(), block_sums_.end(), whole.begin(), [&](std::uint16_t s) { return by_sum[s]; });
         blocks.octaves.insert(blocks.octaves.begin(), whole.begin(), whole.end());
     }
 
@@ -252,11 +272,12 @@ private:
     }
 
     const std::uint8_t* levels_;
-    int center_, window_;
+    int center_;
     std::vector<std::uint64_t> sums_, column_sums_;
     std::vector<std::uint16_t> narrow_, block_sums_;
-    std::vector<std::uint32_t> by_sum_;  // how many blocks have a sum, then its octave
-    std::uint64_t rest_ = 0;             // of a last block that is not whole
+    Extent extent_;                                       // of block_sums_
+    std::array<std::uint32_t, kOctaves> first_sums_ = {};  // of blocks of that octave; beyond the largest where there are none
+    std::uint64_t rest_ = 0;                              // of a last block that is not whole
 };
 
 // Classes to numbers of tables.
@@ -366,7 +387,7 @@ bool choose(const std::uint8_t* levels, std::size_t n, int center, int window, c
             Chosen& chosen) {
     if (n < kShortest || regions.empty()) return false;
     Scales scales;
-    Describer describer(levels, center, window);
+    Describer describer(levels, center);
     double cost = 0;
     std::uint64_t magnitude = 0;
     std::size_t at = 0;

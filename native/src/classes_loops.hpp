@@ -49,5 +49,44 @@ void raise_plain(const std::uint8_t* __restrict levels, std::size_t n, int cente
     for (std::size_t j = 0; j < n; ++j) tops[j] = std::max(tops[j], distance(levels[j], c));
 }
 
+// Runs whose sums 32 bits hold; 16-bit signed comparisons, which every instruction set has.
+inline constexpr std::size_t kRun = std::size_t{1} << 14;
+
+Extent extent_plain(const std::uint16_t* sums, std::size_t n) {
+    Extent e;
+    if (!n) return e;
+    std::int16_t least = INT16_MAX, most = 0;
+    for (std::size_t begin = 0; begin < n; begin += kRun) {
+        std::uint32_t total = 0;
+        for (std::size_t i = begin; i < std::min(n, begin + kRun); ++i) {
+            const auto s = static_cast<std::int16_t>(sums[i]);
+            least = std::min(least, s);
+            most = std::max(most, s);
+            total += sums[i];
+        }
+        e.total += total;
+    }
+    e.least = static_cast<std::uint16_t>(least);
+    e.most = static_cast<std::uint16_t>(most);
+    return e;
+}
+
+From from_plain(const std::uint16_t* sums, std::size_t n, std::uint16_t least) {
+    const auto bound = static_cast<std::int16_t>(least);
+    From f;
+    for (std::size_t begin = 0; begin < n; begin += kRun) {
+        std::uint32_t total = 0;
+        std::int16_t number = 0;
+        for (std::size_t i = begin; i < std::min(n, begin + kRun); ++i) {
+            const bool held = static_cast<std::int16_t>(sums[i]) >= bound;
+            number = static_cast<std::int16_t>(number + held);
+            total += held ? sums[i] : std::uint16_t{0};
+        }
+        f.number += static_cast<std::uint64_t>(number);
+        f.total += total;
+    }
+    return f;
+}
+
 }  // namespace
 }  // namespace tersegrad::classes::detail

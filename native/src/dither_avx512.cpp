@@ -168,7 +168,34 @@ std::size_t ends_avx512(const std::uint8_t* symbols, std::size_t n, std::uint8_t
 
 inline __m512 clamped(__m512 v) { return _mm512_max_ps(_mm512_min_ps(v, _mm512_set1_ps(FLT_MAX)), _mm512_set1_ps(-FLT_MAX)); }
 
+// What 32 symbols stand for, in registers.
+template <bool Add>
+std::size_t scale_few(const std::uint8_t* symbols, std::size_t n, int window, float step, float weight, float* out) {
+    alignas(64) float table[32];
+    for (int s = 0; s < 32; ++s) table[s] = limited(static_cast<float>(s - window) * step);
+    if constexpr (Add)
+        for (float& v : table) v *= weight;
+    const __m512 low = _mm512_load_ps(table), high = _mm512_load_ps(table + 16);
+    std::size_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        if constexpr (Add)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j) _mm_prefetch(reinterpret_cast<const char*>(out + i + 1024 + 16 * j), _MM_HINT_T0);
+#pragma GCC unroll 4
+        for (std::size_t j = i; j < i + 64; j += 16) {
+            const __m512i k = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(symbols + j)));
+            const __m512 v = _mm512_permutex2var_ps(low, k, high);
+            _mm512_storeu_ps(out + j, Add ? _mm512_add_ps(_mm512_loadu_ps(out + j), v) : v);
+        }
+    }
+    return i;
+}
+
 void scale_avx512(const std::uint8_t* symbols, std::size_t n, int window, float step, bool add, float weight, float* out) {
+    if (window <= 15 && n >= 64) {
+        const std::size_t done = add ? scale_few<true>(symbols, n, window, step, weight, out) : scale_few<false>(symbols, n, window, step, weight, out);
+        return scale_plain(symbols + done, n - done, window, step, add, weight, out + done);
+    }
     const __m512 s = _mm512_set1_ps(step), w = _mm512_set1_ps(weight);
     const __m512i offset = _mm512_set1_epi32(window);
     std::size_t i = 0;

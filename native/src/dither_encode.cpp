@@ -26,6 +26,28 @@ int choose_window(const std::uint8_t* k, std::size_t n, std::uint32_t top) {
     return static_cast<int>(std::min<std::uint32_t>(top, 127));
 }
 
+// Levels as bytes with the bias; returns the largest magnitude. Unsigned comparisons, which every instruction set has.
+std::uint32_t bias_levels(const std::int8_t* __restrict levels, std::size_t n, std::uint8_t* __restrict k) {
+    std::uint8_t low = 255, high = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        const auto u = static_cast<std::uint8_t>(levels[i] ^ 0x80);
+        low = std::min(low, u);
+        high = std::max(high, u);
+        k[i] = static_cast<std::uint8_t>(u - 0x80 + kBias);
+    }
+    return static_cast<std::uint32_t>(std::max(high - 0x80, 0x80 - low));
+}
+
+// Which symbols stand for the levels k, the largest of which is `top`: first .. first + 2 window. Moves k where the bias cannot stay.
+struct Alphabet {
+    int window, first;
+};
+Alphabet settle(std::uint8_t* k, std::size_t n, std::uint32_t top) {
+    const int window = choose_window(k, n, top);
+    if (top > kBias) ops().shift(k, n, window);
+    return {window, top > kBias ? 0 : kBias - window};
+}
+
 struct Piece {
     const std::uint8_t* data = nullptr;
     std::size_t size = 0;
@@ -124,8 +146,7 @@ private:
     // Makes a coded segment of the levels, or leaves it raw where that is shorter.
     void code(const Block* blocks, std::uint64_t start, std::uint32_t top, rans::Ahead next) {
         std::uint8_t* const k = levels_.data.get();
-        const int window = choose_window(k, n_, top), first = top > kBias ? 0 : kBias - window;
-        if (top > kBias) ops().shift(k, n_, window);
+        const auto [window, first] = settle(k, n_, top);
         escapes_.clear();
         if (top > static_cast<std::uint32_t>(window)) escape(blocks, start, window);
         const int alphabet = 2 * window + 1;
@@ -226,6 +247,26 @@ Outcome encode_segments(const float* x, std::size_t n, const Options& o, std::ui
         end += length;
     }
     return {end, fold(norms.data(), count), fold(errors.data(), count)};
+}
+
+bool may_have_classes(const std::int8_t* levels, std::size_t n, const classes::Rows& rows, std::size_t begin) {
+    const Segments segments(n);
+    std::atomic<bool> found{false};
+    parallel_for(segments.count(), 1, 1, [&](std::size_t first, std::size_t last) {
+        Workspace& kept = Workspace::of_thread();
+        kept.levels.fit(std::min(n, kLongestSegment) + 64);
+        kept.contexts.fit(std::min(n, kLongestSegment) + 64);
+        std::uint8_t* const k = kept.levels.data.get();
+        classes::Chosen chosen;
+        for (std::size_t s = first; s < last && !found.load(std::memory_order_relaxed); ++s) {
+            const std::size_t start = segments.start(s), length = segments.length(s);
+            const std::uint32_t top = bias_levels(levels + start, length, k);
+            if (!top) continue;
+            const auto [window, lowest] = settle(k, length, top);
+            if (classes::choose(k, length, lowest + window, window, classes::cut(rows, begin + start, begin + start + length), kept.contexts.data.get(), chosen)) found = true;
+        }
+    });
+    return found;
 }
 
 }  // namespace tersegrad::dither

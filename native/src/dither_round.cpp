@@ -56,7 +56,7 @@ double block_norm(const float* x, std::size_t n, Ahead& ahead) {
     for (std::size_t i = 0; i < n; i += kSumChunk) {
         double lanes[32] = {};
         ops().norm(x + i, std::min(kSumChunk, n - i), ahead.next(kSumChunk, detail::kNormAhead), lanes);
-        sums[chunks++] = fold(lanes, 32);
+        sums[chunks++] = fold<32>(lanes);
     }
     return fold(sums, chunks);
 }
@@ -68,9 +68,9 @@ Moments round_exact(const float* x, std::size_t n, float inverse, Ahead& ahead, 
     for (std::size_t i = 0; i < n; i += kSumChunk) {
         double lanes[96] = {};
         ops().exact(x + i, std::min(kSumChunk, n - i), inverse, ahead.next(kSumChunk, detail::kExactAhead), k + i, lanes, m.top);
-        dots[chunks] = fold(lanes, 32);
-        energies[chunks] = fold(lanes + 32, 32);
-        norms[chunks++] = fold(lanes + 64, 32);
+        dots[chunks] = fold<32>(lanes);
+        energies[chunks] = fold<32>(lanes + 32);
+        norms[chunks++] = fold<32>(lanes + 64);
     }
     m.dot = fold(dots, chunks);
     m.energy = fold(energies, chunks);
@@ -90,7 +90,7 @@ Moments round_quick(const float* x, std::size_t n, float step, double norm, Ahea
         ops().quick(x + i, std::min(kSumChunk, n - i), inverse, ahead.next(kSumChunk, detail::kRoundAhead), k + i, sums);
         double lanes[64];
         std::copy_n(sums.dot, 64, lanes);
-        dots[chunks++] = fold(lanes, 64);
+        dots[chunks++] = fold<64>(lanes);
         energy += sums.energy;
         top = std::max(top, sums.top);
     }
@@ -158,9 +158,9 @@ Sampled sample(const float* x, std::size_t n, float inverse, std::size_t stride,
         const std::size_t length = std::min(kSumChunk, n - i), later = i + kSumChunk * stride;
         if (carry) add(x + i, carry + i, length, sum);
         ops().exact(carry ? sum : x + i, length, inverse, reinterpret_cast<const char*>(x + later), k, lanes, top);
-        dots[chunks] = fold(lanes, 32);
-        energies[chunks] = fold(lanes + 32, 32);
-        squares[chunks++] = fold(lanes + 64, 32);
+        dots[chunks] = fold<32>(lanes);
+        energies[chunks] = fold<32>(lanes + 32);
+        squares[chunks++] = fold<32>(lanes + 64);
         if (later < n && later / kScaleBlock == i / kScaleBlock) continue;
         const double dot = fold(dots, chunks), energy = fold(energies, chunks), norm = fold(squares, chunks);
         errors.push_back(energy > 0 ? norm - dot / energy * dot : norm);

@@ -11,6 +11,13 @@ const detail::Implementation& ops();  // of the instruction set in use
 
 // Adds the second half to the first until one is left, as if padded with zeros to a power of two.
 double fold(double* a, std::size_t count);
+// The same of N, a power of two that the compiler knows.
+template <std::size_t N>
+double fold(double* a) {
+    for (std::size_t half = N / 2; half; half /= 2)
+        for (std::size_t i = 0; i < half; ++i) a[i] += a[half + i];
+    return a[0];
+}
 
 float usable_step(double step);  // toward zero, inside the normal range
 float step_for(double nu, std::size_t n, double norm);

@@ -38,8 +38,8 @@ Outcome encode_short(const float* x, std::size_t n, double norm, const Options& 
             dot[j % 32] += static_cast<double>(x[j]) * k[j];
             energy[j % 32] += static_cast<double>(k[j]) * k[j];
         }
-        dots.push_back(fold(dot, 32));
-        energies.push_back(fold(energy, 32));
+        dots.push_back(fold<32>(dot));
+        energies.push_back(fold<32>(energy));
     }
     if (top == 0) return {write_word(kAllZero, out), norm, norm};
     const double dot = fold(dots.data(), dots.size()), energy = fold(energies.data(), energies.size());

@@ -339,6 +339,8 @@ template <unsigned G>
 i64 rice_encode_groups(const i64* values, std::size_t count, unsigned k, u8* out, std::size_t capacity) {
     constexpr std::size_t block = 4096;
     const std::size_t rest_bytes = bytes_of(u64{count} * k);
+    // Where `out` surely holds it, the unary plane is written in its place.
+    const bool roomy = capacity >= bytes_of(u64{count} * (rice_limit + 1)) + 16;
     Scratch unary_plane, rest_plane;
     rest_plane.reserve(0, rest_bytes + 8);
     Writer rests(rest_plane.data(), 0);
@@ -373,8 +375,8 @@ i64 rice_encode_groups(const i64* values, std::size_t count, unsigned k, u8* out
     };
     for (std::size_t i = 0; i < count; i += block) {
         const std::size_t end = std::min(count, i + block);
-        unary_plane.reserve(done + 1, done + block * (rice_limit + 1) / 8 + 16);
-        unary.move(unary_plane.data() + done);
+        if (!roomy) unary_plane.reserve(done + 1, done + block * (rice_limit + 1) / 8 + 16);
+        unary.move((roomy ? out : unary_plane.data()) + done);
         std::size_t j = i;
         for (; j + G <= end; j += G) group(j, std::integral_constant<unsigned, G>{});
         for (; j < end; ++j) group(j, std::integral_constant<unsigned, 1>{});
@@ -385,7 +387,7 @@ i64 rice_encode_groups(const i64* values, std::size_t count, unsigned k, u8* out
     for (const i64 v : escapes) low += log2_floor(v);
     const std::size_t total = bytes_of(bits) + rest_bytes + bytes_of(low + escapes.size()) + bytes_of(low);
     if (total > capacity) return ended;
-    if (count) std::memcpy(out, unary_plane.data(), bytes_of(bits));
+    if (count && !roomy) std::memcpy(out, unary_plane.data(), bytes_of(bits));
     out += bytes_of(bits);
     if (rest_bytes) std::memcpy(out, rest_plane.data(), rest_bytes);
     gamma_encode_loop(escapes.data(), escapes.size(), out + rest_bytes);

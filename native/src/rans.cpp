@@ -25,6 +25,14 @@ int flat_shift(int alphabet, int contexts) {
 // 1/f shortened by 2^-22: then x * reciprocal in float32 never exceeds x/f and misses it by less than one (x/f < 2^20).
 float below_reciprocal(std::uint32_t f) { return static_cast<float>(1.0 / f * (1.0 - 0x1p-22)); }
 
+// Calls body(lane) for the lanes of a row of symbols that begins with symbol `at` of the chunk, in order; lanes: a power of two.
+template <class Body>
+[[gnu::always_inline]] inline void each_lane(std::size_t at, std::size_t lanes, Body&& body) {
+    const std::size_t from = at & (lanes - 1);
+    for (std::size_t lane = from; lane < lanes; ++lane) body(lane);
+    for (std::size_t lane = 0; lane < from; ++lane) body(lane);
+}
+
 // Codes lanes [0, active) of one step, last lane first.
 std::uint8_t* encode_step(const EncodeModel& model, const std::uint8_t* symbols, int active, Contexts ctx, std::uint8_t* p, std::uint32_t* x) {
     for (int lane = active - 1; lane >= 0; --lane) {
@@ -224,16 +232,17 @@ bool Chunk::finish_raw() {
     const std::size_t coded = layout.coded(job_.n), lanes = layout.lanes;
     std::uint8_t* out = cursor.symbols + (lanes == kLanes ? cursor.step * kLanes + coded % kLanes : coded);
     const std::uint32_t mask = (1u << layout.width) - 1;
-    bool good = true;
-    for (std::size_t row = 0; row < layout.rows; ++row) {
-        for (std::size_t j = 0; j < lanes; ++j) {
-            const std::uint32_t s = (cursor.states[(coded + j) & (lanes - 1)] - kFirst) & mask;
-            good &= s < static_cast<std::uint32_t>(layout.alphabet);
+    // Local copies: a store through a byte pointer may alias anything else.
+    std::uint32_t held[kLanes], most = 0;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) held[lane] = cursor.states[lane] - kFirst;
+    for (std::size_t row = 0; row < layout.rows; ++row)
+        each_lane(coded, lanes, [&](std::size_t lane) {
+            const std::uint32_t s = held[lane] & mask;
+            most = std::max(most, s);
             *out++ = static_cast<std::uint8_t>(s);
-        }
-        for (std::size_t lane = 0; lane < lanes; ++lane) cursor.states[lane] = kFirst + ((cursor.states[lane] - kFirst) >> layout.width);
-    }
-    return good && std::all_of(cursor.states, cursor.states + kLanes, [](auto x) { return x == kFirst; });
+            held[lane] >>= layout.width;
+        });
+    return most < static_cast<std::uint32_t>(layout.alphabet) && std::all_of(held, held + kLanes, [](auto x) { return x == 0; });
 }
 
 bool Chunk::finish(const DecodeModel& model) {
@@ -356,8 +365,9 @@ std::uint8_t* encode_chunk(const EncodeModel& model, const Layout& layout, const
                            std::uint8_t* end, std::uint32_t states[kLanes], Ahead ahead) {
     const std::size_t coded = layout.coded(n), lanes = layout.lanes, steps = coded / kLanes;
     std::fill_n(states, kLanes, kFirst);
-    for (std::size_t i = coded; i < n; ++i)
-        states[i & (lanes - 1)] += static_cast<std::uint32_t>(symbols[i] - first) << (i - coded) / lanes * static_cast<std::size_t>(layout.width);
+    const std::uint8_t* left = symbols + coded;
+    for (std::size_t row = 0; row < layout.rows; ++row)
+        each_lane(coded, lanes, [&](std::size_t lane) { states[lane] += static_cast<std::uint32_t>(*left++ - first) << row * static_cast<std::size_t>(layout.width); });
     if (lanes < kLanes) return encode_few(model, symbols, coded, lanes, ctx, end, states);
     std::uint8_t* p = encode_step(model, symbols + steps * kLanes, static_cast<int>(coded % kLanes), ctx.at(steps * kLanes), end, states);
 #if defined(__x86_64__)

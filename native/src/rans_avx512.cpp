@@ -186,7 +186,7 @@ std::uint8_t* encode_by_size(int entries, const EncodeModel& model, const std::u
 
 // ---- decoder ----
 template <int L, bool Full, Choice C>
-inline void one_step(Lane& c, const Tables& common, const Images* images, __m512i order, __m128i shift) {
+[[gnu::always_inline]] inline void one_step(Lane& c, const Tables& common, const Images* images, __m512i order, __m128i shift) {
     Tables t;
     if constexpr (C == Choice::step)
         t.load(images[*c.contexts]);

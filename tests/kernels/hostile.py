@@ -163,6 +163,10 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         ],
         "dither_decode_add": [[octets(50), zeros(n), 0.5, zeros(n, np.uint8), layout(n)]],
         "dither_sample": [[floats(n), 0.5, 2, zeros(0)], [floats(n), 0.5, 1, floats(n, 1)]],
+        "may_have_classes": [
+            [Array(np.arange(-8, n - 8, dtype=np.int8)), layout(n), 0, n],
+            [zeros(n, np.int8), layout(2 * n), n, 2 * n],
+        ],
         "trellis_max_bytes": [[n]],
         "trellis_encode": [
             [floats(n), 0.5, states, 14, (states > 8, 1 << 60, 6, 7, 3, 9), zeros(2 + 4 * n, np.uint8), layout(n)]

@@ -104,6 +104,30 @@ def test_even_data_have_no_classes(n: int) -> None:
     assert data == encode(x, nu, spec.layout, reference)
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("scale", [0.5, 3.0, 40.0])
+def test_a_look_at_the_levels_tells_whether_there_will_be_classes(spread: float, scale: float) -> None:
+    begin = 1 << 18
+    for shapes in (SHAPES, ((30, 20),), ((begin,), (300, 300))):
+        x, spec = uneven(shapes, spread=spread)
+        levels = (x * scale).round()
+        small = levels.clamp(-127, 127).to(torch.int8)
+        wanted = encode(levels, 0.0, spec.layout, native, step=1.0)
+        segments = (x.numel() + (1 << 17)) >> 18
+        starts = [4]
+        if segments > 1:
+            sizes = torch.frombuffer(bytearray(wanted[4 : 4 + 4 * segments]), dtype=torch.int32).tolist()
+            starts = [4 + 4 * segments + sum(sizes[:k]) for k in range(segments)]
+        kinds = [wanted[at] == CLASSED for at in starts]
+        for isa, threads in settings():
+            with native.using(isa=isa, threads=threads):
+                assert native.may_have_classes(small, spec.layout, 0, x.numel()) == any(kinds), (isa, threads)
+                for k in range(segments):
+                    part = small[k * begin : (k + 1) * begin if k + 1 < segments else None].contiguous()
+                    assert native.may_have_classes(part, spec.layout, k * begin, x.numel()) == kinds[k], (isa, threads)
+        assert reference.may_have_classes(small, spec.layout, 0, x.numel())
+
+
 def test_segments_with_little_to_code_have_one_chunk() -> None:
     x, spec = uneven(((600, 256),), spread=3.0)
     messages = []

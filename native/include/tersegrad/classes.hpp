@@ -45,6 +45,15 @@ double entropy(const std::uint64_t* counts, std::size_t tables, std::size_t alph
 std::size_t read(const std::uint8_t* data, std::size_t size, const std::vector<Region>&, std::uint8_t* contexts, int& tables);
 
 // ---- between the files of this topic ----
+// What sums of blocks add up to, and the least and the largest; of none: 0, 1 and 0.
+struct Extent {
+    std::uint64_t total = 0;
+    std::uint16_t least = 1, most = 0;
+};
+// How many they are, and what they add up to.
+struct From {
+    std::uint64_t number = 0, total = 0;
+};
 namespace detail {
 struct Implementation {
     // Sum of |level - center|.
@@ -55,6 +64,10 @@ struct Implementation {
     void (*add)(const std::uint8_t* levels, std::size_t n, int center, std::uint16_t* sums);
     // tops[j] = max(tops[j], |levels[j] - center|)
     void (*raise)(const std::uint8_t* levels, std::size_t n, int center, std::uint8_t* tops);
+    // Of sums of blocks, each below 2^15.
+    Extent (*extent)(const std::uint16_t* sums, std::size_t n);
+    // Of those that are not below `least`.
+    From (*from)(const std::uint16_t* sums, std::size_t n, std::uint16_t least);
 };
 extern const Implementation portable;
 #if defined(__x86_64__)

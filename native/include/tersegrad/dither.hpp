@@ -52,6 +52,10 @@ bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const cla
 bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const classes::Rows&, float weight, float* out,
                 std::uint8_t* symbols = nullptr);
 
+// Whether a segment of n levels with the step 1, those from `begin` on of the vector that has these rows, would have classes. Levels beyond
+// +-127 are told as +-127.
+bool may_have_classes(const std::int8_t* levels, std::size_t n, const classes::Rows&, std::size_t begin);
+
 // What rounding to multiples of a step tells.
 struct Moments {
     double dot = 0;         // <x, k>

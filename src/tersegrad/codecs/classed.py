@@ -8,7 +8,7 @@ quantiser has to send is such a message (``spec/wire.md``, 5.16), and nothing is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,33 +21,39 @@ from tersegrad.kernels.reference.dither import SHORT
 from tersegrad.kernels.reference.rans import SEGMENT as SEGMENT
 from tersegrad.kernels.reference.tried import RANS, classed_segments
 
+# The integer levels begin .. end - 1, of any type.
+Levels = Callable[[int, int], Tensor]
 # Vectors of more segments than this are coded only if one of them, in the middle, gains from classes.
 MANY = 4
 # Shorter vectors have no classes.
 SHORTEST = 512
 
 
-def encode(levels: Tensor, layout: Tensor, chunk: rans.Chunk) -> Tensor | None:
-    """A message of integer ``levels`` (float32), or None where no part of it would have classes.
+def encode(levels: Levels, numel: int, layout: Tensor, chunk: rans.Chunk) -> Tensor | None:
+    """A message of all ``levels``, or None where no part of it would have classes.
 
     >>> rows = torch.randn(64, 100, generator=torch.Generator().manual_seed(0)) * torch.exp2(torch.arange(64.0) % 8)[:, None]
-    >>> levels = rows.round().flatten()
+    >>> levels = rows.round().flatten().to(torch.int16)
     >>> layout = torch.tensor([6400, 100, 1, 0])
-    >>> data = encode(levels, layout, "auto")
+    >>> data = encode(lambda begin, end: levels[begin:end], 6400, layout, "auto")
     >>> bool((decode(data, 6400, -2000, 2000, layout) == levels).all())
     True
-    >>> encode(torch.randn(6400, generator=torch.Generator().manual_seed(1)).round(), layout, "auto") is None
+    >>> even = torch.randn(6400, generator=torch.Generator().manual_seed(1)).round()
+    >>> encode(lambda begin, end: even[begin:end], 6400, layout, "auto") is None
     True
     """
-    numel = levels.numel()
     if numel < SHORTEST:
         return None
-    if numel > MANY * SEGMENT:
-        begin = numel // SEGMENT // 2 * SEGMENT
-        part = _code(levels[begin : begin + SEGMENT], _within(layout, begin, begin + SEGMENT), chunk)
-        if not classed_segments(part, SEGMENT):
+    begin, end = _looked_at(numel)
+    found = levels(begin, end)
+    small = found if found.dtype == torch.int8 else found.clamp(-127, 127).to(torch.int8)
+    if not kernels.get(found.device).may_have_classes(small, layout, begin, numel):
+        return None
+    if end - begin < numel:
+        if not classed_segments(_code(found, _within(layout, begin, end), chunk), SEGMENT):
             return None
-    data = _code(levels, layout, chunk)
+        found = levels(0, numel)
+    data = _code(found, layout, chunk)
     return data if classed_segments(data, numel) else None
 
 
@@ -64,68 +70,79 @@ def decode(data: Tensor, numel: int, least: int, most: int, layout: Tensor) -> T
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """Levels whose code is not chosen yet. On a device with kernels for it, it was asked what helps to choose; nobody waits for that."""
+    """Levels whose code is not chosen yet: a device was asked what helps to choose, and nobody waits for that."""
 
     levels: Tensor
-    symbols: Tensor
-    alphabet: int
     layout: Tensor
     chunk: rans.Chunk
-    plain: Tensor | None = None
-    told: Tensor | None = None  # int64, (2,): the length of the plain code, and whether classes pay
+    plain: Tensor
+    told: Tensor  # int64, (2,): the length of the plain code, and whether classes pay
 
-    def finish(self, told: Sequence[float] | None) -> tuple[bool, Tensor]:
-        """The shorter of both codes, classes (then True) or one table; ``told`` is what the device was asked, where there is such."""
-        if told is None or self.plain is None:
-            return self._finish_here()
+    def finish(self, told: Sequence[float]) -> tuple[bool, Tensor]:
+        """The shorter of both codes, classes (then True) or one table; ``told`` is what the device was asked."""
         numel, (length, classes) = self.levels.numel(), (int(n) for n in told)
         plain = self.plain[:length]
         if classes == 0:
             return False, plain
         # A segment that has classes by itself has them in the whole.
-        known = _code(self.levels, self.layout, self.chunk) if classes > 0 else encode(self.levels, self.layout, self.chunk)
+        levels = self.levels
+        known = (
+            _code(levels, self.layout, self.chunk)
+            if classes > 0
+            else encode(lambda first, last: levels[first:last], numel, self.layout, self.chunk)
+        )
         if known is None:
             return False, plain
         return (True, known) if numel > SEGMENT or known.numel() < length else (False, plain)
 
-    def _finish_here(self) -> tuple[bool, Tensor]:
-        known = encode(self.levels, self.layout, self.chunk)
-        if known is None:
-            return False, rans.encode(self.symbols, self.alphabet, chunk=self.chunk)
-        if self.levels.numel() > SEGMENT:
-            return True, known
-        # Where a few bytes may decide, both are written.
-        plain = rans.encode(self.symbols, self.alphabet, chunk=self.chunk)
-        return (True, known) if known.numel() < plain.numel() else (False, plain)
+
+def asks(device: torch.device, numel: int) -> bool:
+    """Whether levels on ``device`` are coded by :func:`begin`: there are kernels for it, and short vectors are coded on the host."""
+    return numel > SHORT and kernels.faster(device, "rans_encode_trying")
 
 
 def begin(levels: Tensor, symbols: Tensor, alphabet: int, layout: Tensor, chunk: rans.Chunk) -> Begun:
-    """Levels, and the same as symbols for one table, to be coded the shorter way."""
+    """Levels (float32), and the same as symbols for one table, to be coded the shorter way."""
     numel, device = levels.numel(), levels.device
-    # Short vectors are coded on the host.
-    if numel <= SHORT or not kernels.faster(device, "rans_encode_trying"):
-        return Begun(levels, symbols, alphabet, layout, chunk)
-    part, within = levels, layout
-    if numel > MANY * SEGMENT:
-        at = numel // SEGMENT // 2 * SEGMENT
-        part, within = levels[at : at + SEGMENT], _within(layout, at, at + SEGMENT)
+    first, last = _looked_at(numel)
+    within = layout if last - first == numel else _within(layout, first, last)
     plain = torch.empty(rans.max_nbytes(numel, alphabet), dtype=torch.uint8, device=device)
     bits = 0 if chunk == "auto" else rans.chunk_bits(chunk)
-    told = kernels.get(device).rans_encode_trying(symbols, alphabet, bits, plain, part, within)
-    return Begun(levels, symbols, alphabet, layout, chunk, plain, told)
+    told = kernels.get(device).rans_encode_trying(symbols, alphabet, bits, plain, levels[first:last], within)
+    return Begun(levels, layout, chunk, plain, told)
 
 
-def shorter(levels: Tensor, symbols: Tensor, alphabet: int, layout: Tensor, chunk: rans.Chunk) -> tuple[bool, Tensor]:
-    """The shorter of both codes: ``levels`` with classes (then True), or ``symbols`` with one table."""
-    begun = begin(levels, symbols, alphabet, layout, chunk)
-    return begun.finish(None if begun.told is None else host.read(begun.told).tolist())
+def shorter(
+    levels: Levels, symbols: Callable[[], Tensor], alphabet: int, layout: Tensor, numel: int, chunk: rans.Chunk
+) -> tuple[bool, Tensor]:
+    """The shorter of both codes: ``levels`` with classes (then True), or ``symbols`` with one table.
+
+    Symbols are asked for once levels no longer are, so they may lie in the same place.
+    """
+    if asks(levels(0, 0).device, numel):
+        begun = begin(levels(0, numel).to(torch.float32), symbols(), alphabet, layout, chunk)
+        return begun.finish(host.read(begun.told).tolist())
+    known = encode(levels, numel, layout, chunk)
+    if known is not None and numel > SEGMENT:
+        return True, known
+    # Where a few bytes may decide, both are written.
+    plain = rans.encode(symbols(), alphabet, chunk=chunk)
+    return (False, plain) if known is None or known.numel() >= plain.numel() else (True, known)
+
+
+def _looked_at(numel: int) -> tuple[int, int]:
+    """The part of a vector that decides whether the whole is tried: all of it, or of long ones a segment in the middle."""
+    if numel <= MANY * SEGMENT:
+        return 0, numel
+    begin = numel // SEGMENT // 2 * SEGMENT
+    return begin, begin + SEGMENT
 
 
 def _code(levels: Tensor, layout: Tensor, chunk: rans.Chunk) -> Tensor:
     run = kernels.get(levels.device)
     out = buffers.empty(run.dither_max_bytes(levels.numel()), torch.uint8, levels.device)
     bits = 0 if chunk == "auto" else rans.chunk_bits(chunk)
-    return out[: int(run.dither_encode(levels, 0.0, 1.0, RANS, bits, None, out, layout=layout)[0])]
+    return out[: int(run.dither_encode(levels.to(torch.float32), 0.0, 1.0, RANS, bits, None, out, layout=layout)[0])]
 
 
 def _within(layout: Tensor, begin: int, end: int) -> Tensor:

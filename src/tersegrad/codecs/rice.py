@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs.elias import integers, room
+from tersegrad.core import buffers
 
 LIMIT = 32  # the first quotient that is escaped
 MAX_K = 56
@@ -37,7 +38,8 @@ def encode(values: Tensor, k: int) -> Tensor:
     >>> encode(torch.tensor([9, 2]), 2).tolist()  # 9 = 2 * 4 + 1 and 2 = 0 * 4 + 2: bits 0 0 1, 1; then 1 0, 0 1
     [12, 9]
     """
-    out = torch.empty(4 + -(-values.numel() * (LIMIT + 1 + _parameter(k) + 128) // 8), dtype=torch.uint8, device=values.device)
+    most = 4 + -(-values.numel() * (LIMIT + 1 + _parameter(k) + 128) // 8)
+    out = buffers.empty(most, torch.uint8, values.device)
     return out[: int(kernels.get(values.device).rice_encode(integers(values), k, out))]
 
 

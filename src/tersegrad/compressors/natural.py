@@ -103,8 +103,12 @@ class Natural(Summed):
             return 1
         # Zeros stay zero: nothing else lies below the least.
         symbols = exponents.clamp(min=least - 1).sub_(least - 1)
-        below = torch.where(exponents == 0, 0, largest + 1 - exponents.to(torch.float32))
-        known, coded = classed.shorter(below, symbols, largest - least + 2, spec.layout, self.chunk)
+        alphabet = largest - least + 2
+
+        def below(begin: int, end: int) -> Tensor:
+            return torch.where(symbols[begin:end] == 0, 0, alphabet - symbols[begin:end].to(torch.int16))
+
+        known, coded = classed.shorter(below, lambda: symbols, alphabet, spec.layout, numel, self.chunk)
         if 2 + coded.numel() >= numel:
             data[0] = PACKED
             return data.numel()

@@ -109,8 +109,12 @@ class NaturalDithering(Stateless):
         if not bool(codes.any()):
             data[0] = ZERO
             return 1
-        integers = (codes >> 1).to(torch.float32) * (1 - 2 * (codes & 1).to(torch.float32))
-        known, coded = classed.shorter(integers, codes, 2 * self.levels + 2, spec.layout, self.chunk)
+
+        def levels(begin: int, end: int) -> Tensor:
+            part = codes[begin:end]
+            return (part >> 1).view(torch.int8) * (1 - 2 * (part & 1).view(torch.int8))
+
+        known, coded = classed.shorter(levels, lambda: codes, 2 * self.levels + 2, spec.layout, numel, self.chunk)
         nbytes = 1 + head + coded.numel()
         if nbytes < most:
             data[0] = CLASSED if known else NORMAL

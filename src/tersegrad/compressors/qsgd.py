@@ -155,24 +155,30 @@ class QSGD(PackedBlocks):
         levels = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
         self._quantise(x, ctx, scale, levels, 8)
         levels = levels.view(torch.int8)
-        step = scale.view(torch.float32)
-        # NaN where a bucket is not finite.
-        largest, begun, told = step.max() if steps else step.sum(), None, None
-        if self.coder == "rans":
+        # Steps are not negative, and no sum of them reaches the end of float64: one number tells both.
+        total, begun, told = scale.view(torch.float32).sum(dtype=torch.float64), None, [0.0]
+        if self.coder == "rans" and classed.asks(x.device, x.numel()):
             integers, symbols = levels.to(torch.float32), levels.add_(self.s).view(torch.uint8)
             begun = classed.begin(integers, symbols, 2 * self.s + 1, spec.layout, self.chunk)
-        if begun is None or begun.told is None:
-            size = float(largest)
-        else:
             # Lengths are exact as float64.
-            size, *told = host.read(torch.cat((largest.view(1).double(), begun.told.double()))).tolist()
+            size, *told = host.read(torch.cat((total.view(1), begun.told.double()))).tolist()
+        else:
+            size = float(host.read(total))
         if not math.isfinite(size):
             data[:1] = NON_FINITE
             return 1
         if size == 0:
             data[:1] = ZERO
             return 1
-        known, coded = (False, self._elias(levels)) if begun is None else begun.finish(told)
+        if begun is not None:
+            known, coded = begun.finish(told)
+        elif self.coder == "elias":
+            known, coded = False, self._elias(levels)
+        else:
+            known, coded = classed.shorter(
+                lambda begin, end: levels[begin:end], lambda: levels.add_(self.s).view(torch.uint8),
+                2 * self.s + 1, spec.layout, x.numel(), self.chunk,
+            )  # fmt: skip
         data[1 : 1 + steps] = scale
         if coded.numel() < packed:
             data[:1] = CLASSED if known else NORMAL

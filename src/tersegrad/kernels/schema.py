@@ -142,6 +142,14 @@ class DitherKernels(Protocol):
         """
         ...
 
+    def may_have_classes(self, levels: Tensor, layout: Tensor, begin: int, numel: int) -> bool:
+        """A cheap look at integer levels before they are coded: those from ``begin`` on of a vector of ``numel``.
+
+        ``levels`` are int8, where -127 and 127 also stand for what lies beyond. False: cut into segments from ``begin`` on and coded
+        with the step 1 they would have no classes. True: they may, and coding them tells.
+        """
+        ...
+
 
 class HadamardKernels(Protocol):
     """The randomised Walsh-Hadamard rotation by blocks (signs from the context, sender left to the caller)."""

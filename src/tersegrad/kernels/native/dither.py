@@ -11,7 +11,7 @@ from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import array, module, number, rows_of
 
-__all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
+__all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample", "may_have_classes"]
 
 NEAREST = (False, 0, 0, 0, 0)
 NOTHING = array(torch.empty(0))
@@ -59,3 +59,7 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
 def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
     place = array(out)
     place[0], place[1] = module.dither_sample(array(x), step, stride, NOTHING if carry is None else array(carry))
+
+
+def may_have_classes(levels: Tensor, layout: Tensor, begin: int, numel: int) -> bool:
+    return bool(module.may_have_classes(array(levels), rows_of(layout), begin, numel))
