@@ -1,9 +1,9 @@
 """What to send, by optimiser and by how much less: the table that docs/choose.md shows and that every default comes from.
 
-The rows were chosen on four tasks and held against the strongest others on two more, with three seeds (``experiments/advice``; those of
-federated clients in ``experiments/federated``). :data:`DEFAULT` is what examples and the trainer take unless told otherwise,
-:data:`LADDER` what the planner and ``attach(model, "auto")`` climb, :data:`FEDERATED` what Flower's clients send. Nothing is imported
-here, so that the command line may ask for it.
+The rows were chosen on two or four tasks and held against the strongest others on two that played no part, with three seeds
+(``experiments/advice``; those of federated clients in ``experiments/federated``); docs/choose.md says where they did not stand.
+:data:`DEFAULT` is what examples and the trainer take unless told otherwise, :data:`LADDER` what the planner and ``attach(model, "auto")``
+climb, :data:`FEDERATED` what Flower's clients send. Nothing is imported here, so that the command line may ask for it.
 
 >>> print(row("adam", 100))
 dithered_trellis(omega=1), two_shot, local_sgd(every=8)

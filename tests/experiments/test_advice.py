@@ -143,8 +143,9 @@ def test_the_table_stands_where_it_was_not_chosen() -> None:
     chosen, reported = (tables.held(run.read(run.RESULTS / f"{part}.json")) for part in ("choose", "report"))
     found = [h for h in chosen if h.task in FIRST_REPORT and advice.row(h.optimizer, h.budget) != AGAIN] + reported
     assert len(found) >= 12
-    assert all(h.near and min(len(h.row.runs), len(h.best.runs)) == 3 for h in found)
-    # The one that the README tells of.
+    assert all(min(len(h.row.runs), len(h.best.runs)) == 3 for h in found)
+    # Two did not, as README and docs say.
+    assert [(h.optimizer, h.budget, h.task) for h in found if not h.near] == [("adam", 100, "help")]
     assert [(h.optimizer, h.budget, h.task) for h in found if not h.fits] == [("adam", 20, "cifar10")]
 
 
