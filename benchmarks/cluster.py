@@ -601,8 +601,8 @@ def predict(
                         cluster.network.limit(limit)
                         found = cluster.hosts.run("step_times", count, size=size)
                         taken[text] += [max(t) for t in zip(*(f["samples"] for f in found))]
-                        bits = None if trial is None else trial["bits_per_coordinate"]
-                        told[text].append(planned.foresee(text, known, link, size, bits).seconds)
+                        said = [None if trial is None else trial[f"bits_per_coordinate{end}"] for end in ("", "/sent")]
+                        told[text].append(planned.foresee(text, known, link, size, *said).seconds)
                 for text in texts:
                     middle = statistics.median(told[text]), statistics.median(taken[text])
                     c = planned.Cell(text, size, limit, *middle, tuple(told[text]), tuple(taken[text]))

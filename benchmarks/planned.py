@@ -72,11 +72,15 @@ def learn(hosts: Hosts, texts: Sequence[str], task: Task, size: int) -> Known:
     return Known(work, max(more, 0.0), codings)
 
 
-def foresee(text: str, known: Known, link: Link, size: int, bits: float | None = None) -> Forecast:
-    """What the planner says of a method on a link; ``bits``: per coordinate of a message, as a few steps of a job say."""
+def foresee(text: str, known: Known, link: Link, size: int, bits: float | None = None, sent: float | None = None) -> Forecast:
+    """What the planner says of a method on a link; ``bits``: per coordinate of a message, ``sent``: by a host, as a few steps say."""
     method, measured = Method.parse(text), known.codings[text]
     if bits is not None:
-        measured = dataclasses.replace(measured, bits=bits)
+        means = measured.means
+        if means is not None and sent is not None:
+            # A two-shot sends (p-1)/p messages in either round.
+            means = dataclasses.replace(means, bits=max(0.0, sent * size / (size - 1) - bits))
+        measured = dataclasses.replace(measured, bits=bits, means=means)
     name: Any = method.exchange.name
     by_variance = not method.dense and needs_second_moment(tersegrad.parse(method.compressor))
     setting = Setting(method.compressor, name)

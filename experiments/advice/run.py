@@ -1,6 +1,6 @@
 """Train every setting on every task: ``python -m experiments.advice.run --data FOLDER [--part choose|report|delay|rates] [--quick]``.
 
-FOLDER holds ``mnist`` and ``tinyshakespeare`` (``tasks.py``); the part *choose* needs none. JSON is written after every run and what it
+FOLDER holds ``mnist``, ``tinyshakespeare`` and ``cifar10`` (``tasks.py``). JSON is written after every run and what it
 holds is not computed again, so a command that was stopped goes on where it was. Tables are written at the end, and by ``--tables`` alone.
 """
 
@@ -47,12 +47,13 @@ def plan(
     """The runs of a part, seed by seed, so that what there is when it is stopped is whole for the first seeds."""
     usual = {"report": REPORT, "rates": tuple(TASKS)}.get(part, CHOOSE[:1] if quick else CHOOSE)
     names = [name for name in usual if not wanted or name in wanted]
-    settings = {"choose": SETTINGS, "report": tables.REPORTED, "delay": (BASE, *DELAYS), "rates": (BASE,)}[part]
-    chosen = [s for s in settings if s == BASE or not words or any(w == s.label for w in words)]
+    settings = {"choose": SETTINGS, "delay": (BASE, *DELAYS), "rates": (BASE,)}
     for seed in [TUNED] if part == "rates" else range(seeds):
         for name in names:
             for how in (o for o in OPTIMIZERS if optimizer in ("", o)):
-                for setting in chosen:
+                for setting in (
+                    s for s in settings.get(part) or tables.REPORTED[how] if s == BASE or not words or s.label in words
+                ):
                     for factor in SPAN if part == "rates" else (1.0,):
                         task = TASKS[name]
                         yield Work(name, how, setting, seed, task.rates[how] * factor, QUICK if quick else task.steps)

@@ -45,6 +45,11 @@ def fed(alpha: float) -> str:
     return f"error_feedback(sparse_dithering(alpha={alpha:g}))"
 
 
+def fed_trellis(alpha: float) -> str:
+    """A trellis with error feedback: fewer bits for the same error."""
+    return f"error_feedback(trellis(alpha={alpha:g}))"
+
+
 QSGD = "qsgd(bits=4, bucket=128, norm=max)"
 TOP = "error_feedback(top_k(fraction=0.01))"
 
@@ -90,6 +95,20 @@ SETTINGS = (
     local(30, "feedback 0.5 twice", fed(0.5), f"two_shot(second={fed(0.5)})"),
     *(local(60, f"trellis {w:g}", trellis(w)) for w in (0.25, 1)),
     local(120, "trellis 0.25", trellis(0.25)),
+    # Further contenders at about 20 times fewer bytes.
+    *(Setting(f"feedback {a:g}", fed(a)) for a in (0.15, 0.2, 0.3)),
+    *(Setting(f"feedback trellis {a:g}", fed_trellis(a)) for a in (0.15, 0.25)),
+    Setting("feedback trellis 0.15, then trellis 0.5", fed_trellis(0.15), f"two_shot(second={trellis(0.5)})"),
+    Setting("feedback 0.8 bit", "error_feedback(sparse_dithering(bits=0.8), force=true)"),
+    *(Setting(f"subtractive {w:g}", sub(w)) for w in (0.25, 4)),
+    Setting("trellis 0.5", trellis(0.5)),
+    Setting("stochastic 1", rounded(1)),
+    local(2, "feedback 0.05", fed(0.05)),
+    local(2, "feedback 0.1", fed(0.1)),
+    local(2, "trellis 0.1", trellis(0.1)),
+    local(3, "trellis 0.05", trellis(0.05)),
+    local(4, "feedback 0.02", fed(0.02)),
+    local(4, "trellis 0.05", trellis(0.05)),
 )  # fmt: skip
 # Delay alone: exact messages, in the first round only.
 DELAYS = (

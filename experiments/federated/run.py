@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import json
 import multiprocessing
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ SETTINGS = {
     "mnist": Setting(task="mnist", clients=100, fraction=0.1, rounds=100, epochs=1, rate=0.05, batch=20, every=10),
     "shakespeare": Setting(task="shakespeare", clients=99, fraction=0.1, rounds=30, epochs=1, rate=0.3, batch=50),
     "parkinsons": Setting(task="parkinsons", clients=42, fraction=0.25, rounds=60, epochs=2, rate=0.03, batch=20),
+    "a9a": Setting(task="a9a", clients=100, fraction=0.1, rounds=60, epochs=1, rate=0.05, batch=20, skew=10.0, every=10),
 }
 
 
@@ -183,8 +185,8 @@ def read(path: Path, setting: Setting) -> list[Run]:
 
 
 def main(
-    task: Annotated[str, typer.Option(help="digits, digits-small, mnist, shakespeare or parkinsons")] = "digits",
-    folder: Annotated[Path | None, typer.Option(help="where the files of the last three lie")] = None,
+    task: Annotated[str, typer.Option(help="digits, digits-small, mnist, shakespeare, parkinsons or a9a")] = "digits",
+    folder: Annotated[Path | None, typer.Option(help="where the files of all but digits lie")] = None,
     seeds: Annotated[int, typer.Option(help="how many; the table has their median")] = 0,
     clients: Annotated[int, typer.Option(help="how many; 0: as usual for the task")] = 0,
     only: Annotated[str, typer.Option(help="methods whose label contains one of these words, separated by commas")] = "",
@@ -202,7 +204,7 @@ def main(
         setting = dataclasses.replace(setting, clients=6, fraction=0.5, rounds=4, every=2)
     chosen = range(1 if quick else seeds or (5 if "digits" in task else 1))
     words = [w for w in only.split(",") if w]
-    methods = [m for m in METHODS if not words or m.uplink is None or any(w in m.label for w in words)]
+    methods = [m for m in METHODS if not words or m.uplink is None or any(_names(w, m.label) for w in words)]
     methods = [m for m in methods if "spherical" not in (m.uplink or "") or _parameters(setting) <= SMALL]
     known = [] if fresh or quick else read(out / f"{task}.json", setting)
     have = {(r.method, r.seed) for r in known}
@@ -242,6 +244,15 @@ def publish(out: Path, task: str, found: Sequence[Run], setting: Setting, quick:
     ]
     (out / f"{task}.md").write_text("\n\n".join(text) + "\n")
     return shown
+
+
+def _names(word: str, label: str) -> bool:
+    """Whether a label contains a word; "omega 1" is not part of "omega 128".
+
+    >>> _names("omega 1", "dithering, omega 1"), _names("omega 1", "dithering, omega 128"), _names("top", "top-k")
+    (True, False, True)
+    """
+    return re.search(rf"{re.escape(word)}(?![0-9.])", label) is not None
 
 
 def _parameters(setting: Setting) -> int:

@@ -119,7 +119,8 @@ def test_mistakes(words: tuple[str, ...], told: str) -> None:
 
 def test_measurements_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    cache, calls = planning.Cache(tmp_path / "sub" / "coding.json"), []
+    text, calls = "error_feedback(top_k(fraction=0.01))", []  # has a second round of its own
+    cache = planning.Cache(tmp_path / "sub" / "coding.json")
     measure = measure_coding
 
     def counted(*args: object, **options: object) -> Measured:
@@ -127,18 +128,21 @@ def test_measurements_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return measure(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(planning, "measure_coding", counted)
-    first = planning.coding_of("int8", 5000, "cpu", cache)
-    again = planning.coding_of("int8", 5000, "cpu", planning.Cache(cache.path))
+    first = planning.coding_of(text, 5000, "cpu", cache)
+    again = planning.coding_of(text, 5000, "cpu", planning.Cache(cache.path))
     assert first == again
+    assert again.means is not None
+    assert planning.coding_of(text, 5000, "cpu", cache, workers=8).means != first.means
+    calls.pop()
     assert len(calls) == 1
-    planning.coding_of("int8", 6000, "cpu", cache)
-    planning.coding_of("int8", 5000, "cpu", planning.Cache(cache.path, fresh=True))
+    planning.coding_of(text, 6000, "cpu", cache)
+    planning.coding_of(text, 5000, "cpu", planning.Cache(cache.path, fresh=True))
     assert len(calls) == 3
     cache.path.write_text("not json")
-    planning.coding_of("int8", 5000, "cpu", planning.Cache(cache.path))
+    planning.coding_of(text, 5000, "cpu", planning.Cache(cache.path))
     assert len(calls) == 4
     cache.path.write_text(json.dumps({key: {"bits": 3} for key in json.loads(cache.path.read_text())}))
-    planning.coding_of("int8", 5000, "cpu", planning.Cache(cache.path))
+    planning.coding_of(text, 5000, "cpu", planning.Cache(cache.path))
     assert len(calls) == 5
 
 

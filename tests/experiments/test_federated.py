@@ -110,7 +110,14 @@ def test_tasks_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "parkinsons_updrs.data").write_text("\n".join(rows))
     patients = tasks.load("parkinsons", tmp_path)
     assert [len(s.y) for s in patients.natural] == [16, 16, 16]
-    for task in (mnist, text, patients):
+    (tmp_path / "a9a.xz").write_bytes(lzma.compress(b"-1 3:1 123:1\n+1 1:1 2:0.5 \n" * 20))
+    (tmp_path / "a9a.t").write_text("+1 1:1\n-1 2:1\n")
+    census = tasks.load("a9a", tmp_path)
+    assert census.pool is not None
+    assert census.pool.x.shape == (40, 123)
+    assert census.pool.x[1].nonzero().flatten().tolist() == [0, 1]
+    assert census.pool.y[:4].tolist() == [0, 1, 0, 1]
+    for task in (mnist, text, patients, census):
         share = task.shares(2, 0.5)[0]
         model = task.model()
         before = torch.cat([p.detach().flatten() for p in model.parameters()])

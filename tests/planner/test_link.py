@@ -66,11 +66,11 @@ def test_some_of_the_ranks(ranks: Pool) -> None:
     assert nothing is None
 
 
-def job_report() -> dict[str, float | str]:
+def job_report(text: str = "qsgd(bits=4, norm=max)", dense_below: int = 1024) -> dict[str, float | str]:
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(300, 100))
-    handle = ddp.attach(model, "qsgd(bits=4, norm=max)")
-    model(torch.ones(2, 300)).sum().backward()
+    handle = ddp.attach(model, text, dense_below=dense_below)
+    model(torch.randn(2, 300)).square().sum().backward()
     before = handle.report()
     with pytest.MonkeyPatch.context() as patched:  # a short measurement is enough for the report
         patched.setattr(engine, "measure_link", functools.partial(measure_link, rounds=2, enough=0.01))
@@ -86,6 +86,14 @@ def test_the_report_uses_the_measured_link(ranks: Pool) -> None:
         assert float(found["link/bits_per_second"]) > 1e6
         # 3 ranks: an all_gather sends 2 messages, a two_shot 4/3.
         assert float(found["bytes/step/all_gather"]) == pytest.approx(1.5 * float(found["bytes/step/two_shot"]))
+
+
+def test_the_report_counts_both_rounds_where_they_differ(ranks: Pool) -> None:
+    # A float32 and an index for one coordinate in a hundred, then means in a few bits for each that is not zero.
+    for found in ranks.run(job_report, "error_feedback(top_k(fraction=0.01))", 0):
+        sent = float(found["bytes/sent"]) / float(found["steps"])
+        assert float(found["bytes/step/two_shot"]) == pytest.approx(sent, rel=0.1)
+        assert float(found["bytes/step/all_gather"]) > 1.7 * sent  # 1.5 if both rounds were alike
 
 
 def job_alone() -> str:

@@ -74,6 +74,20 @@ def test_bytes_are_those_that_exchanges_send(exchange: ExchangeName, text: str, 
     assert told.sent == pytest.approx(outcome.sent[0], rel=0.02)
 
 
+@pytest.mark.parametrize("workers", [2, 6])
+@pytest.mark.parametrize("text", ["error_feedback(sparse_dithering(alpha=0.1))", "error_feedback(top_k(fraction=0.01))"])
+def test_bytes_of_both_rounds_where_means_travel_unbiased(text: str, workers: int) -> None:
+    numel = 4096 * workers
+    spec, compressor = Spec.flat(numel), tersegrad.parse(text)
+    made = scheme("two_shot").make(compressor)
+    vectors = [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)]
+    outcome = virtual.run(made, vectors, virtual.init(made, spec, workers), spec, Context())
+    found = measure_coding(compressor, vectors[0], budget=0, workers=workers)
+    told, alike = (trip("two_shot", numel, Topology(workers, Link(1e9)), found.bits, means=m).sent for m in (found.means, None))
+    assert told == pytest.approx(outcome.sent[0], rel=0.1)
+    assert abs(told - outcome.sent[0]) < abs(alike - outcome.sent[0])
+
+
 @pytest.mark.parametrize("text", ["bf16", "top_k(fraction=0.05)"])
 def test_hierarchical_bytes_between_machines(text: str) -> None:
     numel, workers, each = 1 << 15, 6, 2
@@ -112,6 +126,40 @@ def test_coding_counts_messages() -> None:
     each = Coding(each_encode=1.0, each_decode=0.01)
     assert trip("two_shot", 64, Topology(4, Link(1e9)), 1.0, each).coding == pytest.approx(5 * 1.0 + 8 * 0.01)
     assert trip("all_gather", 64, Topology(4, Link(1e9)), 1.0, each).coding == pytest.approx(1.0 + 4 * 0.01)
+
+
+def test_the_second_round_takes_what_its_own_messages_take() -> None:
+    first, again = Coding(1e-9, 2e-9, 3e-9, 1e-3, 2e-3), Coding(10e-9, 20e-9, 30e-9, 1e-2, 2e-2)
+    means, where = Measured(again, 4.0, 0.1), Topology(4, Link(1e9, 0.5))
+    same, other = (trip("two_shot", 4000, where, 1.0, first, means=m) for m in (None, means))
+    # One of four parts is encoded anew, and four are decoded.
+    assert same.coding == pytest.approx(5 * (1000e-9 + 1e-3) + (1000 * 11e-9 + 4 * 2e-3) + 4 * (1000 * 2e-9 + 2e-3))
+    assert other.coding - same.coding == pytest.approx((9000e-9 + 9e-3) + 4 * (1000 * 18e-9 + 18e-3))
+    assert [leg.sent for leg in other.legs] == pytest.approx([leg.sent for leg in same.legs[:-1]] + [4 * same.legs[-1].sent])
+    # Means of a fixed size need no lengths.
+    assert len(trip("two_shot", 4000, where, 1.0, first, means=dataclasses.replace(means, fixed_size=True)).legs) == 3
+    two_machines = Topology(4, Link(1e9), per_node=2)
+    assert trip("hierarchical", 4000, two_machines, 1.0, means=means).sent == pytest.approx(
+        4 * 1000 * 2.5 / 8 + 2 * 24
+    )  # lengths travel first
+    for name in ("all_gather", "reduce_scatter", "all_reduce"):
+        assert trip(name, 4000, where, 1.0, first, means=means) == trip(name, 4000, where, 1.0, first)
+
+
+def test_means_are_measured_where_they_travel_otherwise() -> None:
+    fed, plain = (
+        measure_coding(tersegrad.parse(text), numel=5000, budget=0) for text in ("error_feedback(top_k(fraction=0.01))", "int8")
+    )
+    assert fed.means is not None
+    assert plain.means is None
+    assert (fed.means.bits != fed.bits, fed.means.fixed_size, fed.means.means) == (True, False, None)
+    model, where, setting = (
+        Workload("w", (1000, 9000), 0.0, 0.0, dense_below=2000),
+        Topology(2, Link(1e9)),
+        Setting("x", "two_shot"),
+    )
+    # A tenth of the coordinates travel as float32, in both rounds; 24 bytes are lengths.
+    assert forecast(setting, model, where, fed).sent == pytest.approx(5000 / 8 * (6.4 + 0.9 * (fed.bits + fed.means.bits)) + 24)
 
 
 # ------------------------------------------------------------------------------------------------------------------ the clock

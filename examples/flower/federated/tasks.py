@@ -2,7 +2,8 @@
 
 digits comes with scikit-learn. The others are read from a folder: mnist (the four idx files, gzipped), shakespeare (``input.txt``,
 plain or .xz: the tiny-Shakespeare text, one client a speaker), parkinsons (``parkinsons_updrs.data``, plain or .xz, from the UCI
-collection: one client a patient).
+collection: one client a patient), a9a (``a9a`` and ``a9a.t``, plain or .xz, from the LIBSVM collection: census data, who earns more
+than 50,000).
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def load(name: str, folder: str | Path = "") -> Task:
         "mnist": _mnist,
         "shakespeare": _shakespeare,
         "parkinsons": _parkinsons,
+        "a9a": _a9a,
     }
     if name not in loaders:
         raise ValueError(f"there is no task {name!r}: choose among {', '.join(loaders)}")
@@ -213,3 +215,15 @@ def _parkinsons(folder: Path) -> Task:
     score = functools.partial(_explained, test=Share(xs[held_out], ys[held_out]))
     model = functools.partial(_perceptron, len(names), 256, 256, 2)
     return Task("parkinsons", model, nn.functional.mse_loss, score, natural)
+
+
+def _a9a(folder: Path) -> Task:
+    def read(name: str) -> Share:
+        rows = [line.split() for line in _text(folder, name).splitlines() if line.strip()]
+        x = torch.zeros(len(rows), 123)
+        for row, (_, *fields) in enumerate(rows):
+            for index, _, value in (field.partition(":") for field in fields):
+                x[row, int(index) - 1] = float(value)
+        return Share(x, torch.tensor([int(float(label) > 0) for label, *_ in rows]))
+
+    return _classification("a9a", functools.partial(_perceptron, 123, 256, 256, 2), read("a9a"), read("a9a.t"))

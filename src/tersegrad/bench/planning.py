@@ -45,8 +45,7 @@ class Cache:
     def get(self, key: str) -> Measured | None:
         """What was measured under a key."""
         try:
-            found = dict(self._known[key])
-            return Measured(Coding(**found.pop("coding")), **found)  # type: ignore[arg-type]
+            return _read(self._known[key])
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -60,14 +59,30 @@ class Cache:
             part.replace(self.path)
 
 
-def coding_of(text: str, numel: int, device: str, cache: Cache, gradient: Tensor | None = None) -> Measured:
+def _read(saved: dict[str, object]) -> Measured:
+    found = dict(saved)
+    # What was kept before second rounds were measured lacks the field, and is measured again.
+    coding, means = found.pop("coding"), found.pop("means")
+    again = _read(means) if isinstance(means, dict) else None
+    return Measured(Coding(**coding), means=again, **found)  # type: ignore[arg-type]
+
+
+def coding_of(text: str, numel: int, device: str, cache: Cache, gradient: Tensor | None = None, workers: int = 4) -> Measured:
     """The coding of one compressor: from the cache, or measured now. On a gradient of the user's it is always measured."""
     compressor = parse(text)
     if gradient is not None and not needs_second_moment(compressor) and text not in DENSE:
-        return measure_coding(compressor, gradient[:LONG].to(device))
+        return measure_coding(compressor, gradient[:LONG].to(device), workers=workers)
     length = min(LONG, numel)
     key = " | ".join(
-        (describe(), __version__, f"{torch.get_num_threads()} threads", _device(device), str(length), str(compressor))
+        (
+            describe(),
+            __version__,
+            f"{torch.get_num_threads()} threads",
+            _device(device),
+            str(length),
+            str(workers),
+            str(compressor),
+        )
     )
     found = cache.get(key)
     if found is None:
@@ -75,7 +90,7 @@ def coding_of(text: str, numel: int, device: str, cache: Cache, gradient: Tensor
         if dense is not None:
             found = measure_cast(dense, length, device)
         else:
-            found = measure_coding(compressor, numel=length, device=device)
+            found = measure_coding(compressor, numel=length, device=device, workers=workers)
         cache.put(key, found)
     return found
 
@@ -97,7 +112,7 @@ def plan(
     store, measured = cache or Cache(), {}
     for text in dict.fromkeys(texts):
         progress(text)
-        measured[text] = coding_of(text, found.workload.numel, device, store, found.gradient)
+        measured[text] = coding_of(text, found.workload.numel, device, store, found.gradient, topology.workers)
     by_variance = [text for text in measured if needs_second_moment(parse(text))]
     # What the user names is considered for the verdict, in its place by error.
     named = [str(parse(text)) for text in more if str(parse(text)) not in DENSE]

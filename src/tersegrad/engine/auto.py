@@ -11,12 +11,13 @@ Every ``CHECK`` steps the ranks compare how long steps take. Where that has chan
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import statistics
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -150,16 +151,13 @@ class Auto:
             if text == "bf16" and not self.fixed and not _shards(engine):
                 found[text] = measure_cast(torch.bfloat16, x.numel(), x.device, BUDGET, in_job=True)
             else:
-                found[text] = measure_coding(parse(text), x, budget=BUDGET, in_job=True)
+                found[text] = measure_coding(parse(text), x, budget=BUDGET, in_job=True, workers=engine.links[-1].size)
         numbers = [compute]
         for one in found.values():
-            c = one.coding
-            numbers += [c.encode, c.decode, c.add or c.decode, c.each_encode, c.each_decode, c.copy, one.bits, one.error]
+            numbers += _numbers(one)
         compute, *means = _mean(engine, numbers)
-        rows = [means[k : k + 8] for k in range(0, len(means), 8)]
-        return {
-            text: Measured(Coding(*row[:6]), row[6], row[7], one.fixed_size) for (text, one), row in zip(found.items(), rows)
-        }, compute
+        averaged = iter(means)
+        return {text: _averaged(one, averaged) for text, one in found.items()}, compute
 
     def _forecasts(self, engine: Engine, measured: dict[str, Measured], compute: float) -> list[Forecast]:
         sizes = [piece.numel for lane in engine.lanes for piece in lane.group.spec.pieces]
@@ -203,6 +201,20 @@ class Auto:
             engine.change(setting.compressor)
         else:
             engine.change(setting.compressor, setting.exchange)
+
+
+def _numbers(one: Measured) -> list[float]:
+    """What was measured of a compressor, and of what compresses means in its place."""
+    c = one.coding
+    own = [c.encode, c.decode, c.add or c.decode, c.each_encode, c.each_decode, c.copy, one.bits, one.error]
+    return own + (_numbers(one.means) if one.means is not None else [])
+
+
+def _averaged(one: Measured, numbers: Iterator[float]) -> Measured:
+    """The same with other numbers, in the order of :func:`_numbers`."""
+    own = list(itertools.islice(numbers, 8))
+    means = _averaged(one.means, numbers) if one.means is not None else None
+    return Measured(Coding(*own[:6]), own[6], own[7], one.fixed_size, means)
 
 
 def _name(engine: Engine) -> ExchangeName:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tersegrad.core import buffers, host
 from tersegrad.engine.lane import Lane, Meters
 from tersegrad.exchange.schemes import AllReduceScheme
-from tersegrad.planner import Link, break_even, predict
+from tersegrad.planner import Coding, Link, Measured, break_even, predict
 from tersegrad.planner.trips import ExchangeName
 
 if TYPE_CHECKING:
@@ -125,9 +125,13 @@ def _own_bits(lane: Lane) -> float | None:
 def _cheaper(engine: Engine) -> Report:
     """Which of the two exchanges would send fewer bytes, by the messages so far."""
     size, t = engine.links[-1].size, engine.totals
-    message = t.meters.first.nbytes / t.steps if t.steps else 0.0
+    first, second = t.meters.first, t.meters.second
+    message, means = first.nbytes / t.steps if t.steps else 0.0, None
+    # Where means are compressed otherwise, by the bits of those that this rank compressed.
+    if second.coordinates and any(lane.scheme.again(lane.compressor) not in (None, lane.compressor) for lane in engine.lanes):
+        means = Measured(Coding(), 8 * second.nbytes / second.coordinates * first.coordinates / t.steps, 0.0, True)
     gathered, shot = (
-        predict(name, 1, size, Link(1.0), 8 * message, fixed_size=True).sent for name in ("all_gather", "two_shot")
+        predict(name, 1, size, Link(1.0), 8 * message, fixed_size=True, means=means).sent for name in ("all_gather", "two_shot")
     )
     # At two ranks both send the same; all_gather then compresses once instead of twice.
     best = "all_gather" if gathered <= shot else "two_shot"

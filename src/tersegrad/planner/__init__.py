@@ -1,6 +1,6 @@
 """What an exchange will cost, before it is run: the one cost model of links, exchanges and steps."""
 
-from tersegrad.planner.coding import Measured, measure_coding
+from tersegrad.planner.coding import measure_coding
 from tersegrad.planner.costs import (
     ETHERNET,
     Link,
@@ -14,7 +14,7 @@ from tersegrad.planner.costs import (
 from tersegrad.planner.link import measure_link
 from tersegrad.planner.plan import Forecast, Plan, Setting, Workload, forecast, make_plan
 from tersegrad.planner.timeline import Timeline, simulate
-from tersegrad.planner.trips import Coding, Leg, Topology, Trip, break_even, predict, trip
+from tersegrad.planner.trips import Coding, Leg, Measured, Topology, Trip, break_even, predict, trip
 
 __all__ = [
     "ETHERNET", "Coding", "Forecast", "Leg", "Link", "Measured", "Plan", "Setting", "Timeline", "Topology", "Trip", "Workload",

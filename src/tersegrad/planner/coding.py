@@ -2,9 +2,10 @@
 
 A message of n coordinates takes a + b n seconds. Two lengths tell both: a short vector, where the start of a kernel is most of it, and a
 long one. Buffers are touched before, and take turns so that none is in a cache: a backward pass has filled that with other things by
-the time a gradient is encoded. On a GPU the device is waited for. For a plan, made on a machine that may be busy with something else
-now, a time counts that one call in ten beats. Inside a job it is the mean of all calls: where workers share cores, they take turns
-of some milliseconds, most calls are shorter than a turn and meet nobody, and the few that do wait for the others' turns.
+the time a gradient is encoded. Where means are compressed by another compressor than gradients (two_shot's second round), both are
+measured. On a GPU the device is waited for. For a plan, made on a machine that may be busy with something else now, a time counts that
+one call in ten beats. Inside a job it is the mean of all calls: where workers share cores, they take turns of some milliseconds, most
+calls are shorter than a turn and meet nobody, and the few that do wait for the others' turns.
 """
 
 from __future__ import annotations
@@ -21,23 +22,14 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec, Stats, has_fixed_size, needs_second_moment
 from tersegrad.core.text import require
-from tersegrad.planner.trips import Coding
+from tersegrad.exchange.two_shot import for_means
+from tersegrad.planner.trips import Coding, Measured
 
 LONG = 1 << 20  # coordinates of the long vector, unless the model is smaller
 SHORT = 1 << 12
 CACHED = 1 << 24  # coordinates that no cache holds; buffers take turns until there are so many, or MOST of them
 MOST = 8
 UNAMBIGUOUS = 1 / 538  # coordinates that vgc(alpha=1.5) sent on average in 100 epochs of CIFAR-10 (experiments/variance_based)
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """What one compressor costs on one machine."""
-
-    coding: Coding
-    bits: float  # per coordinate, of a message
-    error: float  # of a message: ||C(y) - y||^2 / ||y||^2
-    fixed_size: bool = False
 
 
 def measure_coding(
@@ -51,12 +43,14 @@ def measure_coding(
     device: torch.device | str = "cpu",
     budget: float = 0.3,
     in_job: bool = False,
+    workers: int = 4,
 ) -> Measured:
     """Time ``compressor`` and weigh its messages: on ``vector`` (laid out as ``spec`` says), else on ``numel`` normal coordinates.
 
     Normal data is the hardest for a given variance; gradients usually take fewer bits. Error feedback runs for some steps first.
     ``history``: vectors of earlier steps, for compressors whose messages depend on them. ``budget``: seconds for each of the
-    measurements. ``in_job``: the other workers of this machine do the same now, and what they take from this one counts.
+    measurements. ``in_job``: the other workers of this machine do the same now, and what they take from this one counts. ``workers``: over
+    whose messages means are taken.
     """
     clock = _Clock(torch.device(device if vector is None else vector.device), in_job)
     if vector is None:
@@ -74,7 +68,11 @@ def measure_coding(
         slope = [max(b - a, 0.0) / (x.numel() - SHORT) for a, b in zip(short.seconds, long.seconds)]
         each = [max(a - s * SHORT, 0.0) for a, s in zip(short.seconds, slope)]
     coding = Coding(slope[0], slope[1], slope[2], each[0], each[1], copy_seconds(clock, x.numel()))
-    return Measured(coding, 8 * long.nbytes / x.numel(), long.error, has_fixed_size(compressor))
+    second, means = for_means(compressor), None
+    if second != compressor:
+        mean = _mean(compressor, x, spec or Spec.flat(x.numel()), stats, workers)
+        means = measure_coding(second, mean, spec=spec, budget=budget, in_job=in_job)
+    return Measured(coding, 8 * long.nbytes / x.numel(), long.error, has_fixed_size(compressor), means)
 
 
 def measure_cast(
@@ -159,6 +157,15 @@ def _times(
     else:
         adding = clock.seconds(lambda: next(targets).add_(compressor.decode(last, spec, ctx)), budget / 2)
     return _Times((encoding, decoding, adding), int(last.nbytes), error)
+
+
+def _mean(compressor: Compressor[Any], x: Tensor, spec: Spec, stats: Stats | None, workers: int) -> Tensor:
+    """What the mean of some workers' messages looks like: one worker's messages one after another, which differ as theirs do."""
+    state, total = compressor.init(spec, x.device), torch.zeros_like(x)
+    for step in range(workers):
+        message, state = compressor.encode(x, spec, state, Context(step=step), stats=stats)
+        total += compressor.decode(message, spec, Context(step=step))
+    return total / workers
 
 
 def waiting(device: torch.device) -> Callable[[], None]:

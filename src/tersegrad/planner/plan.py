@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from tersegrad.advice import LADDER as LADDER
 from tersegrad.advice import row
 from tersegrad.core.text import require
-from tersegrad.planner.coding import Measured
 from tersegrad.planner.timeline import Waits, simulate
-from tersegrad.planner.trips import ExchangeName, Topology, trip
+from tersegrad.planner.trips import ExchangeName, Measured, Topology, trip
 from tersegrad.theory import iteration_factor_contractive
 
 BUCKET = 25 << 20  # bytes of float32 gradient in one of DDP's buckets, and in one of our groups
@@ -160,19 +159,21 @@ def forecast(
     seconds that second moments add, where they are known.
     """
     backward, numel = workload.backward, workload.numel
-    bits = measured.bits
+    bits, means = measured.bits, measured.means
     if setting.dense:
         groups = groups or workload.buckets()
     else:
         groups = groups or workload.groups()
         small = 0 if by_variance else sum(n for n in workload.numels if n < workload.dense_below)
         bits = (measured.bits * (numel - small) + 32 * small) / numel
+        if means is not None:
+            means = dataclasses.replace(means, bits=(means.bits * (numel - small) + 32 * small) / numel)
     segments = [backward * n / numel for n in groups]
     if by_variance:
         # Moments are whole only when the backward pass has ended.
         extra = MOMENTS * workload.compute if moments is None else moments
         segments = [backward + extra, *([0.0] * (len(groups) - 1))]
-    trips = [trip(setting.exchange, n, topology, bits, measured.coding, measured.fixed_size) for n in groups]
+    trips = [trip(setting.exchange, n, topology, bits, measured.coding, measured.fixed_size, means) for n in groups]
     line = simulate(segments, trips, waits or ("end" if setting.dense else "pipeline"))
     sent = sum(t.sent for t in trips)
     return Forecast(setting, workload.forward + line.seconds, line.waited, sent, bits, measured.error, by_variance)

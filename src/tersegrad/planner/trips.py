@@ -4,8 +4,9 @@ A trip is a list of legs. Each leg is work (coding, copying) and then a collecti
 result is there ``delay`` seconds later; ``last`` is the work after the last collective. Where no core is spare for sending, a collective
 takes ``toll`` seconds from whatever the worker computes while it is under way. The legs are those of the exchanges' own code:
 compressors without a fixed size send lengths first, by a small all-gather; two_shot encodes its p parts and the mean of one of
-them, and decodes p parts twice; all_gather encodes once and decodes p messages; hierarchical sums exactly inside a machine, exchanges
-1/n of the buffer per rank between machines, and hands the means back.
+them, and decodes p parts twice, the second time by another compressor where gradients have error feedback; all_gather encodes once and
+decodes p messages; hierarchical sums exactly inside a machine, exchanges 1/n of the buffer per rank between machines, and hands the
+means back.
 
 A machine's link is shared by its ``per_node`` workers. Rings pass each machine once, so a dense all-reduce sends as much per machine as
 per worker; exchanges in which every worker sends to all others send ``per_node`` times as much, which hierarchical saves.
@@ -55,6 +56,17 @@ class Coding:
         """Seconds to add up so many messages of ``numel`` coordinates each."""
         more = self.decode if self.add is None else self.add
         return numel * (self.decode + (messages - 1) * more) + messages * self.each_decode
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What one compressor costs on one machine."""
+
+    coding: Coding
+    bits: float  # per coordinate, of a message
+    error: float  # of a message: ||C(y) - y||^2 / ||y||^2
+    fixed_size: bool = False
+    means: Measured | None = None  # what compresses the means of a second round, where that is another compressor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,17 +186,22 @@ def reduce_scatter(numel: float, topology: Topology, bits: float, coding: Coding
     return Trip((parts.after(work),) if fixed_size else (topology.gather(8 * p).after(work), parts), last)
 
 
-def two_shot(numel: float, topology: Topology, bits: float, coding: Coding, fixed_size: bool = False) -> Trip:
-    """A reduce-scatter, then the owners' means to all, compressed again."""
-    p, part = topology.workers, numel * bits / 8 / topology.workers
+def two_shot(
+    numel: float, topology: Topology, bits: float, coding: Coding, fixed_size: bool = False, means: Measured | None = None
+) -> Trip:
+    """A reduce-scatter, then the owners' means to all, compressed again: as ``means`` says, or as the gradients are."""
+    p, again = topology.workers, means or Measured(coding, bits, 0.0, fixed_size)
     first = reduce_scatter(numel, topology, bits, coding, fixed_size)
-    between = coding.adding(numel / p, p) + coding.encoding(numel / p)
-    second = (topology.gather(part),) if fixed_size else (topology.gather(8), topology.to_all(part))
-    last = coding.decoding(numel, p) + OUT * numel * coding.copy
+    between = coding.adding(numel / p, p) + again.coding.encoding(numel / p)
+    part = numel * again.bits / 8 / p
+    second = (topology.gather(part),) if again.fixed_size else (topology.gather(8), topology.to_all(part))
+    last = again.coding.decoding(numel, p) + OUT * numel * coding.copy
     return Trip((*first.legs, second[0].after(between), *second[1:]), last)
 
 
-def hierarchical(numel: float, topology: Topology, bits: float, coding: Coding, fixed_size: bool = False) -> Trip:
+def hierarchical(
+    numel: float, topology: Topology, bits: float, coding: Coding, fixed_size: bool = False, means: Measured | None = None
+) -> Trip:
     """Exact sums inside a machine, a two_shot of 1/n of the buffer between machines, and the means back."""
     n, nodes, inside = topology.lanes, topology.nodes, topology.inside
     # Inside a machine every worker sends 1/n of its float32 vector to each of the others, before and after.
@@ -194,7 +211,7 @@ def hierarchical(numel: float, topology: Topology, bits: float, coding: Coding, 
         return Trip((local.after(IN * numel * coding.copy), local.after(summing)), OUT * numel * coding.copy)
     # The n lanes of a machine travel at once and share its link, which is as if one lane had the rate of 1/n of it.
     shared = dataclasses.replace(topology.link, bits_per_second=topology.link.bits_per_second / n)
-    lane = two_shot(numel / n, Topology(nodes, shared), bits, dataclasses.replace(coding, copy=0.0), fixed_size)
+    lane = two_shot(numel / n, Topology(nodes, shared), bits, dataclasses.replace(coding, copy=0.0), fixed_size, means)
     legs = [dataclasses.replace(leg, sent=n * leg.sent) for leg in lane.legs]
     legs[0] = legs[0].after(summing)
     return Trip((local.after(IN * numel * coding.copy), *legs, local.after(lane.last)), OUT * numel * coding.copy)
@@ -212,16 +229,18 @@ def trip(
     bits: float = 32.0,
     coding: Coding | None = None,
     fixed_size: bool = False,
+    means: Measured | None = None,
 ) -> Trip:
     """The trip of one exchange of ``numel`` coordinates at ``bits`` per coordinate.
 
     ``all_reduce`` is torch's own at that width (32 for float32, 16 for bfloat16). Messages that are not of ``fixed_size`` send their
-    lengths first.
+    lengths first. ``means``: of exchanges with a second round, what its messages cost where they are not like the first round's.
     """
     require(numel >= 0, f"a buffer has a number of coordinates, got {numel}")
     require(0 <= bits < math.inf, f"bits per coordinate must not be negative, got {bits}")
     require(exchange in NAMES, f"exchange is {', '.join(NAMES[:-1])} or {NAMES[-1]}, got {exchange!r}")
-    return TRIPS[exchange](numel, topology, bits, coding or Coding(), fixed_size)
+    again = {} if means is None or exchange not in ("two_shot", "hierarchical") else {"means": means}
+    return TRIPS[exchange](numel, topology, bits, coding or Coding(), fixed_size, **again)
 
 
 def predict(
@@ -232,6 +251,7 @@ def predict(
     bits: float = 32.0,
     coding: Coding | None = None,
     fixed_size: bool = False,
+    means: Measured | None = None,
 ) -> Trip:
     """One exchange between workers on machines of their own, nothing overlapping.
 
@@ -244,7 +264,7 @@ def predict(
     two_shot 1.0 0.103 s
     all_gather 0.03 0.006 s
     """
-    return trip(exchange, numel, Topology(workers, link), bits, coding, fixed_size)
+    return trip(exchange, numel, Topology(workers, link), bits, coding, fixed_size, means)
 
 
 def break_even(dense: float, sent: float, seconds: float) -> float:
