@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.core import state
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context, Spec
 from tersegrad.kernels import cuda, native, reference
@@ -146,13 +147,49 @@ def test_modes_without_segments(ctx: Context | None, hosted: list[str]) -> None:
     assert not hosted
 
 
+# What is left to the host where there are classes: with dither they are still chosen there.
+CHOSEN_THERE: dict[Context | None, set[str]] = {None: set(), CTX: {"_encode_on_host"}}
+
+
 @pytest.mark.parametrize("ctx", [None, CTX])
-def test_scale_classes_are_looked_for(ctx: Context | None, hosted: list[str]) -> None:
-    """Where none are found nothing is left to the host."""
+def test_scale_classes(ctx: Context | None, hosted: list[str]) -> None:
+    """Still and moving ones, coarse and fine steps; where none pay nothing is said of them."""
     assert agreed(gaussian(40_000), 0.6, ctx=ctx, layout=torch.tensor([40_000, 200, 1, 0]))[1] == CODED
     assert not hosted
     x, spec = uneven(((700, 40), (130,)), spread=2.0)
-    assert agreed(x, 2.0, ctx=ctx, layout=spec.layout)[1] == CLASSED
+    # Dither hides small numbers: where nearly all are small, classes do not pay.
+    for step, states in ((1.0, 8), (0.5, 32), (2.0, 4), (20.0, 16)):
+        assert agreed(x, step, states, ctx=ctx, layout=spec.layout)[1] == (CODED if ctx and step == 20 else CLASSED)
+    assert set(hosted) == CHOSEN_THERE[ctx]
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_scale_classes_of_parts_and_segments(ctx: Context | None, hosted: list[str]) -> None:
+    x, spec = uneven(((700, 300), (512, 40, 3, 3), (40,)), spread=1.5)
+    data = agreed(x, 2.0, ctx=ctx, layout=spec.layout)
+    # Behind the mode and the lengths of two segments.
+    assert data[9] == CLASSED
+    # One has classes, the other has none, and chunks and runs are short.
+    x[: 1 << 18] = gaussian(1 << 18)
+    layout = state.slice_spec(spec, 100_000, spec.numel - 33).layout
+    assert agreed(x[100_000:-33].contiguous(), 2.0, chunk=14, ctx=ctx, layout=layout).numel()
+    assert set(hosted) == CHOSEN_THERE[ctx]
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_scale_classes_with_escapes_zeros_and_far_numbers(ctx: Context | None, hosted: list[str]) -> None:
+    x, spec = uneven(((700, 40), (130,)), spread=2.0)
+    x[::501] *= 300 if ctx is None else 10
+    for step in (0.5, 5.0):
+        assert agreed(x, step, ctx=ctx, layout=spec.layout)[1] == CLASSED
+    assert set(hosted) == CHOSEN_THERE[ctx]
+    x[77] = 1e20
+    agreed(x, 0.5, ctx=ctx, layout=spec.layout)
+    x[77] = math.nan
+    assert agreed(x, 0.5, ctx=ctx, layout=spec.layout).tolist() == [2]
+    assert agreed(torch.zeros_like(x), 0.5, ctx=ctx, layout=spec.layout).tolist() == [1]
+    # Hardly anything is left of them.
+    agreed(torch.where(x.abs() < 1000, x, 0), 3000.0, ctx=ctx, layout=spec.layout)
 
 
 @pytest.mark.parametrize("states", [4, 8, 16, 32])
@@ -162,6 +199,11 @@ def test_errors_of_samples(states: int) -> None:
             found = trellis.trellis_error(x, 0.5, states)
         for a, b in zip(OPS.trellis_error(x, 0.5, states), found, strict=True):
             assert same(a, b)
+    x, spec = uneven(((700, 40), (130,)), spread=2.0)
+    with emulated():
+        found = trellis.trellis_error(x, 2.0, states, spec.layout)
+    for a, b in zip(OPS.trellis_error(x, 2.0, states, spec.layout), found, strict=True):
+        assert same(a, b)
 
 
 @pytest.mark.parametrize("ctx", [None, CTX])
@@ -169,8 +211,9 @@ def test_corrupt_bytes_are_refused_alike(ctx: Context | None) -> None:
     """And leave what they would be added to."""
     chance = random.Random(5)
     refused = 0
-    for x, step in ((gaussian(FIRST + 5), 0.6), (heavy(FIRST + 100), 0.3)):
-        good = bytes(agreed(x, step, ctx=ctx).tolist())
+    rows, spec = uneven(((420, 40), (130,)), spread=2.0)
+    for x, step, layout in ((gaussian(FIRST + 5), 0.6, None), (heavy(FIRST + 100), 0.3, None), (rows, 2.0, spec.layout)):
+        good = bytes(agreed(x, step, ctx=ctx, layout=layout).tolist())
         for k in range(16):
             message = spoilt(good, chance)
             if k % 2:
@@ -182,7 +225,7 @@ def test_corrupt_bytes_are_refused_alike(ctx: Context | None) -> None:
                 kept = torch.ones_like(x)
                 try:
                     with emulated():
-                        results.append(backend.trellis_decode(message, 8, ctx, kept, 2.0))
+                        results.append(backend.trellis_decode(message, 8, ctx, kept, 2.0, layout))
                 except CorruptMessage:
                     assert bool((kept == 1).all())
                     results.append(None)
@@ -190,7 +233,7 @@ def test_corrupt_bytes_are_refused_alike(ctx: Context | None) -> None:
             assert (first is None) == (second is None)
             refused += first is None
             assert first is None or second is None or same(first, second)
-    assert refused > 8
+    assert refused > 12
 
 
 @pytest.mark.parametrize(

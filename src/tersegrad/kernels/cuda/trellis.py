@@ -14,6 +14,7 @@ from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import classes, scratch
 from tersegrad.kernels.cuda.dither import CHUNKS, ERROR, ESCAPES, LENGTH, NORM, PLANE_WORDS, RESULTS, SHARE, WRONG
 from tersegrad.kernels.cuda.loader import launch
+from tersegrad.kernels.reference.classes import CLASSES
 from tersegrad.kernels.reference.dither import USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _put as put
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
@@ -24,9 +25,9 @@ from tersegrad.kernels.reference.trellis_code import GENERATORS
 
 __all__ = ["trellis_decode", "trellis_encode", "trellis_error"]
 
-ENCODE, DECODE = "trellis_encode.cu", "trellis_decode.cu"
+ENCODE, OPEN, DECODE, CLASSED = "trellis_encode.cu", "trellis_open.cu", "trellis_decode.cu", "trellis_classes.cu"
 # As in trellis.cuh and trellis_encode.cu.
-KNOWN, PLACES, TABLES = 5, 15, 8
+KNOWN, PLACES, TABLES = 5, 17, 8
 MANY_ESCAPES, HAS_CLASSES = 4, 6
 FINE, CORRUPT = 0, 1
 # The most runs of a segment: those of 2^14 coordinates, of one and a half usual ones.
@@ -34,6 +35,8 @@ RUNS = 24
 # From here on all 64 lanes are in use. Shorter vectors are the CPU's.
 SHORTEST_VECTOR = 1 << 14
 THREADS = 256
+# As in trellis_classes.cu and rans_tables.cuh.
+CLASS_TABLES, TABLE_BYTES = 2 * CLASSES, 448
 # Decisions of more states than this do not fit into a multiprocessor's memory.
 NEAR_STATES = 16
 
@@ -60,45 +63,74 @@ def draws_of(ctx: Context | None) -> tuple[int, int, int, int, int]:
 
 
 class _Chosen:
-    """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments."""
+    """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments and their classes."""
 
     def __init__(self, x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, layout: Tensor | None) -> None:
         n, device = x.numel(), x.device
-        self.n, self.segments, parts = n, len(pieces(n, SEGMENT)), -(-n // CHUNK)
-        run, drawn = min(RUN, chunk), int(ctx is not None)
-        self.regions = None if layout is None else classes.regions_of(layout, n, device)
-        searched = () if self.regions is None else classes.summed(self.regions, self.segments)
+        self.n, self.segments, self.parts = n, len(pieces(n, SEGMENT)), -(-n // CHUNK)
+        self.run, drawn = min(RUN, chunk or USUAL_CHUNK), int(ctx is not None)
+        self.regions = classes.regions_of(layout, n, device)
+        searched = () if layout is None else (*classes.summed(self.regions, self.segments), 4 * CLASSES * self.segments)
         self.result, (_, self.known, *summed) = scratch.zeros(device, 8 * RESULTS, 4 * KNOWN * self.segments, *searched)
-        far = states > NEAR_STATES
         # Bytes are read sixteen at a time.
         self.memory, places = scratch.empty(
-            device, n + 15, n + 15 if drawn else 0, n + 15 if self.regions else 0, 8 * parts, 8 * parts, 8 * parts,
-            8 * PLACES * self.segments, 8 * classes.PLACES_OF_SEGMENT * self.segments, 16 * self.segments,
+            device, n + 15, n + 15 if drawn else 0, 0 if layout is None else n + 15, *[8 * self.parts] * 5,
+            8 * PLACES * self.segments, 8 * classes.PLACES_OF_SEGMENT * self.segments, 16 * self.segments, 4 * CLASSES * self.segments,
         )  # fmt: skip
-        self.bytes, self.contexts, levels, norms, dots, powers, self.described, self.scalars, self.sums = places
-        self.given = (x, n, run, float(step), *draws_of(ctx))
-        warps = 2 * -(-n // (1 << run))
-        kept, (decisions,) = scratch.empty(device, warps * (1 << run) * states // 16 if far else 0)
-        launch(
-            f"trellis_viterbi_{states}.cu", f"trellis_viterbi_{states}", warps, 32,
-            *self.given, decisions, self.bytes, self.contexts, levels if self.regions else 0, self.known,
-        )  # fmt: skip
-        del kept
-        launch(ENCODE, "trellis_sums", -(-parts // 16), 512, *self.given, self.bytes, norms, dots, powers)
+        self.bytes, self.contexts, levels, norms, *self.products = places[:8]
+        self.described, self.scalars, self.sums, self.info = places[8:]
+        self.given = (x, n, self.run, float(step), *draws_of(ctx))
+        self.step, self.states, self.classes = float(step), states, 0
+        warps = 2 * -(-n // (1 << self.run))
+        self.kept, (self.decisions,) = scratch.empty(
+            device, warps * (1 << self.run) * states // 16 if states > NEAR_STATES else 0
+        )
+        self._search(levels if layout is not None else 0)
+        launch(ENCODE, "trellis_sums", -(-self.parts // 16), 512, *self.given, self.bytes, norms, *self.products[:2])
         launch(
             ENCODE, "trellis_fit", self.segments, 128,
-            n, run, float(step), drawn, chunk, norms, dots, powers, self.known, self.described, self.scalars, self.sums, self.result,
+            n, self.run, self.step, drawn, chunk or USUAL_CHUNK, norms, *self.products[:2], self.known, self.described, self.scalars,
+            self.sums, self.result,
         )  # fmt: skip
-        if self.regions is not None:
-            self.held = classes.search(self.regions, n, chunk, summed, levels, self.scalars, self.result)
+        if layout is not None:
+            *counted, near = summed
+            self.found = classes.search(self.regions, n, chunk, counted, levels, self.scalars, self.result)
+            if not drawn:
+                self._choose_anew(counted, near)
+
+    def _search(self, levels: int) -> None:
+        """Viterbi's algorithm, for all segments or, once there are classes, for those that have some."""
+        launch(
+            f"trellis_viterbi_{self.states}.cu", f"trellis_viterbi_{self.states}", 2 * -(-self.n // (1 << self.run)), 32,
+            *self.given, self.decisions, self.bytes, self.contexts, levels, self.classes, self.info, self.scalars, self.known,
+        )  # fmt: skip
+
+    def _choose_anew(self, counted: list[int], near: int) -> None:
+        """The integers of segments with classes: coordinates of still classes leave the trellises."""
+        x, n, counts, tops, segments = self.given[0], self.n, counted[0], counted[1], self.segments
+        self.classes = self.found.classes
+        by = (self.classes, self.info, self.scalars)
+        launch(CLASSED, "trellis_near", segments * SHARE, THREADS, x, n, SHARE, self.step, self.classes, self.scalars, near)
+        launch(
+            CLASSED, "trellis_still", segments, 32, n, near, counts, tops, self.scalars, self.described, self.info, self.known
+        )
+        self._search(0)
+        launch(
+            CLASSED, "trellis_class_sums", -(-self.parts // 16), 512,
+            x, n, self.run, self.step, self.bytes, *by, *self.products,
+        )  # fmt: skip
+        launch(
+            CLASSED, "trellis_class_fit", segments, 128,
+            n, *self.products, self.scalars, self.described, self.sums,
+        )  # fmt: skip
 
 
 def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Squared error without dither and squared norm. Those of short vectors, and of such with rows, are found on the host."""
-    if x.numel() < SHORTEST_VECTOR or layout is not None:
+    """Squared error without dither and squared norm. Those of short vectors are found on the host."""
+    if x.numel() < SHORTEST_VECTOR:
         found: tuple[Tensor, Tensor] = _cpu().trellis_error(host.read(x), step, states, layout)
         return found
-    chosen = _Chosen(x.contiguous(), step, states, USUAL_CHUNK, None, None)
+    chosen = _Chosen(x.contiguous(), step, states, 0, None, layout)
     launch(ENCODE, "trellis_totals", 1, THREADS, chosen.n, chosen.sums, chosen.result)
     sums = chosen.result[:RESULTS].view(torch.float64)
     return sums[ERROR], sums[NORM]
@@ -117,7 +149,7 @@ def trellis_encode(
     if n < SHORTEST_VECTOR:
         return _encode_on_host(x, step, states, chunk, ctx, out, layout)
     x = x.contiguous()
-    chosen = _Chosen(x, step, states, chunk or USUAL_CHUNK, ctx, layout)
+    chosen = _Chosen(x, step, states, chunk, ctx, layout)
     segments, result, known = chosen.segments, chosen.result, chosen.described
     memory, (words, tables, codes, escapes, planes, numbers, offsets, coded) = scratch.empty(
         device, 2 * n, segments * 8192, 4 * segments * TABLES * 128, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
@@ -125,8 +157,20 @@ def trellis_encode(
     )  # fmt: skip
     launch(
         ENCODE, "trellis_segments", 2 * segments, 512,
-        *chosen.given, chosen.bytes, chosen.contexts, chosen.known, chosen.scalars, known, tables, codes, escapes, planes, result,
+        *chosen.given, chosen.bytes, chosen.contexts, chosen.known, chosen.classes, chosen.info, chosen.scalars, known, tables, codes,
+        escapes, planes, result,
     )  # fmt: skip
+    told, held = tables, memory
+    if chosen.classes:
+        told, by = chosen.found.described, (chosen.bytes, chosen.classes, chosen.info)
+        held, (bits, class_codes) = scratch.empty(
+            device, segments * CLASS_TABLES * TABLE_BYTES, 4 * segments * CLASS_TABLES * 128
+        )
+        launch(CLASSED, "trellis_class_tables", segments, 512, n, *by, known, bits, tables, class_codes, result)
+        launch(
+            CLASSED, "trellis_class_chunks", segments * CHUNKS // 4, 128,
+            n, *by, known, class_codes, words, numbers, coded, result,
+        )  # fmt: skip
     launch(
         ENCODE, "trellis_encode_chunks", segments * CHUNKS, 32,
         n, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, result,
@@ -134,11 +178,11 @@ def trellis_encode(
     launch(ENCODE, "trellis_close", 1, THREADS, n, drawn, known, numbers, offsets, chosen.sums, result)
     launch(
         ENCODE, "trellis_write", segments * SHARE, THREADS,
-        x, n, drawn, SHARE, chosen.bytes, known, tables, words, numbers, coded, offsets, planes, result, out,
+        x, n, drawn, SHARE, chosen.bytes, known, *chosen.regions.where, told, tables, words, numbers, coded, offsets, planes, result, out,
     )  # fmt: skip
     # What the kernels use is kept until here.
     found = host.read(result[:RESULTS])
-    del memory, chosen
+    del memory, held, chosen
     if int(found[WRONG]) in (MANY_ESCAPES, HAS_CLASSES):
         return _encode_on_host(x, step, states, chunk, ctx, out, layout)
     sums = found.view(torch.float64)
@@ -158,7 +202,7 @@ def trellis_decode(
 ) -> Tensor:
     """``out = decoded``, or ``out += weight * decoded``; a message that is refused adds nothing.
 
-    Messages of short vectors, with scale classes or with very many escapes are decoded by the CPU's kernels over a copy.
+    Messages of short vectors, with very many escapes or very many tables are decoded by the CPU's kernels over a copy.
     """
     count, device, data = out.numel(), out.device, data.contiguous()
     if count < SHORTEST_VECTOR or data.numel() == 0:
@@ -167,7 +211,7 @@ def trellis_decode(
         # The mode of a message without segments.
         return reference.trellis_decode(host.read(data), states, ctx, out, weight, layout)
     place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
-    wrong, _, others = _decode(data, states, ctx, place).tolist()
+    wrong, _, others = _decode(data, states, ctx, place, classes.regions_of(layout, count, device)).tolist()
     if wrong == CORRUPT:
         raise CorruptMessage("not a trellis-coded message: a segment, a table or an escape is malformed")
     if wrong != FINE or others:
@@ -175,7 +219,7 @@ def trellis_decode(
     return out if place is out else put(out, place, weight)
 
 
-def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor) -> Tensor:
+def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor, regions: classes.Regions) -> Tensor:
     """Decode into ``place``: what is wrong, and whether there are segments for others."""
     count, device, drawn, *draws = place.numel(), data.device, *draws_of(ctx)
     segments, code = len(pieces(count, SEGMENT)), GENERATORS[states]
@@ -186,9 +230,12 @@ def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor) -> Te
         tables, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES,
     )  # fmt: skip
     launch(
-        DECODE, "trellis_open", segments, THREADS,
+        OPEN, "trellis_open", segments, THREADS,
         data, data.numel(), count, drawn, begins, known, q, cells, entries, only, offsets, words, state,
     )  # fmt: skip
+    # Whose classes these are, as in classes_decode.cu, and how many tables a segment has at most.
+    whose, most = (2, CLASSES * TABLES) if drawn else (1, CLASS_TABLES)
+    found = classes.read(regions, data, count, known, offsets, words, state, whose, most)
     if drawn:
         launch(
             DECODE, "trellis_dithered_chunks", segments * CHUNKS // 4, 128,
@@ -200,9 +247,13 @@ def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor) -> Te
             data, count, *code, known, cells, offsets, words, marks, place, state,
         )  # fmt: skip
     launch(
+        DECODE, "trellis_class_decode", segments * CHUNKS // 4, 128,
+        data, count, *code, drawn, *draws, most, known, found.masks, found.contexts, found.entries, offsets, words, marks, place, state,
+    )  # fmt: skip
+    launch(
         DECODE, "trellis_plain", segments * RUNS, 64,
-        data, count, *code, drawn, *draws, RUNS, known, only, marks, place, state,
+        data, count, *code, drawn, *draws, RUNS, most, known, only, found.masks, found.contexts, found.only, marks, place, state,
     )  # fmt: skip
     launch(DECODE, "trellis_escapes", segments, 1024, data, count, drawn, *draws, known, marks, places, place, state)
-    del memory
+    del memory, found
     return state
