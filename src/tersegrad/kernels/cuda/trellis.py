@@ -25,10 +25,11 @@ from tersegrad.kernels.reference.trellis_code import GENERATORS
 
 __all__ = ["trellis_decode", "trellis_encode", "trellis_error"]
 
-ENCODE, OPEN, DECODE, CLASSED = "trellis_encode.cu", "trellis_open.cu", "trellis_decode.cu", "trellis_classes.cu"
+ENCODE, OPEN, DECODE = "trellis_encode.cu", "trellis_open.cu", "trellis_decode.cu"
+CLASSED, DITHERED = "trellis_classes.cu", "trellis_dithered.cu"
 # As in trellis.cuh and trellis_encode.cu.
 KNOWN, PLACES, TABLES = 5, 17, 8
-MANY_ESCAPES, HAS_CLASSES = 4, 6
+MANY_ESCAPES, TABLES_ROOM = 4, 1 << 15
 FINE, CORRUPT = 0, 1
 # The most runs of a segment: those of 2^14 coordinates, of one and a half usual ones.
 RUNS = 24
@@ -70,7 +71,11 @@ class _Chosen:
         self.n, self.segments, self.parts = n, len(pieces(n, SEGMENT)), -(-n // CHUNK)
         self.run, drawn = min(RUN, chunk or USUAL_CHUNK), int(ctx is not None)
         self.regions = classes.regions_of(layout, n, device)
-        searched = () if layout is None else (*classes.summed(self.regions, self.segments), 4 * CLASSES * self.segments)
+        # What is counted of classes: by levels, of coordinates close to zero, and, with dither, of symbols.
+        searched: list[int] = []
+        if layout is not None:
+            searched = [*classes.summed(self.regions, self.segments), 4 * CLASSES * self.segments]
+            searched += [4 * CLASSES * TABLES * 128 * self.segments] * drawn
         self.result, (_, self.known, *summed) = scratch.zeros(device, 8 * RESULTS, 4 * KNOWN * self.segments, *searched)
         # Bytes are read sixteen at a time.
         self.memory, places = scratch.empty(
@@ -93,7 +98,7 @@ class _Chosen:
             self.sums, self.result,
         )  # fmt: skip
         if layout is not None:
-            *counted, near = summed
+            counted, near, self.tops, self.counts = summed[:3], summed[3], summed[1], summed[-1]
             self.found = classes.search(self.regions, n, chunk, counted, levels, self.scalars, self.result)
             if not drawn:
                 self._choose_anew(counted, near)
@@ -141,7 +146,7 @@ def trellis_encode(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory.
 
-    Short vectors, those with scale classes and those with very many escapes are left to the CPU's kernels over a copy.
+    Short vectors and those with very many escapes are left to the CPU's kernels over a copy.
     """
     n, device, drawn = x.numel(), x.device, int(ctx is not None)
     if chunk and not SHORTEST <= chunk <= LONGEST:
@@ -152,7 +157,7 @@ def trellis_encode(
     chosen = _Chosen(x, step, states, chunk, ctx, layout)
     segments, result, known = chosen.segments, chosen.result, chosen.described
     memory, (words, tables, codes, escapes, planes, numbers, offsets, coded) = scratch.empty(
-        device, 2 * n, segments * 8192, 4 * segments * TABLES * 128, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
+        device, 2 * n, segments * TABLES_ROOM, 4 * segments * TABLES * 128, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
         8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
     )  # fmt: skip
     launch(
@@ -161,11 +166,27 @@ def trellis_encode(
         escapes, planes, result,
     )  # fmt: skip
     told, held = tables, memory
-    if chosen.classes:
-        told, by = chosen.found.described, (chosen.bytes, chosen.classes, chosen.info)
-        held, (bits, class_codes) = scratch.empty(
-            device, segments * CLASS_TABLES * TABLE_BYTES, 4 * segments * CLASS_TABLES * 128
-        )
+    if layout is not None:
+        told = chosen.found.described
+        most = CLASSES * TABLES if drawn else CLASS_TABLES
+        held, (bits, class_codes) = scratch.empty(device, segments * most * TABLE_BYTES, 4 * segments * most * 128)
+    if layout is not None and drawn:
+        pairs = (chosen.bytes, chosen.contexts, chosen.found.classes, chosen.info)
+        launch(DITHERED, "trellis_dithered_names", segments, 32, chosen.tops, chosen.info)
+        launch(
+            DITHERED, "trellis_dithered_count", segments * SHARE, THREADS,
+            n, SHARE, *pairs, chosen.scalars, known, chosen.counts, result,
+        )  # fmt: skip
+        launch(
+            DITHERED, "trellis_dithered_decide", segments, 512,
+            n, chunk, chosen.counts, chosen.tops, chosen.scalars, known, bits, tables, class_codes, result,
+        )  # fmt: skip
+        launch(
+            DITHERED, "trellis_dithered_class_chunks", segments * CHUNKS // 4, 128,
+            n, *pairs, known, class_codes, words, numbers, coded, result,
+        )  # fmt: skip
+    elif layout is not None:
+        by = (chosen.bytes, chosen.classes, chosen.info)
         launch(CLASSED, "trellis_class_tables", segments, 512, n, *by, known, bits, tables, class_codes, result)
         launch(
             CLASSED, "trellis_class_chunks", segments * CHUNKS // 4, 128,
@@ -183,7 +204,7 @@ def trellis_encode(
     # What the kernels use is kept until here.
     found = host.read(result[:RESULTS])
     del memory, held, chosen
-    if int(found[WRONG]) in (MANY_ESCAPES, HAS_CLASSES):
+    if int(found[WRONG]) == MANY_ESCAPES:
         return _encode_on_host(x, step, states, chunk, ctx, out, layout)
     sums = found.view(torch.float64)
     return found[LENGTH], sums[NORM], sums[ERROR]

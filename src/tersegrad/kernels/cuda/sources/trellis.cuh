@@ -5,6 +5,8 @@
 #include "philox.cuh"
 
 #define LANES 64
+// Bytes for the tables of a segment, of which there are at most 128.
+#define TABLES_ROOM ((i64)1 << 15)
 #define GRID 32
 #define DITHER 13
 #define WIDEST 64

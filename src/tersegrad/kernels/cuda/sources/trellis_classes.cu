@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(512) trellis_class_tables(
         make_table(count, alphabet, benches[warp], own + k * TABLE_BYTES, lengths + k, present + k, codes + (s * TABLES_MOST + k) * 128);
     }
     __syncthreads();
-    const i64 length = join_tables(own, TABLE_BYTES, lengths, number, tables + s * 8192);
+    const i64 length = join_tables(own, TABLE_BYTES, lengths, number, tables + s * TABLES_ROOM);
     if (t) return;
     i64 most = 0;
     for (int k = 0; k < number; ++k) most = larger(most, present[k]);

@@ -10,8 +10,6 @@
 #include "trellis.cuh"
 #include "trellis_sums.cuh"
 
-// With dither, classes are left to the host.
-#define HAS_CLASSES 6
 // Room for the counts of symbols by table; more than one copy of them where there are few tables.
 #define COUNTS 2048
 #define TABLES_MOST (1 << MOST_BITS)
@@ -156,7 +154,7 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
         make_table(count, alphabet, benches[warp], bits + warp * TABLE_BYTES, lengths + warp, present + warp, codes + (s * TABLES_MOST + warp) * 128);
     }
     __syncthreads();
-    const i64 length = join_tables(bits, TABLE_BYTES, lengths, number, tables + s * 8192);
+    const i64 length = join_tables(bits, TABLE_BYTES, lengths, number, tables + s * TABLES_ROOM);
     if (t) return;
     i64 most = 0;
     for (int k = 0; k < number; ++k) most = larger(most, present[k]);
@@ -176,7 +174,6 @@ extern "C" __global__ void __launch_bounds__(512) trellis_segments(
     const bool writes = blockIdx.x < number;
     if (threadIdx.x == 0) {
         go = result[RESULT_WRONG] != NOT_FINITE && has_levels(d);
-        if (writes && go && drawn && scalars[s * SEGMENT_PLACES + KIND] == CLASSED_KIND) result[RESULT_WRONG] = HAS_CLASSES;
     }
     __syncthreads();
     if (!go) return;
@@ -250,8 +247,9 @@ extern "C" __global__ void __launch_bounds__(32) trellis_encode_chunks(
     if (threadIdx.x == 0) numbers[s * CHUNKS + c] = found;
 }
 
-// Where the symbols of a segment begin: behind its scale or, with classes, two of them, which classes move, and the classes.
-__device__ __forceinline__ i64 body_at(const i64* d) { return d[SCALES] + (d[KIND] == CLASSED_KIND ? 10 + d[CLASSES_OF] : 4); }
+// Where the classes of a segment begin, if it has some: behind its scale or, without dither, two of them and which classes move; and its symbols.
+__device__ __forceinline__ i64 classes_at(const i64* d, i64 drawn) { return d[SCALES] + (drawn || d[KIND] != CLASSED_KIND ? 4 : 10); }
+__device__ __forceinline__ i64 body_at(const i64* d, i64 drawn) { return classes_at(d, drawn) + (d[KIND] == CLASSED_KIND ? d[CLASSES_OF] : 0); }
 
 // One block lays out the message: the form and length of every segment, where they and their chunks begin; norm and error.
 extern "C" __global__ void trellis_close(i64 n, i64 drawn, i64* segments, const i64* numbers, i64* offsets, double* sums, i64* result) {
@@ -293,7 +291,7 @@ extern "C" __global__ void trellis_close(i64 n, i64 drawn, i64* segments, const 
                 i64 varint = 1;
                 while (d[TAIL] >> 7 * varint) ++varint;
                 d[SCALES] = 3 + drawn + varint;
-                bytes = body_at(d) + body + d[TAIL];
+                bytes = body_at(d, drawn) + body + d[TAIL];
                 if (bytes > 1 + 4 * size) d[KIND] = RAW_KIND;
             }
             if (d[KIND] == RAW_KIND) bytes = 1 + 4 * size, sums[number + s] = 0.0;
@@ -334,19 +332,19 @@ extern "C" __global__ void trellis_write(
         for (i64 i = begin; i < size; i += stride) store32(to + 1 + 4 * i, __float_as_uint(x[first + i]));
     if (!has_levels(d)) return;
     const int window = (int)d[WINDOW], width = raw_bits(2 * window), fixed = drawn ? 4 : 3;
-    u8* body = to + body_at(d);
+    u8* body = to + body_at(d, drawn);
     if (leads) {
         to[1] = (u8)window;
         to[2] = (u8)d[RUN_OF];
         if (drawn) to[3] = (u8)d[BITS_OF];
         for (i64 k = fixed; k < d[SCALES]; ++k) to[k] = (u8)((d[TAIL] >> 7 * (k - fixed) & 127) | (k + 1 < d[SCALES] ? 128 : 0));
         store32(to + d[SCALES], (u32)d[SCALE_OF]);
-        if (d[KIND] == CLASSED_KIND) store32(to + d[SCALES] + 4, (u32)d[STILL_SCALE]), store16(to + d[SCALES] + 8, (u32)d[MOVING]);
+        if (d[KIND] == CLASSED_KIND && !drawn) store32(to + d[SCALES] + 4, (u32)d[STILL_SCALE]), store16(to + d[SCALES] + 8, (u32)d[MOVING]);
         body[0] = d[FORM_OF] == RAW ? (u8)RAW : (u8)d[CHUNK_OF];
     }
     if (d[KIND] == CLASSED_KIND) {
         const u8* from = described + description_at(firsts[s], regions[firsts[s] * REGION_PLACES + ROOM], s);
-        for (i64 b = begin; b < d[CLASSES_OF]; b += stride) to[d[SCALES] + 10 + b] = from[b];
+        for (i64 b = begin; b < d[CLASSES_OF]; b += stride) to[classes_at(d, drawn) + b] = from[b];
     }
     for (i64 b = begin; b < d[TAIL]; b += stride) out[d[END] - d[TAIL] + b] = (u8)(planes[s * PLANE_WORDS + (b >> 2)] >> 8 * (b & 3));
     if (d[FORM_OF] == RAW) {
@@ -358,7 +356,7 @@ extern "C" __global__ void trellis_write(
         }
         return;
     }
-    for (i64 b = begin; b < d[TABLES_OF]; b += stride) body[1 + b] = tables[s * 8192 + b];
+    for (i64 b = begin; b < d[TABLES_OF]; b += stride) body[1 + b] = tables[s * TABLES_ROOM + b];
     if (d[FORM_OF] != CODED) return;
     const Layout l = layout_of(size, 2 * window, d[CHUNK_OF]);
     for (i64 piece = part; piece < l.chunks * PARTS; piece += share) {
