@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.core import state
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context, Spec
 from tersegrad.kernels import cuda, native, reference
@@ -78,7 +79,7 @@ def agreed(
 @pytest.mark.parametrize("states", [4, 8, 16, 32])
 def test_states_and_lengths(states: int, ctx: Context | None, hosted: list[str]) -> None:
     """Whole and partial runs, chunks and groups of steps."""
-    for n, chunk in ((FIRST, 0), (2 * FIRST + 100, 0), (33_001, 14), (4 * FIRST + 70, 15)):
+    for n, chunk in ((FIRST, 0), (2 * FIRST + 100, 0), (33_001, 14)):
         agreed(gaussian(n, n), 0.6, states, chunk, ctx)
     assert not hosted
 
@@ -86,8 +87,8 @@ def test_states_and_lengths(states: int, ctx: Context | None, hosted: list[str])
 @pytest.mark.parametrize("ctx", [None, CTX])
 def test_several_segments(ctx: Context | None, hosted: list[str]) -> None:
     """One of them is zero, and tables are made from a sample."""
-    x = gaussian(2 * (1 << 18) + 100_003)
-    x[: 1 << 18] = 0
+    x = gaussian((1 << 18) + (1 << 17))
+    x[1 << 18 :] = 0
     agreed(x, 0.5, ctx=ctx)
     assert not hosted
 
@@ -110,8 +111,7 @@ def test_the_zoo(ctx: Context | None) -> None:
 def test_ties_and_single_symbols(ctx: Context | None, hosted: list[str]) -> None:
     steps = torch.randint(-8, 9, (FIRST + 5,), generator=torch.Generator().manual_seed(1))
     for x in (steps / 2, steps / 4, torch.ones(FIRST), torch.full((FIRST + 9,), 92 / 32)):
-        for states in (8, 32):
-            agreed(x, 1.0, states, ctx=ctx)
+        agreed(x, 1.0, ctx=ctx)
     agreed(gaussian(FIRST) * 1e-3, 1.0, ctx=ctx)
     assert not [name for name in hosted if name == "_encode_on_host"]
 
@@ -147,12 +147,43 @@ def test_modes_without_segments(ctx: Context | None, hosted: list[str]) -> None:
 
 
 @pytest.mark.parametrize("ctx", [None, CTX])
-def test_scale_classes_are_looked_for(ctx: Context | None, hosted: list[str]) -> None:
-    """Where none are found nothing is left to the host."""
+def test_scale_classes(ctx: Context | None, hosted: list[str]) -> None:
+    """Still and moving ones, coarse and fine steps; where none pay nothing is said of them."""
     assert agreed(gaussian(40_000), 0.6, ctx=ctx, layout=torch.tensor([40_000, 200, 1, 0]))[1] == CODED
-    assert not hosted
     x, spec = uneven(((700, 40), (130,)), spread=2.0)
-    assert agreed(x, 2.0, ctx=ctx, layout=spec.layout)[1] == CLASSED
+    # Dither hides small numbers: where nearly all are small, classes do not pay.
+    for step, states in ((1.0, 8), (0.5, 32), (2.0, 4), (20.0, 16)):
+        assert agreed(x, step, states, ctx=ctx, layout=spec.layout)[1] == (CODED if ctx and step == 20 else CLASSED)
+    assert not hosted
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_scale_classes_of_parts_and_segments(ctx: Context | None, hosted: list[str]) -> None:
+    """The first has none, the second has some; the tensors begin and end within a row, and chunks and runs are short."""
+    x, spec = uneven(((700, 300), (512, 40, 3, 3), (40,)), spread=1.5)
+    part, layout = x[7:-33].contiguous(), state.slice_spec(spec, 7, spec.numel - 33).layout
+    part[: 1 << 18] = gaussian(1 << 18)
+    data = agreed(part, 2.0, chunk=14, ctx=ctx, layout=layout)
+    # Behind the mode and the lengths of two segments.
+    first = int.from_bytes(bytes(data[1:5].tolist()), "little")
+    assert (int(data[9]), int(data[9 + first])) == (CODED, CLASSED)
+    assert not hosted
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_scale_classes_with_escapes_zeros_and_far_numbers(ctx: Context | None, hosted: list[str]) -> None:
+    x, spec = uneven(((700, 40), (130,)), spread=2.0)
+    x[::501] *= 300 if ctx is None else 10
+    for step in (0.5, 5.0):
+        assert agreed(x, step, ctx=ctx, layout=spec.layout)[1] == CLASSED
+    assert not hosted
+    x[77] = 1e20
+    agreed(x, 0.5, ctx=ctx, layout=spec.layout)
+    x[77] = math.nan
+    assert agreed(x, 0.5, ctx=ctx, layout=spec.layout).tolist() == [2]
+    assert agreed(torch.zeros_like(x), 0.5, ctx=ctx, layout=spec.layout).tolist() == [1]
+    # Hardly anything is left of them.
+    agreed(torch.where(x.abs() < 1000, x, 0), 3000.0, ctx=ctx, layout=spec.layout)
 
 
 @pytest.mark.parametrize("states", [4, 8, 16, 32])
@@ -162,6 +193,11 @@ def test_errors_of_samples(states: int) -> None:
             found = trellis.trellis_error(x, 0.5, states)
         for a, b in zip(OPS.trellis_error(x, 0.5, states), found, strict=True):
             assert same(a, b)
+    x, spec = uneven(((700, 40), (130,)), spread=2.0)
+    with emulated():
+        found = trellis.trellis_error(x, 2.0, states, spec.layout)
+    for a, b in zip(OPS.trellis_error(x, 2.0, states, spec.layout), found, strict=True):
+        assert same(a, b)
 
 
 @pytest.mark.parametrize("ctx", [None, CTX])
@@ -169,9 +205,10 @@ def test_corrupt_bytes_are_refused_alike(ctx: Context | None) -> None:
     """And leave what they would be added to."""
     chance = random.Random(5)
     refused = 0
-    for x, step in ((gaussian(FIRST + 5), 0.6), (heavy(FIRST + 100), 0.3)):
-        good = bytes(agreed(x, step, ctx=ctx).tolist())
-        for k in range(16):
+    rows, spec = uneven(((420, 40), (130,)), spread=2.0)
+    for x, step, layout in ((gaussian(FIRST + 5), 0.6, None), (heavy(FIRST + 100), 0.3, None), (rows, 2.0, spec.layout)):
+        good = bytes(agreed(x, step, ctx=ctx, layout=layout).tolist())
+        for k in range(8):
             message = spoilt(good, chance)
             if k % 2:
                 # Words of a chunk.
@@ -182,7 +219,7 @@ def test_corrupt_bytes_are_refused_alike(ctx: Context | None) -> None:
                 kept = torch.ones_like(x)
                 try:
                     with emulated():
-                        results.append(backend.trellis_decode(message, 8, ctx, kept, 2.0))
+                        results.append(backend.trellis_decode(message, 8, ctx, kept, 2.0, layout))
                 except CorruptMessage:
                     assert bool((kept == 1).all())
                     results.append(None)
@@ -190,7 +227,7 @@ def test_corrupt_bytes_are_refused_alike(ctx: Context | None) -> None:
             assert (first is None) == (second is None)
             refused += first is None
             assert first is None or second is None or same(first, second)
-    assert refused > 8
+    assert refused > 6
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,18 @@ def test_looks_at_a_sample_come_together(text: str, reads: int, device: Device, 
     assert there.data == here.data
 
 
+@pytest.mark.parametrize("text", ["trellis(alpha=0.1)", "trellis(nu=0.1)", "trellis(bits=2)", "dithered_trellis(omega=0.1)"])
+def test_short_trellis_codes_are_written_on_the_host(text: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one read, whatever is searched for."""
+    c, x, spec = parse(text), vector(3000), Spec.flat(3000)
+    here = counted(c, x, spec, None)
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Levels(device)))
+    there = counted(c, x, spec, device)
+    assert there.encode == 1
+    assert there.data == here.data
+    assert torch.equal(there.decoded, here.decoded)
+
+
 def main() -> None:
     print(f"{'waits of encode, decode, decode_add':40}")
     for text in CASES:

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core import buffers, modes
+from tersegrad.core import buffers, host, modes
 from tersegrad.core.numbers import HUGE
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
 from tersegrad.core.stateless import Stateless
@@ -50,6 +50,8 @@ from tersegrad.core.text import require
 KAPPA = {4: (0.26502, 0.306), 8: (0.25962, 0.444), 16: (0.25600, 0.548), 32: (0.25218, 0.697)}
 # Of the dithered step, for the last digits of kappa and what rounded metrics add.
 SLACK = 1 - 2.0**-10
+# Vectors of fewer coordinates do not fill the lanes: they are the host's, wherever they are.
+SHORT = 1 << 14
 # How much the step shrinks where an error exceeds the bound.
 SMALLER = 0.95
 
@@ -134,6 +136,9 @@ class Trellis(_TrellisCoded):
 
     def _encode(self, x: Tensor, out: Tensor, layout: Tensor) -> Coded:
         """A message in the first bytes of ``out``."""
+        return _placed(x, out, lambda y, room: self._encode_there(y, room, layout))
+
+    def _encode_there(self, x: Tensor, out: Tensor, layout: Tensor) -> Coded:
         run, d, chunk = kernels.get(x.device), x.numel(), _chunk(self.chunk)
         room = out if self.bits is None else buffers.empty(run.trellis_max_bytes(d), torch.uint8, x.device)
 
@@ -163,6 +168,16 @@ class Trellis(_TrellisCoded):
             zeros = torch.full((1,), modes.ZERO, dtype=torch.uint8, device=x.device)
             coded = found or Coded(zeros, 1, norm, norm)
         return coded if room is out else dataclasses.replace(coded, buffer=out[: coded.nbytes].copy_(coded.data))
+
+
+def _placed(x: Tensor, out: Tensor, encode: Callable[[Tensor, Tensor], Coded]) -> Coded:
+    """A message in the first bytes of ``out``, written where x is or, for short vectors, on the host, after one read."""
+    if x.is_cpu or x.numel() >= SHORT:
+        return encode(x, out)
+    here = host.empty(out.numel(), torch.uint8, x.device)
+    coded = encode(host.read(x), here)
+    out[: coded.nbytes].copy_(here[: coded.nbytes], non_blocking=True)
+    return dataclasses.replace(coded, buffer=out)
 
 
 def _chunk(chunk: rans.Chunk) -> int:
@@ -206,12 +221,16 @@ class DitheredTrellis(_TrellisCoded):
         return float(self.omega)
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+        return _placed(x, data, lambda y, room: self._encode(y, room, spec, ctx)).nbytes
+
+    def _encode(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> Coded:
         run, d, chunk = kernels.get(x.device), x.numel(), rans.chunk_bits(self.chunk)
         norm = float(run.sum_squares(x)) if d else 0.0
         step = 1.0
         if 0 < norm < math.inf:
             step = toward_zero(SLACK * math.sqrt(self.omega * norm / (mean_kappa(self.states, d, min(chunk, 15)) * d)))
-        return int(run.trellis_encode(x, step, self.states, _chunk(self.chunk), ctx, data, spec.layout)[0])
+        nbytes = run.trellis_encode(x, step, self.states, _chunk(self.chunk), ctx, data, spec.layout)[0]
+        return Coded(data, int(nbytes), norm)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         kernels.get(out.device).trellis_decode(data, self.states, ctx, out, weight, spec.layout)

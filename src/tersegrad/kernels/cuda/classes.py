@@ -147,10 +147,20 @@ class Read:
     only: int
 
 
-def read(regions: Regions, data: Tensor, count: int, known: int, offsets: int, words: int, state: Tensor) -> Read:
-    """Read the classes and the tables of segments that have them."""
+def read(
+    regions: Regions,
+    data: Tensor,
+    count: int,
+    known: int,
+    offsets: int,
+    words: int,
+    state: Tensor,
+    whose: int = 0,
+    most: int = CLASSES,
+) -> Read:
+    """Read the classes and the tables, at most ``most``, of segments that have them; ``whose`` these are as in classes_decode.cu."""
     segments, where = len(pieces(count, SEGMENT)), regions.where
-    tables = segments * CLASSES
+    tables = segments * most
     memory, (told, octaves, q, masks, contexts, entries, only) = scratch.empty(
         data.device,
         8 * regions.number * TOLD,
@@ -163,11 +173,11 @@ def read(regions: Regions, data: Tensor, count: int, known: int, offsets: int, w
     )
     launch(
         DECODE, "classes_read", segments, THREADS,
-        data, count, known, *where, told, octaves, masks, q, entries, only, offsets, words, state,
+        data, count, whose, most, known, *where, told, octaves, masks, q, entries, only, offsets, words, state,
     )  # fmt: skip
     launch(
         DECODE, "classes_fill", segments * SHARE, THREADS,
-        count, SHARE, known, *where, told, octaves, masks, contexts, state,
+        count, whose, SHARE, known, *where, told, octaves, masks, contexts, state,
     )  # fmt: skip
     return Read(memory, masks, contexts, entries, only)
 

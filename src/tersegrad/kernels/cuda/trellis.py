@@ -14,6 +14,7 @@ from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import classes, scratch
 from tersegrad.kernels.cuda.dither import CHUNKS, ERROR, ESCAPES, LENGTH, NORM, PLANE_WORDS, RESULTS, SHARE, WRONG
 from tersegrad.kernels.cuda.loader import launch
+from tersegrad.kernels.reference.classes import CLASSES
 from tersegrad.kernels.reference.dither import USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _put as put
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
@@ -24,16 +25,19 @@ from tersegrad.kernels.reference.trellis_code import GENERATORS
 
 __all__ = ["trellis_decode", "trellis_encode", "trellis_error"]
 
-ENCODE, DECODE = "trellis_encode.cu", "trellis_decode.cu"
+ENCODE, OPEN, DECODE = "trellis_encode.cu", "trellis_open.cu", "trellis_decode.cu"
+CLASSED, DITHERED = "trellis_classes.cu", "trellis_dithered.cu"
 # As in trellis.cuh and trellis_encode.cu.
-KNOWN, PLACES, TABLES = 5, 15, 8
-MANY_ESCAPES, HAS_CLASSES = 4, 6
+KNOWN, PLACES, TABLES = 5, 17, 8
+MANY_ESCAPES, TABLES_ROOM = 4, 1 << 15
 FINE, CORRUPT = 0, 1
 # The most runs of a segment: those of 2^14 coordinates, of one and a half usual ones.
 RUNS = 24
 # From here on all 64 lanes are in use. Shorter vectors are the CPU's.
 SHORTEST_VECTOR = 1 << 14
 THREADS = 256
+# As in trellis_classes.cu and rans_tables.cuh.
+CLASS_TABLES, TABLE_BYTES = 2 * CLASSES, 448
 # Decisions of more states than this do not fit into a multiprocessor's memory.
 NEAR_STATES = 16
 
@@ -60,45 +64,78 @@ def draws_of(ctx: Context | None) -> tuple[int, int, int, int, int]:
 
 
 class _Chosen:
-    """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments."""
+    """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments and their classes."""
 
     def __init__(self, x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, layout: Tensor | None) -> None:
         n, device = x.numel(), x.device
-        self.n, self.segments, parts = n, len(pieces(n, SEGMENT)), -(-n // CHUNK)
-        run, drawn = min(RUN, chunk), int(ctx is not None)
-        self.regions = None if layout is None else classes.regions_of(layout, n, device)
-        searched = () if self.regions is None else classes.summed(self.regions, self.segments)
+        self.n, self.segments, self.parts = n, len(pieces(n, SEGMENT)), -(-n // CHUNK)
+        self.run, drawn = min(RUN, chunk or USUAL_CHUNK), int(ctx is not None)
+        self.regions = classes.regions_of(layout, n, device)
+        # What is counted of classes: by levels, of coordinates close to zero, and, with dither, of symbols.
+        searched: list[int] = []
+        if layout is not None:
+            searched = [*classes.summed(self.regions, self.segments), 4 * CLASSES * self.segments]
+            searched += [4 * CLASSES * TABLES * 128 * self.segments] * drawn
         self.result, (_, self.known, *summed) = scratch.zeros(device, 8 * RESULTS, 4 * KNOWN * self.segments, *searched)
-        far = states > NEAR_STATES
         # Bytes are read sixteen at a time.
         self.memory, places = scratch.empty(
-            device, n + 15, n + 15 if drawn else 0, n + 15 if self.regions else 0, 8 * parts, 8 * parts, 8 * parts,
-            8 * PLACES * self.segments, 8 * classes.PLACES_OF_SEGMENT * self.segments, 16 * self.segments,
+            device, n + 15, n + 15 if drawn else 0, 0 if layout is None else n + 15, *[8 * self.parts] * 5,
+            8 * PLACES * self.segments, 8 * classes.PLACES_OF_SEGMENT * self.segments, 16 * self.segments, 4 * CLASSES * self.segments,
         )  # fmt: skip
-        self.bytes, self.contexts, levels, norms, dots, powers, self.described, self.scalars, self.sums = places
-        self.given = (x, n, run, float(step), *draws_of(ctx))
-        warps = 2 * -(-n // (1 << run))
-        kept, (decisions,) = scratch.empty(device, warps * (1 << run) * states // 16 if far else 0)
-        launch(
-            f"trellis_viterbi_{states}.cu", f"trellis_viterbi_{states}", warps, 32,
-            *self.given, decisions, self.bytes, self.contexts, levels if self.regions else 0, self.known,
-        )  # fmt: skip
-        del kept
-        launch(ENCODE, "trellis_sums", -(-parts // 16), 512, *self.given, self.bytes, norms, dots, powers)
+        self.bytes, self.contexts, levels, norms, *self.products = places[:8]
+        self.described, self.scalars, self.sums, self.info = places[8:]
+        self.given = (x, n, self.run, float(step), *draws_of(ctx))
+        self.step, self.states, self.classes = float(step), states, 0
+        warps = 2 * -(-n // (1 << self.run))
+        self.kept, (self.decisions,) = scratch.empty(
+            device, warps * (1 << self.run) * states // 16 if states > NEAR_STATES else 0
+        )
+        self._search(levels if layout is not None else 0)
+        launch(ENCODE, "trellis_sums", -(-self.parts // 16), 512, *self.given, self.bytes, norms, *self.products[:2])
         launch(
             ENCODE, "trellis_fit", self.segments, 128,
-            n, run, float(step), drawn, chunk, norms, dots, powers, self.known, self.described, self.scalars, self.sums, self.result,
+            n, self.run, self.step, drawn, chunk or USUAL_CHUNK, norms, *self.products[:2], self.known, self.described, self.scalars,
+            self.sums, self.result,
         )  # fmt: skip
-        if self.regions is not None:
-            self.held = classes.search(self.regions, n, chunk, summed, levels, self.scalars, self.result)
+        if layout is not None:
+            counted, near, self.tops, self.counts = summed[:3], summed[3], summed[1], summed[-1]
+            self.found = classes.search(self.regions, n, chunk, counted, levels, self.scalars, self.result)
+            if not drawn:
+                self._choose_anew(counted, near)
+
+    def _search(self, levels: int) -> None:
+        """Viterbi's algorithm, for all segments or, once there are classes, for those that have some."""
+        launch(
+            f"trellis_viterbi_{self.states}.cu", f"trellis_viterbi_{self.states}", 2 * -(-self.n // (1 << self.run)), 32,
+            *self.given, self.decisions, self.bytes, self.contexts, levels, self.classes, self.info, self.scalars, self.known,
+        )  # fmt: skip
+
+    def _choose_anew(self, counted: list[int], near: int) -> None:
+        """The integers of segments with classes: coordinates of still classes leave the trellises."""
+        x, n, counts, tops, segments = self.given[0], self.n, counted[0], counted[1], self.segments
+        self.classes = self.found.classes
+        by = (self.classes, self.info, self.scalars)
+        launch(CLASSED, "trellis_near", segments * SHARE, THREADS, x, n, SHARE, self.step, self.classes, self.scalars, near)
+        launch(
+            CLASSED, "trellis_still", segments, 32, n, near, counts, tops, self.scalars, self.described, self.info, self.known
+        )
+        self._search(0)
+        launch(
+            CLASSED, "trellis_class_sums", -(-self.parts // 16), 512,
+            x, n, self.run, self.step, self.bytes, *by, *self.products,
+        )  # fmt: skip
+        launch(
+            CLASSED, "trellis_class_fit", segments, 128,
+            n, *self.products, self.scalars, self.described, self.sums,
+        )  # fmt: skip
 
 
 def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Squared error without dither and squared norm. Those of short vectors, and of such with rows, are found on the host."""
-    if x.numel() < SHORTEST_VECTOR or layout is not None:
+    """Squared error without dither and squared norm. Those of short vectors are found on the host."""
+    if x.numel() < SHORTEST_VECTOR:
         found: tuple[Tensor, Tensor] = _cpu().trellis_error(host.read(x), step, states, layout)
         return found
-    chosen = _Chosen(x.contiguous(), step, states, USUAL_CHUNK, None, None)
+    chosen = _Chosen(x.contiguous(), step, states, 0, None, layout)
     launch(ENCODE, "trellis_totals", 1, THREADS, chosen.n, chosen.sums, chosen.result)
     sums = chosen.result[:RESULTS].view(torch.float64)
     return sums[ERROR], sums[NORM]
@@ -109,7 +146,7 @@ def trellis_encode(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory.
 
-    Short vectors, those with scale classes and those with very many escapes are left to the CPU's kernels over a copy.
+    Short vectors and those with very many escapes are left to the CPU's kernels over a copy.
     """
     n, device, drawn = x.numel(), x.device, int(ctx is not None)
     if chunk and not SHORTEST <= chunk <= LONGEST:
@@ -117,16 +154,44 @@ def trellis_encode(
     if n < SHORTEST_VECTOR:
         return _encode_on_host(x, step, states, chunk, ctx, out, layout)
     x = x.contiguous()
-    chosen = _Chosen(x, step, states, chunk or USUAL_CHUNK, ctx, layout)
+    chosen = _Chosen(x, step, states, chunk, ctx, layout)
     segments, result, known = chosen.segments, chosen.result, chosen.described
     memory, (words, tables, codes, escapes, planes, numbers, offsets, coded) = scratch.empty(
-        device, 2 * n, segments * 8192, 4 * segments * TABLES * 128, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
+        device, 2 * n, segments * TABLES_ROOM, 4 * segments * TABLES * 128, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
         8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
     )  # fmt: skip
     launch(
         ENCODE, "trellis_segments", 2 * segments, 512,
-        *chosen.given, chosen.bytes, chosen.contexts, chosen.known, chosen.scalars, known, tables, codes, escapes, planes, result,
+        *chosen.given, chosen.bytes, chosen.contexts, chosen.known, chosen.classes, chosen.info, chosen.scalars, known, tables, codes,
+        escapes, planes, result,
     )  # fmt: skip
+    told, held = tables, memory
+    if layout is not None:
+        told = chosen.found.described
+        most = CLASSES * TABLES if drawn else CLASS_TABLES
+        held, (bits, class_codes) = scratch.empty(device, segments * most * TABLE_BYTES, 4 * segments * most * 128)
+    if layout is not None and drawn:
+        pairs = (chosen.bytes, chosen.contexts, chosen.found.classes, chosen.info)
+        launch(DITHERED, "trellis_dithered_names", segments, 32, chosen.tops, chosen.info)
+        launch(
+            DITHERED, "trellis_dithered_count", segments * SHARE, THREADS,
+            n, SHARE, *pairs, chosen.scalars, known, chosen.counts, result,
+        )  # fmt: skip
+        launch(
+            DITHERED, "trellis_dithered_decide", segments, 512,
+            n, chunk, chosen.counts, chosen.tops, chosen.scalars, known, bits, tables, class_codes, result,
+        )  # fmt: skip
+        launch(
+            DITHERED, "trellis_dithered_class_chunks", segments * CHUNKS // 4, 128,
+            n, *pairs, known, class_codes, words, numbers, coded, result,
+        )  # fmt: skip
+    elif layout is not None:
+        by = (chosen.bytes, chosen.classes, chosen.info)
+        launch(CLASSED, "trellis_class_tables", segments, 512, n, *by, known, bits, tables, class_codes, result)
+        launch(
+            CLASSED, "trellis_class_chunks", segments * CHUNKS // 4, 128,
+            n, *by, known, class_codes, words, numbers, coded, result,
+        )  # fmt: skip
     launch(
         ENCODE, "trellis_encode_chunks", segments * CHUNKS, 32,
         n, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, result,
@@ -134,12 +199,12 @@ def trellis_encode(
     launch(ENCODE, "trellis_close", 1, THREADS, n, drawn, known, numbers, offsets, chosen.sums, result)
     launch(
         ENCODE, "trellis_write", segments * SHARE, THREADS,
-        x, n, drawn, SHARE, chosen.bytes, known, tables, words, numbers, coded, offsets, planes, result, out,
+        x, n, drawn, SHARE, chosen.bytes, known, *chosen.regions.where, told, tables, words, numbers, coded, offsets, planes, result, out,
     )  # fmt: skip
     # What the kernels use is kept until here.
     found = host.read(result[:RESULTS])
-    del memory, chosen
-    if int(found[WRONG]) in (MANY_ESCAPES, HAS_CLASSES):
+    del memory, held, chosen
+    if int(found[WRONG]) == MANY_ESCAPES:
         return _encode_on_host(x, step, states, chunk, ctx, out, layout)
     sums = found.view(torch.float64)
     return found[LENGTH], sums[NORM], sums[ERROR]
@@ -158,7 +223,7 @@ def trellis_decode(
 ) -> Tensor:
     """``out = decoded``, or ``out += weight * decoded``; a message that is refused adds nothing.
 
-    Messages of short vectors, with scale classes or with very many escapes are decoded by the CPU's kernels over a copy.
+    Messages of short vectors, with very many escapes or very many tables are decoded by the CPU's kernels over a copy.
     """
     count, device, data = out.numel(), out.device, data.contiguous()
     if count < SHORTEST_VECTOR or data.numel() == 0:
@@ -167,7 +232,7 @@ def trellis_decode(
         # The mode of a message without segments.
         return reference.trellis_decode(host.read(data), states, ctx, out, weight, layout)
     place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
-    wrong, _, others = host.read(_decode(data, states, ctx, place)).tolist()
+    wrong, _, others = host.read(_decode(data, states, ctx, place, classes.regions_of(layout, count, device))).tolist()
     if wrong == CORRUPT:
         raise CorruptMessage("not a trellis-coded message: a segment, a table or an escape is malformed")
     if wrong != FINE or others:
@@ -175,7 +240,7 @@ def trellis_decode(
     return out if place is out else put(out, place, weight)
 
 
-def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor) -> Tensor:
+def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor, regions: classes.Regions) -> Tensor:
     """Decode into ``place``: what is wrong, and whether there are segments for others."""
     count, device, drawn, *draws = place.numel(), data.device, *draws_of(ctx)
     segments, code = len(pieces(count, SEGMENT)), GENERATORS[states]
@@ -186,9 +251,12 @@ def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor) -> Te
         tables, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES,
     )  # fmt: skip
     launch(
-        DECODE, "trellis_open", segments, THREADS,
+        OPEN, "trellis_open", segments, THREADS,
         data, data.numel(), count, drawn, begins, known, q, cells, entries, only, offsets, words, state,
     )  # fmt: skip
+    # Whose classes these are, as in classes_decode.cu, and how many tables a segment has at most.
+    whose, most = (2, CLASSES * TABLES) if drawn else (1, CLASS_TABLES)
+    found = classes.read(regions, data, count, known, offsets, words, state, whose, most)
     if drawn:
         launch(
             DECODE, "trellis_dithered_chunks", segments * CHUNKS // 4, 128,
@@ -200,9 +268,13 @@ def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor) -> Te
             data, count, *code, known, cells, offsets, words, marks, place, state,
         )  # fmt: skip
     launch(
+        DECODE, "trellis_class_decode", segments * CHUNKS // 4, 128,
+        data, count, *code, drawn, *draws, most, known, found.masks, found.contexts, found.entries, offsets, words, marks, place, state,
+    )  # fmt: skip
+    launch(
         DECODE, "trellis_plain", segments * RUNS, 64,
-        data, count, *code, drawn, *draws, RUNS, known, only, marks, place, state,
+        data, count, *code, drawn, *draws, RUNS, most, known, only, found.masks, found.contexts, found.only, marks, place, state,
     )  # fmt: skip
     launch(DECODE, "trellis_escapes", segments, 1024, data, count, drawn, *draws, known, marks, places, place, state)
-    del memory
+    del memory, found
     return state

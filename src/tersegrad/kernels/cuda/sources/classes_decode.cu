@@ -118,15 +118,18 @@ __device__ void decode_octaves(const u8* data, i64 count, u8* octaves, Reading& 
     }
 }
 
-// A block for each segment with classes reads what it says of them, and the tables and the places of its chunks.
+// Whose segments they are: what a segment tells of itself in other places.
+enum { DITHERED_LEVELS, TRELLIS, DITHERED_TRELLIS };
+
+// A block for each segment with classes reads what it says of them, and the tables, at most `most` of them, and the places of its chunks.
 extern "C" __global__ void classes_read(
-    const u8* data, i64 count, i64* segments, const i64* regions, const i64* firsts, i64* told, u8* octaves, i64* masks, short* q, u32* entries,
+    const u8* data, i64 count, i64 whose, i64 most, i64* segments, const i64* regions, const i64* firsts, i64* told, u8* octaves, i64* masks, short* q, u32* entries,
     u8* only, i64* offsets, i64* words, i64* state
 ) {
     __shared__ Reading in;
     const i64 s = blockIdx.x, n = segment_length(count, s), first = firsts[s], last = firsts[s + 1];
     const int t = threadIdx.x, warp = t >> 5, lane = t & 31;
-    i64* d = segments + s * SEGMENT_PLACES;
+    i64* d = segments + s * (whose ? TRELLIS_PLACES : SEGMENT_PLACES);
     if (t == 0) in.bad = state[WRONG] != FINE || d[KIND] != CLASSED_KIND;
     if (in.refused()) return;
     const i64 begin = d[AT], end = d[END] - d[TAIL], head = begin + 2 + last - first;
@@ -161,8 +164,13 @@ extern "C" __global__ void classes_read(
     __syncthreads();
     if (number) open_octaves(data + head, end - head, number, own, in);
     if (in.refused()) return refuse();
-    const i64 mask = data[begin] | (i64)data[begin + 1] << 8, body = head + in.at, alphabet = 2 * d[WINDOW] + 1;
-    const int tables = __popc((u32)mask);
+    const i64 mask = data[begin] | (i64)data[begin + 1] << 8, body = head + in.at, alphabet = 2 * d[WINDOW] + !whose;
+    int tables = __popc((u32)mask), shortest = 14;
+    // A class that moves has two tables; with dither a class has as many as there are classes of distances.
+    if (whose == TRELLIS) tables += __popc((u32)d[MOVING] & (u32)mask);
+    if (whose == DITHERED_TRELLIS) tables <<= d[BITS_OF];
+    if (whose) shortest = (int)d[RUN_OF];
+    if (whose == TRELLIS && d[MOVING] & ~mask) return refuse();
     // One thread reads the tables of the symbols while warps decode the octaves.
     if (t == 32 * (WARPS - 1)) {
         masks[s] = mask;
@@ -172,8 +180,8 @@ extern "C" __global__ void classes_read(
         if (in.form == RAW) {
             bad |= end - body != 1 + raw_bytes(n, alphabet);
         } else {
-            BitReader bits = {data + body + 1, 8 * smaller(end - body - 1, tables * (32 * alphabet + 2)), 0, in.form >= 14 && in.form <= 18};
-            for (int k = 0; k < tables && bits.good; ++k) read_table(bits, (int)alphabet, q + (s * CLASSES + k) * 256, in.present);
+            BitReader bits = {data + body + 1, 8 * smaller(end - body - 1, tables * (32 * alphabet + 2)), 0, in.form >= shortest && in.form <= 18};
+            for (int k = 0; k < tables && bits.good; ++k) read_table(bits, (int)alphabet, q + (s * most + k) * 256, in.present);
             while (bits.good && bits.at & 7)
                 if (bits.bit()) bits.good = false;
             bad |= !bits.good;
@@ -189,7 +197,7 @@ extern "C" __global__ void classes_read(
     if (in.refused()) return refuse();
     if (in.form == RAW) return;
     for (int k = warp; k < tables; k += WARPS) {
-        const i64 table = s * CLASSES + k;
+        const i64 table = s * most + k;
         const int found = make_frequencies(q + table * 256, (int)alphabet, in.w[warp], in.f[warp]);
         if (lane == 0) atomicMax(&in.found, found);
         make_entries(in.f[warp], (int)alphabet, entries + table * 256, only + table);
@@ -208,12 +216,12 @@ extern "C" __global__ void classes_read(
 
 // Blocks, `share` of them for each segment, write the table of every coordinate: the classes below its own that have one.
 extern "C" __global__ void classes_fill(
-    i64 count, i64 share, const i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves, const i64* masks,
+    i64 count, i64 whose, i64 share, const i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves, const i64* masks,
     u8* contexts, i64* state
 ) {
     __shared__ bool go;
     const i64 s = blockIdx.x / share, size = segment_length(count, s), first = s * SEGMENT;
-    const i64* d = segments + s * SEGMENT_PLACES;
+    const i64* d = segments + s * (whose ? TRELLIS_PLACES : SEGMENT_PLACES);
     if (threadIdx.x == 0) go = state[WRONG] == FINE && d[KIND] == CLASSED_KIND;
     __syncthreads();
     if (!go) return;

@@ -25,6 +25,10 @@ enum { RESULT_LENGTH, RESULT_WRONG, RESULT_NORM, RESULT_ERROR };
 enum { ZERO_KIND, RAW_KIND, CODED_KIND, CLASSED_KIND };
 enum { KIND, WINDOW, SCALES, AT, TAIL, END, FORM_OF, CHUNK_OF, TABLES_OF, ONLY, CLASSES_OF, OCTAVES_OF, SEGMENT_PLACES };
 
+// Trellis codes: what more is known of a segment: the log2 of a run's length, the log2 of the number of its dither's classes, its scale as bits, that of
+// still classes, and which classes are not still.
+enum { RUN_OF = SEGMENT_PLACES, BITS_OF, SCALE_OF, STILL_SCALE, MOVING, TRELLIS_PLACES };
+
 __device__ __forceinline__ bool has_levels(const i64* d) { return d[KIND] == CODED_KIND || d[KIND] == CLASSED_KIND; }
 
 __device__ __forceinline__ i64 segments_of(i64 count) {

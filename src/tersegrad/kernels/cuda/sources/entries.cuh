@@ -20,7 +20,11 @@ __device__ void make_entries(const int* f, int alphabet, u32* entries, u8* only)
 }
 
 // Bytes for the tables of a segment in a block: entries, and the entry of every slot, or of every second or fourth, as far as there is room.
+#ifndef NEAR_BYTES
 #define NEAR_BYTES 43008
+#endif
+// Not all slots have an entry told, but at least one in 2^6.
+#define COARSEST 6
 
 // Whether a slot lies behind those of an entry that begins at or before it.
 __device__ __forceinline__ bool behind(u32 slot, u32 entry) { return slot - (entry & 0xfff) > (entry >> 12 & 0xfff); }

@@ -5,6 +5,8 @@
 #include "philox.cuh"
 
 #define LANES 64
+// Bytes for the tables of a segment, of which there are at most 128.
+#define TABLES_ROOM ((i64)1 << 15)
 #define GRID 32
 #define DITHER 13
 #define WIDEST 64
@@ -16,9 +18,6 @@
 #define SIGN_PURPOSE 7
 // Modes of messages.
 enum { MODE_NORMAL, MODE_ZERO, MODE_NON_FINITE };
-// What more is known of a segment: the log2 of a run's length, the log2 of the number of its dither's classes, its scale as bits.
-enum { RUN_OF = SEGMENT_PLACES, BITS_OF, SCALE_OF, TRELLIS_PLACES };
-
 // A coordinate before its window is known, as a byte: the index kept within the widest window, plus that, and 128 times z0.
 __device__ __forceinline__ int clipped(int a, int window) {
     const int odd = a & 1, least = odd - window, most = odd + window - 2;
@@ -69,6 +68,26 @@ __device__ __forceinline__ int dithered_index(int n, int u, int t) {
     const int m = ((n << DITHER) - u - t) >> (DITHER + 1);
     return t >= 0 ? m : -m;
 }
+
+// Scale classes of segments, where `scalars` says that they have some. Of a class: its first table | whether it is still << 8 | what rounding adds
+// there << 16.
+#define CLASS_MOST 16
+struct Classed {
+    const u8* classes;
+    const u32* info;
+    const i64* scalars;
+    __device__ bool has(i64 s) const { return scalars[s * SEGMENT_PLACES + KIND] == CLASSED_KIND; }
+    __device__ u32 stills(i64 s) const {
+        u32 mask = 0;
+        for (int c = 0; c < CLASS_MOST; ++c) mask |= (info[s * CLASS_MOST + c] >> 8 & 1) << c;
+        return mask;
+    }
+    // The index of a coordinate of a still class.
+    __device__ int still(i64 s, int c, int y) const {
+        const int add = (int)(info[s * CLASS_MOST + c] >> 16), size = ((y < 0 ? -y : y) + add) >> 6;
+        return y < 0 ? -size : size;
+    }
+};
 
 // What the kernels of an encoder know of the numbers: x times `scale` is in units of 1/32 or, with dither, 2^-13 of a step.
 struct Given {

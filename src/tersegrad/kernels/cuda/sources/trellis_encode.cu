@@ -8,12 +8,8 @@
 #include "classes_octaves.cuh"
 #include "escapes.cuh"
 #include "trellis.cuh"
+#include "trellis_sums.cuh"
 
-// Coordinates that a warp adds up, and the most of these that a segment has, padded to a power of two.
-#define SUMMED 4096
-#define PARTS_MOST 128
-// Classes of all segments are left to the host.
-#define HAS_CLASSES 6
 // Room for the counts of symbols by table; more than one copy of them where there are few tables.
 #define COUNTS 2048
 #define TABLES_MOST (1 << MOST_BITS)
@@ -54,18 +50,6 @@ extern "C" __global__ void __launch_bounds__(512) trellis_sums(
     }
     norm = fold(norm), dot = fold(dot), power = fold(power);
     if (lane == 0) norms[part] = norm, dots[part] = dot, powers[part] = power;
-}
-
-// A block folds the sums of a segment's parts.
-__device__ double fold_parts(const double* sums, i64 number, double* shared) {
-    __syncthreads();
-    for (int k = threadIdx.x; k < PARTS_MOST; k += blockDim.x) shared[k] = k < number ? sums[k] : 0.0;
-    __syncthreads();
-    for (int half = PARTS_MOST / 2; half; half >>= 1) {
-        for (int k = threadIdx.x; k < half; k += blockDim.x) shared[k] += shared[k + half];
-        __syncthreads();
-    }
-    return shared[0];
 }
 
 // A block for each segment: its kind, scale and error; and what the search for scale classes is given.
@@ -170,7 +154,7 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
         make_table(count, alphabet, benches[warp], bits + warp * TABLE_BYTES, lengths + warp, present + warp, codes + (s * TABLES_MOST + warp) * 128);
     }
     __syncthreads();
-    const i64 length = join_tables(bits, TABLE_BYTES, lengths, number, tables + s * 8192);
+    const i64 length = join_tables(bits, TABLE_BYTES, lengths, number, tables + s * TABLES_ROOM);
     if (t) return;
     i64 most = 0;
     for (int k = 0; k < number; ++k) most = larger(most, present[k]);
@@ -181,31 +165,40 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
 // Two blocks for each segment: the first half of them write its tables and codes; the others its escapes.
 extern "C" __global__ void __launch_bounds__(512) trellis_segments(
     const float* x, i64 n, i64 run, float step, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const u8* bytes, const u8* contexts,
-    const int* known, const i64* scalars, i64* segments, u8* tables, u32* codes, int* escapes, u32* planes, i64* result
+    const int* known, const u8* classes, const u32* info, const i64* scalars, i64* segments, u8* tables, u32* codes, int* escapes, u32* planes,
+    i64* result
 ) {
     __shared__ bool go;
     const i64 number = segments_of(n), s = blockIdx.x % number, size = segment_length(n, s), first = s * SEGMENT;
     i64* d = segments + s * TRELLIS_PLACES;
     const bool writes = blockIdx.x < number;
     if (threadIdx.x == 0) {
-        go = result[RESULT_WRONG] != NOT_FINITE && d[KIND] == CODED_KIND;
-        if (writes && go && scalars[s * SEGMENT_PLACES + KIND] == CLASSED_KIND) result[RESULT_WRONG] = HAS_CLASSES;
+        go = result[RESULT_WRONG] != NOT_FINITE && has_levels(d);
     }
     __syncthreads();
     if (!go) return;
     const int window = window_from(known + s * KNOWN_PLACES, size);
     if (writes) {
         if (threadIdx.x == 0) d[WINDOW] = window;
+        // Those of classes are written by others.
+        if (d[KIND] == CLASSED_KIND) return;
         return write_tables(s, size, window, drawn != 0, bytes + first, contexts + first, d, tables, codes);
     }
     if (known[s * KNOWN_PLACES + TOP_OF] <= window) return;
     const Given of = given_of(x, n, run, step, drawn, step_word, who, k0, k1);
+    const Classed by = {classes, info, scalars};
+    const bool classed = d[KIND] == CLASSED_KIND;
+    const u32 stills = classed ? by.stills(s) : 0;
     int* values = escapes + s * ESCAPES;
     auto escaped = [=](u32 byte) { return at_end(trellis_symbol(byte, window), window); };
     auto value = [=](i64 i, u32 byte) {
         int a = index_of(byte);
         // A byte holds no larger ones.
-        if (at_end((u32)(a + WIDEST), WIDEST)) a = of.exact(first + i, byte);
+        if (at_end((u32)(a + WIDEST), WIDEST)) {
+            const int c = classed ? classes[first + i] : 0;
+            if (stills >> c & 1) a = by.still(s, c, nearest(__fmul_rn(x[first + i], of.scale)));
+            else a = of.exact(first + i, byte);
+        }
         const int more = a - clipped(a, window);
         return 1 + (more < 0 ? -more : more) / 2;
     };
@@ -254,6 +247,10 @@ extern "C" __global__ void __launch_bounds__(32) trellis_encode_chunks(
     if (threadIdx.x == 0) numbers[s * CHUNKS + c] = found;
 }
 
+// Where the classes of a segment begin, if it has some: behind its scale or, without dither, two of them and which classes move; and its symbols.
+__device__ __forceinline__ i64 classes_at(const i64* d, i64 drawn) { return d[SCALES] + (drawn || d[KIND] != CLASSED_KIND ? 4 : 10); }
+__device__ __forceinline__ i64 body_at(const i64* d, i64 drawn) { return classes_at(d, drawn) + (d[KIND] == CLASSED_KIND ? d[CLASSES_OF] : 0); }
+
 // One block lays out the message: the form and length of every segment, where they and their chunks begin; norm and error.
 extern "C" __global__ void trellis_close(i64 n, i64 drawn, i64* segments, const i64* numbers, i64* offsets, double* sums, i64* result) {
     __shared__ int coded;
@@ -277,7 +274,7 @@ extern "C" __global__ void trellis_close(i64 n, i64 drawn, i64* segments, const 
         i64 bytes = 0, total;
         if (s < number) {
             const i64 size = segment_length(n, s);
-            if (d[KIND] == CODED_KIND) {
+            if (has_levels(d)) {
                 const i64 alphabet = 2 * d[WINDOW], most = 1 + raw_bytes(size, alphabet);
                 const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
                 i64 body = 1 + d[TABLES_OF];
@@ -294,7 +291,7 @@ extern "C" __global__ void trellis_close(i64 n, i64 drawn, i64* segments, const 
                 i64 varint = 1;
                 while (d[TAIL] >> 7 * varint) ++varint;
                 d[SCALES] = 3 + drawn + varint;
-                bytes = d[SCALES] + 4 + body + d[TAIL];
+                bytes = body_at(d, drawn) + body + d[TAIL];
                 if (bytes > 1 + 4 * size) d[KIND] = RAW_KIND;
             }
             if (d[KIND] == RAW_KIND) bytes = 1 + 4 * size, sums[number + s] = 0.0;
@@ -316,8 +313,8 @@ extern "C" __global__ void trellis_close(i64 n, i64 drawn, i64* segments, const 
 
 // Blocks, `share` of them for each segment, write the message.
 extern "C" __global__ void trellis_write(
-    const float* x, i64 n, i64 drawn, i64 share, const u8* bytes, const i64* segments, const u8* tables, const u16* words, const i64* numbers,
-    const u32* states, const i64* offsets, const u32* planes, const i64* result, u8* out
+    const float* x, i64 n, i64 drawn, i64 share, const u8* bytes, const i64* segments, const i64* regions, const i64* firsts, const u8* described,
+    const u8* tables, const u16* words, const i64* numbers, const u32* states, const i64* offsets, const u32* planes, const i64* result, u8* out
 ) {
     const i64 s = blockIdx.x / share, part = blockIdx.x % share, size = segment_length(n, s), first = s * SEGMENT;
     const i64 stride = share * blockDim.x, begin = part * blockDim.x + threadIdx.x;
@@ -333,16 +330,21 @@ extern "C" __global__ void trellis_write(
     if (leads) to[0] = (u8)d[KIND];
     if (d[KIND] == RAW_KIND)
         for (i64 i = begin; i < size; i += stride) store32(to + 1 + 4 * i, __float_as_uint(x[first + i]));
-    if (d[KIND] != CODED_KIND) return;
+    if (!has_levels(d)) return;
     const int window = (int)d[WINDOW], width = raw_bits(2 * window), fixed = drawn ? 4 : 3;
-    u8* body = to + d[SCALES] + 4;
+    u8* body = to + body_at(d, drawn);
     if (leads) {
         to[1] = (u8)window;
         to[2] = (u8)d[RUN_OF];
         if (drawn) to[3] = (u8)d[BITS_OF];
         for (i64 k = fixed; k < d[SCALES]; ++k) to[k] = (u8)((d[TAIL] >> 7 * (k - fixed) & 127) | (k + 1 < d[SCALES] ? 128 : 0));
         store32(to + d[SCALES], (u32)d[SCALE_OF]);
+        if (d[KIND] == CLASSED_KIND && !drawn) store32(to + d[SCALES] + 4, (u32)d[STILL_SCALE]), store16(to + d[SCALES] + 8, (u32)d[MOVING]);
         body[0] = d[FORM_OF] == RAW ? (u8)RAW : (u8)d[CHUNK_OF];
+    }
+    if (d[KIND] == CLASSED_KIND) {
+        const u8* from = described + description_at(firsts[s], regions[firsts[s] * REGION_PLACES + ROOM], s);
+        for (i64 b = begin; b < d[CLASSES_OF]; b += stride) to[classes_at(d, drawn) + b] = from[b];
     }
     for (i64 b = begin; b < d[TAIL]; b += stride) out[d[END] - d[TAIL] + b] = (u8)(planes[s * PLANE_WORDS + (b >> 2)] >> 8 * (b & 3));
     if (d[FORM_OF] == RAW) {
@@ -354,7 +356,7 @@ extern "C" __global__ void trellis_write(
         }
         return;
     }
-    for (i64 b = begin; b < d[TABLES_OF]; b += stride) body[1 + b] = tables[s * 8192 + b];
+    for (i64 b = begin; b < d[TABLES_OF]; b += stride) body[1 + b] = tables[s * TABLES_ROOM + b];
     if (d[FORM_OF] != CODED) return;
     const Layout l = layout_of(size, 2 * window, d[CHUNK_OF]);
     for (i64 piece = part; piece < l.chunks * PARTS; piece += share) {

@@ -54,8 +54,8 @@ __device__ __forceinline__ void keep(u32 (&cost)[S], u32* kept) {
     for (int t = 0; t < S; ++t) cost[t] = (cost[t] & 0xffff0000u) - least;
 }
 
-// The numbers of one lane: sixteen of them are on their way while those before are worked on.
-template <bool drawn>
+// The numbers of one lane, and their classes: sixteen of them are on their way while those before are worked on.
+template <bool drawn, bool classed>
 struct Lane {
     const float* from;
     float scale;
@@ -64,12 +64,16 @@ struct Lane {
     // With dither: the coordinate of the warp's first lane, and room for the draws of a group.
     i64 first;
     u16* room;
+    // With classes: those of the lane.
+    const u8* classes;
     float ahead[GROUP];
+    u8 kinds[GROUP];
     __device__ void fetch(int group) {
 #pragma unroll
         for (int j = 0; j < GROUP; ++j) {
             const int i = GROUP * group + j;
             ahead[j] = i < steps ? from[(u32)(LANES * i)] : 0.0f;
+            kinds[j] = classed && i < steps ? classes[(u32)(LANES * i)] : 0;
         }
     }
     // The draws of a group: a thread draws for eight coordinates of one step, twice.
@@ -93,6 +97,13 @@ struct Found {
     u8 *bytes, *contexts;
     signed char* levels;
     int top, more14, more30, height;
+    __device__ __forceinline__ void keep(u32 i, int a, int z0) {
+        const int size = a >= 0 ? a + 1 : -a;
+        top = size > top ? size : top;
+        more14 += size > 14;
+        more30 += size > 30;
+        bytes[i] = (u8)byte_of(a, z0);
+    }
     // Coordinate i, which is the label of y; `v` is the number in units of the grid or the dither.
     template <bool drawn>
     __device__ __forceinline__ void put(u32 i, float v, int y, int label, int u) {
@@ -103,11 +114,7 @@ struct Found {
             a = dithered_index(n, u, t);
             contexts[i] = (u8)fine_class(t);
         }
-        const int size = a >= 0 ? a + 1 : -a;
-        top = size > top ? size : top;
-        more14 += size > 14;
-        more30 += size > 30;
-        bytes[i] = (u8)byte_of(a, z0);
+        keep(i, a, z0);
         if (!levels) return;
         // Levels of a scalar quantiser, for scale classes: of two steps, or of a quarter with dither.
         const int number = nearest(v), high = number < 0 ? -number : number;
@@ -118,13 +125,18 @@ struct Found {
 };
 
 // `kept` has S / 2 words per group and thread.
-template <int S, bool drawn>
-__device__ void viterbi(const Given& of, u32* kept, u16* room, u8* bytes, u8* contexts, signed char* levels, int* known) {
+template <int S, bool drawn, bool classed>
+__device__ void viterbi(
+    const Given& of, u32* kept, u16* room, u8* bytes, u8* contexts, signed char* levels, const Classed& by, int* known
+) {
     constexpr int g0 = Trellis<S>::g0, g1 = Trellis<S>::g1, bits = Trellis<S>::bits;
     const int t = threadIdx.x & 31;
     const i64 run = blockIdx.x >> 1, begin = run << of.run, end = smaller(begin + ((i64)1 << of.run), of.n);
-    const i64 first = begin + 32 * (blockIdx.x & 1), mine = first + t;
-    Lane<drawn> lane;
+    const i64 first = begin + 32 * (blockIdx.x & 1), mine = first + t, segment = segment_of(of.n, begin);
+    if (classed && !by.has(segment)) return;
+    const u32 stills = classed ? by.stills(segment) : 0;
+    Lane<drawn, classed> lane;
+    lane.classes = by.classes + mine;
     lane.from = of.x + mine;
     lane.scale = of.scale;
     lane.steps = mine < end ? (int)((end - mine + LANES - 1) / LANES) : 0;
@@ -143,13 +155,16 @@ __device__ void viterbi(const Given& of, u32* kept, u16* room, u8* bytes, u8* co
     lane.fetch(0);
     for (int g = 0; g < whole; ++g) {
         float now[GROUP];
+        u8 kinds[GROUP];
 #pragma unroll
-        for (int j = 0; j < GROUP; ++j) now[j] = __fmul_rn(lane.ahead[j], of.scale);
+        for (int j = 0; j < GROUP; ++j) now[j] = __fmul_rn(lane.ahead[j], of.scale), kinds[j] = lane.kinds[j];
         if (g + 1 < whole) lane.fetch(g + 1);
         lane.draw(g);
 #pragma unroll
         for (int j = 0; j < GROUP; ++j) {
             far |= !(fabsf(now[j]) < of.limit);
+            // Still coordinates cost nothing and change no state.
+            if (classed && stills >> kinds[j] & 1) continue;
             advance<S>(cost, lane.y(now[j], lane.dither(j)), 1u << j);
         }
         keep<S>(cost, own + g * (S / 2) * 32);
@@ -160,6 +175,7 @@ __device__ void viterbi(const Given& of, u32* kept, u16* room, u8* bytes, u8* co
         for (int j = 0; GROUP * whole + j < lane.steps; ++j) {
             const float v = __fmul_rn(lane.from[(u32)(LANES * (GROUP * whole + j))], of.scale);
             far |= !(fabsf(v) < of.limit);
+            if (classed && stills >> lane.classes[(u32)(LANES * (GROUP * whole + j))] & 1) continue;
             advance<S>(cost, lane.y(v, lane.dither(j)), 1u << j);
         }
         keep<S>(cost, own + whole * (S / 2) * 32);
@@ -179,6 +195,11 @@ __device__ void viterbi(const Given& of, u32* kept, u16* room, u8* bytes, u8* co
         state = 2 * before + z0;
         return z0 + ((w ^ before) & g1 ? 2 : 0);
     };
+    auto put = [&](u32 i, float v, int kind, u32 decided, int j) {
+        const int u = lane.dither(j), y = lane.y(v, u);
+        if (classed && stills >> kind & 1) found.keep(i, by.still(segment, kind, y), 0);
+        else found.put<drawn>(i, v, y, back(decided, j), u);
+    };
     auto decisions = [&](int g) { return own[(g * (S / 2) + (state >> 1)) * 32] >> 16 * (state & 1); };
     if (whole < groups) {
         lane.draw(whole);
@@ -186,24 +207,20 @@ __device__ void viterbi(const Given& of, u32* kept, u16* room, u8* bytes, u8* co
 #pragma unroll 1
         for (int j = lane.steps - GROUP * whole - 1; j >= 0; --j) {
             const u32 i = (u32)(LANES * (GROUP * whole + j));
-            const float v = __fmul_rn(lane.from[i], of.scale);
-            const int u = lane.dither(j);
-            found.put<drawn>(i + t, v, lane.y(v, u), back(decided, j), u);
+            put(i + t, __fmul_rn(lane.from[i], of.scale), classed ? lane.classes[i] : 0, decided, j);
         }
     }
     if (whole) lane.fetch(whole - 1);
     for (int g = whole - 1; g >= 0; --g) {
         float now[GROUP];
+        u8 kinds[GROUP];
 #pragma unroll
-        for (int j = 0; j < GROUP; ++j) now[j] = __fmul_rn(lane.ahead[j], of.scale);
+        for (int j = 0; j < GROUP; ++j) now[j] = __fmul_rn(lane.ahead[j], of.scale), kinds[j] = lane.kinds[j];
         if (g) lane.fetch(g - 1);
         lane.draw(g);
         const u32 decided = decisions(g);
 #pragma unroll
-        for (int j = GROUP - 1; j >= 0; --j) {
-            const int u = lane.dither(j);
-            found.put<drawn>((u32)(LANES * (GROUP * g + j)) + t, now[j], lane.y(now[j], u), back(decided, j), u);
-        }
+        for (int j = GROUP - 1; j >= 0; --j) put((u32)(LANES * (GROUP * g + j)) + t, now[j], kinds[j], decided, j);
     }
     int more14 = found.more14, more30 = found.more30, top = found.top, height = found.height;
     for (int by = 16; by; by >>= 1) {
@@ -215,7 +232,7 @@ __device__ void viterbi(const Given& of, u32* kept, u16* room, u8* bytes, u8* co
     }
     const u32 any = __ballot_sync(FULL, far);
     if (t) return;
-    int* to = known + segment_of(of.n, begin) * KNOWN_PLACES;
+    int* to = known + segment * KNOWN_PLACES;
     atomicMax(&to[TOP_OF], top);
     if (more14) atomicAdd(&to[OVER_14], more14);
     if (more30) atomicAdd(&to[OVER_30], more30);
@@ -223,10 +240,14 @@ __device__ void viterbi(const Given& of, u32* kept, u16* room, u8* bytes, u8* co
     if (any) atomicOr(&to[TOO_FAR], 1);
 }
 
+// Of all segments, or, where classes are given, of those that have some: these are gone through once more without their still coordinates.
 template <int S>
-__device__ __forceinline__ void viterbi_of(const Given& of, u32* kept, u16* room, u8* bytes, u8* contexts, signed char* levels, int* known) {
-    if (of.drawn) viterbi<S, true>(of, kept, room, bytes, contexts, levels, known);
-    else viterbi<S, false>(of, kept, room, bytes, contexts, levels, known);
+__device__ __forceinline__ void viterbi_of(
+    const Given& of, u32* kept, u16* room, u8* bytes, u8* contexts, signed char* levels, const Classed& by, int* known
+) {
+    if (of.drawn) viterbi<S, true, false>(of, kept, room, bytes, contexts, levels, by, known);
+    else if (by.classes) viterbi<S, false, true>(of, kept, room, bytes, contexts, levels, by, known);
+    else viterbi<S, false, false>(of, kept, room, bytes, contexts, levels, by, known);
 }
 
 // A run has at most 512 steps, so 32 groups. Up to 16 states the decisions of a warp lie in shared memory.
