@@ -249,14 +249,16 @@ def test_a_crowded_machine_makes_dense_steps_longer() -> None:
 
 
 def test_groups_are_those_of_the_engine() -> None:
-    from tersegrad.engine import GROUP_BYTES, make_groups
-    from tersegrad.planner.plan import BUCKET
+    from tersegrad.engine import GPU_GROUP_BYTES, GROUP_BYTES, make_groups
+    from tersegrad.planner.plan import BUCKET, GPU_GROUP
 
-    assert BUCKET == GROUP_BYTES
+    assert (BUCKET, GPU_GROUP) == (GROUP_BYTES, GPU_GROUP_BYTES)
     shapes = [30, 500, 10, 70, 70, 1, 200]
     named = {f"p{k}": torch.zeros(n) for k, n in enumerate(shapes)}
     for limit in (4, 400, 1000, 10**6):
-        assert Workload("w", tuple(shapes), 0, 0).groups(limit) == [g.spec.numel for g in make_groups(named, limit)]
+        assert Workload("w", tuple(shapes), 0, 0, group_bytes=limit).groups() == [
+            g.spec.numel for g in make_groups(named, limit)
+        ]
 
 
 def test_slow_links_get_coarse_settings_and_fast_ones_none() -> None:

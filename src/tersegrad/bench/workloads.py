@@ -22,6 +22,7 @@ from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.text import require
 from tersegrad.planner import Workload
 from tersegrad.planner.coding import waiting
+from tersegrad.planner.plan import GPU_GROUP
 
 REACHED = 0.5  # share of a matrix product's speed that a training step reaches
 
@@ -96,6 +97,13 @@ def model(text: str, batch: int = 32, device: str = "cpu", backward: float | Non
             f"{text} returns a module, or a pair of a module and a function that computes a loss, got {made!r}"
         )
     return own(module, loss, text, backward, device)
+
+
+def on(device: str, found: Model) -> Model:
+    """The same model on a device: groups are larger on a GPU."""
+    if not device.startswith("cuda"):
+        return found
+    return dataclasses.replace(found, workload=dataclasses.replace(found.workload, group_bytes=GPU_GROUP))
 
 
 def own(

@@ -53,7 +53,7 @@ def plan(
     console = console_of()
     with console.status("measuring") as status:
         status.update(escape(f"measuring {model}"))
-        found = workloads.model(model, batch, device, backward)
+        found = workloads.on(device, workloads.model(model, batch, device, backward))
         made = planning.plan(
             found,
             topology,

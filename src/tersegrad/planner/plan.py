@@ -18,7 +18,8 @@ from tersegrad.planner.timeline import Waits, simulate
 from tersegrad.planner.trips import ExchangeName, Measured, Topology, trip
 from tersegrad.theory import iteration_factor_contractive
 
-BUCKET = 25 << 20  # bytes of float32 gradient in one of DDP's buckets, and in one of our groups
+# Bytes of float32 gradient in one of DDP's buckets, and in one of our groups; in one of our groups on a GPU.
+BUCKET, GPU_GROUP = 25 << 20, 128 << 20
 FIRST_BUCKET = 1 << 20  # of DDP
 WORTH = 0.05
 TIE = 0.03  # two exchanges of one compressor that differ by less are alike: all_gather is taken, which compresses once
@@ -76,6 +77,7 @@ class Workload:
     forward: float
     backward: float
     dense_below: int = 1024  # smaller tensors travel as float32
+    group_bytes: int = BUCKET  # of our engine's groups
 
     def __post_init__(self) -> None:
         require(sum(self.numels) > 0, f"{self.name} has no parameters to train")
@@ -90,15 +92,15 @@ class Workload:
     def compute(self) -> float:
         return self.forward + self.backward
 
-    def groups(self, limit: int = BUCKET) -> list[int]:
-        """Coordinates of our engine's groups: from the last parameter to the first, none above ``limit`` bytes if it has several.
+    def groups(self) -> list[int]:
+        """Coordinates of our engine's groups: from the last parameter to the first, none above ``group_bytes`` if it has several.
 
-        >>> Workload("w", (100, 50, 10), 0, 0).groups(limit=400)
+        >>> Workload("w", (100, 50, 10), 0, 0, group_bytes=400).groups()
         [60, 100]
         """
         sizes: list[int] = []
         for numel in reversed(self.numels):
-            if not sizes or 4 * (sizes[-1] + numel) > limit:
+            if not sizes or 4 * (sizes[-1] + numel) > self.group_bytes:
                 sizes.append(0)
             sizes[-1] += numel
         return sizes
