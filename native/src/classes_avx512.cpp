@@ -5,6 +5,18 @@
 namespace tersegrad::classes::detail {
 namespace {
 
+std::uint64_t sum_avx512(const std::uint8_t* levels, std::size_t n, int center) {
+    const __m512i c = _mm512_set1_epi8(static_cast<char>(center));
+    __m512i sum = _mm512_setzero_si512();
+    std::size_t i = 0;
+    for (; i + 64 <= n; i += 64) sum = _mm512_add_epi64(sum, _mm512_sad_epu8(_mm512_loadu_si512(levels + i), c));
+    if (i < n) {
+        const __mmask64 left = (std::uint64_t{1} << (n - i)) - 1;
+        sum = _mm512_add_epi64(sum, _mm512_sad_epu8(_mm512_mask_loadu_epi8(c, left, levels + i), c));
+    }
+    return static_cast<std::uint64_t>(_mm512_reduce_add_epi64(sum));
+}
+
 // Four blocks: in every 64-bit lane an eighth of each one's sum, 16 bits apart.
 inline __m512i four_sums(const std::uint8_t* levels, __m512i center) {
     __m512i part[4];
@@ -30,6 +42,6 @@ void block_sums_avx512(const std::uint8_t* levels, std::size_t blocks, int cente
 
 }  // namespace
 
-const Implementation avx512 = {sum_plain, block_sums_avx512, add_plain, raise_plain, extent_plain, from_plain};
+const Implementation avx512 = {sum_avx512, block_sums_avx512, add_plain, raise_plain, extent_plain, from_plain};
 
 }  // namespace tersegrad::classes::detail

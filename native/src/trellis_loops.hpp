@@ -24,6 +24,30 @@ typedef float HalfF __attribute__((vector_size(width / 2)));
 typedef std::int32_t HalfI __attribute__((vector_size(width / 2)));
 constexpr int lanes64 = width / 8, kBlock = 32, kGroups = kBlock / lanes32;
 
+// The compiler would convert halves of 512 bits one by one.
+LOCAL_INLINE D doubles(HalfF v) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<D>(_mm512_cvtps_pd(reinterpret_cast<__m256>(v)));
+#else
+    return __builtin_convertvector(v, D);
+#endif
+}
+LOCAL_INLINE D doubles(HalfI v) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<D>(_mm512_cvtepi32_pd(reinterpret_cast<__m256i>(v)));
+#else
+    return __builtin_convertvector(v, D);
+#endif
+}
+// a * b + c of a product that float64 holds exactly, so that fusing changes nothing.
+LOCAL_INLINE D plus_product(D a, D b, D c) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<D>(_mm512_fmadd_pd(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), reinterpret_cast<__m512d>(c)));
+#else
+    return c + a * b;
+#endif
+}
+
 // The compiler would convert bytes one by one.
 LOCAL_INLINE I bytes_at(const std::uint8_t* p) {
 #if defined(__AVX512F__)
@@ -126,8 +150,8 @@ float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t*
         if constexpr (Levels) store_levels(levels + i, level);
 #pragma GCC unroll 16
         for (int g = 0; g < kBlock / lanes64; ++g) {
-            const D v = __builtin_convertvector(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)), D);
-            sums[g] += v * v;
+            const D v = doubles(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)));
+            sums[g] = plus_product(v, v, sums[g]);
         }
     }
     std::memcpy(squares, sums, sizeof squares);
@@ -191,10 +215,10 @@ void place_any(const float* x, const std::uint8_t* labels, const std::uint8_t* a
         store_bytes(out + i, symbols);
 #pragma GCC unroll 16
         for (int g = 0; g < kBlock / lanes64; ++g) {
-            const D value = __builtin_convertvector(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)), D);
+            const D value = doubles(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)));
             for (int kind = 0; kind < kinds; ++kind) {
-                const D v = __builtin_convertvector(load<HalfI>(chosen[kind] + g * lanes64), D);
-                dot[kind][g] += value * v;
+                const D v = doubles(load<HalfI>(chosen[kind] + g * lanes64));
+                dot[kind][g] = plus_product(value, v, dot[kind][g]);
                 if constexpr (!Small) energy[kind][g] += v * v;
             }
         }

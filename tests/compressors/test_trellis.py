@@ -13,6 +13,7 @@ from tersegrad import kernels
 from tersegrad.compressors.trellis import DitheredTrellis, Trellis, mean_kappa
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Fed, Message, Spec
+from tersegrad.core.targets import BLOCK, FINE
 from tests.laws.zoo import adversarial
 
 
@@ -195,3 +196,19 @@ def test_configurations() -> None:
     for bad in ("dithered_trellis(omega=0)", "dithered_trellis(omega=1, states=64)", "dithered_trellis(omega=1, chunk=20)"):
         with pytest.raises(BadConfiguration):
             tersegrad.parse(bad)
+
+
+def test_a_search_on_samples_hears_of_what_they_do_not_hold() -> None:
+    n = 2 * FINE
+    x = torch.zeros(n)
+    # Every other block of 4096 is in a sample; this one is not.
+    x[BLOCK + 5 : BLOCK + 9] = torch.tensor([1.0, -2.0, 3.0, 4.0])
+    compressor, spec, ctx = tersegrad.parse("trellis(alpha=0.1)"), Spec.flat(n), Context(seed=1)
+    for gaussian in (0.0, 1.0):
+        y = x + gaussian * torch.randn(n, generator=torch.Generator().manual_seed(1))
+        message, _ = compressor.encode(y, spec, None, ctx)
+        assert float((compressor.decode(message, spec, ctx) - y).square().sum()) <= 0.1 * float(y.square().sum())
+        y[BLOCK + 7] = torch.inf
+        message, _ = compressor.encode(y, spec, None, ctx)
+        assert int(message.nbytes) == 1
+        assert bool(compressor.decode(message, spec, ctx).isnan().all())

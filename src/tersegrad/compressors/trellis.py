@@ -30,6 +30,7 @@ the dithered form and the parallel lanes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import ClassVar
@@ -43,7 +44,18 @@ from tersegrad.core import buffers, host, modes
 from tersegrad.core.numbers import HUGE
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import COARSE, Coded, Looks, meet_error, meet_size, one_target, sampled_step, strided, toward_zero
+from tersegrad.core.targets import (
+    COARSE,
+    FINE,
+    Coded,
+    Looks,
+    meet_error,
+    meet_size,
+    one_target,
+    sampled_step,
+    strided,
+    toward_zero,
+)
 from tersegrad.core.text import require
 
 # Mean squared error in squared steps by the number of states: of endless trellises, and what a start in state 0 adds in all.
@@ -146,7 +158,19 @@ class Trellis(_TrellisCoded):
             nbytes, norm, error = run.trellis_encode(x, step, self.states, chunk, None, room, layout)
             return Coded(room, int(nbytes), float(norm), float(error))
 
-        norm = float(run.sum_squares(x)) if d else 0.0
+        @functools.cache
+        def sample(most: int) -> Tensor:
+            return strided(x, most)
+
+        def square(part: Tensor) -> float:
+            return float(run.sum_squares(part)) if d else 0.0
+
+        norm = 0.0
+        if self.alpha is not None and d // FINE > 1:
+            # The search for an error looks at these alone, and messages tell what is not finite.
+            norms = host.floats(*(run.sum_squares(sample(most)) for most in (COARSE, FINE)))
+            norm = norms[0] if all(0 < one < math.inf for one in norms) else 0.0
+        norm = norm or square(x)
         if not 0 < norm < math.inf:
             coded = encode(1.0)
         elif self.nu is not None:
@@ -154,15 +178,14 @@ class Trellis(_TrellisCoded):
         elif self.alpha is not None:
 
             def ask(most: int, step: float) -> Tensor:
-                part = strided(x, most)
+                part = sample(most)
                 # A sample has no rows.
                 return torch.stack(run.trellis_error(part, step, self.states, layout if part is x else None))
 
             look = Looks(ask)
-            sample = look(COARSE, HUGE)[1] or norm
-            energy = sample / (KAPPA[self.states][0] * strided(x, COARSE).numel())
+            energy = (look(COARSE, HUGE)[1] or norm) / (KAPPA[self.states][0] * sample(COARSE).numel())
             bracket = sampled_step(look, d, self.alpha, energy, margin=0.25)
-            coded = meet_error(bracket, self.alpha, d, encode) or _certified(self.alpha, norm, d, encode)
+            coded = meet_error(bracket, self.alpha, d, encode) or _certified(self.alpha, square(x), d, encode)
         else:
             found = meet_size(norm, out.numel(), d, lambda step: _kept(encode(step), out.numel()))
             zeros = torch.full((1,), modes.ZERO, dtype=torch.uint8, device=x.device)
