@@ -10,6 +10,7 @@
 #   make fuzz   long fuzzing of the native decoders
 #   make wheel  sdist and wheels in dist/: one for every Linux with glibc that is new enough, one without compiled kernels
 #   make install-check  these wheels in fresh environments, with the newest and the lowest of everything but torch; docs/versions.md
+#   make pythons  the sdist with other Pythons of this machine and the newest torch, which brings gigabytes of CUDA
 #   make frameworks  the same for what needs Lightning, Accelerate, Transformers, loggers or Triton
 #   make aarch64  cross-built for 64-bit Arm and run under qemu with the lowest torch: the same bytes (needs root)
 #   make docs   the documentation as a website in site/
@@ -23,7 +24,7 @@ SANITIZED := build/sanitized
 FUZZ ?= 100000
 CLOCK = @start=$$(date +%s); trap 'echo "make $@: $$(( $$(date +%s) - start )) s"' EXIT; set -e;
 
-.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated experiments-language experiments-advice wheel install-check frameworks aarch64 fuzz docs vectors clean
+.PHONY: demo test lint types layers native-test native-hostile unit bench cluster experiments experiments-variance experiments-federated experiments-language experiments-advice wheel install-check pythons frameworks aarch64 fuzz docs vectors clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -101,6 +102,9 @@ TORCH ?= 2.13.0
 MATRIX := $(PYTHON) -m tests.install.matrix --torch $(TORCH)
 install-check:
 	$(CLOCK) $(MATRIX) "newest, plain" newest "newest, Flower" lowest "lowest, Flower"
+
+pythons:
+	$(CLOCK) $(MATRIX) "Python 3.12" "Python 3.13"
 
 frameworks:
 	$(CLOCK) $(MATRIX) frameworks

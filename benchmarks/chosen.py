@@ -2,7 +2,7 @@
 
 Every setting trains a network of its own, all of them live at once and take turns of some steps, in another order each time: a slow
 moment of the machine meets all of them. Only auto's steps after its decision are compared. What the decision costs is told
-by itself: the seconds in which it measured, and those that its eight timed steps took longer than steps of bf16.
+by itself: the seconds in which it measured, and those that the steps before took longer than as many steps of the setting that it chose.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from benchmarks.host import TRAINING, Task, Training, World
 from benchmarks.methods import Method
 from benchmarks.network import Hosts, rate_text
 from tersegrad.advice import LADDER
-from tersegrad.engine.auto import WARM
 from tersegrad.report.tables import Column, Table
 
 FIXED = ("bf16", *(f"{text} + {exchange}" for text in LADDER for exchange in ("two_shot", "all_gather")))
@@ -37,11 +36,16 @@ class Cell:
     decisions: int
     samples: dict[str, tuple[float, ...]]  # seconds of a step; "auto" is among them
     measuring: float  # seconds in which auto measured and decided
-    timed: float  # seconds that a step took while auto timed it
+    before: tuple[float, ...]  # seconds of the steps until then, measuring included
 
     def times(self, text: str) -> float:
         """How many times as long as a setting's steps auto's take: the median over turns."""
         return statistics.median(a / b for a, b in zip(self.samples["auto"], self.samples[text]))
+
+    @property
+    def costs(self) -> float:
+        """Seconds that steps took longer until the decision than as many take after it, measuring included."""
+        return sum(self.before) - len(self.before) * statistics.median(self.samples["auto"])
 
     @property
     def best(self) -> str:
@@ -101,8 +105,7 @@ def measure(hosts: Hosts, limit: Any, rate: float | None, size: int, task: Task,
     for text in FIXED:
         steps(text, 3)  # touches all memory
     limit(rate)
-    timed = statistics.median(steps("auto", WARM)[2:])
-    steps("auto", 2)  # the first of them decides
+    before = [max(times) for times in zip(*hosts.run("decide", "auto", size=size))]
     once = {text: statistics.median(steps(text, 1)) for text in texts}
     count = max(1, min(LONGEST, int(seconds / (5 * least) / sum(once.values()))))
     samples: dict[str, list[float]] = {text: [] for text in texts}
@@ -119,7 +122,7 @@ def measure(hosts: Hosts, limit: Any, rate: float | None, size: int, task: Task,
     report = hosts.run("benchmarks.chosen.told", size=size)[0]
     return Cell(
         size, rate, report["auto/choice"], int(report["auto/decisions"]), {text: tuple(s) for text, s in samples.items()},
-        report["auto/seconds"], timed,
+        report["auto/seconds"], tuple(before),
     )  # fmt: skip
 
 
@@ -132,7 +135,7 @@ def table(cells: Sequence[Cell], title: str) -> Table:
         Column("auto"),
         Column("bf16"),
     ]
-    columns += [Column("fastest", number=False), Column("x fastest"), Column("x bf16"), Column("measured for"), Column("turns")]
+    columns += [Column("fastest", number=False), Column("x fastest"), Column("x bf16"), Column("choosing"), Column("turns")]
     rows = []
     for c in cells:
         middle = {text: statistics.median(s) for text, s in c.samples.items()}
@@ -144,7 +147,7 @@ def table(cells: Sequence[Cell], title: str) -> Table:
             f"{middle['bf16']:.4f}",
             _label(c.best),
         ]
-        row += [f"{c.times(c.best):.3f}", f"{c.times('bf16'):.3f}", f"{c.measuring:.1f}", str(len(c.samples["auto"]))]
+        row += [f"{c.times(c.best):.3f}", f"{c.times('bf16'):.3f}", f"{c.costs:.1f}", str(len(c.samples["auto"]))]
         rows.append(tuple(row))
     missed = [f"{c.hosts} hosts, {rate_text(c.rate)}" for c in cells if not c.passed]
     again = [f"{c.hosts} hosts, {rate_text(c.rate)}" for c in cells if c.decisions > 1]
@@ -156,8 +159,9 @@ def table(cells: Sequence[Cell], title: str) -> Table:
            f"{TARGETS['times bf16']:.2f})")
         + (f"; missed with {'; '.join(missed)}" if missed else "")
         + (f"; decided again with {'; '.join(again)}" if again else "")
-        + f". Choosing takes the seconds in which it measures, and {WARM} steps in bf16 that overlap with nothing, "
-        f"{max(c.timed / statistics.median(c.samples['bf16']) for c in cells):.2f} times a step of bf16 at most."
+        + ". Choosing: seconds that the steps until the decision took longer than as many after it; of them, measuring took "
+        f"{min(c.measuring for c in cells):.1f} to {max(c.measuring for c in cells):.1f}; {min(len(c.before) for c in cells)} to "
+        f"{max(len(c.before) for c in cells)} steps."
     )  # fmt: skip
     return Table(tuple(columns), tuple(rows), title, note)
 

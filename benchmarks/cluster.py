@@ -40,7 +40,6 @@ from benchmarks.methods import Method
 from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
 from tersegrad import bench
 from tersegrad.core.errors import BadConfiguration
-from tersegrad.engine.auto import WARM
 from tersegrad.report.figures import require_matplotlib
 from tersegrad.report.tables import Column, Table, number
 
@@ -343,7 +342,7 @@ def steps(
                             cluster.hosts.run("train", 3, 3, None, size=size)
                             cluster.network.limit(limit)
                             if Method.parse(text).compressor == "auto":  # it decides on the link that it will have
-                                cluster.hosts.run("train", 3 + WARM + 1, WARM + 1, None, size=size)
+                                cluster.hosts.run("decide", size=size)
                             found = cluster.hosts.run("step_times", count, size=size)
                             gathered[text] += [max(t) for t in zip(*(f["samples"] for f in found))]
                             reports[text] = found[0]["report"]
@@ -417,7 +416,8 @@ def train(
                     made = Method.parse(text)
                     brief = timed is not None and (made.dense or made.exchange.name == "power_sgd")
                     first = cluster.hosts.run("train", timed if brief else most, timed if brief else every, target)
-                    cluster.network.limit(None)
+                    if made.compressor != "auto":  # which would choose anew
+                        cluster.network.limit(None)
                     second = cluster.hosts.run("train", most, every, target) if brief else None
                     rest = cluster.hosts.run("train", most, every, None)
                     runs.append(_run(text, seed, first, second, rest))

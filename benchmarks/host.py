@@ -461,6 +461,18 @@ def step_times(size: int, count: int) -> dict[str, Any]:
     return {"samples": samples, "report": report}
 
 
+def decide(size: int, name: str = "now") -> list[float]:
+    """Step until auto has decided; seconds of the steps."""
+    training, samples = TRAINING[name], list[float]()
+    assert training.handle is not None
+    World.barrier(size)
+    while not training.handle.report()["auto/decisions"] and len(samples) < 100:
+        begin = time.perf_counter()
+        training.step()
+        samples.append(time.perf_counter() - begin)
+    return samples
+
+
 def compute_times(size: int, task: Task, count: int) -> list[float]:
     """Seconds of steps without any exchange, all hosts busy."""
     training = Training("float32", size, task)
@@ -593,7 +605,7 @@ class Cheap(torch.nn.Module):
 JOBS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
-        raw, audit, exchange_rounds, forget, coding, wires, begin_training, train, step_times, compute_times, handle_times,
+        raw, audit, exchange_rounds, forget, coding, wires, begin_training, train, step_times, decide, compute_times, handle_times,
         collectives, directly, link, phases, codings,
     )
 }  # fmt: skip

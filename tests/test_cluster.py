@@ -20,7 +20,6 @@ from benchmarks.netlink import Netlink
 
 import tersegrad
 from tersegrad.core.protocol import Context, Spec
-from tersegrad.engine.auto import WARM
 from tersegrad.planner import Coding, Link, Measured
 
 OURS = "error_feedback(sparse_dithering(alpha=0.1))"
@@ -165,10 +164,10 @@ QSGD = "qsgd(bits=4, bucket=128, norm=max)"
 
 
 class Choosing:
-    """Hosts on which auto takes a second for each step until it has decided, and ``after`` seconds then."""
+    """Hosts on which auto takes ten steps of a second until it has decided, and ``after`` seconds then."""
 
     def __init__(self, after: float, choice: str, **fixed: float) -> None:
-        self.after, self.choice, self.fixed, self.auto_steps = after, choice, fixed, 0
+        self.after, self.choice, self.fixed = after, choice, fixed
 
     def run(self, job: str, *arguments: Any, size: int) -> list[Any]:
         if job.endswith("told"):
@@ -176,10 +175,10 @@ class Choosing:
         if job.endswith("begin"):
             assert set(arguments[0]) == {"auto", *chosen.FIXED}
             return [None] * size
+        if job == "decide":
+            return [[1.0] * 10] * size
         text, count = arguments
-        self.auto_steps += count * (text == "auto")
-        own = 1.0 if self.auto_steps <= WARM + 1 else self.after
-        times = [own if text == "auto" else self.fixed.get(text.partition("(")[0], 0.3)] * count
+        times = [self.after if text == "auto" else self.fixed.get(text.partition("(")[0], 0.3)] * count
         return [times, [0.9 * t for t in times]]
 
 
@@ -195,7 +194,8 @@ def test_auto_is_compared_after_its_decision_and_with_every_choice() -> None:
     good = choosing(0.11, f"{QSGD}, two_shot", bf16=0.2, qsgd=0.1)
     assert good.best == f"{QSGD} + two_shot"
     assert (good.times(good.best), good.times("bf16")) == pytest.approx((1.1, 0.55))
-    assert (len(good.samples["auto"]), good.timed, good.measuring) == (3, 1.0, 2.5)
+    assert (len(good.samples["auto"]), good.measuring, len(good.before)) == (3, 2.5, 10)
+    assert good.costs == pytest.approx(10 - 10 * 0.11)
     assert not choosing(0.112, f"{QSGD}, two_shot", bf16=0.2, qsgd=0.1).passed
     dense = choosing(0.0205, "bf16, all_reduce", bf16=0.02)
     assert not dense.pays

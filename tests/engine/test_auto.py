@@ -18,7 +18,7 @@ from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Spec
 from tersegrad.engine import Settings, auto
 from tersegrad.exchange import scheme, virtual
-from tersegrad.planner import Coding, Link, Measured
+from tersegrad.planner import Coding, Forecast, Link, Measured, Setting
 from tersegrad.planner.plan import LADDER
 from tests.engine.models import start
 from tests.exchange.pool import Pool
@@ -116,6 +116,44 @@ def test_dense_steps_are_those_of_torch(ranks: Pool) -> None:
         assert "nothing is compressed" in report["verdict"]
     for (a, _), (b, _) in itertools.pairwise(by_hook):
         assert all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+class Clock:
+    """Stands still unless told."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def job_trial(kind: str, slow: str) -> dict[str, Any]:
+    """Forecasts that are nearly alike, and steps that take twice as long with the setting whose name begins with ``slow``."""
+    told, clock = {"bf16": 1.0, LADDER[0]: 0.9, LADDER[1]: 0.84}, Clock()
+
+    def forecast(setting: Setting, *_: object, **__: object) -> Forecast:
+        return Forecast(setting, told[setting.compressor] + (setting.exchange == "all_gather"), 0.0, 1.0, 1.0, 0.0)
+
+    with world(FAST, TRIAL=4, forecast=forecast, time=clock) as said:
+        run, used = start(kind, "auto", dense_below=20), []
+        for step in range(3 + 3 * 4 + 2):
+            run.steps(step, step + 1)
+            used.append(str(run.handle.report()["auto/choice"]).partition("(")[0].partition(",")[0])
+            clock.now += 100.0 if used[-1] == slow else 50.0
+        run.handle.check_replicas()
+        return {"report": run.handle.report(), "said": said, "used": used}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
+def test_what_a_forecast_does_not_tell_the_clock_does(ranks: Pool, kind: str) -> None:
+    rungs = ["bf16", "qsgd", "error_feedback"]
+    for slow, best in (("bf16", "qsgd"), ("qsgd", "bf16")):
+        found = ranks.run(job_trial, kind, slow)
+        for rank, one in enumerate(found):
+            assert one["used"] == ["bf16"] * 3 + [rung for rung in rungs for _ in range(4)] + [best] * 2
+            assert one["report"]["auto/decisions"] == 1
+            assert "tried: a step takes 50.0 s" in one["report"]["auto/why"]
+            assert len(one["said"]) == (rank == 0)
 
 
 def job_chosen_anew() -> dict[str, Any]:
@@ -216,7 +254,8 @@ def test_a_checkpoint_continues_with_the_choice(ranks: Pool) -> None:
 
 def job_real() -> dict[str, Any]:
     run = start("ddp", "auto")
-    run.steps(0, auto.WARM + 2)
+    for step in range(auto.WARM + (1 + len(LADDER)) * auto.TRIAL + 2):
+        run.steps(step, step + 1)
     return dict(run.handle.report())
 
 

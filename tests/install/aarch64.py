@@ -6,7 +6,7 @@ The folder holds the compiled module and the C++ tests. Those run under qemu-use
 build/aarch64-root, with torch's CPU build for it and the lowest versions that pyproject.toml allows, and there
 
 - every format vector is made anew, and must be byte for byte the one of spec/vectors, which was made on another processor;
-- the walk of walk.py is made, in brief: the commands but plan, train, report and demo, and a step of DDP, FSDP2 and local SGD.
+- the walk of walk.py is made: every command, and a step of DDP, FSDP2 and local SGD.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def main(folder: Path, torch: str) -> None:
     packages(torch)
     package(folder)
     inside("/usr/bin/python3.11", "-c", VECTORS)
-    inside("/usr/bin/python3.11", "/opt/repository/tests/install/walk.py", "native", "brief")
+    inside("/usr/bin/python3.11", "/opt/repository/tests/install/walk.py", "native")
     matrix.write({matrix.EMULATED: matrix.versions("3.11", sys.executable, "--path", str(SITE))})
     print(f"{time.perf_counter() - start:.0f} s")
 

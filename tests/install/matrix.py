@@ -5,8 +5,9 @@
     python -m tests.install.matrix --torch 2.9.0             with another torch
 
 A row is an environment: a wheel, compiled or built without a compiler, with the newest release of everything or the lowest that
-pyproject.toml allows. torch is named, since the newest one brings gigabytes of CUDA. What was installed is written to
-docs/versions.md, and the lower bounds of pyproject.toml are what stands there. Needs nothing but Python's standard library.
+pyproject.toml allows. torch is named, since the newest one brings gigabytes of CUDA; only the rows of other Pythons, which have to
+be on this machine, take it, and build the package from the sdist. What was installed is written to docs/versions.md, and the lower
+bounds of pyproject.toml are what stands there. Needs nothing but Python's standard library.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ TESTS = (
     "tests/moments/test_triton.py",
 )
 EMULATED = "lowest, aarch64"  # of aarch64.py
+NEWCOMER = 180  # seconds beyond torch that installing the package and running the README's examples may take
 START, END = "<!-- begin: written by tests/install/matrix.py -->\n", "<!-- end -->\n"
 
 
@@ -47,11 +49,12 @@ class Row:
     """One environment."""
 
     name: str
-    wheel: str = "native"  # or plain: built without a compiler
+    wheel: str = "native"  # or plain: built without a compiler; or sdist: built here
     extras: tuple[str, ...] = ("report", "experiments")
     lowest: bool = False
     more: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()  # instead of the walk
+    python: str = ""  # another Python than this one, with the newest torch
 
 
 # Flower asks for an older typer than the newest and for newer packages than our lowest: it has rows of its own.
@@ -62,6 +65,8 @@ ROWS = (
     Row("lowest", lowest=True),
     Row("lowest, Flower", extras=("report", "experiments", "flower"), lowest=True),
     Row("frameworks", extras=("dev",), more=FRAMEWORKS, tests=TESTS),
+    Row("Python 3.12", "sdist", python="3.12"),
+    Row("Python 3.13", "sdist", python="3.13"),
 )
 
 
@@ -87,21 +92,24 @@ def pins(row: Row) -> list[str]:
     return [lowest(text) for text in [*own, *(text for extra in row.extras for text in extras[extra])]]
 
 
-def work(row: Row, wheel: Path, torch: str) -> dict[str, str]:
+def work(row: Row, wheel: Path, release: str) -> dict[str, str]:
     """Install one row and use it; the versions that it got."""
     start = time.perf_counter()
-    python, pip = wheels.environment(FOLDER / re.sub(r"\W+", "-", row.name))
-    wheels.run(*pip, "install", f"torch=={torch}")
-    installing = time.perf_counter()
-    wheels.run(*pip, "install", f"torch=={torch}", *pins(row), f"tersegrad[{','.join(row.extras)}] @ {wheel.as_uri()}")
-    reading = time.perf_counter()
-    wheels.run(python, "-m", "doctest", "README.md")
-    times = (installing - start, reading - installing, time.perf_counter() - reading)
-    print("{}: torch in {:.0f} s, the rest in {:.0f} s, the README's examples in {:.0f} s".format(row.name, *times), flush=True)
+    python, pip = wheels.environment(FOLDER / re.sub(r"\W+", "-", row.name), row.python)
+    torch = "torch" if row.python else f"torch=={release}"
+    times = {"torch": _seconds(*pip, "install", torch)}
+    if not pins(row):  # what a newcomer does
+        times["the package"] = _seconds(*pip, "install", torch, f"tersegrad @ {wheel.as_uri()}")
+        times["the README's examples"] = _seconds(python, "-m", "doctest", "README.md")
+        taken = times["the package"] + times["the README's examples"]
+        if taken > NEWCOMER and row.wheel != "sdist":  # which compiles
+            sys.exit(f"{row.name}: a newcomer waits {taken:.0f} s beyond torch, more than {NEWCOMER}")
+    times["its extras"] = _seconds(*pip, "install", torch, *pins(row), f"tersegrad[{','.join(row.extras)}] @ {wheel.as_uri()}")
+    print(f"{row.name}: {', '.join(f'{what} in {seconds:.0f} s' for what, seconds in times.items())}", flush=True)
     if row.tests:
         words = ["-m", "pytest", "-q", "-rs", "-o", "pythonpath=.", *row.tests]  # of the wheel, not of src
     else:
-        words = ["tests/install/walk.py", row.wheel]
+        words = ["tests/install/walk.py", "plain" if row.wheel == "plain" else "native"]
     done = subprocess.run([str(python), *words], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
     if done.returncode:
         sys.exit(f"{row.name}: failed with {done.returncode}")
@@ -109,6 +117,21 @@ def work(row: Row, wheel: Path, torch: str) -> dict[str, str]:
     print(f"{row.name}: {time.perf_counter() - start:.0f} s", flush=True)
     shutil.rmtree(python.parents[1])
     return found
+
+
+def _runs(program: str) -> bool:
+    """Whether a Python is on this machine: a name in the path may stand for one that is not chosen (pyenv)."""
+    return (
+        shutil.which(program) is not None
+        and subprocess.run([program, "-c", ""], capture_output=True, check=False).returncode == 0
+    )
+
+
+def _seconds(*words: str | Path) -> float:
+    """How long a command takes."""
+    start = time.perf_counter()
+    wheels.run(*words)
+    return time.perf_counter() - start
 
 
 def versions(release: str, python: str | Path, *where: str) -> dict[str, str]:
@@ -146,19 +169,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rows", nargs="*", default=[row.name for row in ROWS], help="names of rows")
     parser.add_argument("--torch", default=TORCH)
-    parser.add_argument("--dist", type=Path, help="wheels that were made before (make wheel), instead of new ones")
+    parser.add_argument("--dist", type=Path, help="what was made before (make wheel), instead of new wheels")
     given = parser.parse_args()
     chosen = [row for row in ROWS if row.name in given.rows]
     if len(chosen) != len(set(given.rows)):
         parser.error(f"rows are {', '.join(repr(row.name) for row in ROWS)}")
-    made = wheels.made(given.dist.resolve()) if given.dist else wheels.build(FOLDER / "dist")
+    missing = [row.name for row in chosen if row.python and not _runs(f"python{row.python}")]
+    if missing:
+        parser.error(f"not on this machine: {', '.join(missing)}")
+    dist = given.dist.resolve() if given.dist else FOLDER / "dist"
+    made = wheels.made(dist) if given.dist else wheels.build(dist)
     wrong = [fault for kind, wheel in made.items() for fault in wheels.faults(wheel, kind == "native")]
     if wrong:
         sys.exit("\n".join(wrong))
     print(*(f"{path.stat().st_size / 1e6:.2f} MB  {path.name}" for path in made.values()), sep="\n", flush=True)
     found = {}
     for row in chosen:
-        found[row.name] = work(row, made[row.wheel], given.torch)
+        found[row.name] = work(row, wheels.sdist(dist) if row.wheel == "sdist" else made[row.wheel], given.torch)
         write(found)
     print(table(found))
 

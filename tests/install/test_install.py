@@ -41,6 +41,13 @@ def test_lower_bounds_are_what_was_tested(row: matrix.Row) -> None:
         assert parts(FOUND[row.name][name]) == parts(version), name
 
 
+def test_the_pythons_that_are_promised_are_in_the_table() -> None:
+    promised = {line.rpartition(" ")[2] for line in matrix.PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", line)}
+    walked = {".".join(versions["Python"].split(".")[:2]) for versions in FOUND.values()}
+    assert promised
+    assert promised == walked
+
+
 def test_the_releases_of_torch_that_are_called_tested_are_in_the_table() -> None:
     tested = sorted({private.release(versions["torch"]) for versions in FOUND.values()})
     assert (tested[0], tested[-1]) == tuple(map(private.release, private.TESTED))

@@ -4,7 +4,6 @@ Run by ``make install-check`` with the Python of a fresh environment. Needs noth
 
     python walk.py native    the compiled kernels must be there
     python walk.py plain     they must not be, and one warning must say so
-    python walk.py native brief    without the commands that measure and train for long: for an emulated processor
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ COMMANDS = (
     ["report", "run.jsonl"],
     ["demo", "--quick", "--workers", "2"],
 )
-LONG = ("plan", "demo", "train", "report")
 MISTAKES = (["bench", "rate", "qsdg"], ["train", "--data", "/nowhere"], ["bounds"])
 WARNING = "tersegrad runs on its plain-torch kernels"
 
@@ -181,7 +179,7 @@ def versions() -> None:
         print(f"| {name:<12} | {version:<10} |")
 
 
-def main(kind: str, brief: bool) -> None:
+def main(kind: str) -> None:
     """The walk."""
     from tersegrad.kernels import native
 
@@ -197,12 +195,11 @@ def main(kind: str, brief: bool) -> None:
     for text in ours:
         print(f"  warned once: {text}")
     for words in COMMANDS:
-        if not (brief and words[0] in LONG and "--help" not in words):
-            command(words, warned=kind == "plain")
+        command(words, warned=kind == "plain")
     for words in MISTAKES:
         command(words, code=2)
     versions()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "brief" in sys.argv[2:])
+    main(sys.argv[1])

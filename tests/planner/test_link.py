@@ -6,6 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.engine import engine
+from tersegrad.exchange import ProcessGroup
 from tersegrad.integrations import ddp
-from tersegrad.planner import Link, measure_link, predict
+from tersegrad.planner import Link, link, measure_link, predict
 from tests.exchange.pool import Pool, pool
 
 
@@ -26,33 +28,59 @@ def ranks() -> Iterator[Pool]:
 
 
 def job_measure() -> tuple[Link, float]:
-    link = measure_link(rounds=3, enough=0.01)
+    found = measure_link(rounds=3, enough=0.01)
     x, taken = torch.zeros(1 << 20), []
     for _ in range(5):
         dist.barrier()
         begin = time.perf_counter()
         dist.all_reduce(x)
         taken.append(time.perf_counter() - begin)
-    return link, min(taken)
+    return found, min(taken)
 
 
 def test_all_ranks_measure_the_same_link(ranks: Pool) -> None:
     found = ranks.run(job_measure)
-    link = found[0][0]
-    assert all(other == link for other, _ in found)
-    assert 1e7 < link.bits_per_second < 1e13
-    assert 0 < link.latency < 0.5
-    assert 0.05 <= link.direct <= 1
-    assert 0.05 <= link.gathered <= 1
-    assert link.collectives == "ring"
+    measured = found[0][0]
+    assert all(other == measured for other, _ in found)
+    assert 1e7 < measured.bits_per_second < 1e13
+    assert 0 < measured.latency < 0.5
+    assert 0.05 <= measured.direct <= 1
+    assert 0.05 <= measured.gathered <= 1
+    assert measured.collectives == "ring"
     # Three ranks with a thread each: up to three cores leave none for sending, from six on each has one.
     cores = len(os.sched_getaffinity(0))
-    assert 0 <= link.toll < 1e-6
-    assert cores > 3 or link.toll > 0
-    assert cores < 6 or link.toll == 0
+    assert 0 <= measured.toll < 1e-6
+    assert cores > 3 or measured.toll > 0
+    assert cores < 6 or measured.toll == 0
     # Loopback on a shared machine: the order of magnitude is what can be asked for.
-    told = predict("all_reduce", 1 << 20, 3, link).seconds
+    told = predict("all_reduce", 1 << 20, 3, measured).seconds
     assert 0.05 < told / max(taken for _, taken in found) < 20
+
+
+def job_lengths() -> tuple[int, int]:
+    reduced, sent = [0], [0]
+
+    class Watched(ProcessGroup):
+        def all_reduce(self, x: torch.Tensor) -> None:
+            reduced.append(4 * x.numel())
+            super().all_reduce(x)
+
+        def launch(self, request: Any) -> Any:
+            sent.append(request.data.numel())
+            return super().launch(request)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(link, "ProcessGroup", Watched)
+        patched.setattr(link, "LAST", 1 << 23)
+        measure_link(rounds=1, enough=1e9)
+    return max(reduced), max(sent)
+
+
+def test_messages_are_as_long_as_those_of_gradients(ranks: Pool) -> None:
+    """However long an all-reduce must be to last: an all-gather of that length would time fresh memory."""
+    for reduced, sent in ranks.run(job_lengths):
+        assert reduced == 1 << 23
+        assert sent <= 2 * link.MESSAGE  # to each of the two others
 
 
 def job_part() -> Link | None:

@@ -90,7 +90,7 @@ def test_it_learns_and_counts(workers: Pool, compressor: str | None, exchange: s
 
 
 def test_the_exchange_is_chosen_by_measuring(workers: Pool, tmp_path: Path) -> None:
-    wanted = Job(compressor="auto", exchange="auto", log=tmp_path / "log.jsonl", **SMALL)
+    wanted = Job(compressor="auto", exchange="auto", log=tmp_path / "log.jsonl", **SMALL | {"epochs": 3})  # time for a trial
     a, b = workers.run(job_run, wanted)
     assert a.report["auto/decisions"] == 1
     assert a.report["auto/choice"] == b.report["auto/choice"]

@@ -15,7 +15,7 @@ import torch
 
 from tersegrad.core.errors import BadConfiguration
 
-TESTED = ("2.9", "2.13")  # the lowest and the newest release of torch that the walk of tests/install was made with
+TESTED = ("2.9", "2.15")  # the lowest and the newest release of torch that the walk of tests/install was made with
 
 # Private names, as paths from torch, and what relies on them.
 PATHS: Mapping[str, str] = {

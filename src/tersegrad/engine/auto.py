@@ -3,7 +3,9 @@
 The first ``WARM`` steps go through torch's all-reduce in bfloat16 (FSDP2: bfloat16 through its reduce-scatter), and are timed: what does
 not pass in the exchange is computing. Then the link is measured, and on a gradient of the last step the coding of every compressor of the
 ladder (:data:`tersegrad.planner.plan.LADDER`). All numbers are averaged over ranks, so that all of them decide alike. The planner
-forecasts a step with every setting, and the ladder is climbed: from bfloat16 on, a coarser setting must make steps 5 % faster.
+forecasts a step with every setting, and the ladder is climbed: from bfloat16 on, a coarser setting must make steps 5 % faster. Where
+finer settings come within ``DOUBT`` of the one that it leads to, a forecast does not tell: each of them does ``TRIAL`` steps, and the
+ladder is climbed by the clock.
 
 Every ``CHECK`` steps the ranks compare how long steps take. Where that has changed by more than ``CHANGED`` twice in a row, they time
 ``WARM`` steps and decide again; a setting that is still within 5 % of the best stays. Every decision is logged and in the report.
@@ -11,6 +13,7 @@ Every ``CHECK`` steps the ranks compare how long steps take. Where that has chan
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import math
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 WARM = 8  # steps that are timed before a decision
 CHECK = 50  # steps between two looks at the time of steps
 CHANGED = 0.3
+DOUBT = 0.3
+TRIAL = 10  # steps for which a setting is tried; the first two are not counted
 BACKWARD = 2 / 3  # of computing, during which gradients appear
 BUDGET = 0.03  # seconds for each measurement of coding
 
@@ -57,6 +62,7 @@ class Auto:
         self._sample: Tensor | None = None
         self._reference: float | None = None  # seconds of a step since the decision
         self._strange = 0  # looks in a row at which steps took another time
+        self._trial: _Trial | None = None
 
     @property
     def measuring(self) -> bool:
@@ -66,7 +72,7 @@ class Auto:
     def restart(self, step: int) -> None:
         """Decide again some steps from now."""
         self._decides_at, self._reference, self._strange = step + WARM, None, 0
-        self._times, self._sample, self._last = [], None, None
+        self._times, self._sample, self._last, self._trial = [], None, None, None
 
     def before(self, engine: Engine) -> None:
         """Before every step, on every rank (a collective call in the steps that decide or look)."""
@@ -81,6 +87,8 @@ class Auto:
             self._seen = step
             if not decided and step >= self._decides_at:
                 self._decide(engine)
+            elif self._trial is not None:
+                self._try(engine, self._trial)
             elif decided and (step - self._decides_at) % CHECK == 0:
                 self._look(engine)
         self._last = time.perf_counter(), engine.totals.seconds
@@ -127,15 +135,49 @@ class Auto:
         kept = next((f for f in forecasts if f.setting == now), None)
         if self.decisions and kept is not None and kept.seconds <= (1 + WORTH) * best.seconds:
             best = kept
-        self.decisions += 1
-        self.choice = str(best.setting)
-        self.why = (
-            f"a step would take {seconds_text(best.seconds)}, with bf16 {seconds_text(base.seconds)}: computing {seconds_text(compute)}, "
-            f"link {rate_text(engine.link.bits_per_second)} and {seconds_text(engine.link.latency)} for each of {link.size} ranks"
+        told = (
+            f"computing {seconds_text(compute)}, link {rate_text(engine.link.bits_per_second)} and {seconds_text(engine.link.latency)} for "
+            f"each of {link.size} ranks"
         )
-        if best.setting != now:
-            self._apply(engine, best.setting)
+        doubtful = [] if best is kept else _finer(forecasts, base, best)
         self._times = []
+        if doubtful:
+            self._trial = _Trial((*doubtful, best), told, engine.step + TRIAL)
+            self.why = f"trying {len(doubtful) + 1} settings until step {engine.step + TRIAL * (len(doubtful) + 1)}: {told}"
+            self._use(engine, doubtful[0].setting)
+        else:
+            self._settle(
+                engine, best, f"a step would take {seconds_text(best.seconds)}, with bf16 {seconds_text(base.seconds)}: {told}"
+            )
+
+    def _try(self, engine: Engine, trial: _Trial) -> None:
+        """Go on to the next setting of a trial, or choose by the times of all."""
+        if engine.step < trial.until:
+            return
+        (taken,) = _mean(engine, [statistics.median(wall for wall, _ in self._times[2:] or [(0.0, 0.0)])])
+        self._times = []
+        trial.seconds.append(taken)
+        trial.until = engine.step + TRIAL
+        if len(trial.seconds) < len(trial.forecasts):
+            self._use(engine, trial.forecasts[len(trial.seconds)].setting)
+            return
+        self._trial = None
+        timed = [dataclasses.replace(f, seconds=t) for f, t in zip(trial.forecasts, trial.seconds)]
+        best = choose(timed, [f.setting.compressor for f in timed[1:]], base=timed[0])
+        others = ", ".join(f"{f.setting.compressor} {seconds_text(f.seconds)}" for f in timed if f is not best)
+        self._settle(engine, best, f"tried: a step takes {seconds_text(best.seconds)}, with {others}: {trial.told}")
+
+    def _use(self, engine: Engine, setting: Setting) -> None:
+        self.choice = str(setting)
+        if setting != self._now(engine):
+            self._apply(engine, setting)
+
+    def _settle(self, engine: Engine, best: Forecast, why: str) -> None:
+        """Take a setting, and say so."""
+        self.decisions += 1
+        self.why = why
+        self._use(engine, best.setting)
+        link = engine.links[-1]
         if link.global_rank(link.rank) == 0:
             # At this level, so that it is seen without any set-up: what is sent changes here.
             log.warning("auto, step %d: %s (%s)", engine.step, self.choice, self.why)
@@ -215,6 +257,24 @@ def _averaged(one: Measured, numbers: Iterator[float]) -> Measured:
     own = list(itertools.islice(numbers, 8))
     means = _averaged(one.means, numbers) if one.means is not None else None
     return Measured(Coding(*own[:6]), own[6], own[7], one.fixed_size, means)
+
+
+@dataclasses.dataclass
+class _Trial:
+    """Settings that are tried one after the other, from exact to coarse; ``seconds``: of their steps, so far."""
+
+    forecasts: tuple[Forecast, ...]
+    told: str
+    until: int
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+
+def _finer(forecasts: Sequence[Forecast], base: Forecast, best: Forecast) -> list[Forecast]:
+    """The settings before ``best`` on the ladder, each with its fastest exchange, that a forecast does not tell from it."""
+    rungs = [base.setting.compressor, *LADDER]
+    before = rungs[: rungs.index(best.setting.compressor)]
+    fastest = [min((f for f in forecasts if f.setting.compressor == text), key=lambda f: f.seconds) for text in before]
+    return [f for f in fastest if f.seconds <= (1 + DOUBT) * best.seconds]
 
 
 def _name(engine: Engine) -> ExchangeName:

@@ -20,6 +20,7 @@ from tersegrad.planner.costs import Link
 
 FIRST = 1 << 16  # bytes per worker of the first long transfer; it grows until it lasts ENOUGH
 LAST = 1 << 26
+MESSAGE = 1 << 21  # bytes of the longest message of an all-to-all or an all-gather
 ENOUGH = 0.05  # seconds
 
 
@@ -57,9 +58,13 @@ def measure_link(group: ProcessGroup | Any = None, *, rounds: int = 5, enough: f
     factor = 2 * (wire.size - 1) / wire.size
     spent = (time.process_time() - before) / ((rounds + 1) * factor * nbytes)
     rate = 8 * factor * nbytes / max(taken, 1e-9)
-    share = max(1, round(factor * nbytes / (wire.size - 1)))  # as many bytes leave each worker
+    # As many bytes leave each worker, but in messages as gradients make them: longer ones lie in memory that is fresh for each.
+    share = max(1, round(factor * nbytes / (wire.size - 1)))
+    if wire.device.type == "cpu":
+        share = min(share, MESSAGE)
+    alike = 8 * (wire.size - 1) * share / rate
     direct, gathered = (
-        min(1.0, max(0.05, taken / max(other, 1e-9))) for other in (send(share) - quick, gather(share) - passed)
+        min(1.0, max(0.05, alike / max(other, 1e-9))) for other in (send(share) - quick, gather(share) - passed)
     )
     toll = _toll(wire, spent) if wire.device.type == "cpu" else 0.0
     return Link(rate, latency, direct=direct, collectives=bare.collectives, gathered=gathered, toll=toll)
