@@ -40,7 +40,7 @@ TABLE: tuple[Row, ...] = (
     Row("momentum", 4, "qsgd(bits=4, bucket=128, norm=max)"),
     Row("momentum", 10, "dithered_trellis(omega=0.25)"),
     Row("momentum", 20, "dithered_trellis(omega=0.25)", local="local_sgd(every=2)"),
-    Row("momentum", 100, "dithered_trellis(omega=4)", local="local_sgd(every=4)"),
+    Row("momentum", 100, "dithered_trellis(omega=1)", local="local_sgd(every=8)"),
     Row("momentum", 1000, "dithered_trellis(omega=1)", local="local_sgd(every=60)"),
     Row("federated", 40, "subtractive_dithering(omega=1)", ""),
     Row("federated", 100, "subtractive_dithering(omega=8)", ""),
