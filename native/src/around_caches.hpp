@@ -15,7 +15,7 @@ constexpr std::size_t cache_bytes = 16 << 20;  // outputs above this go around t
 constexpr std::size_t window = 1024;
 
 // Stores a window of floats to 16-byte aligned memory around the caches.
-void stream(float* out, const float* from) {
+inline void stream(float* out, const float* from) {
 #if defined(__SSE2__)
     for (std::size_t i = 0; i < window; i += 4) _mm_stream_ps(out + i, _mm_loadu_ps(from + i));
 #else

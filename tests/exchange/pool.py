@@ -42,6 +42,17 @@ def _serve(rank: int, size: int, store: str, timeout: float, connection: Connect
     dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def as_in_a_rank() -> Iterator[None]:
+    """One thread, as ranks have: sums in the same order, so that results agree to the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Pool:
     """``size`` gloo ranks on loopback; ``timeout``: seconds until one that hears nothing from the others fails."""
 

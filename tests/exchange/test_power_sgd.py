@@ -13,7 +13,7 @@ from tersegrad.core import state as states
 from tersegrad.core.protocol import Context, Piece, Spec
 from tersegrad.core.state import Parts
 from tersegrad.exchange import PowerSGDExchange, ProcessGroup, start, virtual
-from tests.exchange.pool import Pool
+from tests.exchange.pool import Pool, as_in_a_rank
 from tests.exchange.test_exchange import vector
 
 SHAPES = {
@@ -155,15 +155,13 @@ def real_steps(rank: int, count: int) -> list[tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("rank", [1, 3])
+@as_in_a_rank()
 def test_process_groups_equal_virtual_ranks_bit_for_bit(workers: Pool, rank: int) -> None:
     exchange, size = PowerSGDExchange(rank), workers.size
     real = workers.run(real_steps, rank, 3)
     kept = virtual.init(exchange, SPEC, size)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the workers: products are computed by each rank
     for step in range(3):
         outcome = virtual.run(exchange, [vector(SPEC.numel, r, step) for r in range(size)], kept, SPEC, Context(step=step))
         kept = list(outcome.states)
         for r in range(size):
             assert real[r][step] == (outcome.mean.numpy().tobytes(), outcome.sent[r])
-    torch.set_num_threads(before)

@@ -20,9 +20,9 @@ from tersegrad.core.sums import decode_sum, sums_at_once
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import dither, rans, select, trellis
 from tests.kernels import agree
-from tests.kernels.test_classes import uneven
 from tests.kernels.test_trellis import heavy
 from tests.laws.cases import every_case
+from tests.laws.inputs import uneven
 from tests.laws.zoo import adversarial
 from tests.spec.test_vectors import VECTORS, index, pieces
 

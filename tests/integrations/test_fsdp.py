@@ -16,12 +16,13 @@ from torch.distributed.tensor import DTensor, Shard
 
 import tersegrad
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.private import TESTED
 from tersegrad.core.protocol import Context
 from tersegrad.engine import ReplicasDiffer
 from tersegrad.integrations import fsdp
 from tersegrad.integrations.fsdp_units import Layout, Slot
 from tersegrad.wrappers import ByTensor
-from tests.exchange.pool import Pool, pool
+from tests.exchange.pool import Pool, as_in_a_rank, pool
 from tests.integrations.test_ddp import carry, same
 
 SIZE = 4
@@ -364,6 +365,7 @@ def test_compressed_training_is_the_same_on_every_rank(workers: Pool, situation:
 
 
 @pytest.mark.parametrize("text", ["sparse_dithering(alpha=0.1)", "qsgd", FEEDBACK])
+@as_in_a_rank()
 def test_gradients_are_sums_of_decoded_messages(workers: Pool, text: str) -> None:
     """The shards that FSDP holds, from the protocol alone: encode every rank's rows, decode, add up."""
     count = 2
@@ -519,5 +521,5 @@ def _attach_to_another_torch() -> list[str]:
 def test_a_torch_with_other_private_names_is_refused_in_one_line(workers: Pool) -> None:
     for said in workers.run(_attach_to_another_torch):
         for line, name in zip(said, ("mp_policy", "_orig_size", "mesh_info")):
-            assert f".{name}, which compressed FSDP2 relies on; it is tested with torch 2.9 to 2.13" in line
+            assert f".{name}, which compressed FSDP2 relies on; it is tested with torch {' to '.join(TESTED)}" in line
             assert "\n" not in line

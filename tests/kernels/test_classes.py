@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import pytest
@@ -15,23 +14,10 @@ from tersegrad.core.protocol import Context, Piece, Spec
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.reference import classes
 from tests.kernels.test_dither import RANS, gaussian, settings, tensor
+from tests.laws.inputs import uneven
 
 CODED, CLASSED = 2, 3
 SHAPES = ((48, 16, 3, 3), (24,), (3,), (60, 65), (), (70, 33), (1, 200))
-
-
-def uneven(shapes: tuple[tuple[int, ...], ...], seed: int = 0, spread: float = 2.0) -> tuple[Tensor, Spec]:
-    """Tensors whose rows and columns have scales of their own; every seventh row is zero."""
-    g, parts = torch.Generator().manual_seed(seed), []
-    for shape in shapes:
-        x = torch.randn(shape, generator=g)
-        for axis, size in enumerate(shape[:2]):
-            scale = torch.exp2(spread * torch.randn(size, generator=g))
-            if axis == 0 and size > 7:
-                scale[::7] = 0
-            x = x * scale.view([-1 if a == axis else 1 for a in range(len(shape))])
-        parts.append(x.flatten())
-    return torch.cat(parts), Spec(tuple(Piece(s, 0, math.prod(s)) for s in shapes))
 
 
 def encode(

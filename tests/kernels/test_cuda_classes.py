@@ -24,7 +24,8 @@ from tersegrad.kernels.reference.rans import _pack_raw, encode_counted
 from tersegrad.kernels.reference.rans_tables import rans_histogram
 from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
-from tests.kernels.test_classes import SHAPES, uneven
+from tests.kernels.test_classes import SHAPES
+from tests.laws.inputs import uneven
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 

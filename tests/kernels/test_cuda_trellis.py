@@ -19,8 +19,8 @@ from tersegrad.kernels.cuda import trellis
 from tersegrad.recipes import parse
 from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
-from tests.kernels.test_classes import uneven
 from tests.kernels.test_trellis import gaussian, heavy, spoilt
+from tests.laws.inputs import uneven
 from tests.laws.zoo import adversarial
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")

@@ -18,7 +18,8 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.reference import trellis, trellis_code
-from tests.kernels.test_classes import SHAPES, uneven
+from tests.kernels.test_classes import SHAPES
+from tests.laws.inputs import uneven
 
 CTX = Context(seed=7, step=3, buffer=1, sender=2)
 X = (-1.55, -0.36, -2.37, 1.04, -1.21, -0.17, 0.64, 0.14, -0.86, 1.14, -0.13, -0.52, -0.86, -1.41, 1.02, -0.86)

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tersegrad.core.protocol import Compressor, Context, Message, Piece, Spec, Stats, needs_second_moment
+
+
+def uneven(shapes: tuple[tuple[int, ...], ...], seed: int = 0, spread: float = 2.0) -> tuple[Tensor, Spec]:
+    """Tensors whose rows and columns have scales of their own; every seventh row is zero."""
+    g, parts = torch.Generator().manual_seed(seed), []
+    for shape in shapes:
+        x = torch.randn(shape, generator=g)
+        for axis, size in enumerate(shape[:2]):
+            scale = torch.exp2(spread * torch.randn(size, generator=g))
+            if axis == 0 and size > 7:
+                scale[::7] = 0
+            x = x * scale.view([-1 if a == axis else 1 for a in range(len(shape))])
+        parts.append(x.flatten())
+    return torch.cat(parts), Spec(tuple(Piece(s, 0, math.prod(s)) for s in shapes))
 
 
 def given(c: Compressor[Any], x: Tensor) -> dict[str, Any]:

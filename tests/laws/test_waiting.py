@@ -23,9 +23,8 @@ from tersegrad.kernels import native
 from tersegrad.recipes import parse
 from tersegrad.wrappers import ErrorFeedback
 from tests.device import Device
-from tests.kernels.test_classes import uneven
 from tests.laws.cases import CASES, every_case
-from tests.laws.inputs import given, pieces
+from tests.laws.inputs import given, pieces, uneven
 
 CTX = Context(seed=1234, step=5, buffer=2, sender=3)
 NUMEL = 1000
