@@ -25,8 +25,8 @@ __all__ = [
     "sparse_encode_gaps",
 ]
 
-SOURCE = "index.cu"
-# As in index.cu.
+SOURCE, GAPS = "index.cu", "gaps.cu"
+# As in index.cuh.
 STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES = range(6)
 FINE, CORRUPT, TOO_SMALL, UNSORTED = range(4)
 THREADS = 256
@@ -45,7 +45,7 @@ def _wide(indices: Tensor) -> int:
 def _planes(
     indices: Tensor, count: Tensor, numel: int, divisor: int, values: Tensor | None, room: int
 ) -> tuple[Tensor, Tensor]:
-    """The planes of a Golomb code that has at most ``room`` bytes, and what is known of it (places as in index.cu).
+    """The planes of a Golomb code that has at most ``room`` bytes, and what is known of it (places as in index.cuh).
 
     ``divisor`` 0: the one for random sets of ``count``. With ``values``, the gaps' classes are counted and the values looked at.
     """
@@ -102,7 +102,7 @@ def sparse_encode_gaps(
     block = rans.write_block(classes, alphabet, None, 1, True, USUAL, out[at:])
     blocks = min(-(-room // 1024), 1024)
     given = (int.from_bytes(front, "little"), at, block, words, values, int(narrow), count)
-    launch(SOURCE, "gaps_close", blocks, THREADS, *given, room, out, head)
+    launch(GAPS, "gaps_close", blocks, THREADS, *given, room, out, head)
     del memory
     return head[:2]
 
@@ -112,9 +112,9 @@ def _rests(indices: Tensor, classes: Tensor | None, room: int, head: Tensor) -> 
     count, spans, number = indices.numel(), -(-indices.numel() // SPAN), room // 4 + 2
     memory, (words, sums) = scratch.empty(indices.device, 4 * number, 8 * (spans + 1))
     given = (indices, _wide(indices), count)
-    launch(SOURCE, "gap_survey", spans, THREADS, *given, 0 if classes is None else classes, sums, words, number)
-    scan(SOURCE, sums, 1, spans + 1)
-    launch(SOURCE, "gap_rests_write", spans, THREADS, *given, sums, room, words, head)
+    launch(GAPS, "gap_survey", spans, THREADS, *given, 0 if classes is None else classes, sums, words, number)
+    scan(GAPS, sums, 1, spans + 1)
+    launch(GAPS, "gap_rests_write", spans, THREADS, *given, sums, room, words, head)
     return memory, words
 
 
@@ -128,7 +128,7 @@ def gap_classes(indices: Tensor) -> Tensor:
 def gap_histogram(indices: Tensor, numel: int) -> Tensor:
     """The counts of the 128 classes. That the indices increase is not looked at, for which the host would wait."""
     counts, number = torch.zeros(128, dtype=torch.int64, device=indices.device), indices.numel()
-    launch(SOURCE, "gap_histogram", min(_blocks(number), 528), THREADS, indices.contiguous(), _wide(indices), number, counts)
+    launch(GAPS, "gap_histogram", min(_blocks(number), 528), THREADS, indices.contiguous(), _wide(indices), number, counts)
     return counts
 
 
@@ -146,7 +146,7 @@ def gap_rests_encode(indices: Tensor, out: Tensor) -> Tensor:
 def _read_gaps(
     data: Tensor, front: bytes, block: Tensor | None, classes: Tensor, numel: int, behind: int, out: Tensor
 ) -> Tensor:
-    """Fill ``out`` with the indices whose gaps have these classes; what is known of them, places as in index.cu.
+    """Fill ``out`` with the indices whose gaps have these classes; what is known of them, places as in index.cuh.
 
     Open bits follow ``front`` and the rANS ``block``, if there is one; ``behind`` bytes must follow them, -1 for any number.
     """
@@ -156,12 +156,12 @@ def _read_gaps(
     memory, (widths, steps, sums) = scratch.empty(device, 8 * (spans + 1), 8 * count, 8 * (spans + 1))
     # What a thread reads must be there, even where there are no bytes.
     held = data if data.numel() else classes
-    launch(SOURCE, "gap_spans", spans, THREADS, held, at, int.from_bytes(front, "little"), classes, count, widths, head)
-    scan(SOURCE, widths, 1, spans + 1)
+    launch(GAPS, "gap_spans", spans, THREADS, held, at, int.from_bytes(front, "little"), classes, count, widths, head)
+    scan(GAPS, widths, 1, spans + 1)
     given = (held, at, data.numel(), 0 if block is None else block, classes, count, numel)
-    launch(SOURCE, "gap_steps", spans, THREADS, *given, widths, steps, sums, head)
-    scan(SOURCE, sums, 1, spans + 1)
-    launch(SOURCE, "gap_indices", spans, THREADS, data.numel(), count, numel, steps, sums, behind, _wide(out), out, head)
+    launch(GAPS, "gap_steps", spans, THREADS, *given, widths, steps, sums, head)
+    scan(GAPS, sums, 1, spans + 1)
+    launch(GAPS, "gap_indices", spans, THREADS, data.numel(), count, numel, steps, sums, behind, _wide(out), out, head)
     del memory
     return head
 
@@ -179,7 +179,7 @@ def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor,
 
 
 def _read_planes(data: Tensor, front: bytes, numel: int, divisor: int, behind: int, out: Tensor) -> Tensor:
-    """Fill ``out`` with indices from the bytes that follow ``front``; what is known of them, places as in index.cu.
+    """Fill ``out`` with indices from the bytes that follow ``front``; what is known of them, places as in index.cuh.
 
     ``behind``: how many bytes follow them, -1 for any number.
     """

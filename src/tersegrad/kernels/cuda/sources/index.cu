@@ -1,58 +1,5 @@
 // Planar Golomb codes of index sets (spec/wire.md, 4.4 and 4.6), and sparse messages made of them.
-#include "scan.cuh"
-
-// Places in what the kernels hand on.
-enum { STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES, USED = COUNT };
-#define GOLOMB 250
-enum { FINE, CORRUPT, TOO_SMALL, UNSORTED };
-// Places in the description of a rANS block (rans_tables.cuh), whose status is FINE as well.
-enum { BLOCK_LENGTH = 3, BLOCK_STATUS = 4 };
-// Bits that a class of gaps leaves open, at most.
-#define WIDEST 55
-
-__device__ __forceinline__ i64 index_at(const void* indices, i64 wide, i64 j) {
-    return wide ? ((const i64*)indices)[j] : ((const int*)indices)[j];
-}
-__device__ __forceinline__ i64 bytes_of(i64 bits) { return (bits + 7) / 8; }
-
-// `width` bits of value at a bit position of zeroed words.
-__device__ __forceinline__ void set_bits(u32* words, i64 at, u64 value, int width) {
-    while (width > 0) {
-        const int shift = at & 31, here = 32 - shift < width ? 32 - shift : width;
-        const u32 part = (u32)(value & (((u64)1 << here) - 1));
-        if (part) atomicOr(&words[at >> 5], part << shift);
-        value >>= here;
-        at += here;
-        width -= here;
-    }
-}
-
-// `width` bits, at most 57, at a bit position; all of them lie within the bytes.
-__device__ __forceinline__ u64 get_bits(const u8* data, i64 at, int width) {
-    u64 held = 0;
-    const int shift = at & 7;
-    for (int b = 0; 8 * b < shift + width; ++b) held |= (u64)data[(at >> 3) + b] << 8 * b;
-    return held >> shift & (((u64)1 << width) - 1);
-}
-
-// Whether a plane of `bits` bits lies within the bytes and is padded with zeros.
-__device__ __forceinline__ bool plane_fits(const u8* data, i64 nbytes, i64 at, i64 bits) {
-    if (at + bytes_of(bits) > nbytes) return false;
-    return bits % 8 == 0 || data[at + bits / 8] >> bits % 8 == 0;
-}
-
-// Whether a message begins with these bytes.
-__device__ __forceinline__ bool begins(const u8* data, i64 at, u64 front) {
-    for (int k = 0; k < at; ++k)
-        if (data[k] != (u8)(front >> 8 * k)) return false;
-    return true;
-}
-
-// ---- planar Golomb codes, alone or as a whole sparse message ----
-//
-// A thread has SHARE indices in a row, and a block is a span of the set. Sums over spans become places between the kernels.
-
-#define SHARE 8
+#include "index.cuh"
 
 struct Set {
     const void* indices;
@@ -74,11 +21,6 @@ struct Part {
         rest = gap - quotient * divisor;
     }
 };
-
-__device__ __forceinline__ int gap_class_of(u64 g) {
-    const int e = bit_length(g) - 1;
-    return e > 0 ? 2 * e + (int)(g >> (e - 1) & 1) - 1 : 0;
-}
 
 // Rows of `sums`: bits of unary parts, and long remainders, by span. Where facts are asked for, the histogram of the gaps' classes and
 // whether all values are finite. Clears the words.
@@ -162,19 +104,6 @@ extern "C" __global__ void golomb_write(
     }
 }
 
-// Value j of four bytes or, as bfloat16, of two.
-__device__ __forceinline__ void put_value(u8* place, i64 j, float value, i64 narrow) {
-    const u32 bits = __float_as_uint(value);
-    if (!narrow) {
-        store32(place + 4 * j, bits);
-        return;
-    }
-    // To the nearest, ties to even; what would become infinite becomes the largest number.
-    u32 half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    if ((half & 0x7fff) >= 0x7f80) half = (half & 0x8000) | 0x7f7f;
-    store16(place + 2 * j, half);
-}
-
 // The message: mode 0, the count, the form of the set, its planes, and values.
 extern "C" __global__ void sparse_write(const u8* words, const float* values, i64 narrow, i64 room, u8* out, i64* head) {
     if (head[STATUS] != FINE) return;
@@ -203,138 +132,6 @@ extern "C" __global__ void planes_copy(const u8* from, i64 room, u8* out, const 
     if (head[STATUS] != FINE) return;
     const i64 stride = (i64)gridDim.x * blockDim.x, length = smaller(head[LENGTH], room);
     for (i64 b = (i64)blockIdx.x * blockDim.x + threadIdx.x; b < length; b += stride) out[b] = from[b];
-}
-
-// ---- classes of gaps ----
-
-// Two classes for each power of two of gap + 1.
-__device__ __forceinline__ int gap_class(const void* indices, i64 wide, i64 j) {
-    return gap_class_of((u64)(index_at(indices, wide, j) - (j ? index_at(indices, wide, j - 1) : -1)));
-}
-
-extern "C" __global__ void gap_histogram(const void* indices, i64 wide, i64 count, u64* histogram) {
-    __shared__ u32 own[128];
-    if (threadIdx.x < 128) own[threadIdx.x] = 0;
-    __syncthreads();
-    const i64 stride = (i64)gridDim.x * blockDim.x;
-    for (i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x; j < count; j += stride) atomicAdd(&own[gap_class(indices, wide, j) & 127], 1u);
-    __syncthreads();
-    if (threadIdx.x < 128 && own[threadIdx.x]) atomicAdd(&histogram[threadIdx.x], (u64)own[threadIdx.x]);
-}
-
-// The bits that a class leaves open: all but the two highest of gap + 1.
-__device__ __forceinline__ i64 open_bits(i64 c) { return larger((c + 1) / 2 - 1, 0); }
-
-// Classes of gaps, and by span how many bits they leave open. Clears the words.
-extern "C" __global__ void gap_survey(const void* indices, i64 wide, i64 count, u8* classes, i64* sums, u32* words, i64 num_words) {
-    const i64 stride = (i64)gridDim.x * blockDim.x, me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    for (i64 w = me; w < num_words; w += stride) words[w] = 0;
-    i64 bits = 0, total;
-    for (i64 j = me * SHARE; j < smaller(me * SHARE + SHARE, count); ++j) {
-        const int c = gap_class(indices, wide, j);
-        if (classes) classes[j] = (u8)c;
-        bits += open_bits(c);
-    }
-    block_scan(bits, &total);
-    if (threadIdx.x == 0) sums[blockIdx.x] = total;
-}
-
-extern "C" __global__ void gap_rests_write(const void* indices, i64 wide, i64 count, const i64* places, i64 room, u32* words, i64* head) {
-    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), length = bytes_of(places[gridDim.x]);
-    if (first == 0) head[LENGTH] = length;
-    if (first == 0 && length > room) head[STATUS] = TOO_SMALL;
-    if (length > room) return;
-    i64 bits = 0, total;
-    const i64 stop = smaller(first + SHARE, count);
-    for (i64 j = first; j < stop; ++j) bits += open_bits(gap_class(indices, wide, j));
-    i64 at = places[blockIdx.x] + block_scan(bits, &total);
-    i64 last = first < stop && first ? index_at(indices, wide, first - 1) : -1;
-    for (i64 j = first; j < stop; ++j) {
-        const i64 here = index_at(indices, wide, j);
-        const u64 g = (u64)(here - last);
-        const int width = (int)open_bits(gap_class_of(g));
-        if (width) set_bits(words, at, g & (((u64)1 << width) - 1), width);
-        at += width;
-        last = here;
-    }
-}
-
-// The message whose set has entropy-coded gaps: `at` bytes that begin it, the rANS block that lies behind them already, the bits that
-// classes leave open, and the values.
-extern "C" __global__ void gaps_close(
-    u64 front, i64 at, const i64* block, const u8* words, const float* values, i64 narrow, i64 count, i64 room, u8* out, i64* head
-) {
-    if (head[STATUS] != FINE) return;
-    const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
-    const i64 rests = head[LENGTH], second = at + block[BLOCK_LENGTH], third = second + rests, total = third + (narrow ? 2 : 4) * count;
-    if (block[BLOCK_STATUS] != FINE || total > room) {
-        head[STATUS] = TOO_SMALL;
-        return;
-    }
-    if (me == 0) {
-        head[WHOLE] = total;
-        for (int k = 0; k < at; ++k) out[k] = (u8)(front >> 8 * k);
-    }
-    for (i64 b = me; b < rests; b += stride) out[second + b] = words[b];
-    for (i64 j = me; j < count; j += stride) put_value(out + third, j, values[j], narrow);
-}
-
-// How many bits the classes leave open, by span. Nothing is read of a message that begins otherwise than by `front`, `at` bytes of it.
-extern "C" __global__ void gap_spans(const u8* data, i64 at, u64 front, const u8* classes, i64 count, i64* sums, i64* head) {
-    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
-    if (first == 0 && !begins(data, at, front)) head[STATUS] = CORRUPT;
-    i64 bits = 0, total;
-    for (i64 j = first; j < smaller(first + SHARE, count); ++j) {
-        if (open_bits(classes[j]) > WIDEST) head[STATUS] = CORRUPT;
-        bits += smaller(open_bits(classes[j]), WIDEST);
-    }
-    block_scan(bits, &total);
-    if (threadIdx.x == 0) sums[blockIdx.x] = total;
-}
-
-// gap + 1 of every class, and their sums by span. Their bits follow `at` bytes and the rANS block, if there is one.
-extern "C" __global__ void gap_steps(
-    const u8* data, i64 at, i64 nbytes, const i64* block, const u8* classes, i64 count, i64 numel, const i64* places, i64* steps, i64* sums,
-    i64* head
-) {
-    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, count);
-    at += block ? block[BLOCK_LENGTH] : 0;
-    const bool fine = !(block && block[BLOCK_STATUS] != FINE) && at <= nbytes && plane_fits(data, nbytes, at, places[gridDim.x]);
-    if (first == 0) {
-        head[LENGTH] = at + bytes_of(places[gridDim.x]);
-        if (!fine) head[STATUS] = CORRUPT;
-    }
-    i64 bits = 0, sum = 0, total;
-    for (i64 j = first; j < stop; ++j) bits += smaller(open_bits(classes[j]), WIDEST);
-    i64 from = 8 * at + places[blockIdx.x] + block_scan(bits, &total);
-    for (i64 j = first; j < stop; ++j) {
-        const int width = (int)smaller(open_bits(classes[j]), WIDEST);
-        const u64 top = classes[j] ? 2 + ((classes[j] + 1) & 1) : 1;
-        const i64 step = fine ? (i64)(top << width | (width ? get_bits(data, from, width) : 0)) : 0;
-        from += width;
-        if (step > numel) head[STATUS] = CORRUPT;
-        steps[j] = step > numel ? 0 : step;
-        sum += steps[j];
-    }
-    block_scan(sum, &total);
-    if (threadIdx.x == 0) sums[blockIdx.x] = total;
-}
-
-// The indices. `behind` bytes must follow the set, if it is not negative.
-extern "C" __global__ void gap_indices(
-    i64 nbytes, i64 count, i64 numel, const i64* steps, const i64* places, i64 behind, i64 wide, void* out, i64* head
-) {
-    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, count);
-    if (first == 0 && behind >= 0 && head[LENGTH] + behind != nbytes) head[STATUS] = CORRUPT;
-    i64 sum = 0, total;
-    for (i64 j = first; j < stop; ++j) sum += steps[j];
-    i64 index = places[blockIdx.x] + block_scan(sum, &total) - 1;
-    for (i64 j = first; j < stop; ++j) {
-        index += steps[j];
-        if (index < 0 || index >= numel) head[STATUS] = CORRUPT;
-        else if (wide) ((i64*)out)[j] = index;
-        else ((int*)out)[j] = (int)index;
-    }
 }
 
 // ---- reading ----

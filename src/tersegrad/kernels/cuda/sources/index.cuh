@@ -1,0 +1,72 @@
+// What index sets share on the device: bits at any position, places of results, how a set is cut.
+#pragma once
+#include "scan.cuh"
+
+// Places in what the kernels hand on.
+enum { STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES, USED = COUNT };
+#define GOLOMB 250
+enum { FINE, CORRUPT, TOO_SMALL, UNSORTED };
+// Places in the description of a rANS block (rans_tables.cuh), whose status is FINE as well.
+enum { BLOCK_LENGTH = 3, BLOCK_STATUS = 4 };
+// Bits that a class of gaps leaves open, at most.
+#define WIDEST 55
+
+__device__ __forceinline__ i64 index_at(const void* indices, i64 wide, i64 j) {
+    return wide ? ((const i64*)indices)[j] : ((const int*)indices)[j];
+}
+__device__ __forceinline__ i64 bytes_of(i64 bits) { return (bits + 7) / 8; }
+
+// `width` bits of value at a bit position of zeroed words.
+__device__ __forceinline__ void set_bits(u32* words, i64 at, u64 value, int width) {
+    while (width > 0) {
+        const int shift = at & 31, here = 32 - shift < width ? 32 - shift : width;
+        const u32 part = (u32)(value & (((u64)1 << here) - 1));
+        if (part) atomicOr(&words[at >> 5], part << shift);
+        value >>= here;
+        at += here;
+        width -= here;
+    }
+}
+
+// `width` bits, at most 57, at a bit position; all of them lie within the bytes.
+__device__ __forceinline__ u64 get_bits(const u8* data, i64 at, int width) {
+    u64 held = 0;
+    const int shift = at & 7;
+    for (int b = 0; 8 * b < shift + width; ++b) held |= (u64)data[(at >> 3) + b] << 8 * b;
+    return held >> shift & (((u64)1 << width) - 1);
+}
+
+// Whether a plane of `bits` bits lies within the bytes and is padded with zeros.
+__device__ __forceinline__ bool plane_fits(const u8* data, i64 nbytes, i64 at, i64 bits) {
+    if (at + bytes_of(bits) > nbytes) return false;
+    return bits % 8 == 0 || data[at + bits / 8] >> bits % 8 == 0;
+}
+
+// Whether a message begins with these bytes.
+__device__ __forceinline__ bool begins(const u8* data, i64 at, u64 front) {
+    for (int k = 0; k < at; ++k)
+        if (data[k] != (u8)(front >> 8 * k)) return false;
+    return true;
+}
+
+// A thread has SHARE indices in a row, and a block is a span of the set. Sums over spans become places between the kernels.
+#define SHARE 8
+
+// Two classes for each power of two of gap + 1.
+__device__ __forceinline__ int gap_class_of(u64 g) {
+    const int e = bit_length(g) - 1;
+    return e > 0 ? 2 * e + (int)(g >> (e - 1) & 1) - 1 : 0;
+}
+
+// Value j of four bytes or, as bfloat16, of two.
+__device__ __forceinline__ void put_value(u8* place, i64 j, float value, i64 narrow) {
+    const u32 bits = __float_as_uint(value);
+    if (!narrow) {
+        store32(place + 4 * j, bits);
+        return;
+    }
+    // To the nearest, ties to even; what would become infinite becomes the largest number.
+    u32 half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    if ((half & 0x7fff) >= 0x7f80) half = (half & 0x8000) | 0x7f7f;
+    store16(place + 2 * j, half);
+}
