@@ -38,6 +38,7 @@ from benchmarks import chosen, planned
 from benchmarks.host import Sample, Task
 from benchmarks.methods import Method
 from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
+from benchmarks.vectors import TRANSFORMER, What, describe
 from tersegrad import bench
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.report.figures import require_matplotlib
@@ -257,15 +258,21 @@ def allreduce(
     rate: RatesOption = None,
     hosts: HostsOption = None,
     megabytes: Annotated[float, typer.Option(help="float32 in a vector, in 10^6 bytes.")] = 25.0,
+    vectors: Annotated[
+        str, typer.Option(help="normal, or transformer: a small language model's gradients, of 25 MB.")
+    ] = "normal",
     rounds: Annotated[int, typer.Option(help="At least 3; at least 9 where a round is short.")] = 3,
     out: OutOption = RESULTS,
 ) -> None:
     """Time one all-reduce, method against method."""
+    if vectors not in ("normal", TRANSFORMER):
+        raise typer.BadParameter(f"normal or {TRANSFORMER}, got {vectors!r}", param_hint="--vectors")
 
     def body(console: Console) -> None:
         texts, counts = method or METHODS, sorted(set(hosts or [2, 4, 8]))
         rates = [parse_rate(r) for r in rate or RATES]
-        numel = round(megabytes * 1e6 / 4)
+        what: What = round(megabytes * 1e6 / 4) if vectors == "normal" else vectors
+        numel = describe(what).numel
         cells: list[Cell] = []
         audits: list[dict[str, Any]] = []
         measured: list[dict[str, Any]] = []
@@ -273,17 +280,17 @@ def allreduce(
             for size in counts:
                 cluster.network.limit(None)
                 for text in texts:
-                    found = cluster.hosts.run("audit", text, numel, 3, size=size)
+                    found = cluster.hosts.run("audit", text, what, 3, size=size)
                     worst = {key: max(f[key] for f in found) for key in ("messages", "worst", "first", "last")}
                     audits.append({"method": text, "hosts": size, **worst})
-                cluster.hosts.run("exchange_rounds", texts, numel, 2, size=size)  # touches all memory
+                cluster.hosts.run("exchange_rounds", texts, what, 2, size=size)  # touches all memory
                 for limit in rates:
                     got = cluster.limit(limit, size)
                     begin = time.monotonic()
-                    found = cluster.hosts.run("exchange_rounds", texts, numel, 1, size=size)
+                    found = cluster.hosts.run("exchange_rounds", texts, what, 1, size=size)
                     once = time.monotonic() - begin
                     more = max(rounds, min(15, int(20 / once)))
-                    found = cluster.hosts.run("exchange_rounds", texts, numel, more, size=size)
+                    found = cluster.hosts.run("exchange_rounds", texts, what, more, size=size)
                     row = [merge(text, size, limit, [f[text] for f in found]) for text in texts]
                     cells += row
                     measured.append({"hosts": size, "rate": limit, "plain_tcp": got, "drops": cluster.network.drops()})
@@ -296,12 +303,11 @@ def allreduce(
             for a in audits
             if a["hosts"] == (4 if 4 in counts else counts[-1]) and a["messages"]
         )
-        table = cell_table(
-            cells, f"One all-reduce of {megabytes:g} MB of float32", f"Seconds, medians in one run, methods in turn. {checks}"
-        )
-        document = {"numel": numel, "cells": cells, "audits": audits, "measured": measured}
-        stem = save("allreduce", out, document, [table], console)
-        figure(cells, stem, f"One all-reduce of {megabytes:g} MB of float32")
+        title = f"One all-reduce of {4e-6 * numel:.3g} MB of float32" + ("" if what == numel else f", gradients of a {what}")
+        table = cell_table(cells, title, f"Seconds, medians in one run, methods in turn. {checks}")
+        document = {"vectors": vectors, "numel": numel, "cells": cells, "audits": audits, "measured": measured}
+        stem = save("allreduce" if what == numel else f"allreduce-{what}", out, document, [table], console)
+        figure(cells, stem, title)
 
     guarded(body)
 

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
 from benchmarks.methods import Call, Method, all_reduce
+from benchmarks.vectors import What, describe, vectors
 from tersegrad.core.protocol import Compressor, Context, Message, Piece, Spec, Stats, needs_second_moment
 from tersegrad.core.state import slice_spec
 from tersegrad.engine import GROUP_BYTES
@@ -44,7 +45,6 @@ from tersegrad.planner.coding import measure_cast
 from tersegrad.wrappers import ErrorFeedback
 
 PORT = 29400
-LAYER = 512  # vectors are described as square matrices of that size, for methods that use their structure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,19 +126,6 @@ class Audited(Watched):
         return message, after
 
 
-def describe(numel: int) -> Spec:
-    """A vector as matrices of LAYER columns (at most LAYER rows) and a rest."""
-    pieces: list[Piece] = []
-    at = 0
-    while numel - at >= LAYER:
-        rows = min(LAYER, (numel - at) // LAYER)
-        pieces.append(Piece((rows, LAYER), 0, rows * LAYER, f"weight{len(pieces)}"))
-        at += rows * LAYER
-    if at < numel:
-        pieces.append(Piece((numel - at,), 0, numel - at, "rest"))
-    return Spec(tuple(pieces))
-
-
 def cut(spec: Spec, group_bytes: int) -> list[tuple[int, Spec]]:
     """Parts of about equal size and at most ``group_bytes`` (one layer at least), with where they begin: what a handle's groups are."""
     layers = [p.numel for p in spec.pieces]
@@ -149,26 +136,15 @@ def cut(spec: Spec, group_bytes: int) -> list[tuple[int, Spec]]:
     return [(a, slice_spec(spec, a, b)) for a, b in itertools.pairwise(ends)]
 
 
-def vector(numel: int, rank: int, step: int, alike: bool = False) -> Tensor:
-    """Gradients of one host: normal, half of their power shared by all hosts, every layer with a scale of its own unless ``alike``."""
-    shared = torch.randn(numel, generator=torch.Generator().manual_seed(1_000_003 * step))
-    own = torch.randn(numel, generator=torch.Generator().manual_seed(1_000_003 * step + 1 + rank))
-    x, at = shared.add_(own), 0
-    for number, piece in enumerate(describe(numel).pieces):
-        x[at : at + piece.numel] *= 1.0 if alike else 2.0 ** (number % 5 - 2)
-        at += piece.numel
-    return x
-
-
 class Reduction:
-    """One method's all-reduce of vectors of ``numel`` coordinates, with its state."""
+    """One method's all-reduce of vectors, with its state."""
 
-    def __init__(self, text: str, size: int, numel: int) -> None:
-        self.method, self.size, self.spec = Method.parse(text), size, describe(numel)
+    def __init__(self, text: str, size: int, what: What) -> None:
+        self.method, self.size, self.spec = Method.parse(text), size, describe(what)
         self.group = TimedGroup(World.groups[size])
         self.meter = Meter()
         self.step = 0
-        self.buffer = torch.zeros(numel) if self.method.dense else torch.empty(0)
+        self.buffer = torch.zeros(self.spec.numel) if self.method.dense else torch.empty(0)
         if not self.method.dense:
             self.exchange = self.method.make_exchange(lambda c: watch(c, self.meter))
             self.parts = cut(self.spec, self.method.options.get("group_bytes", GROUP_BYTES))
@@ -201,25 +177,20 @@ class Reduction:
 
 
 @functools.lru_cache(maxsize=32)
-def reduction(text: str, size: int, numel: int) -> Reduction:
-    return Reduction(text, size, numel)
+def reduction(text: str, size: int, what: What) -> Reduction:
+    return Reduction(text, size, what)
 
 
-@functools.lru_cache(maxsize=4)
-def vectors(numel: int, alike: bool = False) -> list[Tensor]:
-    return [vector(numel, World.rank, step, alike) for step in range(2)]
-
-
-def audit(size: int, text: str, numel: int, rounds: int) -> dict[str, Any]:
+def audit(size: int, text: str, what: What, rounds: int) -> dict[str, Any]:
     """Errors of every message and of the mean, over a few exchanges that are not timed."""
-    method, spec, errors, whole = Method.parse(text), describe(numel), list[float](), list[float]()
+    method, spec, errors, whole = Method.parse(text), describe(what), list[float](), list[float]()
     if method.dense:
         exchange: Any = None
     else:
         exchange = method.make_exchange(lambda c: Audited(c, errors))
         state = exchange.init(spec, "cpu", World.rank, size)
     for step in range(rounds):
-        x = vectors(numel)[step % 2]
+        x = vectors(what, World.rank)[step % 2]
         exact = torch.cat([x.double(), x.double().square().sum().reshape(1)])
         dist.all_reduce(exact, group=World.groups[size])
         exact /= size
@@ -232,12 +203,12 @@ def audit(size: int, text: str, numel: int, rounds: int) -> dict[str, Any]:
     return {"messages": len(errors), "worst": max(errors, default=0.0), "first": whole[0], "last": whole[-1]}
 
 
-def exchange_rounds(size: int, texts: list[str], numel: int, rounds: int, alike: bool = False) -> dict[str, list[Sample]]:
+def exchange_rounds(size: int, texts: list[str], what: What, rounds: int, alike: bool = False) -> dict[str, list[Sample]]:
     """Time the methods in turn, ``rounds`` times."""
     samples: dict[str, list[Sample]] = {text: [] for text in texts}
     for number in range(rounds):
         for text in texts:
-            samples[text].append(reduction(text, size, numel).once(vectors(numel, alike)[number % 2])[1])
+            samples[text].append(reduction(text, size, what).once(vectors(what, World.rank, alike)[number % 2])[1])
     return samples
 
 
@@ -258,7 +229,7 @@ def coding(size: int, text: str, numel: int, rounds: int) -> list[float]:
     compressor, at = exchange.compressor, borders(numel, size)
     again = exchange.second or for_means(compressor)
     parts = [Spec.flat(at[r + 1] - at[r]) for r in range(size)]
-    x = vectors(numel)[0]
+    x = vectors(numel, World.rank)[0]
     states = [compressor.init(p, "cpu") for p in parts]
     second = again.init(parts[0], "cpu")
     buffers = [torch.zeros(compressor.max_nbytes(p), dtype=torch.uint8) for p in parts]
@@ -570,7 +541,7 @@ def handle_times(size: int, text: str, numel: int, rounds: int) -> dict[str, Any
     model = DistributedDataParallel(Cheap(numel), process_group=World.groups[size], gradient_as_bucket_view=True)
     handle = Method.parse(text).attach(model, 0)
     assert handle is not None
-    x = vectors(numel)
+    x = vectors(numel, World.rank)
     for step in range(3):
         model(x[step % 2]).backward()
     seconds = []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import chosen, cluster, host, network, planned
+from benchmarks import chosen, cluster, host, network, planned, vectors
 from benchmarks.host import Sample
 from benchmarks.methods import Call, Method
 from benchmarks.netlink import Netlink
@@ -210,7 +210,7 @@ def test_auto_is_compared_after_its_decision_and_with_every_choice() -> None:
 
 
 def test_vectors_are_cut_at_layers() -> None:
-    spec = host.describe(3_000_000)
+    spec = vectors.describe(3_000_000)
     assert spec.numel == 3_000_000
     parts = host.cut(spec, 4_000_000)
     assert [at for at, _ in parts] == [0, *torch.tensor([p.numel for _, p in parts]).cumsum(0).tolist()[:-1]]
@@ -219,10 +219,23 @@ def test_vectors_are_cut_at_layers() -> None:
     assert host.cut(Spec.flat(10), 1) == [(0, Spec.flat(10))]
 
 
+def test_hosts_have_gradients_of_one_network_on_data_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "STEPS", 1)
+    monkeypatch.setattr(vectors, "BATCH", 2)
+    (first, second), (other, _) = (vectors.vectors.__wrapped__(vectors.TRANSFORMER, rank) for rank in range(2))
+    spec = vectors.describe(vectors.TRANSFORMER)
+    assert first.numel() == second.numel() == other.numel() == spec.numel
+    assert 24e6 < 4 * spec.numel < 26e6
+    assert any(len(p.shape) == 2 for p in spec.pieces)
+    for a, b in ((first, second), (first, other)):
+        # The same network: alike, and not the same.
+        assert 0.3 < float(torch.cosine_similarity(a, b, dim=0)) < 0.999
+
+
 def test_messages_are_audited_in_the_shapes_they_were_written_for() -> None:
     errors: list[float] = []
-    audited, spec = host.Audited(tersegrad.parse(OURS), errors), host.describe(600_000)
-    audited.encode(host.vector(600_000, 0, 0), spec, audited.init(spec, "cpu"), Context())
+    audited, spec = host.Audited(tersegrad.parse(OURS), errors), vectors.describe(600_000)
+    audited.encode(vectors.vector(600_000, 0, 0), spec, audited.init(spec, "cpu"), Context())
     assert 0 < errors[0] <= 0.1
 
 
