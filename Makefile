@@ -36,7 +36,7 @@ $(VENV)/packages: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 
 $(SANITIZED)/built: $(NATIVE) $(VENV)/packages
 	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DTERSEGRAD_TESTS=ON -DTERSEGRAD_SANITIZE=ON -DCMAKE_BUILD_TYPE=None -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python > /dev/null
-	$(BIN)/cmake --build $(SANITIZED)
+	env -u MAKEFLAGS $(BIN)/cmake --build $(SANITIZED)
 	@touch $@
 
 demo: $(VENV)/packages
