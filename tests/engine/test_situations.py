@@ -6,7 +6,9 @@ import gc
 import os
 import resource
 import signal
+import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,37 @@ def test_a_rank_that_fails_in_mid_step_ends_it_on_all(ranks: Pool, kind: str) ->
         assert kept
         assert exchanged == 2
         assert seconds < 9
+
+
+def job_spoilt(kind: str, timeout: float) -> tuple[str, str, bool, float]:
+    """Rank 1 sends bytes that mean nothing to rank 0, the only one that reads them."""
+    run = start(kind, group=group_of(timeout))
+    run.steps(0, 2)
+    before = [lane.state for lane in run.handle.engine.lanes]
+    rounds: Any = sys.modules["tersegrad.exchange.reduce_scatter"]
+
+    def spoilt(messages: list[Tensor]) -> Tensor:
+        return buffers.cat([torch.full_like(messages[0], 255), *messages[1:]])
+
+    begin, rounds.buffers = time.monotonic(), buffers
+    if dist.get_rank() == 1:
+        rounds.buffers = types.SimpleNamespace(empty=buffers.empty, cat=spoilt)
+    try:
+        error, text = caught(lambda: run.steps(2, 3))
+    finally:
+        rounds.buffers = buffers
+    kept = all(a is lane.state for a, lane in zip(before, run.handle.engine.lanes))
+    return error, text, kept, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("kind", ["ddp", "local_sgd"])
+def test_a_message_that_one_rank_cannot_read_ends_the_step_on_all(ranks: Pool, kind: str) -> None:
+    for rank, (error, text, kept, seconds) in enumerate(ranks.run(job_spoilt, kind, 30.0)):
+        assert error in ("CorruptMessage", "Unreadable"), text
+        assert ("rank 0 could not read" in text) == (rank != 0)
+        assert kept
+        # Nobody waits until the time of the process group is over.
+        assert seconds < 20
 
 
 def job_dies(kind: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.core import buffers
+from tersegrad.core import buffers, host
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats, codes_on_host, has_fixed_size, lengths
 from tersegrad.core.sums import decode_sum
@@ -27,6 +27,16 @@ def add_up(compressor: Compressor[Any], messages: Sequence[Message], spec: Spec,
     """The sum, in rank order, of what every rank's message decodes to."""
     contexts = [dataclasses.replace(ctx, sender=sender) for sender in range(len(messages))]
     return decode_sum(compressor, messages, spec, contexts, buffers.empty(spec.numel, torch.float32, device))
+
+
+# What a rank announces in place of a length when it has none to send: it could not read what it was sent.
+UNREADABLE = -1
+
+
+def refuse(device: torch.device) -> Steps[Any]:
+    """What a rank does in place of :func:`gather_messages` after a message that it could not read: all ranks end the step there."""
+    yield AllGather(host.numbers([UNREADABLE], device).view(torch.uint8))
+    return torch.empty(0), None
 
 
 def gather_messages(
@@ -50,6 +60,8 @@ def gather_messages(
     else:
         sizes = read_integers((yield AllGather(announced([message], message.data.device))))
         for r, (n, limit) in enumerate(zip(sizes, limits)):
+            if n == UNREADABLE:
+                raise CorruptMessage(f"rank {r} could not read a message that it was sent in this step, and has said why")
             if not 0 <= n <= limit:
                 raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for its message is {limit}")
     payload = message.data[: sizes[rank]]

@@ -22,6 +22,10 @@ from tersegrad.exchange.all_gather import add_up
 from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, announced, in_parts, read_integers
 
 
+class Unreadable(CorruptMessage):
+    """A message came through and could not be read: only this rank knows."""
+
+
 def reduce_scatter(
     compressor: Compressor[Any],
     xs: Sequence[Tensor],
@@ -44,11 +48,11 @@ def reduce_scatter(
         messages.append(message)
         after.append(next_state)
     device = messages[rank].data.device
-    limit = compressor.max_nbytes(parts[rank])
+    limits = [compressor.max_nbytes(part) for part in parts]
     if size == 1:
         return add_up(compressor, messages, parts[rank], ctx.child(rank), device), tuple(after)
     if has_fixed_size(compressor):
-        incoming, outgoing = [limit] * size, [compressor.max_nbytes(p) for p in parts]
+        incoming, outgoing = [limits[rank]] * size, list(limits)
         if lengths(messages) != outgoing:
             raise BadConfiguration(f"{compressor} declares fixed_size, but its messages are not all of max_nbytes")
     else:
@@ -56,9 +60,11 @@ def reduce_scatter(
         incoming, outgoing = sizes[rank::size], sizes[rank * size : (rank + 1) * size]
         if any(not 0 <= n <= m.data.numel() for n, m in zip(outgoing, messages)):
             raise CorruptMessage(f"lengths of {outgoing} bytes came back for the messages of this rank, which are shorter")
-    for r, n in enumerate(incoming):
-        if not 0 <= n <= limit:
-            raise CorruptMessage(f"rank {r} announces {n} bytes, the limit for this part is {limit}")
+        # All ranks see all lengths, so that they end here together.
+        for number, n in enumerate(sizes):
+            sender, part = divmod(number, size)
+            if not 0 <= n <= limits[part]:
+                raise CorruptMessage(f"rank {sender} announces {n} bytes, the limit for part {part} is {limits[part]}")
     # Its length is known now, also where only the device knew it.
     own = Message(messages[rank].data, outgoing[rank], messages[rank].host)
     outgoing[rank] = 0
@@ -69,7 +75,10 @@ def reduce_scatter(
     )
     received = in_parts(arrived, [n for r, n in enumerate(incoming) if r != rank], codes_on_host(compressor, device))
     everyone = [own if r == rank else next(received) for r in range(size)]
-    return add_up(compressor, everyone, parts[rank], ctx.child(rank), device), tuple(after)
+    try:
+        return add_up(compressor, everyone, parts[rank], ctx.child(rank), device), tuple(after)
+    except CorruptMessage as failure:
+        raise Unreadable(str(failure)) from failure
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,8 +31,8 @@ from tersegrad.core import buffers
 from tersegrad.core.protocol import Compressor, Context, Guarantee, Spec, Stats, codes_on_host, has_fixed_size
 from tersegrad.core.state import slice_spec
 from tersegrad.core.text import Configuration
-from tersegrad.exchange.all_gather import gather_messages
-from tersegrad.exchange.reduce_scatter import reduce_scatter
+from tersegrad.exchange.all_gather import gather_messages, refuse
+from tersegrad.exchange.reduce_scatter import Unreadable, reduce_scatter
 from tersegrad.exchange.steps import Part, Steps
 from tersegrad.wrappers import ErrorFeedback
 from tersegrad.wrappers.by_tensor import worst
@@ -114,14 +114,21 @@ class TwoShotExchange:
         xs = torch.split(flat, [p.numel for p in parts])
         moment = None if stats is None or stats.second_moment is None else stats.second_moment.reshape(-1)
         shares = None if moment is None else [Stats(moment[a:b]) for a, b in itertools.pairwise(at)]
-        mean, first = yield from reduce_scatter(self.compressor, xs, state.first, parts, ctx, rank, size, shares)
+        fixed = has_fixed_size(self._second)
+        try:
+            mean, first = yield from reduce_scatter(self.compressor, xs, state.first, parts, ctx, rank, size, shares)
+        except Unreadable:
+            # The others wait for the mean: they learn why there is none.
+            if not fixed:
+                yield from refuse(x.device)
+            raise
         mean.mul_(1.0 / size)
         again = ctx.child(size)
         limits = [self._second.max_nbytes(p) for p in parts]
         place = buffers.empty(limits[rank], torch.uint8, x.device)
         own, second = self._second.encode(mean, parts[rank], state.second, dataclasses.replace(again, sender=rank), out=place)
         on_host = codes_on_host(self._second, x.device)
-        _, all_parts = yield from gather_messages(own, limits, has_fixed_size(self._second), rank, size, on_host)
+        _, all_parts = yield from gather_messages(own, limits, fixed, rank, size, on_host)
         out = buffers.empty(spec.numel, torch.float32, x.device)
         for r, message in enumerate(all_parts):
             self._second.decode(message, parts[r], dataclasses.replace(again, sender=r), out[at[r] : at[r + 1]])
