@@ -35,9 +35,6 @@ constexpr u64 lowest = u64{1} << 31;         // states are below it only where n
 constexpr u32 largest_pair = 4096;
 u64 pairs(u64 size) { return size * (size - 1) / 2; }
 
-// Whether a node waits for its digit instead of being split.
-bool waits(u32 size, u32 c) { return (c == 1) | ((c == 2) & (size <= largest_pair)); }
-
 // Quotient and rest of a division by a number below 2^24, which is made a product. Rarely the first quotient is one too large.
 struct Divider {
     u64 base = 1, inverse = 0;
@@ -84,10 +81,18 @@ struct SmallSplit {
     }
 };
 
+// What nodes of one size at one depth have in common.
+struct Kind {
+    u32 left, first, second;  // the size of the left half, and the kinds of the halves
+    u32 whole;                // a node with so many is sent whole
+    u32 alone;                // one with so many or fewer is not split: the rest is a digit
+    Divider one, two;
+};
+
 // All splits of chunks of n coordinates that keep at most k. At a depth nodes have one of two sizes.
 class Model {
   public:
-    Model(u32 n, u32 k) : n_(n), most_(k) {
+    Model(u32 n, u32 k) : most_(k) {
         std::vector<std::size_t> offsets;
         for (int depth = 0;; ++depth) {
             const u32 small = n >> depth, large = (n + (u32{1} << depth) - 1) >> depth;
@@ -100,10 +105,12 @@ class Model {
                     hint_.resize(splits_.size() * hints);
                 }
         }
-        for (int depth = 0; depth <= 17; ++depth)
+        for (u32 depth = 0; depth <= 17; ++depth)
             for (u32 size : {n >> depth, (n >> depth) + 1}) {
-                ones_.emplace_back(std::max<u64>(size, 1));
-                twos_.emplace_back(size < 2 || size > largest_pair ? 1 : pairs(size));
+                const u32 left = (size + 1) / 2, right = size / 2, less = n >> (depth + 1), next = 2 * depth + 2;
+                const bool paired = size <= largest_pair;
+                kinds_.push_back({left, next + (left > less), next + (right > less), std::max<u32>(size, 2), paired ? 2u : 1u,
+                                  Divider(std::max<u64>(size, 1)), Divider(size < 2 || !paired ? 1 : pairs(size))});
             }
         for (std::size_t j = 0; j < splits_.size(); ++j) {
             splits_[j].starts = starts_.data() + offsets[j];
@@ -122,17 +129,13 @@ class Model {
     Model(const Model&) = delete;
     Model& operator=(const Model&) = delete;
 
-    const Split& at(int depth, u32 size, u32 c) const {
-        return splits_[std::size_t{kind(depth, size)} * (most_ + 1) + c];
-    }
+    const Split& at(u32 kind, u32 c) const { return splits_[std::size_t{kind} * (most_ + 1) + c]; }
 
     // For 2 <= c <= few.
     const SmallSplit& small(u32 kind, u32 c) const { return small_[std::size_t{kind} * (few + 1) + c]; }
 
-    // The number of a node's size: its depth, and which of the two it is.
-    u32 kind(int depth, u32 size) const { return static_cast<u32>(depth) * 2 + (size - (n_ >> depth)); }
-    const Divider& one(u32 kind) const { return ones_[kind]; }
-    const Divider& two(u32 kind) const { return twos_[kind]; }
+    // The kind of a chunk is 0.
+    const Kind& kind(u32 number) const { return kinds_[number]; }
 
     // Models outlive a call: to make one takes longer than to use it.
     static std::shared_ptr<const Model> of(u32 n, u32 k) {
@@ -175,10 +178,10 @@ class Model {
         return first;
     }
 
-    u32 n_, most_;
+    u32 most_;
     std::vector<Split> splits_;
     std::vector<SmallSplit> small_;
-    std::vector<Divider> ones_, twos_;
+    std::vector<Kind> kinds_;
     std::vector<u32> starts_;
     std::vector<std::uint8_t> hint_;
 };
@@ -254,95 +257,159 @@ class Reader {
 };
 
 struct Node {
-    u32 base, size, c, place;  // place: where its first chosen one stands among those of the chunk
-    int depth;
+    u32 base, c, place, kind;  // place: where its first chosen one stands among those of the chunk
 };
 
-struct Waiting {  // a node whose one or two chosen coordinates are digits
-    u32 base, kind;
-    std::size_t place;
+struct Waiting {  // a node whose one or two chosen coordinates are a digit
+    const Divider* by;
+    std::int32_t* to;
+    u32 base;
 };
 
-// Halves nodes until none is left: split(node) tells the number in the left half, wait(node, whether) is told of every node whether it
-// waits for a digit, and whole(node) gets those that are sent whole. After a split the left half is looked at, then the right one; of those to
-// be split, the left comes first. What nodes turn out to be cannot be foretold, so that there are no branches on it.
-template <class SplitNode, class Wait, class Whole>
-void halve(u32 n, u32 k, SplitNode&& split, Wait&& wait, Whole&& whole) {
+// The chunks of a stream, one after another.
+class Chunks {
+  public:
+    explicit Chunks(const std::vector<Run>& runs) : run_(runs.data()), end_(runs.data() + runs.size()) {}
+
+    const Run& run() const { return *run_; }
+    std::size_t first() const { return first_; }  // of its places among all
+    bool next() {
+        while (run_ != end_ && chunk_ == run_->chunks) ++run_, chunk_ = 0;
+        if (run_ == end_) return false;
+        first_ = run_->first + chunk_++ * run_->region->kept;
+        return true;
+    }
+
+  private:
+    const Run *run_, *end_;
+    std::size_t chunk_ = 0, first_ = 0;
+};
+
+// Halves nodes until none is left. A lane is what becomes of a stream: split(node) tells the number in the left half, wait(node) is told
+// of every node, whole(node) gets those that are sent whole, and next() goes on to the next chunk. After a
+// split the left half is looked at, then the right one; of those to be split, the left comes first. What nodes turn out to be cannot be
+// foretold, so that there are no branches on it.
+struct Walk {
     Node stack[24];
     std::size_t held = 0;
-    const auto open = [&](const Node& node) {
-        const bool opened = (node.c > 1) & !waits(node.size, node.c);
-        if ((node.c == node.size) & opened) return whole(node);
+
+    template <class Lane>
+    [[gnu::always_inline]] void open(Lane& lane, const Node& node, const Kind& kind) {
+        const bool opened = node.c > kind.alone;
+        if ((node.c == kind.whole) & opened) return lane.whole(node);
         stack[held] = node;
         held += opened;
-    };
-    const Node all{0, n, k, 0, 0};
-    wait(all, waits(n, k));
-    open(all);
-    while (held) {
-        const Node node = stack[--held];
-        const u32 a = split(node), left = (node.size + 1) / 2;
-        const Node first{node.base, left, a, node.place, node.depth + 1};
-        const Node second{node.base + left, node.size / 2, node.c - a, node.place + a, node.depth + 1};
-        wait(first, waits(first.size, first.c));
-        wait(second, waits(second.size, second.c));
-        open(second);
-        open(first);
     }
+
+    // Whether there is a node to be split.
+    template <class Lane>
+    bool more(Lane& lane) {
+        while (!held) {
+            if (!lane.next()) return false;
+            const Node all{0, static_cast<u32>(lane.chunks.run().region->kept), 0, 0};
+            const Kind& kind = lane.model->kind(0);
+            lane.wait(all, kind);
+            open(lane, all, kind);
+        }
+        return true;
+    }
+
+    template <class Lane>
+    [[gnu::always_inline]] void step(Lane& lane) {
+        const Node node = stack[--held];
+        const Kind& kind = lane.model->kind(node.kind);
+        const u32 a = lane.split(node, kind);
+        const Node first{node.base, a, node.place, kind.first}, second{node.base + kind.left, node.c - a, node.place + a, kind.second};
+        const Kind &one = lane.model->kind(kind.first), &two = lane.model->kind(kind.second);
+        lane.wait(first, one);
+        lane.wait(second, two);
+        open(lane, second, two);
+        open(lane, first, one);
+    }
+};
+
+// Two streams in turn: while one waits for a number, the other goes on. Lanes are copied, so that they may lie in registers.
+template <class Lane>
+void walk(Lane& first, Lane& second) {
+    Lane a = first, b = second;
+    Walk one, two;
+    while (one.more(a) && two.more(b))
+        do one.step(a), two.step(b);
+        while (one.held && two.held);
+    while (one.more(a)) one.step(a);
+    while (two.more(b)) two.step(b);
+    first = a, second = b;
 }
 
-void read_stream(const std::uint8_t* data, std::size_t words, const std::vector<Run>& runs, std::int32_t* places) {
-    // Nodes are written before it is known whether they wait, so that there is room for one more.
-    thread_local std::vector<u32> padded;
-    thread_local std::vector<Waiting> ones, twos;
-    padded.resize(words + 1);
-    ones.resize(stream_places + most_kept + 1);
-    twos.resize(stream_places + most_kept + 1);
-    std::memcpy(padded.data(), data, 4 * words);
-    Reader reader(padded.data(), words);
-    Waiting *const one_by_one = ones.data(), *const two_by_two = twos.data();
-    std::size_t number_of_ones = 0, number_of_twos = 0;
-    struct Part {
-        const Model* model;
-        std::size_t ones, twos;
-    };
-    std::vector<Part> parts;
-    for (const Run& run : runs) {
-        const auto n = static_cast<u32>(run.region->size()), k = static_cast<u32>(run.region->kept);
-        const Model& model = *run.model;
-        for (std::size_t chunk = 0; chunk < run.chunks; ++chunk) {
-            const std::size_t at = run.first + chunk * k;
-            halve(
-                n, k,
-                [&](const Node& node) {
-                    if (node.c <= few) return reader.split(model.small(model.kind(node.depth, node.size), node.c));
-                    return reader.split(model.at(node.depth, node.size, node.c));
-                },
-                [&](const Node& node, bool waits) {
-                    const Waiting one{node.base, model.kind(node.depth, node.size), at + node.place};
-                    one_by_one[number_of_ones] = one;
-                    two_by_two[number_of_twos] = one;
-                    number_of_ones += waits & (node.c == 1);
-                    number_of_twos += waits & (node.c == 2);
-                },
-                [&](const Node& node) {
-                    for (u32 j = 0; j < node.size; ++j) places[at + node.place + j] = static_cast<std::int32_t>(node.base + j);
-                });
-        }
-        parts.push_back({&model, number_of_ones, number_of_twos});
+// A stream that is read: first its splits, then the digits of the nodes that waited for them.
+struct Reading {
+    Chunks chunks;
+    Reader reader;
+    std::int32_t* places;
+    Waiting *ones, *twos;  // behind the last one
+    const Model* model = nullptr;
+    std::int32_t* here = nullptr;  // the places of the chunk
+
+    bool next() {
+        if (!chunks.next()) return false;
+        model = chunks.run().model.get();
+        here = places + chunks.first();
+        return true;
     }
-    std::size_t j = 0;
-    for (const Part& part : parts)
-        for (; j < part.ones; ++j) places[ones[j].place] = static_cast<std::int32_t>(ones[j].base + reader.digit(part.model->one(ones[j].kind)));
-    j = 0;
-    for (const Part& part : parts)
-        for (; j < part.twos; ++j) {
-            const u32 rank = reader.digit(part.model->two(twos[j].kind));
-            const auto high = static_cast<u32>((1.0 + std::sqrt(1.0 + 8.0 * rank)) * 0.5);
-            places[twos[j].place] = static_cast<std::int32_t>(twos[j].base + rank - high * (high - 1) / 2);
-            places[twos[j].place + 1] = static_cast<std::int32_t>(twos[j].base + high);
-        }
-    reader.finish();
+    [[gnu::always_inline]] u32 split(const Node& node, const Kind&) {
+        if (node.c <= few) return reader.split(model->small(node.kind, node.c));
+        return reader.split(model->at(node.kind, node.c));
+    }
+    // Of nodes that do not wait, what is written is written over.
+    [[gnu::always_inline]] void wait(const Node& node, const Kind& kind) {
+        const bool pair = node.c == 2;
+        *(pair ? twos : ones) = {pair ? &kind.two : &kind.one, here + node.place, node.base};
+        ones += node.c == 1;
+        twos += pair & (kind.alone == 2);
+    }
+    void whole(const Node& node) {
+        for (u32 j = 0; j < node.c; ++j) here[node.place + j] = static_cast<std::int32_t>(node.base + j);
+    }
+    void one(const Waiting& w) { *w.to = static_cast<std::int32_t>(w.base + reader.digit(*w.by)); }
+    void two(const Waiting& w) {
+        const u32 rank = reader.digit(*w.by);
+        const auto high = static_cast<u32>((1.0 + std::sqrt(1.0 + 8.0 * rank)) * 0.5);
+        w.to[0] = static_cast<std::int32_t>(w.base + rank - high * (high - 1) / 2);
+        w.to[1] = static_cast<std::int32_t>(w.base + high);
+    }
+};
+
+// each(first, one of its nodes) and each(second, one of its) in turn.
+template <class Each>
+void in_turn(Reading& first, const Waiting* from, const Waiting* to, Reading& second, const Waiting* begin, const Waiting* end, Each&& each) {
+    Reading a = first, b = second;
+    while (from != to && begin != end) each(a, *from++), each(b, *begin++);
+    while (from != to) each(a, *from++);
+    while (begin != end) each(b, *begin++);
+    first = a, second = b;
+}
+
+// Memory of a stream that is read. Nodes are written before it is known whether they wait, so that there is room for one more.
+struct Room {
+    std::vector<u32> words;
+    std::vector<Waiting> ones, twos;
+
+    Reading begin(const std::uint8_t* data, std::size_t count, const std::vector<Run>& runs, std::int32_t* places) {
+        words.resize(count + 1);
+        ones.resize(stream_places + most_kept + 1);
+        twos.resize(stream_places + most_kept + 1);
+        std::memcpy(words.data(), data, 4 * count);
+        return {Chunks(runs), Reader(words.data(), count), places, ones.data(), twos.data()};
+    }
+};
+
+// A stream alone is read with one that holds nothing.
+void read_streams(Reading first, const Room& one, Reading second, const Room& two) {
+    walk(first, second);
+    in_turn(first, one.ones.data(), first.ones, second, two.ones.data(), second.ones, [](Reading& r, const Waiting& w) { r.one(w); });
+    in_turn(first, one.twos.data(), first.twos, second, two.twos.data(), second.twos, [](Reading& r, const Waiting& w) { r.two(w); });
+    first.reader.finish();
+    second.reader.finish();
 }
 
 // One number to be coded: a split by its slots, or a digit `start` among `f`. States from `limit` on give a word away before.
@@ -351,21 +418,72 @@ struct Step {
     u64 limit;
 };
 
+// What the chunks of a stream have to be coded as.
+struct Collecting {
+    Chunks chunks;
+    const std::int32_t* places;
+    Step *splits, *ones, *twos;  // behind the last one
+    std::int32_t* at;            // the places of the chunk; behind the last one stand some that lie in no node
+    const Model* model = nullptr;
+
+    bool next() {
+        if (!chunks.next()) return false;
+        model = chunks.run().model.get();
+        const Region& region = *chunks.run().region;
+        const std::size_t k = region.kept;
+        std::memcpy(at, places + chunks.first(), 4 * k);
+        std::fill(at + k, at + k + 8, std::numeric_limits<std::int32_t>::max());
+        bool increase = at[0] >= 0 && at[k - 1] < static_cast<std::int32_t>(region.size());
+        for (std::size_t j = 1; j < k; ++j) increase &= at[j] > at[j - 1];
+        if (!increase) corrupt("places must increase within their chunk");
+        return true;
+    }
+    [[gnu::always_inline]] u32 split(const Node& node, const Kind& kind) {
+        const std::int32_t* const mine = at + node.place;
+        const auto border = static_cast<std::int32_t>(node.base + kind.left);
+        // Places of nodes to the right are beyond the border. The sign of the difference, which fits: GCC 12 for 64-bit Arm counts eight
+        // comparisons as minus their number.
+        u32 in_left = 0;
+        for (u32 first = 0; first < node.c; first += 8)
+            for (u32 j = 0; j < 8; ++j) in_left += static_cast<u32>(mine[first + j] - border) >> 31;
+        u32 start, f;
+        if (node.c <= few) {
+            const SmallSplit& s = model->small(node.kind, node.c);
+            start = s.start(in_left - s.first), f = s.frequency(in_left - s.first);
+        } else {
+            const Split& s = model->at(node.kind, node.c);
+            const u32 j = in_left - s.first;
+            start = s.starts[j], f = s.starts[j + 1] - s.starts[j];
+        }
+        *splits++ = {start, f, u64{f} << 47};
+        return in_left;
+    }
+    // Of nodes that do not wait, what is written is written over.
+    [[gnu::always_inline]] void wait(const Node& node, const Kind& kind) {
+        const bool pair = node.c == 2;
+        const u32 low = static_cast<u32>(at[node.place]) - node.base, high = static_cast<u32>(at[node.place + 1]) - node.base;
+        const Divider& by = pair ? kind.two : kind.one;
+        *(pair ? twos : ones) = {low + (pair ? high * (high - 1) / 2 : 0), static_cast<u32>(by.base), by.limit};
+        ones += node.c == 1;
+        twos += pair & (kind.alone == 2);
+    }
+    void whole(const Node&) {}
+};
+
+std::size_t most_words(const std::vector<Run>& runs) {
+    std::size_t bits = 0;
+    for (const Run& run : runs) bits += run.chunks * run.region->kept * static_cast<std::size_t>(std::bit_width(run.region->size() - 1));
+    return (bits + 31) / 32 + 3;
+}
+
 // A stream in work. Its numbers are coded from the last to the first: pairs, single ones, splits.
 class Writer {
   public:
-    // What the chunks of a stream have to be coded as.
-    void collect(const std::vector<Run>& runs, const std::int32_t* places, std::size_t words) {
-        // Steps are written before it is known whether there is one, so that there is room for one more.
-        // At each of up to 17 depths a node that is split has at least two.
-        splits_.resize(9 * (stream_places + most_kept) + 1);
-        ones_.resize(stream_places + most_kept + 1);
-        twos_.resize(stream_places + most_kept + 1);
-        words_.resize(words + 1);
-        number_of_splits_ = number_of_ones_ = number_of_twos_ = number_ = 0;
-        state_ = 1;
-        for (const Run& run : runs)
-            for (std::size_t chunk = 0; chunk < run.chunks; ++chunk) collect(run, places + run.first + chunk * run.region->kept);
+    // Two streams at once; runs may be empty.
+    static void collect(Writer& a, const std::vector<Run>& first, Writer& b, const std::vector<Run>& second, const std::int32_t* places) {
+        Collecting one = a.begin(first, places), two = b.begin(second, places);
+        walk(one, two);
+        a.end(one), b.end(two);
     }
 
     // Codes two streams in turn: while one waits for a division, the other goes on.
@@ -383,51 +501,22 @@ class Writer {
     }
 
   private:
-    void collect(const Run& run, const std::int32_t* places) {
-        const auto n = static_cast<u32>(run.region->size()), k = static_cast<u32>(run.region->kept);
-        const Model& model = *run.model;
-        // Behind the last place stand some that lie in no node.
-        std::int32_t at[most_kept + 8];
-        std::memcpy(at, places, 4 * k);
-        std::fill(at + k, at + k + 8, std::numeric_limits<std::int32_t>::max());
-        bool increase = at[0] >= 0 && at[k - 1] < static_cast<std::int32_t>(n);
-        for (u32 j = 1; j < k; ++j) increase &= at[j] > at[j - 1];
-        if (!increase) corrupt("places must increase within their chunk");
-        halve(
-            n, k,
-            [&](const Node& node) {
-                const std::int32_t* const mine = at + node.place;
-                const auto border = static_cast<std::int32_t>(node.base + (node.size + 1) / 2);
-                // Places of nodes to the right are beyond the border.
-                u32 in_left = 0;
-                if (node.c > 8)
-                    in_left = static_cast<u32>(std::lower_bound(mine, mine + node.c, border) - mine);
-                else
-                    // The sign of the difference, which fits: GCC 12 for 64-bit Arm counts eight comparisons as minus their number.
-                    for (u32 j = 0; j < 8; ++j) in_left += static_cast<u32>(mine[j] - border) >> 31;
-                u32 start, f;
-                if (node.c <= few) {
-                    const SmallSplit& s = model.small(model.kind(node.depth, node.size), node.c);
-                    start = s.start(in_left - s.first), f = s.frequency(in_left - s.first);
-                } else {
-                    const Split& s = model.at(node.depth, node.size, node.c);
-                    const u32 j = in_left - s.first;
-                    start = s.starts[j], f = s.starts[j + 1] - s.starts[j];
-                }
-                splits_[number_of_splits_++] = {start, f, u64{f} << 47};
-                return in_left;
-            },
-            [&](const Node& node, bool waits) {
-                // Of nodes that do not wait, what is written is written over.
-                const u32 kind = model.kind(node.depth, node.size), low = static_cast<u32>(at[node.place]) - node.base;
-                const u32 high = static_cast<u32>(at[node.place + 1]) - node.base;
-                const Divider &one = model.one(kind), &two = model.two(kind);
-                ones_[number_of_ones_] = {low, static_cast<u32>(one.base), one.limit};
-                twos_[number_of_twos_] = {high * (high - 1) / 2 + low, static_cast<u32>(two.base), two.limit};
-                number_of_ones_ += waits & (node.c == 1);
-                number_of_twos_ += waits & (node.c == 2);
-            },
-            [](const Node&) {});
+    Collecting begin(const std::vector<Run>& runs, const std::int32_t* places) {
+        // Steps are written before it is known whether there is one, so that there is room for one more.
+        // At each of up to 17 depths a node that is split has at least two.
+        splits_.resize(9 * (stream_places + most_kept) + 1);
+        ones_.resize(stream_places + most_kept + 1);
+        twos_.resize(stream_places + most_kept + 1);
+        at_.resize(most_kept + 8);
+        words_.resize(most_words(runs) + 1);
+        number_ = 0;
+        state_ = 1;
+        return {Chunks(runs), places, splits_.data(), ones_.data(), twos_.data(), at_.data()};
+    }
+    void end(const Collecting& found) {
+        number_of_splits_ = static_cast<std::size_t>(found.splits - splits_.data());
+        number_of_ones_ = static_cast<std::size_t>(found.ones - ones_.data());
+        number_of_twos_ = static_cast<std::size_t>(found.twos - twos_.data());
     }
 
     template <class Code>
@@ -457,13 +546,8 @@ class Writer {
     std::size_t number_of_splits_ = 0, number_of_ones_ = 0, number_of_twos_ = 0, number_ = 0;
     u64 state_ = 1;
     std::vector<u32> words_;
+    std::vector<std::int32_t> at_;
 };
-
-std::size_t most_words(const std::vector<Run>& runs) {
-    std::size_t bits = 0;
-    for (const Run& run : runs) bits += run.chunks * run.region->kept * static_cast<std::size_t>(std::bit_width(run.region->size() - 1));
-    return (bits + 31) / 32 + 3;
-}
 
 }  // namespace
 
@@ -478,13 +562,13 @@ std::size_t encode(const std::int32_t* places, const std::vector<Region>& region
     const auto all = streams(regions);
     if (all.empty()) return 0;
     std::vector<std::vector<u32>> written(all.size());
+    const std::vector<Run> nothing;
     parallel_for(all.size(), 2, 4, [&](std::size_t begin, std::size_t end) {
-        Writer one, two;
+        // They keep their memory.
+        thread_local Writer one, two;
         for (std::size_t s = begin; s < end; s += 2) {
-            one.collect(all[s], places, most_words(all[s]));
             const bool both = s + 1 < end;
-            if (both) two.collect(all[s + 1], places, most_words(all[s + 1]));
-            else two.collect({}, places, 0);
+            Writer::collect(one, all[s], two, both ? all[s + 1] : nothing, places);
             Writer::code(one, two);
             written[s] = one.finish();
             if (both) written[s + 1] = two.finish();
@@ -522,8 +606,18 @@ void decode(const std::uint8_t* data, std::size_t size, const std::vector<Region
     }
     begins.back() = size;
     if (begins[all.size() - 1] > size || (size - begins[all.size() - 1]) % 4) corrupt("the streams do not fill the message");
-    parallel_for(all.size(), 1, 4, [&](std::size_t begin, std::size_t end) {
-        for (std::size_t s = begin; s < end; ++s) read_stream(data + begins[s], (begins[s + 1] - begins[s]) / 4, all[s], places);
+    // What is read where there is no second stream.
+    constexpr std::uint8_t end_alone[] = {1, 0, 0, 0};
+    const std::vector<Run> nothing;
+    parallel_for(all.size(), 2, 4, [&](std::size_t begin, std::size_t end) {
+        thread_local Room one, two;
+        for (std::size_t s = begin; s < end; s += 2) {
+            const Reading first = one.begin(data + begins[s], (begins[s + 1] - begins[s]) / 4, all[s], places);
+            if (s + 1 < end)
+                read_streams(first, one, two.begin(data + begins[s + 1], (begins[s + 2] - begins[s + 1]) / 4, all[s + 1], places), two);
+            else
+                read_streams(first, one, two.begin(end_alone, 1, nothing, places), two);
+        }
     });
 }
 

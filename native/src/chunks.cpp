@@ -28,81 +28,102 @@ const Loops& loops() {
     return loops_portable;
 }
 
+// A vector that lies in memory, read from `data`.
+struct Plain {
+    const float* data;
+
+    void ready(std::size_t, std::size_t) const {}
+    // Candidates of tiles, the first of which begins at coordinate `at`; they become ready.
+    void scan(std::size_t at, const Scan& of) const {
+        for (std::size_t row = 0; row < of.rows; ++row) scan_row(data + at + row * of.stride, of, row);
+    }
+};
+
+// One that is added up on the way, from x and what is carried over. Coordinates can be read from `data` after they became ready.
+struct Carried {
+    float* data;
+    const float *x, *carry;
+    float decay;
+    bool around;  // the caches: they could not hold it
+
+    void ready(std::size_t at, std::size_t n) const { loops().add(x + at, carry + at, decay, data + at, n); }
+    void scan(std::size_t at, const Scan& of) const { loops().add_and_scan(x + at, carry + at, decay, data + at, around, of); }
+};
+
 // Chooses from the chunks of a region, band by band: a row of chunks each.
+template <class Source>
 class Chooser {
   public:
-    explicit Chooser(const Region& r)
-        : r_(r), across_(r.cols / r.width), room_(most() + r.width + 16), tile_(r.size() + 16), values_(r.size() + 32),
+    Chooser(const Region& r, const Source& source)
+        : r_(r), source_(source), across_(r.cols / r.width), room_(most() + r.width + 16), tile_(r.size() + 16), values_(r.size() + 32),
           indices_(r.size() + 32), keys_(r.size() + 32), guesses_(across_), counts_(across_) {}
 
-    // Of the band at x; false where a coordinate is not finite. ready(first, count) comes before any of these coordinates is looked at.
-    template <class Ready>
-    bool operator()(const float* x, std::int32_t* places, float* values, Ready&& ready) {
+    // Of the band at a coordinate; false where one is not finite.
+    bool operator()(std::size_t band, std::int32_t* places, float* values) {
         const std::size_t k = r_.kept;
         const std::uint32_t before = guesses_[0];
         // Chunks of one row lie one after another anyway.
         const bool ahead = k < r_.size() && r_.height > 1 && across_ > 1 && before;
-        const std::size_t first = ahead ? r_.width : r_.cols;
-        for (std::size_t row = 0; row < r_.height; ++row) ready(row * r_.cols, first);
-        if (!one(x, before, guesses_[0], places, values)) return false;
-        if (ahead) look_ahead(x, static_cast<std::int64_t>(guesses_[0]) - before, ready);
-        for (std::size_t c = 1; c < across_; ++c) {
-            const float* const chunk = x + c * r_.width;
-            std::int32_t* const p = places + c * k;
-            float* const v = values + c * k;
-            if (ahead && fits(counts_[c])) {
-                const std::uint32_t low = guesses_[c];
-                if (!narrow(band_indices_.data() + c * room_, band_values_.data() + c * room_, counts_[c], low, guesses_[c], p, v)) return false;
-                continue;
+        if (!one(band, before, false, guesses_[0], places, values)) return false;
+        const std::int64_t change = static_cast<std::int64_t>(guesses_[0]) - before;
+        for (std::size_t first = 1; first < across_; first += together) {
+            const std::size_t last = std::min(first + together, across_);
+            if (ahead) look_ahead(band, first, last, change);
+            for (std::size_t c = first; c < last; ++c) {
+                const std::size_t chunk = band + c * r_.width;
+                std::int32_t* const p = places + c * k;
+                float* const v = values + c * k;
+                if (ahead && fits(counts_[c])) {
+                    const std::size_t at = (c - first) * room_;
+                    if (!narrow(band_indices_.data() + at, band_values_.data() + at, counts_[c], guesses_[c], guesses_[c], p, v)) return false;
+                    continue;
+                }
+                if (c + 1 < last) prefetch(source_.data + chunk + r_.width);
+                if (!one(chunk, guesses_[c - 1], ahead, guesses_[c], p, v)) return false;
             }
-            if (c + 1 < across_) prefetch(chunk + r_.width);
-            if (!one(chunk, guesses_[c - 1], guesses_[c], p, v)) return false;
         }
         return true;
     }
 
   private:
     static constexpr std::uint32_t margin = 1 << 19;  // 3 to 6 per cent
+    static constexpr std::size_t together = 64;       // chunks that are looked at row by row
 
     // So many candidates are worth going through.
     std::size_t most() const { return 4 * r_.kept + 32; }
     bool fits(std::size_t found) const { return found >= r_.kept && found <= most(); }
 
-    // Candidates of all chunks but the first, whose guesses are those of the band before, changed as that of the first was. Row by row, as
-    // they lie in memory.
-    template <class Ready>
-    void look_ahead(const float* x, std::int64_t change, Ready&& ready) {
-        const select::Table& table = select::table();
-        band_values_.resize(across_ * room_);
-        band_indices_.resize(across_ * room_);
-        for (std::size_t c = 1; c < across_; ++c) {
-            guesses_[c] = static_cast<std::uint32_t>(std::clamp<std::int64_t>(guesses_[c] + change, 0, select::infinite_key));
+    // Candidates of some chunks, whose guesses are those of the band before, changed as that of the first was. Row by row, as they lie in
+    // memory. To find too few takes longer than to find some more.
+    void look_ahead(std::size_t band, std::size_t first, std::size_t last, std::int64_t change) {
+        band_values_.resize(together * room_);
+        band_indices_.resize(together * room_);
+        for (std::size_t c = first; c < last; ++c) {
+            guesses_[c] = static_cast<std::uint32_t>(std::clamp<std::int64_t>(guesses_[c] + change - margin, 0, select::infinite_key));
             // Where there is no guess, there are too many.
             counts_[c] = guesses_[c] ? 0 : most() + 1;
         }
-        for (std::size_t row = 0; row < r_.height; ++row) {
-            ready(row * r_.cols + r_.width, r_.cols - r_.width);
-            for (std::size_t c = 1; c < across_; ++c) {
-                std::size_t& found = counts_[c];
-                if (found > most()) continue;
-                found += table.scan(x + row * r_.cols + c * r_.width, r_.width, guesses_[c], static_cast<std::int32_t>(row * r_.width),
-                                    band_indices_.data() + c * room_ + found, band_values_.data() + c * room_ + found);
-            }
-        }
+        source_.scan(band + first * r_.width, {r_.height, r_.cols, r_.width, last - first, guesses_.data() + first, most(), band_indices_.data(),
+                                               band_values_.data(), room_, counts_.data() + first});
     }
 
-    // From one chunk, which is looked at with a guess; what is a good one for the next.
-    bool one(const float* x, std::uint32_t low, std::uint32_t& guess, std::int32_t* places, float* values) {
+    // From one chunk, which is looked at with a guess; what is a good one for the next. Its coordinates may be ready.
+    bool one(std::size_t chunk, std::uint32_t low, bool ready, std::uint32_t& guess, std::int32_t* places, float* values) {
         const std::size_t n = r_.size();
-        if (r_.kept == n) {
+        const float* const x = source_.data + chunk;
+        const bool whole = r_.kept == n;
+        if (!ready && (whole || !low))
+            for (std::size_t row = 0; row < r_.height; ++row) source_.ready(chunk + row * r_.cols, r_.width);
+        if (whole) {
             for (std::size_t i = 0; i < n; ++i) places[i] = static_cast<std::int32_t>(i);
             for (std::size_t row = 0; row < r_.height; ++row) std::memcpy(values + row * r_.width, x + row * r_.cols, 4 * r_.width);
             return select::all_finite(values, n);
         }
-        std::size_t found = low ? scan(x, low) : 0;
+        std::size_t found = 0;
+        if (low) found = ready ? scan(Plain{source_.data}, chunk, low) : scan(source_, chunk, low);
         if (!fits(found)) {
             low = bound(x);
-            found = scan(x, low);
+            found = scan(Plain{source_.data}, chunk, low);
         }
         return narrow(indices_.data(), values_.data(), found, low, guess, places, values);
     }
@@ -110,32 +131,23 @@ class Chooser {
     // The largest among candidates with a key of at least `low`; false where one is not finite.
     bool narrow(const std::int32_t* indices, const float* candidates, std::size_t found, std::uint32_t low, std::uint32_t& guess,
                 std::int32_t* places, float* values) {
-        const std::size_t k = r_.kept;
         std::uint32_t top = 0;
         for (std::size_t j = 0; j < found; ++j) top = std::max(top, keys_[j] = select::key(candidates[j]));
         if (top >= select::infinite_key) return false;
-        const std::uint32_t threshold = loops().kth(keys_.data(), found, k, low, top);
+        const std::uint32_t threshold = loops().kth(keys_.data(), found, r_.kept, low, top);
         guess = threshold > margin ? threshold - margin : 0;
         std::size_t above = 0;
         for (std::size_t j = 0; j < found; ++j) above += keys_[j] > threshold;
-        std::size_t ties = k - above, to = 0;
-        for (std::size_t j = 0; j < found; ++j) {
-            const bool tie = keys_[j] == threshold, keep = keys_[j] > threshold || (tie && ties);
-            ties -= tie && keep;
-            if (to == k) break;
-            places[to] = indices[j];
-            values[to] = candidates[j];
-            to += keep;
-        }
+        std::size_t ties = r_.kept - above;
+        select::table().filter(indices, candidates, found, threshold, &ties, places, values);
         return true;
     }
 
-    // Coordinates with a key of at least `low`, in order; how many there are.
-    std::size_t scan(const float* x, std::uint32_t low) {
-        const select::Table& table = select::table();
+    // Coordinates of a chunk with a key of at least `low`, in order; how many there are.
+    template <class From>
+    std::size_t scan(const From& from, std::size_t chunk, std::uint32_t low) {
         std::size_t found = 0;
-        for (std::size_t row = 0; row < r_.height; ++row)
-            found += table.scan(x + row * r_.cols, r_.width, low, static_cast<std::int32_t>(row * r_.width), indices_.data() + found, values_.data() + found);
+        from.scan(chunk, {r_.height, r_.cols, r_.width, 1, &low, r_.size(), indices_.data(), values_.data(), 0, &found});
         return found;
     }
 
@@ -156,6 +168,7 @@ class Chooser {
     }
 
     const Region& r_;
+    const Source& source_;
     std::size_t across_, room_;
     std::vector<float> tile_, values_;
     std::vector<std::int32_t> indices_;
@@ -166,17 +179,16 @@ class Chooser {
     std::vector<std::int32_t> band_indices_;
 };
 
-// Chooses from chunks. ready(first, count) comes before any of these coordinates is looked at.
-template <class Ready>
-bool by_chunks(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values, Ready&& ready) {
+template <class Source>
+bool by_chunks(const Source& source, const std::vector<Region>& regions, std::int32_t* places, float* values) {
     std::atomic<bool> finite{true};
     for (const Region& r : regions) {
         const std::size_t across = r.cols / r.width;
         parallel_for(r.rows / r.height, 1, std::max<std::size_t>(1, grain / across), [&](std::size_t begin, std::size_t end) {
-            Chooser chooser(r);
+            Chooser<Source> chooser(r, source);
             for (std::size_t band = begin; band < end; ++band) {
-                const std::size_t at = r.offset(band * across), first = band * across * r.kept;
-                if (!chooser(x + at, places + first, values + first, [&](std::size_t from, std::size_t count) { ready(at + from, count); })) {
+                const std::size_t first = band * across * r.kept;
+                if (!chooser(r.offset(band * across), places + first, values + first)) {
                     finite = false;
                     return;
                 }
@@ -247,18 +259,20 @@ void scatter_around(const Region& r, float* to, const std::int32_t* places, cons
 
 }  // namespace
 
-const Loops loops_portable = {maxima_of, kth_of, sum_of};
+const Loops loops_portable = {maxima_of, kth_of, sum_of, sum_and_scan};
 
 bool choose(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values) {
-    return by_chunks(x, regions, places, values, [](std::size_t, std::size_t) {});
+    return by_chunks(Plain{x}, regions, places, values);
 }
 
 bool carry_and_choose(const float* x, const float* carry, float decay, float* sum, const std::vector<Region>& regions, std::int32_t* places,
                       float* values) {
-    const Loops& loop = loops();
-    // A row is still in a cache when it is looked at.
-    return by_chunks(sum, regions, places, values,
-                     [&](std::size_t at, std::size_t count) { loop.add(x + at, carry + at, decay, sum + at, count); });
+    std::size_t numel = 0;
+    for (const Region& r : regions) numel += r.numel();
+    const bool around = 4 * numel > select::cache_bytes;
+    const bool finite = by_chunks(Carried{sum, x, carry, decay, around}, regions, places, values);
+    if (around) select::stream_done();
+    return finite;
 }
 
 void scatter(const std::int32_t* places, const float* values, const std::vector<Region>& regions, float* out) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "tersegrad/chunks.hpp"
+#include "tersegrad/select.hpp"
 
 namespace tersegrad::chunks {
 namespace {
@@ -46,6 +47,24 @@ inline void sum_of(const float* __restrict x, const float* __restrict carry, flo
         for (std::size_t i = 0; i < line; ++i) sum[j + i] = decay * carry[j + i] + x[j + i];
     }
     for (; j < n; ++j) sum[j] = decay * carry[j] + x[j];
+}
+
+inline void scan_row(const float* x, const Scan& of, std::size_t row) {
+    const select::Table& table = select::table();
+    for (std::size_t c = 0; c < of.tiles; ++c) {
+        std::size_t& found = of.counts[c];
+        if (found > of.most) continue;
+        const std::size_t to = c * of.room + found;
+        found += table.scan(x + c * of.width, of.width, of.thresholds[c], static_cast<std::int32_t>(row * of.width), of.indices + to, of.values + to);
+    }
+}
+
+inline void sum_and_scan(const float* x, const float* carry, float decay, float* sum, bool, const Scan& of) {
+    for (std::size_t row = 0; row < of.rows; ++row) {
+        const std::size_t at = row * of.stride;
+        sum_of(x + at, carry + at, decay, sum + at, of.tiles * of.width);
+        scan_row(sum + at, of, row);
+    }
 }
 
 }  // namespace

@@ -95,6 +95,25 @@ def test_sums_with_what_is_carried(regions: tuple[Region, ...], decay: float) ->
         assert not bool(backend.chunk_carry(x, carry + math.inf, 1.0, out, table, *found))
 
 
+def test_long_sums_go_around_the_caches() -> None:
+    """Sums above 16 MiB are stored otherwise: tiles, runs, and a part that begins between two cache lines."""
+    regions = (Region(0, 64, 128, 64, 64, keep=20), Region(8192, 1, 7, 1, 7, keep=3), Region(8199, 1088, 4096, 64, 64, keep=20))
+    numel, table = sum(r.numel for r in regions), tiles.table(regions)
+    x, carry = vectors(numel)["normal"], torch.randn(numel, generator=torch.Generator().manual_seed(3))
+    # Some tiles hold far larger numbers than the ones above them.
+    x[8199 + 640 * 4096 : 8199 + 704 * 4096] *= 9
+    expected = 0.5 * carry + x
+    places, values = chosen(native, expected, regions)
+    for shift in (0, 9):
+        # Behind the odd part all tiles begin between two lines, unless the memory itself is shifted against it.
+        memory = torch.empty(numel + 16)
+        out, found = memory[shift : shift + numel], (torch.empty_like(places), torch.empty_like(values))
+        assert bool(native.chunk_carry(x, carry, 0.5, out, table, *found))
+        assert torch.equal(out, expected)
+        assert torch.equal(found[0], places)
+        assert torch.equal(found[1], values)
+
+
 @pytest.mark.parametrize("backend", [reference, native], ids=["reference", "native"])
 def test_the_largest_are_chosen_with_ties_to_the_lowest_place(backend: object) -> None:
     regions = (Region(0, 4, 4, 2, 2, keep=2),)

@@ -50,6 +50,19 @@ void to_bins(const float* values, const std::int64_t* counts, std::size_t tensor
 
 // ---- what the instruction sets provide ----------------------------------------------------------------------------------------
 
+// Which coordinates of some tiles of rows x width, side by side, rows `stride` apart, have keys of at least a threshold: appended to what was
+// found in a tile before, as place and value. Where that are more than `most`, a row later no more are looked for. A tile has `room`
+// places for candidates, 16 more than there can be.
+struct Scan {
+    std::size_t rows, stride, width, tiles;
+    const std::uint32_t* thresholds;
+    std::size_t most;
+    std::int32_t* indices;
+    float* values;
+    std::size_t room;
+    std::size_t* counts;
+};
+
 struct Loops {
     // Writes the largest key of the coordinates i, i + groups, i + 2 groups, ... for each i < groups, a multiple of 64; what is left over
     // after the last whole row is not looked at.
@@ -58,6 +71,8 @@ struct Loops {
     std::uint32_t (*kth)(const std::uint32_t* keys, std::size_t n, std::size_t k, std::uint32_t low, std::uint32_t top);
     // sum = x + decay * carry, rounded after each operation.
     void (*add)(const float* x, const float* carry, float decay, float* sum, std::size_t n);
+    // The same for what `of` is about, and its candidates. `around`: the sum may be stored around the caches.
+    void (*add_and_scan)(const float* x, const float* carry, float decay, float* sum, bool around, const Scan& of);
 };
 extern const Loops loops_portable, loops_avx2, loops_avx512;
 
