@@ -259,6 +259,34 @@ def test_even_vectors_have_no_scale_classes(omega: float) -> None:
             assert not classed(message.tobytes())
 
 
+@pytest.mark.parametrize("d", [600, 3000, 40_000])
+def test_scale_classes_never_make_a_message_longer(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = gaussian(d)
+    uneasy = {
+        "gaussian": x,
+        "halves": torch.where(torch.arange(d) < d // 2, x, 0.01 * x),
+        "rows": (x.view(-1, 50) * torch.exp2(0.5 * gaussian(d // 50, 1))[:, None]).flatten(),
+        "sparse": x * (gaussian(d, 2) > 2),
+        "tails": x / gaussian(2 * d, 3).view(2, -1).square().mean(0).sqrt(),
+    }
+    specs = (Spec.flat(d), Spec.of(x.view(-1, 50)), Spec.of(x.view(10, -1)))
+    configurations = [SubtractiveDithering(omega=omega, coder="rans") for omega in (100.0, 8.0, 1.0, 0.1, 0.001)]
+
+    def lengths() -> dict[tuple[str, int, int], int]:
+        return {
+            (name, i, j): int(c.encode(x, spec, None, Context(seed=d))[0].nbytes)
+            for name, x in uneasy.items()
+            for i, spec in enumerate(specs)
+            for j, c in enumerate(configurations)
+        }
+
+    found = lengths()
+    monkeypatch.setattr(kernels.get(torch.device("cpu")), "classes_choose", lambda *_: None)
+    plain = lengths()
+    assert [key for key in found if found[key] > 1.01 * plain[key]] == []
+    assert any(found[key] < 0.9 * plain[key] for key in found) or d < 1000
+
+
 def test_damaged_scale_classes_raise_or_decode_alike() -> None:
     rng, refused = random.Random(2), 0
     x, spec = uneven(((190, 40), (12,), (16, 5, 3, 3), (100,)), spread=1.0)
