@@ -287,6 +287,19 @@ def test_scale_classes_never_make_a_message_longer(d: int, monkeypatch: pytest.M
     assert any(found[key] < 0.9 * plain[key] for key in found) or d < 1000
 
 
+def test_scale_classes_that_do_not_pay_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = gaussian(20_000)
+    c = SubtractiveDithering(omega=1.0)
+    plain = once(c, x, Context())[0].tobytes()
+
+    def eager(symbols: Tensor, window: int, layout: Tensor, parts: Tensor, contexts: Tensor) -> Tensor:
+        contexts.copy_(torch.arange(symbols.numel()) % 2)
+        return torch.zeros(30, dtype=torch.uint8)
+
+    monkeypatch.setattr(kernels.get(torch.device("cpu")), "classes_choose", eager)
+    assert once(c, x, Context())[0].tobytes() == plain
+
+
 def test_damaged_scale_classes_raise_or_decode_alike() -> None:
     rng, refused = random.Random(2), 0
     x, spec = uneven(((190, 40), (12,), (16, 5, 3, 3), (100,)), spread=1.0)
