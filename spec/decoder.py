@@ -1522,7 +1522,7 @@ def decode_subtractive(form: Form, message: bytes, spec: Spec, context: Context)
         return floats(exactly(source.rest, 4 * d).data)
     draws = [draw(context, DITHER, i) for i in range(d)]
     if word == 0x80000000:
-        return subtractive_segments(form, source, draws)
+        return subtractive_segments(form, source, draws, spec)
     step = float_of(word)
     require(2.0**-126 <= step <= F and 1 <= d <= 1 << 10 and source.left > 0, "not a short message")
     levels = level_stream(source.rest, d) if source.rest[0] % 2 else modelled_levels(source.rest, draws, form["omega"])
@@ -1533,26 +1533,44 @@ def subtractive_lengths(form: Form, d: int) -> list[int]:
     return cut(d, 1 << 18) if form["scale"] == "chunk" else [d] if d else []
 
 
-def subtractive_segments(form: Form, source: Bytes, draws: list[int]) -> list[float]:
+def subtractive_segments(form: Form, source: Bytes, draws: list[int], spec: Spec) -> list[float]:
     lengths = subtractive_lengths(form, len(draws))
     steps = floats(source.take(4 * len(lengths)))
     require(all(step == 0 or 2.0**-126 <= step <= F for step in steps), "a step is not a normal positive number")
     of_coordinate = [step for step, n in zip(steps, lengths) for _ in range(n)]
-    levels = iter(windowed_levels(source, [u for u, step in zip(draws, of_coordinate) if step]))
+    where, at = [], 0
+    for n in cut(len(draws), 1 << 18):
+        if of_coordinate[at]:
+            where += regions(spec, at, at + n)
+        at += n
+    levels = iter(windowed_levels(source, [u for u, step in zip(draws, of_coordinate) if step], where))
     return [undithered(next(levels), u, step) if step else 0.0 for u, step in zip(draws, of_coordinate)]
 
 
-def windowed_levels(source: Bytes, draws: list[int]) -> list[int]:
-    n, window = len(draws), source.byte()
-    require(window <= 127, "the window is too large")
+def dither_octave(u: int, kept: int) -> int:
+    """The ones that lead the 15 bits of the size, fewer than kept."""
+    return min(15 - (32767 - dither_size(u)).bit_length(), kept - 1)
+
+
+def windowed_levels(source: Bytes, draws: list[int], where: list[Region]) -> list[int]:
+    n, first = len(draws), source.byte()
+    window, classed = first % 128, first >= 128
+    require(window > 0 or not classed, "classes without a window")
     if window == 0:
         stored = struct.unpack(f"<{n}i", exactly(source.rest, 4 * n).data)
         return [min(max(a, -(2**30)), 2**30) for a in stored]
     b, tail = source.byte(), source.varint()
-    require(b <= 4 and tail <= source.left, "a malformed header")
+    require(tail <= source.left, "the escapes are longer than the message")
     body = source.take(source.left - tail)
-    symbols, used = rans(body, n, 2 * window + 1, [dither_size(u) >> (15 - b) for u in draws], 1 << b)
-    require(used == len(body), "bytes follow the symbols")
+    if classed:
+        require(1 <= b <= 8 and n > 0, "so many octaves of the dither there are not")
+        classes, tables, start = scale_classes(body, where)
+        contexts, tables = [b * c + dither_octave(u, b) for c, u in zip(classes, draws)], b * tables
+    else:
+        require(b <= 4, "so many bits of the dither are not looked at")
+        contexts, tables, start = [dither_size(u) >> (15 - b) for u in draws], 1 << b, 0
+    symbols, used = rans(body[start:], n, 2 * window + 1, contexts, tables)
+    require(start + used == len(body), "bytes follow the symbols")
     levels = [symbol - window for symbol in symbols]
     with_escapes(levels, window, source.rest, 2**30)
     return levels

@@ -405,6 +405,8 @@ def scale_classes() -> Iterator[Accept]:
         ("trellis.classes-still", "trellis(nu=0.6, states=32, chunk=14)"),
         ("dithered_trellis.classes", "dithered_trellis(omega=0.02)"),
         ("dithered_trellis.classes-few", "dithered_trellis(omega=0.5, states=16)"),
+        ("subtractive_dithering.classes", "subtractive_dithering(omega=0.25)"),
+        ("subtractive_dithering.classes-fine", "subtractive_dithering(omega=0.02, coder=rans, scale=global)"),
     ):
         yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
     # Signs that rows and columns agree with, but for one in ten.
@@ -418,6 +420,18 @@ def scale_classes() -> Iterator[Accept]:
         name = f"{label(text)}.block-classes"
         yield Accept(name, encoded(text, blocks, context_of(name)))
     yield Accept("sparse_dithering.block-classes", encoded("sparse_dithering(nu=0.001)", blocks, context_of("block-classes")))
+    name = "subtractive_dithering.block-classes"
+    yield Accept(name, encoded("subtractive_dithering(omega=1)", blocks, context_of(name)))
+    # Octaves of the dither in three chunks; and in the second of two segments, where the first is zero.
+    matrix = (Piece((150, 300), 0, 45_000, "weight"),)
+    name = "subtractive_dithering.classes-and-octaves"
+    yield Accept(
+        name, encoded("subtractive_dithering(omega=6, chunk=14)", uneven(45_000, matrix), context_of(name), matrix), matrix
+    )
+    later = (Piece((1 << 18,), 0, 1 << 18, "zeros"), Piece((440, 300), 0, 132_000, "weight"))
+    x = torch.cat([torch.zeros(1 << 18), uneven(132_000, later[1:])])
+    name = "subtractive_dithering.classes-after-zeros"
+    yield Accept(name, encoded("subtractive_dithering(omega=90)", x, context_of(name), later), later)
 
 
 def threshold_message(count: int, d: int, index_set: bytes) -> bytes:
@@ -640,6 +654,27 @@ def bad_classed() -> Iterator[Reject]:
     }
     for name, (text, rest, reason) in cases.items():
         yield Reject(name, framed(text, b"\5" + rest, 3, context_of(name)), reason)
+
+
+def bad_subtractive_classes() -> Iterator[Reject]:
+    """Scale classes of subtractive dithering."""
+    # Base 16, so that all three are of class 8; one table, which is there.
+    told, block = struct.pack("<HB", 1 << 8, 16), raw_levels((1, 2, 0))
+    cases = {
+        "classes-no-window": (segments(struct.pack("<fBBB", 1.0, 128, 1, 0) + told + block), "classes without a window"),
+        "classes-no-octave": (segments(struct.pack("<fBBB", 1.0, 129, 0, 0) + told + block), "no octave of the dither"),
+        "classes-nine-octaves": (segments(struct.pack("<fBBB", 1.0, 129, 9, 0) + told + block), "nine octaves of the dither"),
+        "classes-cut": (segments(struct.pack("<fBBB", 1.0, 129, 1, 0) + told[:2]), "a region has no mode"),
+        "classes-escapes": (segments(struct.pack("<fBBB", 1.0, 129, 1, 9) + told + block), "escapes beyond the message"),
+        "classes-longer": (segments(struct.pack("<fBBB", 1.0, 129, 1, 0) + told + block + b"\0"), "a byte follows the symbols"),
+        "classes-mode-4": (segments(struct.pack("<fBBBHB", 1.0, 129, 1, 0, 1 << 8, 128 | 16) + block), "a mode of 4"),
+        "classes-silent-rows": (segments(struct.pack("<fBBBHB", 1.0, 129, 1, 0, 1, 32) + block), "rows of a silent tensor"),
+        "classes-no-table": (segments(struct.pack("<fBBBHB", 1.0, 129, 1, 0, 1, 16) + block), "a class without a table"),
+        "classes-of-nothing": (segments(struct.pack("<fBBBH", 0.0, 129, 1, 0, 1)), "classes without coordinates"),
+    }
+    for case, (message, reason) in cases.items():
+        name = f"subtractive_dithering.{case}"
+        yield Reject(name, framed(SUBTRACTIVE, message, 3, context_of(name)), reason)
 
 
 def bad_aligned() -> Iterator[Reject]:
@@ -1141,6 +1176,7 @@ def refused() -> Iterator[Reject]:
     yield from general()
     yield from general_new()
     yield from bad_classed()
+    yield from bad_subtractive_classes()
     yield from bad_aligned()
     yield from headers()
     yield from particular()

@@ -35,6 +35,12 @@ void bins(Draws draws, std::uint64_t start, Array<std::uint8_t> out) {
     shared::bins(stream, start, out.size(), out.data());
 }
 
+void octaves(Draws draws, std::uint64_t start, Array<std::uint8_t> out) {
+    const Stream stream = stream_of(draws, start, out.size());
+    const Work work;
+    shared::octaves(stream, start, out.size(), out.data());
+}
+
 void restore(Array<const std::int32_t> levels, float step, Draws draws, std::uint64_t start, Array<float> out) {
     expect(levels.size() == out.size(), "one level per coordinate");
     apart(out, levels);
@@ -78,6 +84,7 @@ void first(Array<const float> book, std::size_t words, Array<const float> units,
 bind::Registrar registrar([](nb::module_& m) {
     m.def("subtractive_quantise", &quantise);
     m.def("subtractive_bins", &bins);
+    m.def("subtractive_octaves", &octaves);
     m.def("subtractive_restore", &restore);
     m.def("subtractive_restore_add", &restore_add);
     m.def("random_rows", &rows);

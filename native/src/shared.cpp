@@ -9,7 +9,7 @@
 
 namespace tersegrad::shared {
 namespace detail {
-const Implementation portable = {largest_plain, quantise_plain, bins_plain, restore_plain, first_plain};
+const Implementation portable = {largest_plain, quantise_plain, bins_plain, octaves_plain, restore_plain, first_plain};
 }
 namespace {
 
@@ -57,6 +57,10 @@ std::int64_t quantise(const float* x, std::size_t n, float step, const Stream& s
 
 void bins(const Stream& stream, std::uint64_t start, std::size_t n, std::uint8_t* out) {
     with_draws(stream, start, n, [&](std::size_t i, std::size_t length, const std::uint16_t* draws) { ops().bins(draws, length, out + i); });
+}
+
+void octaves(const Stream& stream, std::uint64_t start, std::size_t n, std::uint8_t* out) {
+    with_draws(stream, start, n, [&](std::size_t i, std::size_t length, const std::uint16_t* draws) { ops().octaves(draws, length, out + i); });
 }
 
 void restore(const std::int32_t* levels, std::size_t n, float step, const Stream& stream, std::uint64_t start, float* out) {

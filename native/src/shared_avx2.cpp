@@ -1,5 +1,5 @@
 #include "shared_loops.hpp"
 
 namespace tersegrad::shared::detail {
-const Implementation avx2 = {largest_plain, quantise_plain, bins_plain, restore_plain, first_plain};
+const Implementation avx2 = {largest_plain, quantise_plain, bins_plain, octaves_plain, restore_plain, first_plain};
 }

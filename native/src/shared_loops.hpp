@@ -48,6 +48,15 @@ void bins_plain(const std::uint16_t* draws, std::size_t n, std::uint8_t* out) {
     }
 }
 
+void octaves_plain(const std::uint16_t* draws, std::size_t n, std::uint8_t* out) {
+    for (std::size_t i = 0; i < n; ++i) {
+        const std::uint16_t u = draws[i], size = (u & 0x8000) ? u & 0x7fff : 0x7fff - u;
+        std::uint16_t octave = 0;
+        for (int j = 1; j < 8; ++j) octave = static_cast<std::uint16_t>(octave + (size >= 0x8000 - (0x8000 >> j)));
+        out[i] = static_cast<std::uint8_t>(octave);
+    }
+}
+
 void restore_plain(const std::int32_t* levels, std::size_t n, float step, const std::uint16_t* draws, float* out) {
     bool small = true;
     for (std::size_t i = 0; i < n; ++i) small &= levels[i] > -8192 && levels[i] < 8192;

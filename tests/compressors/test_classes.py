@@ -1,4 +1,4 @@
-"""Sparse Dithering on tensors whose rows differ: guarantees hold, messages are shorter, and parts decode as parts."""
+"""Dithering on tensors whose rows differ: guarantees hold, messages are shorter, and parts decode as parts."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ TEXTS = (
     "trellis(alpha=0.1, states=16)",
     "trellis(bits=1.0)",
     "dithered_trellis(omega=0.2)",
+    "subtractive_dithering(omega=0.2)",
+    "subtractive_dithering(omega=0.05, coder=rans, scale=global)",
     "error_feedback(trellis(alpha=0.1))",
 )
 

@@ -16,6 +16,7 @@ from tersegrad.compressors.subtractive_dithering import SubtractiveDithering
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Context, Message, Spec
 from tersegrad.kernels import native
+from tests.laws.inputs import uneven
 from tests.laws.zoo import adversarial
 
 
@@ -176,6 +177,163 @@ def test_damaged_messages_raise_or_decode() -> None:
                 assert c.decode(Message.frombytes(trial), spec, ctx).shape == (d,)
         with pytest.raises(CorruptMessage):
             c.decode(Message.frombytes(data[:3]), spec, ctx)
+
+
+SHAPES = ((48, 16, 3, 3), (24,), (3,), (60, 65), (), (70, 33), (1, 200), (300, 100))
+
+
+def classed(data: bytes, steps: int = 1) -> bool:
+    """Whether a message with so many steps has scale classes."""
+    return data[:4] == b"\0\0\0\x80" and data[4 + 4 * steps] >= 128
+
+
+@pytest.mark.parametrize("omega", [2.0, 0.2, 0.01])
+def test_scale_classes_shorten_and_change_no_value(omega: float) -> None:
+    x, spec = uneven(SHAPES)
+    ctx = Context(seed=4)
+    for scale in ("chunk", "global"):
+        c = SubtractiveDithering(omega=omega, scale=scale)
+        message, _ = c.encode(x, spec, None, ctx)
+        # Rows of one coordinate each: nothing to tell.
+        flat = Spec.of(x.view(-1, 1))
+        plain, _ = c.encode(x, flat, None, ctx)
+        assert classed(message.tobytes())
+        assert not classed(plain.tobytes())
+        assert int(message.nbytes) < 0.92 * int(plain.nbytes)
+        y = c.decode(message, spec, ctx)
+        assert torch.equal(y, c.decode(plain, flat, ctx))
+        added = c.decode_add(message, spec, ctx, torch.ones_like(x), 0.5)
+        torch.testing.assert_close(added, 1 + 0.5 * y)
+
+
+def test_scale_classes_are_the_same_bytes_on_every_backend() -> None:
+    x, spec = uneven(SHAPES)
+    x[5] *= 1000
+    for text in ({"omega": 1.0}, {"omega": 0.002, "coder": "rans", "scale": "global", "chunk": 14}):
+        c, ctx = SubtractiveDithering(**text), Context(seed=9, sender=2)
+        with kernels.force("reference"):
+            wanted = c.encode(x, spec, None, ctx)[0].tobytes()
+            values = c.decode(Message.frombytes(wanted), spec, ctx)
+        assert classed(wanted)
+        for isa in native.supported_isas():
+            with native.using(isa=isa, threads=2):
+                assert c.encode(x, spec, None, ctx)[0].tobytes() == wanted, isa
+                assert torch.equal(c.decode(Message.frombytes(wanted), spec, ctx), values), isa
+
+
+def test_scale_classes_of_several_segments_leave_out_the_zero_ones() -> None:
+    g = torch.Generator().manual_seed(2)
+    rows = torch.randn(4000, 256, generator=g) * torch.exp2(2 * torch.randn(4000, 1, generator=g))
+    rows[1024:2048] = 0
+    spec, ctx = Spec.of(rows), Context(seed=1)
+    for scale, steps in (("chunk", 4), ("global", 1)):
+        c = SubtractiveDithering(omega=1, scale=scale)  # type: ignore[arg-type]
+        message, _ = c.encode(rows.flatten(), spec, None, ctx)
+        flat = Spec.of(torch.empty(rows.numel(), 1))
+        plain, _ = c.encode(rows.flatten(), flat, None, ctx)
+        assert classed(message.tobytes(), steps)
+        assert int(message.nbytes) < 0.8 * int(plain.nbytes)
+        y = c.decode(message, spec, ctx)
+        assert torch.equal(y, c.decode(plain, flat, ctx))
+        assert scale == "global" or bool((y[1024 * 256 : 2048 * 256] == 0).all())
+
+
+def test_silent_rows_cost_next_to_nothing() -> None:
+    """Levels of a silent row are all zero, whatever the dither is."""
+    x = torch.zeros(1000, 256)
+    x[::10] = gaussian(25_600).view(100, 256)
+    few, _ = SubtractiveDithering(omega=1.0).encode(x.flatten(), Spec.of(x), None, Context())
+    # The step is the same, and so is what is told about the rows that are not silent.
+    alone, _ = SubtractiveDithering(omega=0.1).encode(x[::10].flatten(), Spec.flat(25_600), None, Context())
+    # A decision for each row takes half a bit; chunks have 2^18 symbols.
+    assert classed(few.tobytes())
+    assert int(few.nbytes) < 1.02 * int(alone.nbytes) + 1000 / 16 + 130
+
+
+@pytest.mark.parametrize("omega", [8.0, 1.0, 0.25, 0.03])
+def test_even_vectors_have_no_scale_classes(omega: float) -> None:
+    for d in (600, 5000, 100_000, 300_000):
+        x = gaussian(d)
+        for spec in (Spec.flat(d), Spec.of(x.view(-1, 50))):
+            message, _ = SubtractiveDithering(omega=omega, coder="rans").encode(x, spec, None, Context(seed=d))
+            assert not classed(message.tobytes())
+
+
+@pytest.mark.parametrize("d", [600, 3000, 40_000])
+def test_scale_classes_never_make_a_message_longer(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = gaussian(d)
+    uneasy = {
+        "gaussian": x,
+        "halves": torch.where(torch.arange(d) < d // 2, x, 0.01 * x),
+        "rows": (x.view(-1, 50) * torch.exp2(0.5 * gaussian(d // 50, 1))[:, None]).flatten(),
+        "sparse": x * (gaussian(d, 2) > 2),
+        "tails": x / gaussian(2 * d, 3).view(2, -1).square().mean(0).sqrt(),
+    }
+    specs = (Spec.flat(d), Spec.of(x.view(-1, 50)), Spec.of(x.view(10, -1)))
+    configurations = [SubtractiveDithering(omega=omega, coder="rans") for omega in (100.0, 8.0, 1.0, 0.1, 0.001)]
+
+    def lengths() -> dict[tuple[str, int, int], int]:
+        return {
+            (name, i, j): int(c.encode(x, spec, None, Context(seed=d))[0].nbytes)
+            for name, x in uneasy.items()
+            for i, spec in enumerate(specs)
+            for j, c in enumerate(configurations)
+        }
+
+    found = lengths()
+    monkeypatch.setattr(kernels.get(torch.device("cpu")), "classes_choose", lambda *_: None)
+    plain = lengths()
+    assert [key for key in found if found[key] > 1.01 * plain[key]] == []
+    assert any(found[key] < 0.9 * plain[key] for key in found) or d < 1000
+
+
+def test_scale_classes_that_do_not_pay_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = gaussian(20_000)
+    c = SubtractiveDithering(omega=1.0)
+    plain = once(c, x, Context())[0].tobytes()
+
+    def eager(symbols: Tensor, window: int, layout: Tensor, parts: Tensor, contexts: Tensor) -> Tensor:
+        contexts.copy_(torch.arange(symbols.numel()) % 2)
+        return torch.zeros(30, dtype=torch.uint8)
+
+    monkeypatch.setattr(kernels.get(torch.device("cpu")), "classes_choose", eager)
+    assert once(c, x, Context())[0].tobytes() == plain
+
+
+def test_damaged_scale_classes_raise_or_decode_alike() -> None:
+    rng, refused = random.Random(2), 0
+    x, spec = uneven(((190, 40), (12,), (16, 5, 3, 3), (100,)), spread=1.0)
+    c, ctx = SubtractiveDithering(omega=0.2), Context(seed=5)
+    data = c.encode(x, spec, None, ctx)[0].tobytes()
+    assert classed(data)
+    for trial in range(160):
+        changed = bytearray(data)
+        if trial % 4 == 0:
+            del changed[rng.randrange(8, len(changed)) :]
+        # Window, octaves, escapes, classes and tables; then words.
+        place = rng.randrange(8, min(len(changed), 120 if trial % 3 else len(changed)) + 1) - 1
+        changed[place] ^= 1 << rng.randrange(8)
+        results: list[Tensor | None] = []
+        for backend in ("native", "reference"):
+            with kernels.force(backend):
+                try:
+                    results.append(c.decode(Message.frombytes(bytes(changed)), spec, ctx))
+                except CorruptMessage:
+                    results.append(None)
+        one, other = results
+        assert (one is None) == (other is None), changed[:120].hex()
+        if one is not None and other is not None:
+            assert torch.equal(one, other)
+        refused += one is None
+    assert 60 < refused < 160
+
+
+def test_another_spec_is_refused_or_decodes_to_a_vector() -> None:
+    x, spec = uneven(SHAPES)
+    c, ctx = SubtractiveDithering(omega=0.3), Context(seed=5)
+    message, _ = c.encode(x, spec, None, ctx)
+    with contextlib.suppress(CorruptMessage):
+        assert c.decode(message, Spec.flat(x.numel()), ctx).shape == x.shape
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.3, 1.0, 3.9, 4.0, 30.0, 1e5])

@@ -237,6 +237,20 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "dequantise_add": [[octets(10, 100), octets(150), 64, 4, True, 0.5, zeros(n)]],
         "subtractive_quantise": [[floats(n), 0.5, DRAWS, 5, zeros(n, np.int32)]],
         "subtractive_bins": [[DRAWS, 5, zeros(n, np.uint8)]],
+        "subtractive_octaves": [[DRAWS, 5, zeros(n, np.uint8)]],
+        "classes_choose": [
+            [octets(n, 9), 4, layout(n), Array(np.array([0, 100, 100, n])), zeros(n, np.uint8)],
+            [octets(n, 9), 4, layout(2 * n), Array(np.array([n, 2 * n])), zeros(n, np.uint8)],
+        ],
+        "classes_read": [
+            [octets(60), layout(n), Array(np.array([0, 100, 100, n])), zeros(n, np.uint8)],
+            [
+                Array(np.array([255, 255, 16, 16, 16, 16, 16, 16], np.uint8)),
+                layout(n),
+                Array(np.array([0, n])),
+                zeros(n, np.uint8),
+            ],
+        ],
         "subtractive_restore": [[Array(np.arange(n, dtype=np.int32)), 0.5, DRAWS, 5, zeros(n)]],
         "subtractive_restore_add": [[Array(np.arange(n, dtype=np.int32)), 0.5, DRAWS, 5, 0.5, zeros(n)]],
         "random_rows": [[DRAWS, Array(np.arange(10, dtype=np.int64)), 30, zeros(300, np.int32)]],

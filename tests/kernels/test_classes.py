@@ -172,6 +172,78 @@ def test_damaged_classes_are_refused_or_decode_alike() -> None:
     assert refused > 60
 
 
+def told(symbols: Tensor, window: int, layout: Tensor, parts: Tensor, backend: object) -> tuple[bytes, Tensor]:
+    contexts = torch.zeros_like(symbols)
+    found = backend.classes_choose(symbols, window, layout, parts, contexts)  # type: ignore[attr-defined]
+    return (b"", torch.zeros_like(symbols)) if found is None else (bytes(found.tolist()), contexts)
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.5, 3.0])
+def test_classes_of_symbols_that_are_coded_elsewhere(scale: float) -> None:
+    x, spec = uneven((*SHAPES, (600, 500)))
+    window = 7
+    symbols = (scale * x).round().clamp(-window, window).add(window).to(torch.uint8)
+    middle = 4567  # left out between two parts, in the middle of a tensor
+    for ranges in ((0, x.numel()), (0, middle, middle + 100, x.numel()), (middle, middle + 400)):
+        parts = torch.tensor(ranges)
+        here = torch.cat([symbols[a:b] for a, b in parts.view(-1, 2).tolist()])
+        wanted, contexts = told(here, window, spec.layout, parts, reference)
+        assert bool(wanted) == (here.numel() > 512)
+        for isa, threads in settings():
+            with native.using(isa=isa, threads=threads):
+                data, same = told(here, window, spec.layout, parts, native)
+                assert data == wanted, (isa, threads)
+                assert torch.equal(same, contexts), (isa, threads)
+                if data:
+                    found = torch.empty_like(here)
+                    tables, used = native.classes_read(tensor(data + b"rest"), spec.layout, parts, found)
+                    assert (tables, used) == (int(contexts.max()) + 1, len(data))
+                    assert torch.equal(found, contexts)
+        if wanted:
+            found = torch.empty_like(here)
+            assert reference.classes_read(tensor(wanted), spec.layout, parts, found) == (int(contexts.max()) + 1, len(wanted))
+            assert torch.equal(found, contexts)
+
+
+def test_damaged_classes_alone_are_refused_or_read_alike() -> None:
+    x, spec = uneven(((90, 40), (12,), (16, 5, 3, 3), (100,)))
+    symbols, parts = x.round().clamp(-3, 3).add(3).to(torch.uint8), torch.tensor((0, 2000, 2000, x.numel()))
+    data, rng, refused = told(symbols, 3, spec.layout, parts, native)[0], random.Random(1), 0
+    for trial in range(200):
+        bad = bytearray(data)
+        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        if trial % 4 == 0:
+            del bad[rng.randrange(len(bad)) :]
+        results: list[tuple[int, int, Tensor] | None] = []
+        for backend in (native, reference):
+            found = torch.empty_like(symbols)
+            try:
+                results.append((*backend.classes_read(tensor(bytes(bad)), spec.layout, parts, found), found))
+            except CorruptMessage:
+                results.append(None)
+        one, other = results
+        assert (one is None) == (other is None), bad.hex()
+        if one is not None and other is not None:
+            assert one[:2] == other[:2]
+            assert torch.equal(one[2], other[2])
+        refused += one is None
+    assert 40 < refused < 200
+
+
+def test_parts_must_belong_to_the_vector() -> None:
+    symbols, layout = torch.zeros(1000, dtype=torch.uint8), Spec.flat(1000).layout
+    for ranges in ((0, 999), (0, 1001), (-1, 999), (500, 1000, 0, 500), (0, 1000, 1000), (0, 600, 500, 900)):
+        with pytest.raises(ValueError, match="part"):
+            native.classes_choose(symbols, 1, layout, torch.tensor(ranges), symbols.clone())
+        with pytest.raises(ValueError, match="part"):
+            native.classes_read(tensor(bytes(20)), layout, torch.tensor(ranges), symbols.clone())
+    long = torch.zeros(1 << 19, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="part"):
+        native.classes_choose(long, 1, Spec.flat(1 << 19).layout, torch.tensor((0, 1 << 19)), long.clone())
+    with pytest.raises(ValueError, match="window"):
+        native.classes_choose(symbols + 3, 1, layout, torch.tensor((0, 1000)), symbols.clone())
+
+
 def test_what_no_encoder_writes_is_refused() -> None:
     region = classes.Region(10, 20, 1, 0)
     for field in (0x80 | 1, 0x20, 2 << 5 | 16):

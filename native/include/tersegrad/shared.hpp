@@ -16,6 +16,8 @@ inline constexpr float level_limit = 1073741824.0f;  // |x / step| from here on 
 std::int64_t quantise(const float* x, std::size_t n, float step, const Stream&, std::uint64_t start, std::int32_t* levels);
 // The bin of |U|, 0..15.
 void bins(const Stream&, std::uint64_t start, std::size_t n, std::uint8_t* out);
+// How close |U| is to 1/2: 0 in the lower half of its range, 1 in the next quarter, ..., at most 7.
+void octaves(const Stream&, std::uint64_t start, std::size_t n, std::uint8_t* out);
 // out = value, or out += weight * value; any levels are safe.
 void restore(const std::int32_t* levels, std::size_t n, float step, const Stream&, std::uint64_t start, float* out);
 void restore_add(const std::int32_t* levels, std::size_t n, float step, const Stream&, std::uint64_t start, float weight, float* out);
@@ -32,6 +34,7 @@ struct Implementation {  // at most `chunk` coordinates
     float (*largest)(const float* x, std::size_t n, float inverse);  // of |x * inverse|; not below level_limit where one is NaN
     std::int32_t (*quantise)(const float* x, std::size_t n, float inverse, const std::uint16_t* draws, std::int32_t* levels);
     void (*bins)(const std::uint16_t* draws, std::size_t n, std::uint8_t* out);
+    void (*octaves)(const std::uint16_t* draws, std::size_t n, std::uint8_t* out);
     void (*restore)(const std::int32_t* levels, std::size_t n, float step, const std::uint16_t* draws, float* out);
     std::int64_t (*first)(const float* book, std::size_t words, const float* unit, std::size_t d, float least, std::size_t start);
 };

@@ -21,7 +21,15 @@ from torch import Tensor
 
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.schema_blocks import BlockKernels
-from tersegrad.kernels.schema_codes import AlignKernels, BitKernels, ChunkKernels, CosineKernels, PlanarKernels, RansKernels
+from tersegrad.kernels.schema_codes import (
+    AlignKernels,
+    BitKernels,
+    ChunkKernels,
+    ClassKernels,
+    CosineKernels,
+    PlanarKernels,
+    RansKernels,
+)
 from tersegrad.kernels.schema_select import SelectKernels
 from tersegrad.kernels.schema_shares import ShareKernels
 from tersegrad.kernels.schema_trellis import TrellisKernels
@@ -215,6 +223,10 @@ class SharedKernels(Protocol):
         """The bin 0..15 of the dither's magnitude, uint8."""
         ...
 
+    def subtractive_octaves(self, ctx: Context, start: int, out: Tensor) -> None:
+        """How close the dither's magnitude is to its largest, uint8: 0 in the lower half, 1 in the next quarter, ..., 7."""
+        ...
+
     def subtractive_restore(
         self, levels: Tensor, step: float, ctx: Context, start: int, out: Tensor, weight: float | None
     ) -> None:
@@ -275,6 +287,7 @@ class Kernels(
     BlockKernels,
     CastKernels,
     ChunkKernels,
+    ClassKernels,
     CosineKernels,
     DitherKernels,
     HadamardKernels,

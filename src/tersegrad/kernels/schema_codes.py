@@ -177,3 +177,22 @@ class AlignKernels(Protocol):
         :class:`CorruptMessage`, before ``out`` is written to, where ``data`` is no description.
         """
         ...
+
+
+class ClassKernels(Protocol):
+    """Scale classes of symbols that are coded elsewhere (``spec/wire.md``, "Scale classes").
+
+    ``layout`` is that of a whole vector (``Spec.layout``). ``parts`` (int64: start and stop of each, in ascending order, none longer than
+    one and a half segments) are the coordinates that have symbols; every part has regions of its own.
+    """
+
+    def classes_choose(self, symbols: Tensor, window: int, layout: Tensor, parts: Tensor, contexts: Tensor) -> Tensor | None:
+        """What tells the classes of levels, which are ``symbols`` (uint8) minus ``window``, as bytes; None where they do not pay.
+
+        The number of each symbol's table goes into ``contexts``, which is undefined where there are no classes.
+        """
+        ...
+
+    def classes_read(self, data: Tensor, layout: Tensor, parts: Tensor, contexts: Tensor) -> tuple[int, int]:
+        """The reverse: the number of tables, and of the bytes read. :class:`CorruptMessage` where ``data`` does not start with classes."""
+        ...

@@ -15,6 +15,7 @@ from tersegrad.kernels.native import (
     bits,
     casts,
     chunks,
+    classes,
     cosine,
     dither,
     hadamard,
@@ -33,6 +34,7 @@ from tersegrad.kernels.native.align import *
 from tersegrad.kernels.native.bits import *
 from tersegrad.kernels.native.casts import *
 from tersegrad.kernels.native.chunks import *
+from tersegrad.kernels.native.classes import *
 from tersegrad.kernels.native.cosine import *
 from tersegrad.kernels.native.dither import *
 from tersegrad.kernels.native.hadamard import *
@@ -50,8 +52,8 @@ from tersegrad.kernels.native.variance import *
 
 # What is implemented here; everything else is the reference's.
 _TOPICS = (
-    align, bits, casts, chunks, cosine, dither, hadamard, levels, modelled, planar, powers, rans, rounding, select, shared, trellis,
-    variance,
+    align, bits, casts, chunks, classes, cosine, dither, hadamard, levels, modelled, planar, powers, rans, rounding, select, shared,
+    trellis, variance,
 )  # fmt: skip
 OPERATIONS = tuple(name for topic in _TOPICS for name in topic.__all__)
 ISAS = ("portable", "avx2", "avx512")

@@ -10,7 +10,14 @@ from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import array, module, number
 from tersegrad.kernels.reference import shared as reference
 
-__all__ = ["random_rows", "sphere_first", "subtractive_bins", "subtractive_quantise", "subtractive_restore"]
+__all__ = [
+    "random_rows",
+    "sphere_first",
+    "subtractive_bins",
+    "subtractive_octaves",
+    "subtractive_quantise",
+    "subtractive_restore",
+]
 
 
 def _draws(ctx: Context, purpose: int) -> tuple[int, int, int, int]:
@@ -19,6 +26,10 @@ def _draws(ctx: Context, purpose: int) -> tuple[int, int, int, int]:
 
 def subtractive_bins(ctx: Context, start: int, out: Tensor) -> None:
     module.subtractive_bins(_draws(ctx, Purpose.DITHER), start, array(out))
+
+
+def subtractive_octaves(ctx: Context, start: int, out: Tensor) -> None:
+    module.subtractive_octaves(_draws(ctx, Purpose.DITHER), start, array(out))
 
 
 def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> Tensor:

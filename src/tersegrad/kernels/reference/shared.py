@@ -4,7 +4,8 @@ Dither. Coordinate i has the 16-bit draw u (purpose ``DITHER``), standing for U 
 2^-17, symmetric about zero. With Y = rint(fl32(fl32(x * fl32(1/step)) * 65536)), ties to even, the level is q = (Y + u) >> 16, the
 nearest integer to Y/65536 + U; the value is fl32(fl32(V * 2^-17) * step) with V = fl32((q << 17) - 2u + 65535), kept finite. What
 travels is the folded level a = q where u >= 32768 and -q elsewhere, whose law for symmetric x depends on |U| alone; the bin of |U|
-is its 15-bit size, u - 32768 or 32767 - u, cut to 4 bits.
+is its 15-bit size s, u - 32768 or 32767 - u, cut to 4 bits. Its octave is the number of leading ones of s in 15 bits, at most 7: a small
+level is other than 0 only where |U| is nearly 1/2.
 """
 
 from __future__ import annotations
@@ -16,10 +17,18 @@ from tersegrad.core.philox import MASK, Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.reference.rounding import philox_blocks, random_u16
 
-__all__ = ["random_rows", "sphere_first", "subtractive_bins", "subtractive_quantise", "subtractive_restore"]
+__all__ = [
+    "random_rows",
+    "sphere_first",
+    "subtractive_bins",
+    "subtractive_octaves",
+    "subtractive_quantise",
+    "subtractive_restore",
+]
 
 HUGE = float(torch.finfo(torch.float32).max)
 GRID = 1 << 22  # scalar products at a time
+OCTAVES = 8  # of the dither's magnitude
 LEVEL_LIMIT = 1 << 30  # |x / step| from here on is not coded
 
 
@@ -27,9 +36,20 @@ def _draws(ctx: Context, start: int, count: int, device: torch.device) -> Tensor
     return random_u16(ctx, Purpose.DITHER, start, count, device)
 
 
-def subtractive_bins(ctx: Context, start: int, out: Tensor) -> None:
+def _sizes(ctx: Context, start: int, out: Tensor) -> Tensor:
     u = _draws(ctx, start, out.numel(), out.device)
-    out.copy_(torch.where(u >= 32768, u - 32768, 32767 - u) >> 11)
+    return torch.where(u >= 32768, u - 32768, 32767 - u)
+
+
+def subtractive_bins(ctx: Context, start: int, out: Tensor) -> None:
+    out.copy_(_sizes(ctx, start, out) >> 11)
+
+
+def subtractive_octaves(ctx: Context, start: int, out: Tensor) -> None:
+    sizes = _sizes(ctx, start, out)
+    out.zero_()
+    for octave in range(1, OCTAVES):
+        out += sizes >= 32768 - (32768 >> octave)
 
 
 def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> Tensor:
