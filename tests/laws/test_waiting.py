@@ -197,7 +197,7 @@ class Imagined:
     """A backend for the simulated device that codes dithered messages there, as a GPU's would."""
 
     __name__ = "imagined"
-    OPERATIONS = ("dither_encode", "dither_decode", "dither_sample")
+    OPERATIONS = ("dither_encode", "dither_decode", "dither_aim")
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -212,7 +212,7 @@ class Imagined:
         native.dither_decode(self._device.memory(data).contiguous(), self._device.memory(out), weight, layout)
         return out
 
-    def dither_sample(self, x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
+    def dither_aim(self, x: Tensor, alpha: float, carry: Tensor | None = None, norm: float = 0.0) -> Tensor:
         raise NotImplementedError
 
 
@@ -291,7 +291,7 @@ class Levels(Sparse):
 
     __name__ = "levels"
     TELLING = KNOWN = ("rans_encode", "rans_decode", "dither_encode", "trellis_encode")
-    OPERATIONS = (*TELLING, "rans_encode_trying", "dither_decode", "dither_sample", "trellis_decode", "trellis_error")
+    OPERATIONS = (*TELLING, "rans_encode_trying", "dither_decode", "dither_aim", "trellis_decode", "trellis_error")
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -318,15 +318,39 @@ def test_classes_are_tried_without_a_wait(
 
 
 @pytest.mark.parametrize(
-    ("text", "reads"), [("sparse_dithering(alpha=0.1)", 7), ("trellis(alpha=0.1)", 8), ("trellis(nu=0.1)", 2)]
+    ("text", "reads"),
+    [
+        ("sparse_dithering(alpha=0.1)", 1),
+        ("error_feedback(sparse_dithering(alpha=0.1))", 1),
+        ("trellis(alpha=0.1)", 8),
+        ("trellis(nu=0.1)", 2),
+    ],
 )
-def test_looks_at_a_sample_come_together(text: str, reads: int, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_found_on_the_device(text: str, reads: int, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     numel = 1 << 18
     c, spec, x = parse(text), Spec.flat(numel), vector(numel)
     here = counted(c, x, spec, None)
     monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Levels(device)))
     there = counted(c, x, spec, device)
     assert there.encode <= reads
+    assert there.data == here.data
+
+
+@pytest.mark.parametrize(("kind", "reads"), [("zero", 1), ("not a number", 1), ("nothing in the sample", 8), ("short", 1)])
+def test_a_step_for_what_a_sample_does_not_show(kind: str, reads: int, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not zero although its sample is takes its norm and other messages."""
+    numel = 1000 if kind == "short" else 1 << 18
+    c, spec, x = parse("sparse_dithering(alpha=0.1)"), Spec.flat(numel), vector(numel)
+    if kind == "zero":
+        x.zero_()
+    elif kind == "not a number":
+        x[0] = float("nan")
+    elif kind == "nothing in the sample":
+        x.view(-1, 4096)[::4] = 0
+    here = counted(c, x, spec, None)
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Levels(device)))
+    there = counted(c, x, spec, device)
+    assert there.encode == reads
     assert there.data == here.data
 
 

@@ -1,5 +1,6 @@
 """Plain torch: the definition of every operation, and the backend that runs anywhere."""
 
+from tersegrad.kernels.reference.aims import *
 from tersegrad.kernels.reference.align import *
 from tersegrad.kernels.reference.bits import *
 from tersegrad.kernels.reference.casts import *
