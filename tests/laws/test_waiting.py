@@ -291,7 +291,7 @@ class Levels(Sparse):
 
     __name__ = "levels"
     TELLING = KNOWN = ("rans_encode", "rans_decode", "dither_encode", "trellis_encode")
-    OPERATIONS = (*TELLING, "rans_encode_trying", "dither_decode", "dither_aim", "trellis_decode", "trellis_error")
+    OPERATIONS = (*TELLING, "rans_encode_trying", "dither_decode", "dither_aim", "trellis_decode", "trellis_aim", "norm_step")
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -322,8 +322,10 @@ def test_classes_are_tried_without_a_wait(
     [
         ("sparse_dithering(alpha=0.1)", 1),
         ("error_feedback(sparse_dithering(alpha=0.1))", 1),
-        ("trellis(alpha=0.1)", 8),
-        ("trellis(nu=0.1)", 2),
+        ("sparse_dithering(nu=0.1, scale=global)", 1),
+        ("trellis(alpha=0.1)", 1),
+        ("trellis(nu=0.1)", 1),
+        ("dithered_trellis(omega=0.1)", 1),
     ],
 )
 def test_steps_are_found_on_the_device(text: str, reads: int, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

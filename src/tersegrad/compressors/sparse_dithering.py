@@ -36,9 +36,8 @@ from tersegrad.codecs import rans
 from tersegrad.core import buffers, host, modes
 from tersegrad.core.numbers import HUGE, TINY
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
-from tersegrad.core.search import Bracket
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import CLOSE, Coded, meet_error, meet_size, one_target, toward_zero
+from tersegrad.core.targets import Coded, meet_error_aimed, meet_size, one_target
 from tersegrad.core.text import require
 
 Coder = Literal["auto", "rans", "paper"]
@@ -104,12 +103,12 @@ def write_at(
     return int(nbytes) if nbytes.is_cpu else nbytes
 
 
-def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
-    """The published step for the whole vector, or None where each block takes its own."""
+def global_step(x: Tensor, nu: float, scale: Scale) -> Tensor | None:
+    """The published step for the whole vector, on its device, or None where each block takes its own."""
     if scale == "chunk" or x.numel() == 0:
         return None
-    norm = float(kernels.get(x.device).sum_squares(x))
-    return toward_zero(2 * math.sqrt(nu / x.numel() * norm)) if 0 < norm < math.inf else TINY
+    run = kernels.get(x.device)
+    return run.norm_step(run.sum_squares(x), nu / x.numel(), 1.0, 2.0, TINY)
 
 
 def encode_to_error(
@@ -129,23 +128,18 @@ def encode_to_error(
     """
     if not x.is_cpu and x.numel() <= SHORT:
         return _short_to_error(x if carry is None else x + carry, alpha, coder, chunk, out, left, layout)
-    run, d, seen = kernels.get(x.device), x.numel(), 0.0
+    run, d = kernels.get(x.device), x.numel()
 
     def encode(step: float | Tensor | None) -> Coded:
         return encode_at(x, step, alpha, coder, chunk, out, left=left, carry=carry, layout=layout)
 
-    while True:
-        aim = run.dither_aim(x, alpha, carry, seen)
-        told = host.fetch(aim)
-        first = encode(aim[0])
-        _, at, slope, norm = told.tolist()
-        if norm or not 0 < first.norm < math.inf:
-            break
-        # The sample was zero, what it is a sample of is not.
-        seen = float(run.sum_squares(x if carry is None else x + carry))
-    if not 0 < norm < math.inf:
-        return first
-    return meet_error(Bracket(start=at, slope=slope, tight=CLOSE), alpha, d, encode, first) or encode(None)
+    def aim(norm: float) -> Tensor:
+        return run.dither_aim(x, alpha, carry, norm)
+
+    def squares() -> Tensor:
+        return run.sum_squares(x if carry is None else x + carry)
+
+    return meet_error_aimed(aim, alpha, d, encode, squares) or encode(None)
 
 
 def _short_to_error(

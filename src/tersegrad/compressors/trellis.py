@@ -41,21 +41,9 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import rans
 from tersegrad.core import buffers, host, modes
-from tersegrad.core.numbers import HUGE
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import (
-    COARSE,
-    FINE,
-    Coded,
-    Looks,
-    meet_error,
-    meet_size,
-    one_target,
-    sampled_step,
-    strided,
-    toward_zero,
-)
+from tersegrad.core.targets import Coded, meet_error_aimed, meet_size, one_target, toward_zero
 from tersegrad.core.text import require
 
 # Mean squared error in squared steps by the number of states: of endless trellises, and what a start in state 0 adds in all.
@@ -96,7 +84,7 @@ class _TrellisCoded(Stateless):
         return kernels.reference.trellis_max_bytes(spec.numel)
 
     def codes_on_host(self, device: torch.device) -> bool:
-        return not kernels.faster(device, "trellis_encode", "trellis_decode", "trellis_error")
+        return not kernels.faster(device, "trellis_encode", "trellis_decode", "trellis_aim")
 
     def mode(self, data: bytes) -> str:
         return modes.name(data)
@@ -154,42 +142,30 @@ class Trellis(_TrellisCoded):
         run, d, chunk = kernels.get(x.device), x.numel(), _chunk(self.chunk)
         room = out if self.bits is None else buffers.empty(run.trellis_max_bytes(d), torch.uint8, x.device)
 
-        def encode(step: float) -> Coded:
+        def encode(step: float | Tensor) -> Coded:
             nbytes, norm, error = run.trellis_encode(x, step, self.states, chunk, None, room, layout)
             return Coded(room, int(nbytes), float(norm), float(error))
 
-        @functools.cache
-        def sample(most: int) -> Tensor:
-            return strided(x, most)
+        def aim(alpha: float, norm: float) -> Tensor:
+            return run.trellis_aim(x, alpha, KAPPA[self.states][0], self.states, layout, norm)
 
-        def square(part: Tensor) -> float:
-            return float(run.sum_squares(part)) if d else 0.0
+        def certified(nu: float) -> Coded:
+            return _certified(x, nu, encode) if d else encode(1.0)
 
-        norm = 0.0
-        if self.alpha is not None and d // FINE > 1:
-            # The search for an error looks at these alone, and messages tell what is not finite.
-            norms = host.floats(*(run.sum_squares(sample(most)) for most in (COARSE, FINE)))
-            norm = norms[0] if all(0 < one < math.inf for one in norms) else 0.0
-        norm = norm or square(x)
-        if not 0 < norm < math.inf:
-            coded = encode(1.0)
-        elif self.nu is not None:
-            coded = _certified(self.nu, norm, d, encode)
-        elif self.alpha is not None:
-
-            def ask(most: int, step: float) -> Tensor:
-                part = sample(most)
-                # A sample has no rows.
-                return torch.stack(run.trellis_error(part, step, self.states, layout if part is x else None))
-
-            look = Looks(ask)
-            energy = (look(COARSE, HUGE)[1] or norm) / (KAPPA[self.states][0] * sample(COARSE).numel())
-            bracket = sampled_step(look, d, self.alpha, energy, margin=0.25)
-            coded = meet_error(bracket, self.alpha, d, encode) or _certified(self.alpha, square(x), d, encode)
+        if self.nu is not None:
+            coded = certified(self.nu)
+        elif (alpha := self.alpha) is not None:
+            coded = meet_error_aimed(functools.partial(aim, alpha), alpha, d, encode, lambda: run.sum_squares(x)) or certified(
+                alpha
+            )
         else:
-            found = meet_size(norm, out.numel(), d, lambda step: _kept(encode(step), out.numel()))
+            norm = float(run.sum_squares(x)) if d else 0.0
             zeros = torch.full((1,), modes.ZERO, dtype=torch.uint8, device=x.device)
-            coded = found or Coded(zeros, 1, norm, norm)
+            if not 0 < norm < math.inf:
+                coded = encode(1.0)
+            else:
+                found = meet_size(norm, out.numel(), d, lambda step: _kept(encode(step), out.numel()))
+                coded = found or Coded(zeros, 1, norm, norm)
         return coded if room is out else dataclasses.replace(coded, buffer=out[: coded.nbytes].copy_(coded.data))
 
 
@@ -208,11 +184,18 @@ def _chunk(chunk: rans.Chunk) -> int:
     return 0 if chunk == "auto" else rans.chunk_bits(chunk)
 
 
-def _certified(nu: float, norm: float, numel: int, encode: Callable[[float], Coded]) -> Coded:
-    """A message at the step of the worst-case bound, or at the first smaller one whose error keeps to it."""
-    step = math.sqrt(nu / numel * norm)
-    while (coded := encode(toward_zero(step))).error > nu * coded.norm:
+def _certified(x: Tensor, nu: float, encode: Callable[[float | Tensor], Coded]) -> Coded:
+    """A message at the step of the worst-case bound, or at the first smaller one whose error keeps to it; a device is read from once."""
+    run = kernels.get(x.device)
+    norm, share = run.sum_squares(x), nu / x.numel()
+    told = host.fetch(norm)
+    coded = encode(run.norm_step(norm, share, 1.0, 1.0, 1.0))
+    if not 0 < (value := float(told)) < math.inf:
+        return coded
+    step = math.sqrt(share * value)
+    while coded.error > nu * coded.norm:
         step *= SMALLER
+        coded = encode(toward_zero(step))
     return coded
 
 
@@ -248,12 +231,12 @@ class DitheredTrellis(_TrellisCoded):
 
     def _encode(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> Coded:
         run, d, chunk = kernels.get(x.device), x.numel(), rans.chunk_bits(self.chunk)
-        norm = float(run.sum_squares(x)) if d else 0.0
-        step = 1.0
-        if 0 < norm < math.inf:
-            step = toward_zero(SLACK * math.sqrt(self.omega * norm / (mean_kappa(self.states, d, min(chunk, 15)) * d)))
+        step: float | Tensor = 1.0
+        if d:
+            share = mean_kappa(self.states, d, min(chunk, 15)) * d
+            step = run.norm_step(run.sum_squares(x), self.omega, share, SLACK, 1.0)
         nbytes = run.trellis_encode(x, step, self.states, _chunk(self.chunk), ctx, data, spec.layout)[0]
-        return Coded(data, int(nbytes), norm)
+        return Coded(data, int(nbytes))
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         kernels.get(out.device).trellis_decode(data, self.states, ctx, out, weight, spec.layout)

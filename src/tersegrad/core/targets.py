@@ -28,8 +28,8 @@ NEAR = 0.05
 FINE_LOOKS = 4
 # log2 of an error over its target that costs less than 0.005 bit.
 CLOSE = -0.009
-# How far below the target a search for rounding to nearest ends, as a share of what a sample may mislead by.
-MARGIN = 0.5
+# How far below the target a search on samples ends, as a share of what they may mislead by: for rounding to nearest and for trellis codes.
+MARGIN, TRELLIS_MARGIN = 0.5, 0.25
 # Whole messages after the first that meets the target, for one that is closer to it.
 CORRECTIONS = 5
 
@@ -183,6 +183,32 @@ def meet_error(
         corrections = max(corrections - (bracket.at is not None), 0)
     # The last message is not the best one.
     return None if bracket.at is None else encode(step_at(bracket.at))
+
+
+def meet_error_aimed(
+    aim: Callable[[float], Tensor],
+    alpha: float,
+    numel: int,
+    encode: Callable[[float | Tensor], Coded],
+    squares: Callable[[], Tensor],
+) -> Coded | None:
+    """The same where samples tell the first step: a device is read from once, with the first message, if that one is close to the target.
+
+    ``aim(norm)`` gives, on the device, what ``dither_aim`` does. ``squares()``: the squared norm of the whole.
+    """
+    seen = 0.0
+    while True:
+        found = aim(seen)
+        told = host.fetch(found)
+        first = encode(found[0])
+        _, at, slope, norm = told.tolist()
+        if norm or not 0 < first.norm < math.inf:
+            break
+        # The sample was zero, what it is a sample of is not.
+        seen = float(squares())
+    if not 0 < norm < math.inf:
+        return first
+    return meet_error(Bracket(start=at, slope=slope, tight=CLOSE), alpha, numel, encode, first)
 
 
 def meet_size(norm: float, budget: int, numel: int, encode: Callable[[float], Coded]) -> Coded | None:

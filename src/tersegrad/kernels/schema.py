@@ -197,6 +197,13 @@ class RoundingKernels(Protocol):
         """Sum of squares (float64, 0-d)."""
         ...
 
+    def norm_step(self, norm: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
+        """A step, factor * sqrt(by * norm / over), for a squared norm (float64, 0-d): a normal float32, rounded toward zero, as float64.
+
+        Where the norm is not positive or not finite it is ``otherwise``. It lies on the norm's device.
+        """
+        ...
+
     def sum_abs(self, x: Tensor) -> Tensor:
         """Sum of magnitudes (float64, 0-d)."""
         ...

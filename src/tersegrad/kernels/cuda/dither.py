@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.core import host, targets
+from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.core.numbers import TINY
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import classes, rans, scratch
@@ -24,17 +23,15 @@ from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
 from tersegrad.kernels.reference.rounding import CHUNK
 
-__all__ = ["dither_aim", "dither_decode", "dither_encode", "dither_sample", "rans_encode_trying"]
+__all__ = ["dither_decode", "dither_encode", "dither_sample", "rans_encode_trying"]
 
-AIM, SAMPLE = "dither_aim.cu", "dither_sample.cu"
+SAMPLE = "dither_sample.cu"
 DECODE, ENCODE, DESCRIBE = "dither_decode.cu", "dither_encode.cu", "dither_segments.cu"
 # As in dither.cuh.
 PLACES, CHUNKS, ESCAPES = 12, 32, 8192
 LENGTH, WRONG, NORM, ERROR, RESULTS = range(5)
 PLANE_WORDS = ESCAPES * 53 // 32 + 8
 ONLY = 9
-# Bytes for what a search knows, as in search.cuh and some more.
-SEARCH = 256
 FINE, CORRUPT, MANY_ESCAPES = 0, 1, 4
 THREADS = 256
 SHARE = 16
@@ -78,39 +75,16 @@ def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tenso
     if n == 0:
         out.zero_()
         return
-    groups = _groups(n, stride)
+    groups = groups_of(n, stride)
     errors, norms = torch.empty(2, groups, dtype=torch.float64, device=device)
     given = (x.contiguous(), x if carry is None else carry.contiguous(), int(carry is not None))
     launch(SAMPLE, "dither_sample", groups, 512, *given, n, float(step), stride, errors, norms)
     launch(SAMPLE, "dither_sample_sums", 1, 1024, errors, norms, groups, out)
 
 
-def _groups(n: int, stride: int) -> int:
+def groups_of(n: int, stride: int) -> int:
     """Of the chunks of a sample, as in dither_sample.cuh."""
     return -(-n // SCALE_BLOCK) if stride <= SCALE_BLOCK // CHUNK else -(-n // (CHUNK * stride))
-
-
-def dither_aim(x: Tensor, alpha: float, carry: Tensor | None = None, norm: float = 0.0) -> Tensor:
-    """The step for a target error, found without a wait: all looks at the small sample in one launch, those at the larger one in one each.
-
-    There are never more of the latter; a launch after the last look that was needed returns at once.
-    """
-    n, device = x.numel(), x.device
-    if n == 0:
-        return host.send(torch.tensor([TINY, 0.0, 0.0, norm], dtype=torch.float64), device)
-    told = torch.empty(4, dtype=torch.float64, device=device)
-    coarse, fine = max(1, n // targets.COARSE), max(1, n // targets.FINE)
-    groups, refined = _groups(n, fine), targets.refines(n)
-    memory, (search, errors, norms) = scratch.empty(device, SEARCH, 8 * groups, 8 * groups)
-    given = (x.contiguous(), x if carry is None else carry.contiguous(), int(carry is not None), n)
-    aim = (*targets.sample_target(n, alpha, targets.MARGIN), 12.0, n // coarse + 1, norm)
-    target = tuple(map(Double, aim))
-    launch(AIM, "dither_aim_coarse", 1, 1024, *given, coarse, int(refined), *target, search, told)
-    for _ in range(targets.FINE_LOOKS if refined else 0):
-        launch(AIM, "dither_aim_fine", groups, 512, *given, fine, *target, search, told, errors, norms)
-    # What the kernels use is kept until here.
-    del memory
-    return told
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:

@@ -48,10 +48,10 @@ def _cpu() -> Any:
 
 
 def _encode_on_host(
-    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None
+    x: Tensor, step: float | Tensor, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     room = host.empty(reference.trellis_max_bytes(x.numel()), torch.uint8, out.device)
-    length, norm, error = _cpu().trellis_encode(host.read(x), step, states, chunk, ctx, room, layout)
+    length, norm, error = _cpu().trellis_encode(host.read(x), float(step), states, chunk, ctx, room, layout)
     out[: int(length)] = room[: int(length)].to(out.device)
     return length, norm, error
 
@@ -66,7 +66,9 @@ def draws_of(ctx: Context | None) -> tuple[int, int, int, int, int]:
 class _Chosen:
     """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments and their classes."""
 
-    def __init__(self, x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, layout: Tensor | None) -> None:
+    def __init__(
+        self, x: Tensor, step: float | Tensor, states: int, chunk: int, ctx: Context | None, layout: Tensor | None
+    ) -> None:
         n, device = x.numel(), x.device
         self.n, self.segments, self.parts = n, len(pieces(n, SEGMENT)), -(-n // CHUNK)
         self.run, drawn = min(RUN, chunk or USUAL_CHUNK), int(ctx is not None)
@@ -84,8 +86,10 @@ class _Chosen:
         )  # fmt: skip
         self.bytes, self.contexts, levels, norms, *self.products = places[:8]
         self.described, self.scalars, self.sums, self.info = places[8:]
-        self.given = (x, n, self.run, float(step), *draws_of(ctx))
-        self.step, self.states, self.classes = float(step), states, 0
+        # A number, or where one lies.
+        self.step: tuple[float, Tensor | int] = (0.0, step) if isinstance(step, Tensor) else (float(step), 0)
+        self.given = (x, n, self.run, *self.step, *draws_of(ctx))
+        self.states, self.classes = states, 0
         warps = 2 * -(-n // (1 << self.run))
         self.kept, (self.decisions,) = scratch.empty(
             device, warps * (1 << self.run) * states // 16 if states > NEAR_STATES else 0
@@ -94,7 +98,7 @@ class _Chosen:
         launch(ENCODE, "trellis_sums", -(-self.parts // 16), 512, *self.given, self.bytes, norms, *self.products[:2])
         launch(
             ENCODE, "trellis_fit", self.segments, 128,
-            n, self.run, self.step, drawn, chunk or USUAL_CHUNK, norms, *self.products[:2], self.known, self.described, self.scalars,
+            n, self.run, *self.step, drawn, chunk or USUAL_CHUNK, norms, *self.products[:2], self.known, self.described, self.scalars,
             self.sums, self.result,
         )  # fmt: skip
         if layout is not None:
@@ -115,14 +119,14 @@ class _Chosen:
         x, n, counts, tops, segments = self.given[0], self.n, counted[0], counted[1], self.segments
         self.classes = self.found.classes
         by = (self.classes, self.info, self.scalars)
-        launch(CLASSED, "trellis_near", segments * SHARE, THREADS, x, n, SHARE, self.step, self.classes, self.scalars, near)
+        launch(CLASSED, "trellis_near", segments * SHARE, THREADS, x, n, SHARE, *self.step, self.classes, self.scalars, near)
         launch(
             CLASSED, "trellis_still", segments, 32, n, near, counts, tops, self.scalars, self.described, self.info, self.known
         )
         self._search(0)
         launch(
             CLASSED, "trellis_class_sums", -(-self.parts // 16), 512,
-            x, n, self.run, self.step, self.bytes, *by, *self.products,
+            x, n, self.run, *self.step, self.bytes, *by, *self.products,
         )  # fmt: skip
         launch(
             CLASSED, "trellis_class_fit", segments, 128,
@@ -142,7 +146,7 @@ def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = N
 
 
 def trellis_encode(
-    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
+    x: Tensor, step: float | Tensor, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory.
 

@@ -270,13 +270,13 @@ def _segment(
 
 
 def trellis_encode(
-    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
+    x: Tensor, step: float | Tensor, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error."""
     known = pieces_of(layout, x.numel(), [])
     parts, norms, errors, at = [], [], [], 0
     for length in pieces(x.numel(), SEGMENT):
-        data, norm, error = _segment(x[at : at + length], at, step, states, chunk, ctx, cut(known, at, at + length))
+        data, norm, error = _segment(x[at : at + length], at, float(step), states, chunk, ctx, cut(known, at, at + length))
         parts.append(data)
         norms.append(norm)
         errors.append(error)

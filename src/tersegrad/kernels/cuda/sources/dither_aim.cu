@@ -5,6 +5,12 @@
 #include "dither_sample.cuh"
 #include "search.cuh"
 
+// factor * sqrt(by * norm / over) as a step, or `otherwise` where the norm is not positive or not finite.
+extern "C" __global__ void norm_step(const double* norm, double by, double over, double factor, double otherwise, double* out) {
+    const bool good = *norm > 0.0 && finite_number(*norm);
+    *out = good ? (double)usable_step(factor * sqrt(by * *norm / over)) : otherwise;
+}
+
 // One block of 1024 threads makes all looks at the first, small sample, of at most 32 chunks: a warp for each of them.
 extern "C" __global__ void __launch_bounds__(1024) dither_aim_coarse(
     const float* x, const float* carry, i64 carried, i64 n, i64 stride, i64 refined,

@@ -92,28 +92,32 @@ enum { FIRST_LOOK, COARSE_LOOKS, UPPER_LOOK, LOWER_LOOK, FINE_LOOKS, ENDED };
 #define NEAR 0.05
 
 struct Search {
+    // The step of the next look, 0 where there is none.
+    double ahead;
     Bracket bracket;
     double at, upper, here;
     i64 stage, arrived;
     float step;
 
-    __device__ void begin() { stage = FIRST_LOOK, arrived = 0, step = 3.4028234663852886e38f; }
+    __device__ void look(float by) { ahead = step = by; }
+    __device__ void begin() {
+        stage = FIRST_LOOK, arrived = 0;
+        look(3.4028234663852886e38f);
+    }
     __device__ void end(double* told, double slope) {
         bracket.begin(at, slope, 0.0);
-        step = step_at(bracket.start);
-        told[TOLD_STEP] = step, told[TOLD_AT] = bracket.start, told[TOLD_SLOPE] = slope;
-        stage = ENDED;
+        told[TOLD_STEP] = step_at(bracket.start), told[TOLD_AT] = bracket.start, told[TOLD_SLOPE] = slope;
+        ahead = 0.0, stage = ENDED;
     }
-    __device__ void look_at(double place) { at = place, step = step_at(place); }
+    __device__ void look_at(double place) { at = place, look(step_at(place)); }
     // What a look has found; the next one is at `step`. `refined`: whether there is a larger sample.
     __device__ void tell(double wrong, double norm, const Target& target, bool refined, double* told) {
         if (stage == FIRST_LOOK) {
             const double seen = norm == 0.0 ? target.norm : norm;
             told[TOLD_NORM] = seen;
             if (!(seen > 0.0 && finite_number(seen))) {
-                step = 1.1754943508222875e-38f;
-                told[TOLD_STEP] = step, told[TOLD_AT] = told[TOLD_SLOPE] = 0.0;
-                stage = ENDED;
+                told[TOLD_STEP] = 1.1754943508222875e-38, told[TOLD_AT] = told[TOLD_SLOPE] = 0.0;
+                ahead = 0.0, stage = ENDED;
                 return;
             }
             bracket.begin((log2_of(target.factor * seen / target.divisor) + log2_of(target.aim)) / 2.0, 2.0, target.tight);
@@ -128,15 +132,15 @@ struct Search {
             if (bracket.looks < 60 && bracket.next(&place)) return look_at(place);
             at = bracket.low;
             if (!refined) return end(told, 2.0);
-            step = step_at(at + 0.125);
+            look(step_at(at + 0.125));
             stage = UPPER_LOOK;
         } else if (stage == UPPER_LOOK) {
             upper = found;
-            step = step_at(at - 0.125);
+            look(step_at(at - 0.125));
             stage = LOWER_LOOK;
         } else if (stage == LOWER_LOOK) {
             bracket.begin(at, least(most(4.0 * (upper - found), 0.25), 4.0), target.near_tight);
-            step = step_at(at);
+            look(step_at(at));
             stage = FINE_LOOKS;
         } else if (stage == FINE_LOOKS) {
             here = found;

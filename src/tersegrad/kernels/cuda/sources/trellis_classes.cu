@@ -27,12 +27,12 @@
 
 // Blocks, `share` of them for each segment, count by class the coordinates that are close to zero.
 extern "C" __global__ void trellis_near(
-    const float* x, i64 n, i64 share, float step, const u8* classes, const i64* scalars, int* near
+    const float* x, i64 n, i64 share, float step, const double* there, const u8* classes, const i64* scalars, int* near
 ) {
     __shared__ int held[CLASSES];
     const i64 s = blockIdx.x / share, size = segment_length(n, s);
     if (!Classed{classes, nullptr, scalars}.has(s)) return;
-    const Given of = given_of(x, n, 15, step, 0, 0, 0, 0, 0);
+    const Given of = given_of(x, n, 15, step, there, 0, 0, 0, 0, 0);
     if (threadIdx.x < CLASSES) held[threadIdx.x] = 0;
     __syncthreads();
     const bool sampled = size >= EXACT;
@@ -83,10 +83,10 @@ extern "C" __global__ void __launch_bounds__(32) trellis_still(
 
 // A warp for each 4096 coordinates: sums of x n and n^2 of those that move and of those that are still.
 extern "C" __global__ void __launch_bounds__(512) trellis_class_sums(
-    const float* x, i64 n, i64 run, float step, const u8* bytes, const u8* classes, const u32* info, const i64* scalars, double* dots, double* powers,
+    const float* x, i64 n, i64 run, float step, const double* there, const u8* bytes, const u8* classes, const u32* info, const i64* scalars, double* dots, double* powers,
     double* still_dots, double* still_powers
 ) {
-    const Given of = given_of(x, n, run, step, 0, 0, 0, 0, 0);
+    const Given of = given_of(x, n, run, step, there, 0, 0, 0, 0, 0);
     const Classed by = {classes, info, scalars};
     const int lane = threadIdx.x & 31;
     const i64 part = (i64)blockIdx.x * 16 + (threadIdx.x >> 5), begin = part * SUMMED;
