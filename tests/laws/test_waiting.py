@@ -295,12 +295,11 @@ class Levels(Sparse):
 
 
 @pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize(("text", "reads"), [("qsgd(bits=4, coder=rans)", 1), ("natural(coder=rans)", 2)])
+@pytest.mark.parametrize(("text", "reads"), [("qsgd(bits=4, coder=rans)", 1), ("natural(coder=rans)", 1)])
 def test_classes_are_tried_without_a_wait(
     text: str, reads: int, rows: bool, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One read of lengths, with which everything else comes that is asked; natural reads the range of its exponents before. One more
-    where classes pay."""
+    """One read of lengths, with which everything else comes that is asked. One more where classes pay."""
     c, (x, spec) = parse(text), uneven(((600, 40), (130,)), spread=2.0)
     if not rows:
         x = vector(spec.numel)

@@ -186,7 +186,9 @@ def _describe(
     return _Described(memory, result, segments, regions, draws, summed, places)
 
 
-def rans_encode_trying(symbols: Tensor, alphabet: int, chunk: int, out: Tensor, levels: Tensor, layout: Tensor) -> Tensor:
+def rans_encode_trying(
+    symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, layout: Tensor
+) -> Tensor:
     """The length of the message of ``symbols``, and how many segments of ``levels`` gain from classes, on the device."""
     found = torch.empty(2, dtype=torch.int64, device=symbols.device)
     said = _describe(levels.contiguous(), 0.0, 1.0, chunk, None, layout)
