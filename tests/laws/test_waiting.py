@@ -290,7 +290,8 @@ class Levels(Sparse):
     """One that codes levels there, as CUDA's kernels do: the lengths of whole messages are told, what helps to choose is not."""
 
     __name__ = "levels"
-    TELLING = KNOWN = ("rans_encode", "rans_decode", "dither_encode", "trellis_encode")
+    TELLING: tuple[str, ...] = ("rans_encode", "rans_decode", "dither_encode", "trellis_encode")
+    KNOWN = TELLING
     OPERATIONS = (*TELLING, "rans_encode_trying", "dither_decode", "dither_aim", "trellis_decode", "trellis_aim", "norm_step")
 
 
@@ -353,6 +354,29 @@ def test_a_step_for_what_a_sample_does_not_show(kind: str, reads: int, device: D
     there = counted(c, x, spec, device)
     assert there.encode == reads
     assert there.data == here.data
+
+
+class Verdicts(Levels):
+    """One whose decoders tell whether a message was right."""
+
+    __name__ = "verdicts"
+    TELLING = (*Levels.TELLING, "dither_decode", "trellis_decode")
+
+
+@pytest.mark.parametrize("numel", [3000, 1 << 15])
+@pytest.mark.parametrize(
+    "text", ["sparse_dithering(nu=0.1)", "sparse_dithering(alpha=0.1)", "trellis(nu=0.1)", "trellis(alpha=0.1)"]
+)
+def test_error_feedback_does_not_decode_what_it_sends(
+    text: str, numel: int, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c, x, spec = parse(f"error_feedback({text})"), vector(numel), Spec.flat(numel)
+    here = counted(c, x, spec, None)
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Verdicts(device)))
+    there = counted(c, x, spec, device)
+    assert there.encode == 1
+    assert there.data == here.data
+    assert torch.equal(device.back(there.state.residual), here.state.residual)
 
 
 @pytest.mark.parametrize("text", ["trellis(alpha=0.1)", "trellis(nu=0.1)", "trellis(bits=2)", "dithered_trellis(omega=0.1)"])

@@ -125,25 +125,30 @@ class Trellis(_TrellisCoded):
         return weight == 1.0 and (device.type == "cpu" or not self.codes_on_host(device))
 
     def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
-        x, left = fed.x, fed.left
+        x, left, run = fed.x, fed.left, kernels.get(fed.x.device)
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
-        coded = self._encode(torch.add(x, fed.residual, out=left), data, spec.layout)
-        kernels.get(x.device).trellis_decode(coded.data, self.states, None, left, -1.0, spec.layout)
+        if x.is_cpu:
+            coded = self._encode(torch.add(x, fed.residual, out=left), data, spec.layout)
+            run.trellis_decode(coded.data, self.states, None, left, -1.0, spec.layout)
+        else:
+            coded = self._encode(x + fed.residual, data, spec.layout, left)
         return Message(data if out is None else out, coded.nbytes), math.isfinite(coded.norm)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         kernels.get(out.device).trellis_decode(data, self.states, None, out, weight, spec.layout)
 
-    def _encode(self, x: Tensor, out: Tensor, layout: Tensor) -> Coded:
-        """A message in the first bytes of ``out``."""
-        return _placed(x, out, lambda y, room: self._encode_there(y, room, layout))
+    def _encode(self, x: Tensor, out: Tensor, layout: Tensor, left: Tensor | None = None) -> Coded:
+        """A message in the first bytes of ``out``; ``left`` becomes what it leaves out."""
+        return _placed(x, out, left, lambda y, room, rest: self._encode_there(y, room, layout, rest))
 
-    def _encode_there(self, x: Tensor, out: Tensor, layout: Tensor) -> Coded:
+    def _encode_there(self, x: Tensor, out: Tensor, layout: Tensor, left: Tensor | None) -> Coded:
         run, d, chunk = kernels.get(x.device), x.numel(), _chunk(self.chunk)
+        # A search for a length does not end with the message that it returns.
+        rest = left if self.bits is None else None
         room = out if self.bits is None else buffers.empty(run.trellis_max_bytes(d), torch.uint8, x.device)
 
         def encode(step: float | Tensor) -> Coded:
-            nbytes, norm, error = run.trellis_encode(x, step, self.states, chunk, None, room, layout)
+            nbytes, norm, error = run.trellis_encode(x, step, self.states, chunk, None, room, layout, rest)
             return Coded(room, int(nbytes), float(norm), float(error))
 
         def aim(alpha: float, norm: float) -> Tensor:
@@ -166,16 +171,21 @@ class Trellis(_TrellisCoded):
             else:
                 found = meet_size(norm, out.numel(), d, lambda step: _kept(encode(step), out.numel()))
                 coded = found or Coded(zeros, 1, norm, norm)
+        if left is not None and rest is None:
+            run.trellis_decode(coded.data, self.states, None, left.copy_(x), -1.0, layout)
         return coded if room is out else dataclasses.replace(coded, buffer=out[: coded.nbytes].copy_(coded.data))
 
 
-def _placed(x: Tensor, out: Tensor, encode: Callable[[Tensor, Tensor], Coded]) -> Coded:
+def _placed(x: Tensor, out: Tensor, left: Tensor | None, encode: Callable[[Tensor, Tensor, Tensor | None], Coded]) -> Coded:
     """A message in the first bytes of ``out``, written where x is or, for short vectors, on the host, after one read."""
     if x.is_cpu or x.numel() >= SHORT:
-        return encode(x, out)
+        return encode(x, out, left)
     here = host.empty(out.numel(), torch.uint8, x.device)
-    coded = encode(host.read(x), here)
+    rest = None if left is None else host.empty(x.numel(), torch.float32, x.device)
+    coded = encode(host.read(x), here, rest)
     out[: coded.nbytes].copy_(here[: coded.nbytes], non_blocking=True)
+    if left is not None and rest is not None:
+        left.copy_(rest, non_blocking=True)
     return dataclasses.replace(coded, buffer=out)
 
 
@@ -227,7 +237,7 @@ class DitheredTrellis(_TrellisCoded):
         return float(self.omega)
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        return _placed(x, data, lambda y, room: self._encode(y, room, spec, ctx)).nbytes
+        return _placed(x, data, None, lambda y, room, _: self._encode(y, room, spec, ctx)).nbytes
 
     def _encode(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> Coded:
         run, d, chunk = kernels.get(x.device), x.numel(), rans.chunk_bits(self.chunk)

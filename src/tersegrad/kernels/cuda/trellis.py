@@ -48,11 +48,21 @@ def _cpu() -> Any:
 
 
 def _encode_on_host(
-    x: Tensor, step: float | Tensor, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None
+    x: Tensor,
+    step: float | Tensor,
+    states: int,
+    chunk: int,
+    ctx: Context | None,
+    out: Tensor,
+    layout: Tensor | None,
+    left: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    rest = None if left is None else host.empty(x.numel(), torch.float32, out.device)
     room = host.empty(reference.trellis_max_bytes(x.numel()), torch.uint8, out.device)
-    length, norm, error = _cpu().trellis_encode(host.read(x), float(step), states, chunk, ctx, room, layout)
+    length, norm, error = _cpu().trellis_encode(host.read(x), float(step), states, chunk, ctx, room, layout, rest)
     out[: int(length)] = room[: int(length)].to(out.device)
+    if left is not None and rest is not None:
+        left.copy_(rest)
     return length, norm, error
 
 
@@ -146,7 +156,14 @@ def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = N
 
 
 def trellis_encode(
-    x: Tensor, step: float | Tensor, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
+    x: Tensor,
+    step: float | Tensor,
+    states: int,
+    chunk: int,
+    ctx: Context | None,
+    out: Tensor,
+    layout: Tensor | None = None,
+    left: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory.
 
@@ -156,7 +173,7 @@ def trellis_encode(
     if chunk and not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
     if n < SHORTEST_VECTOR:
-        return _encode_on_host(x, step, states, chunk, ctx, out, layout)
+        return _encode_on_host(x, step, states, chunk, ctx, out, layout, left)
     x = x.contiguous()
     chosen = _Chosen(x, step, states, chunk, ctx, layout)
     segments, result, known = chosen.segments, chosen.result, chosen.described
@@ -205,11 +222,22 @@ def trellis_encode(
         ENCODE, "trellis_write", segments * SHARE, THREADS,
         x, n, drawn, SHARE, chosen.bytes, known, *chosen.regions.where, told, tables, words, numbers, coded, offsets, planes, result, out,
     )  # fmt: skip
+    rest = left
+    if left is not None and not drawn:
+        rest = left if left.is_contiguous() else torch.empty(n, dtype=torch.float32, device=device)
+        launch(
+            CLASSED, "trellis_left", -(-n // 1024), 256,
+            x, n, *chosen.step, chosen.bytes, chosen.classes, chosen.info, chosen.scalars, known, result, rest,
+        )  # fmt: skip
     # What the kernels use is kept until here.
     found = host.read(result[:RESULTS])
     del memory, held, chosen
     if int(found[WRONG]) == MANY_ESCAPES:
-        return _encode_on_host(x, step, states, chunk, ctx, out, layout)
+        return _encode_on_host(x, step, states, chunk, ctx, out, layout, left)
+    if left is not None and drawn:
+        trellis_decode(out[: int(found[LENGTH])], states, ctx, left.copy_(x), -1.0, layout)
+    elif left is not None and rest is not None and rest is not left:
+        left.copy_(rest)
     sums = found.view(torch.float64)
     return found[LENGTH], sums[NORM], sums[ERROR]
 

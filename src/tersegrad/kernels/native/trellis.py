@@ -25,9 +25,18 @@ def trellis_max_bytes(numel: int) -> int:
 
 
 def trellis_encode(
-    x: Tensor, step: float | Tensor, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
+    x: Tensor,
+    step: float | Tensor,
+    states: int,
+    chunk: int,
+    ctx: Context | None,
+    out: Tensor,
+    layout: Tensor | None = None,
+    left: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     nbytes, norm, error = module.trellis_encode(array(x), float(step), states, chunk, _draws(ctx), array(out), rows_of(layout))
+    if left is not None:
+        trellis_decode(out[:nbytes], states, ctx, left.copy_(x), -1.0, layout)
     return torch.tensor(nbytes), torch.tensor(norm, dtype=torch.float64), torch.tensor(error, dtype=torch.float64)
 
 

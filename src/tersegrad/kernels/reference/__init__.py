@@ -22,5 +22,6 @@ from tersegrad.kernels.reference.shares import *
 from tersegrad.kernels.reference.sparse import *
 from tersegrad.kernels.reference.trellis import *
 from tersegrad.kernels.reference.trellis_read import *
+from tersegrad.kernels.reference.trellis_write import *
 from tersegrad.kernels.reference.tried import *
 from tersegrad.kernels.reference.variance import *

@@ -204,3 +204,28 @@ extern "C" __global__ void __launch_bounds__(128) trellis_class_chunks(
     const i64 number = encode_chunk(l, mine, symbol, load, look, words + first, states + s * CHUNKS * 64);
     if ((threadIdx.x & 31) == 0) numbers[s * CHUNKS + mine] = number;
 }
+
+// Without dither: what the message leaves out of each coordinate; 256 threads for 4 times as many coordinates.
+extern "C" __global__ void trellis_left(
+    const float* x, i64 n, float step, const double* there, const u8* bytes, const u8* classes, const u32* info, const i64* scalars,
+    const i64* segments, const i64* result, float* left
+) {
+    if (result[RESULT_WRONG] != FINE) return;
+    const Given of = given_of(x, n, 15, step, there, 0, 0, 0, 0, 0);
+    const Classed by = {classes, info, scalars};
+#pragma unroll
+    for (int a = 0; a < 4; ++a) {
+        const i64 i = ((i64)blockIdx.x * 4 + a) * blockDim.x + threadIdx.x;
+        if (i >= n) return;
+        const i64 s = segment_of(n, i);
+        const i64* d = segments + s * TRELLIS_PLACES;
+        float value = d[KIND] == RAW_KIND ? x[i] : 0.0f;
+        if (has_levels(d)) {
+            const int y = nearest(__fmul_rn(x[i], of.scale)), c = d[KIND] == CLASSED_KIND ? classes[i] : 0;
+            const bool still = d[KIND] == CLASSED_KIND && !(d[MOVING] >> c & 1);
+            const int number = still ? 2 * by.still(s, c, y) : integer_of(y, (int)(bytes[i] >> 7) + 2 * (int)(bytes[i] & 1));
+            value = scaled(number, __uint_as_float((u32)d[still ? STILL_SCALE : SCALE_OF]));
+        }
+        left[i] = __fsub_rn(x[i], value);
+    }
+}
