@@ -635,11 +635,25 @@ def test_dithering_rejects_what_the_reference_rejects() -> None:
         "vgc(alpha=2)",
         "hybrid(alpha=1, tau=0.5)",
         "qsgd(coder=rans)",
+        "natural(coder=rans)",
         "sparse_dithering(nu=0.1)",
     ],
 )
 def test_messages_on_emulated_kernels(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(20000, generator=torch.Generator().manual_seed(8))
+    _same_messages(text, torch.randn(20000, generator=torch.Generator().manual_seed(8)), monkeypatch)
+
+
+@needs_compiler
+def test_alphabets_that_only_the_device_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(70_000, generator=torch.Generator().manual_seed(8))
+    bad = x.clone()
+    bad[5] = torch.nan
+    wide = (x * 60).exp2() * x.sign()
+    for given in (x, wide[:3000], x[:1500] * 0, bad[:1500], torch.ones(1500), torch.eye(1, 1500)[0], x[:1500].sign() * 3e38):
+        _same_messages("natural(coder=rans)", given, monkeypatch)
+
+
+def _same_messages(text: str, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, ctx, compressor = Spec.flat(x.numel()), Context(seed=4), tersegrad.parse(text)
 
     def message() -> tuple[Tensor, Tensor]:
@@ -649,8 +663,8 @@ def test_messages_on_emulated_kernels(text: str, monkeypatch: pytest.MonkeyPatch
         return data, compressor.decode(Message(data, data.numel()), spec, ctx)
 
     expected = message()
-    monkeypatch.setitem(vars(kernels)["_chosen"], "cpu", kernels.overlay(native, cuda))
-    with emulated():
+    with emulated(), monkeypatch.context() as patch:
+        patch.setitem(vars(kernels)["_chosen"], "cpu", kernels.overlay(native, cuda))
         found = message()
     assert torch.equal(expected[0], found[0])
     assert same(expected[1], found[1])

@@ -197,7 +197,7 @@ class Imagined:
     """A backend for the simulated device that codes dithered messages there, as a GPU's would."""
 
     __name__ = "imagined"
-    OPERATIONS = ("dither_encode", "dither_decode", "dither_sample")
+    OPERATIONS = ("dither_encode", "dither_decode", "dither_aim")
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -212,7 +212,7 @@ class Imagined:
         native.dither_decode(self._device.memory(data).contiguous(), self._device.memory(out), weight, layout)
         return out
 
-    def dither_sample(self, x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
+    def dither_aim(self, x: Tensor, alpha: float, carry: Tensor | None = None, norm: float = 0.0) -> Tensor:
         raise NotImplementedError
 
 
@@ -290,17 +290,17 @@ class Levels(Sparse):
     """One that codes levels there, as CUDA's kernels do: the lengths of whole messages are told, what helps to choose is not."""
 
     __name__ = "levels"
-    TELLING = KNOWN = ("rans_encode", "rans_decode", "dither_encode", "trellis_encode")
-    OPERATIONS = (*TELLING, "rans_encode_trying", "dither_decode", "dither_sample", "trellis_decode", "trellis_error")
+    TELLING: tuple[str, ...] = ("rans_encode", "rans_decode", "dither_encode", "trellis_encode")
+    KNOWN = TELLING
+    OPERATIONS = (*TELLING, "rans_encode_trying", "dither_decode", "dither_aim", "trellis_decode", "trellis_aim", "norm_step")
 
 
 @pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize(("text", "reads"), [("qsgd(bits=4, coder=rans)", 1), ("natural(coder=rans)", 2)])
+@pytest.mark.parametrize(("text", "reads"), [("qsgd(bits=4, coder=rans)", 1), ("natural(coder=rans)", 1)])
 def test_classes_are_tried_without_a_wait(
     text: str, reads: int, rows: bool, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One read of lengths, with which everything else comes that is asked; natural reads the range of its exponents before. One more
-    where classes pay."""
+    """One read of lengths, with which everything else comes that is asked. One more where classes pay."""
     c, (x, spec) = parse(text), uneven(((600, 40), (130,)), spread=2.0)
     if not rows:
         x = vector(spec.numel)
@@ -318,9 +318,17 @@ def test_classes_are_tried_without_a_wait(
 
 
 @pytest.mark.parametrize(
-    ("text", "reads"), [("sparse_dithering(alpha=0.1)", 7), ("trellis(alpha=0.1)", 8), ("trellis(nu=0.1)", 2)]
+    ("text", "reads"),
+    [
+        ("sparse_dithering(alpha=0.1)", 1),
+        ("error_feedback(sparse_dithering(alpha=0.1))", 1),
+        ("sparse_dithering(nu=0.1, scale=global)", 1),
+        ("trellis(alpha=0.1)", 1),
+        ("trellis(nu=0.1)", 1),
+        ("dithered_trellis(omega=0.1)", 1),
+    ],
 )
-def test_looks_at_a_sample_come_together(text: str, reads: int, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_found_on_the_device(text: str, reads: int, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     numel = 1 << 18
     c, spec, x = parse(text), Spec.flat(numel), vector(numel)
     here = counted(c, x, spec, None)
@@ -328,6 +336,47 @@ def test_looks_at_a_sample_come_together(text: str, reads: int, device: Device, 
     there = counted(c, x, spec, device)
     assert there.encode <= reads
     assert there.data == here.data
+
+
+@pytest.mark.parametrize(("kind", "reads"), [("zero", 1), ("not a number", 1), ("nothing in the sample", 8), ("short", 1)])
+def test_a_step_for_what_a_sample_does_not_show(kind: str, reads: int, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not zero although its sample is takes its norm and other messages."""
+    numel = 1000 if kind == "short" else 1 << 18
+    c, spec, x = parse("sparse_dithering(alpha=0.1)"), Spec.flat(numel), vector(numel)
+    if kind == "zero":
+        x.zero_()
+    elif kind == "not a number":
+        x[0] = float("nan")
+    elif kind == "nothing in the sample":
+        x.view(-1, 4096)[::4] = 0
+    here = counted(c, x, spec, None)
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Levels(device)))
+    there = counted(c, x, spec, device)
+    assert there.encode == reads
+    assert there.data == here.data
+
+
+class Verdicts(Levels):
+    """One whose decoders tell whether a message was right."""
+
+    __name__ = "verdicts"
+    TELLING = (*Levels.TELLING, "dither_decode", "trellis_decode")
+
+
+@pytest.mark.parametrize("numel", [3000, 1 << 15])
+@pytest.mark.parametrize(
+    "text", ["sparse_dithering(nu=0.1)", "sparse_dithering(alpha=0.1)", "trellis(nu=0.1)", "trellis(alpha=0.1)"]
+)
+def test_error_feedback_does_not_decode_what_it_sends(
+    text: str, numel: int, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c, x, spec = parse(f"error_feedback({text})"), vector(numel), Spec.flat(numel)
+    here = counted(c, x, spec, None)
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Verdicts(device)))
+    there = counted(c, x, spec, device)
+    assert there.encode == 1
+    assert there.data == here.data
+    assert torch.equal(device.back(there.state.residual), here.state.residual)
 
 
 @pytest.mark.parametrize("text", ["trellis(alpha=0.1)", "trellis(nu=0.1)", "trellis(bits=2)", "dithered_trellis(omega=0.1)"])

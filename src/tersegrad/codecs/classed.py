@@ -101,12 +101,13 @@ def asks(device: torch.device, numel: int) -> bool:
     return numel > SHORT and kernels.faster(device, "rans_encode_trying")
 
 
-def begin(levels: Tensor, symbols: Tensor, alphabet: int, layout: Tensor, chunk: rans.Chunk) -> Begun:
-    """Levels (float32), and the same as symbols for one table, to be coded the shorter way."""
+def begin(levels: Tensor, symbols: Tensor, alphabet: int | Tensor, layout: Tensor, chunk: rans.Chunk) -> Begun:
+    """Levels (float32), and the same as symbols for one table, to be coded the shorter way; only the device may know the alphabet."""
     numel, device = levels.numel(), levels.device
     first, last = _looked_at(numel)
     within = layout if last - first == numel else _within(layout, first, last)
-    plain = torch.empty(rans.max_nbytes(numel, alphabet), dtype=torch.uint8, device=device)
+    most = 256 if isinstance(alphabet, Tensor) else alphabet
+    plain = torch.empty(rans.max_nbytes(numel, most), dtype=torch.uint8, device=device)
     bits = 0 if chunk == "auto" else rans.chunk_bits(chunk)
     told = kernels.get(device).rans_encode_trying(symbols, alphabet, bits, plain, levels[first:last], within)
     return Begun(levels, layout, chunk, plain, told)

@@ -19,6 +19,7 @@ Source   Horvath et al., "Natural compression for distributed deep learning", 20
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -94,21 +95,17 @@ class Natural(Summed):
         numel = spec.numel
         signs = -(-numel // 8)
         exponents = data[1 + signs :]
-        least, largest = _range(exponents)
+        if classed.asks(data.device, numel):
+            least, largest, found = _coded_there(exponents, spec.layout, self.chunk)
+        else:
+            (least, largest), found = _range(exponents), None
         if largest == 0:
             data[0] = ZERO
             return 1
         if largest == 255:
             data[0] = NON_FINITE
             return 1
-        # Zeros stay zero: nothing else lies below the least.
-        symbols = exponents.clamp(min=least - 1).sub_(least - 1)
-        alphabet = largest - least + 2
-
-        def below(begin: int, end: int) -> Tensor:
-            return torch.where(symbols[begin:end] == 0, 0, alphabet - symbols[begin:end].to(torch.int16))
-
-        known, coded = classed.shorter(below, lambda: symbols, alphabet, spec.layout, numel, self.chunk)
+        known, coded = found() if found else _coded_here(exponents, least, largest, spec.layout, self.chunk)
         if 2 + coded.numel() >= numel:
             data[0] = PACKED
             return data.numel()
@@ -150,6 +147,32 @@ class Natural(Summed):
         packed[:signs] = data[3 : 3 + signs]
         torch.add(symbols, symbols.clamp(max=1).mul_(least - 1), out=packed[signs:])
         return packed
+
+
+Coded = tuple[bool, Tensor]
+
+
+def _coded_there(exponents: Tensor, layout: Tensor, chunk: rans.Chunk) -> tuple[int, int, Callable[[], Coded]]:
+    """The range of exponents and their code, all in one read of the device: the range shifts symbols and sizes the alphabet there."""
+    # In uint8, 0 - 1 is 255: zeros do not count as the least.
+    below_least, largest = (exponents - 1).min(), exponents.max()
+    alphabet = (largest.to(torch.int64) - below_least + 1).clamp_(2, 256)
+    symbols = exponents.clamp(min=below_least).sub_(below_least)
+    levels = torch.where(symbols == 0, 0, alphabet.to(torch.float32) - symbols)
+    begun = classed.begin(levels, symbols, alphabet, layout, chunk)
+    *told, low, high = host.read(torch.cat((begun.told, torch.stack((below_least, largest)).to(torch.int64)))).tolist()
+    return (low + 1 if high else 0), high, lambda: begun.finish(told)
+
+
+def _coded_here(exponents: Tensor, least: int, largest: int, layout: Tensor, chunk: rans.Chunk) -> Coded:
+    # Zeros stay zero: nothing else lies below the least.
+    symbols = exponents.clamp(min=least - 1).sub_(least - 1)
+    alphabet = largest - least + 2
+
+    def below(begin: int, end: int) -> Tensor:
+        return torch.where(symbols[begin:end] == 0, 0, alphabet - symbols[begin:end].to(torch.int16))
+
+    return classed.shorter(below, lambda: symbols, alphabet, layout, exponents.numel(), chunk)
 
 
 def _range(exponents: Tensor) -> tuple[int, int]:

@@ -33,11 +33,11 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core import buffers, modes
+from tersegrad.core import buffers, host, modes
 from tersegrad.core.numbers import HUGE, TINY
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import COARSE, Coded, Looks, meet_error, meet_size, one_target, sampled_step, toward_zero
+from tersegrad.core.targets import Coded, meet_error_aimed, meet_size, one_target
 from tersegrad.core.text import require
 
 Coder = Literal["auto", "rans", "paper"]
@@ -45,13 +45,15 @@ Scale = Literal["chunk", "global"]
 CODERS, SCALES = ("auto", "rans", "paper"), ("chunk", "global")
 # First words of a message; anything else is the scale of a short one.
 WORDS = {0: modes.NAMES[modes.ZERO], 0x7FC00000: modes.NAMES[modes.NON_FINITE], 0x80000000: "rANS segments"}
+# Vectors of up to so many coordinates have sequential codes.
+SHORT = 1 << 10
 # The message of a vector of zeros.
 ZERO = bytes(4)
 
 
 def encode_at(
     x: Tensor,
-    step: float | None,
+    step: float | Tensor | None,
     nu: float,
     coder: Coder,
     chunk: rans.Chunk,
@@ -63,14 +65,14 @@ def encode_at(
 ) -> Coded:
     """Code x (plus ``carry``) at one step, or with ``step=None`` at one step per block; ``ctx`` asks for stochastic rounding.
 
-    ``left`` becomes what the message leaves out.
+    A step may lie on the device of x. ``left`` becomes what the message leaves out.
     """
     run = kernels.get(x.device)
     buffer = buffers.empty(run.dither_max_bytes(x.numel()), torch.uint8, x.device) if out is None else out
     nbytes, norm, error = run.dither_encode(
         x,
         nu if step is None else 0.0,
-        step or 0.0,
+        0.0 if step is None else step,
         CODERS.index(coder),
         0 if chunk == "auto" else rans.chunk_bits(chunk),
         ctx,
@@ -101,24 +103,12 @@ def write_at(
     return int(nbytes) if nbytes.is_cpu else nbytes
 
 
-def global_step(x: Tensor, nu: float, scale: Scale) -> float | None:
-    """The published step for the whole vector, or None where each block takes its own."""
+def global_step(x: Tensor, nu: float, scale: Scale) -> Tensor | None:
+    """The published step for the whole vector, on its device, or None where each block takes its own."""
     if scale == "chunk" or x.numel() == 0:
         return None
-    norm = float(kernels.get(x.device).sum_squares(x))
-    return toward_zero(2 * math.sqrt(nu / x.numel() * norm)) if 0 < norm < math.inf else TINY
-
-
-def sampler(x: Tensor, carry: Tensor | None) -> Looks:
-    """Squared error and squared norm of about so many coordinates at a step."""
     run = kernels.get(x.device)
-
-    def ask(most: int, step: float) -> Tensor:
-        found = torch.empty(2, dtype=torch.float64, device=x.device)
-        run.dither_sample(x, step, max(1, x.numel() // most), found, carry)
-        return found
-
-    return Looks(ask)
+    return run.norm_step(run.sum_squares(x), nu / x.numel(), 1.0, 2.0, TINY)
 
 
 def encode_to_error(
@@ -133,19 +123,38 @@ def encode_to_error(
 ) -> Coded:
     """Code x (plus ``carry``) at nearly the largest step whose error is at most alpha; every message is verified.
 
-    ``left``, a buffer of its own, becomes what the message leaves out.
+    ``left``, a buffer of its own, becomes what the message leaves out. A device is read from once, with the first message: it finds that
+    message's step itself.
     """
-    run, d, look = kernels.get(x.device), x.numel(), sampler(x, carry)
+    if not x.is_cpu and x.numel() <= SHORT:
+        return _short_to_error(x if carry is None else x + carry, alpha, coder, chunk, out, left, layout)
+    run, d = kernels.get(x.device), x.numel()
 
-    def encode(step: float | None) -> Coded:
+    def encode(step: float | Tensor | None) -> Coded:
         return encode_at(x, step, alpha, coder, chunk, out, left=left, carry=carry, layout=layout)
 
-    norm = look(COARSE, HUGE)[1] or float(run.sum_squares(x if carry is None else x + carry))
-    if not 0 < norm < math.inf:
-        return encode(TINY)
-    # Rounding errs by a twelfth of the squared step.
-    energy = 12 * norm / (d // max(1, d // COARSE) + 1)
-    return meet_error(sampled_step(look, d, alpha, energy, margin=0.5), alpha, d, encode) or encode(None)
+    def aim(norm: float) -> Tensor:
+        return run.dither_aim(x, alpha, carry, norm)
+
+    def squares() -> Tensor:
+        return run.sum_squares(x if carry is None else x + carry)
+
+    return meet_error_aimed(aim, alpha, d, encode, squares) or encode(None)
+
+
+def _short_to_error(
+    total: Tensor, alpha: float, coder: Coder, chunk: rans.Chunk, out: Tensor | None, left: Tensor | None, layout: Tensor | None
+) -> Coded:
+    """The same for a short vector on a device: its codes are the host's, which reads it once."""
+    d, device = total.numel(), total.device
+    buffer = buffers.byte_buffer(out, kernels.reference.dither_max_bytes(d), device)
+    room = host.empty(buffer.numel(), torch.uint8, device)
+    rest = None if left is None else host.empty(d, torch.float32, device)
+    coded = encode_to_error(host.read(total), alpha, coder, chunk, room, rest, None, layout)
+    buffer[: coded.nbytes].copy_(coded.data, non_blocking=True)
+    if left is not None and rest is not None:
+        left.copy_(rest, non_blocking=True)
+    return dataclasses.replace(coded, buffer=buffer)
 
 
 def encode_to_size(
@@ -171,7 +180,7 @@ class _Dithering(Stateless):
         return kernels.reference.dither_max_bytes(spec.numel)
 
     def codes_on_host(self, device: torch.device) -> bool:
-        return not kernels.faster(device, "dither_encode", "dither_decode", "dither_sample")
+        return not kernels.faster(device, "dither_encode", "dither_decode", "dither_aim")
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         kernels.get(out.device).dither_decode(data, out, weight, spec.layout)

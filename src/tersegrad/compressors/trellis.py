@@ -41,21 +41,9 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import rans
 from tersegrad.core import buffers, host, modes
-from tersegrad.core.numbers import HUGE
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import (
-    COARSE,
-    FINE,
-    Coded,
-    Looks,
-    meet_error,
-    meet_size,
-    one_target,
-    sampled_step,
-    strided,
-    toward_zero,
-)
+from tersegrad.core.targets import Coded, meet_error_aimed, meet_size, one_target, toward_zero
 from tersegrad.core.text import require
 
 # Mean squared error in squared steps by the number of states: of endless trellises, and what a start in state 0 adds in all.
@@ -96,7 +84,7 @@ class _TrellisCoded(Stateless):
         return kernels.reference.trellis_max_bytes(spec.numel)
 
     def codes_on_host(self, device: torch.device) -> bool:
-        return not kernels.faster(device, "trellis_encode", "trellis_decode", "trellis_error")
+        return not kernels.faster(device, "trellis_encode", "trellis_decode", "trellis_aim")
 
     def mode(self, data: bytes) -> str:
         return modes.name(data)
@@ -137,69 +125,67 @@ class Trellis(_TrellisCoded):
         return weight == 1.0 and (device.type == "cpu" or not self.codes_on_host(device))
 
     def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
-        x, left = fed.x, fed.left
+        x, left, run = fed.x, fed.left, kernels.get(fed.x.device)
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
-        coded = self._encode(torch.add(x, fed.residual, out=left), data, spec.layout)
-        kernels.get(x.device).trellis_decode(coded.data, self.states, None, left, -1.0, spec.layout)
+        if x.is_cpu:
+            coded = self._encode(torch.add(x, fed.residual, out=left), data, spec.layout)
+            run.trellis_decode(coded.data, self.states, None, left, -1.0, spec.layout)
+        else:
+            coded = self._encode(x + fed.residual, data, spec.layout, left)
         return Message(data if out is None else out, coded.nbytes), math.isfinite(coded.norm)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         kernels.get(out.device).trellis_decode(data, self.states, None, out, weight, spec.layout)
 
-    def _encode(self, x: Tensor, out: Tensor, layout: Tensor) -> Coded:
-        """A message in the first bytes of ``out``."""
-        return _placed(x, out, lambda y, room: self._encode_there(y, room, layout))
+    def _encode(self, x: Tensor, out: Tensor, layout: Tensor, left: Tensor | None = None) -> Coded:
+        """A message in the first bytes of ``out``; ``left`` becomes what it leaves out."""
+        return _placed(x, out, left, lambda y, room, rest: self._encode_there(y, room, layout, rest))
 
-    def _encode_there(self, x: Tensor, out: Tensor, layout: Tensor) -> Coded:
+    def _encode_there(self, x: Tensor, out: Tensor, layout: Tensor, left: Tensor | None) -> Coded:
         run, d, chunk = kernels.get(x.device), x.numel(), _chunk(self.chunk)
+        # A search for a length does not end with the message that it returns.
+        rest = left if self.bits is None else None
         room = out if self.bits is None else buffers.empty(run.trellis_max_bytes(d), torch.uint8, x.device)
 
-        def encode(step: float) -> Coded:
-            nbytes, norm, error = run.trellis_encode(x, step, self.states, chunk, None, room, layout)
+        def encode(step: float | Tensor) -> Coded:
+            nbytes, norm, error = run.trellis_encode(x, step, self.states, chunk, None, room, layout, rest)
             return Coded(room, int(nbytes), float(norm), float(error))
 
-        @functools.cache
-        def sample(most: int) -> Tensor:
-            return strided(x, most)
+        def aim(alpha: float, norm: float) -> Tensor:
+            return run.trellis_aim(x, alpha, KAPPA[self.states][0], self.states, layout, norm)
 
-        def square(part: Tensor) -> float:
-            return float(run.sum_squares(part)) if d else 0.0
+        def certified(nu: float) -> Coded:
+            return _certified(x, nu, encode) if d else encode(1.0)
 
-        norm = 0.0
-        if self.alpha is not None and d // FINE > 1:
-            # The search for an error looks at these alone, and messages tell what is not finite.
-            norms = host.floats(*(run.sum_squares(sample(most)) for most in (COARSE, FINE)))
-            norm = norms[0] if all(0 < one < math.inf for one in norms) else 0.0
-        norm = norm or square(x)
-        if not 0 < norm < math.inf:
-            coded = encode(1.0)
-        elif self.nu is not None:
-            coded = _certified(self.nu, norm, d, encode)
-        elif self.alpha is not None:
-
-            def ask(most: int, step: float) -> Tensor:
-                part = sample(most)
-                # A sample has no rows.
-                return torch.stack(run.trellis_error(part, step, self.states, layout if part is x else None))
-
-            look = Looks(ask)
-            energy = (look(COARSE, HUGE)[1] or norm) / (KAPPA[self.states][0] * sample(COARSE).numel())
-            bracket = sampled_step(look, d, self.alpha, energy, margin=0.25)
-            coded = meet_error(bracket, self.alpha, d, encode) or _certified(self.alpha, square(x), d, encode)
+        if self.nu is not None:
+            coded = certified(self.nu)
+        elif (alpha := self.alpha) is not None:
+            coded = meet_error_aimed(functools.partial(aim, alpha), alpha, d, encode, lambda: run.sum_squares(x)) or certified(
+                alpha
+            )
         else:
-            found = meet_size(norm, out.numel(), d, lambda step: _kept(encode(step), out.numel()))
+            norm = float(run.sum_squares(x)) if d else 0.0
             zeros = torch.full((1,), modes.ZERO, dtype=torch.uint8, device=x.device)
-            coded = found or Coded(zeros, 1, norm, norm)
+            if not 0 < norm < math.inf:
+                coded = encode(1.0)
+            else:
+                found = meet_size(norm, out.numel(), d, lambda step: _kept(encode(step), out.numel()))
+                coded = found or Coded(zeros, 1, norm, norm)
+        if left is not None and rest is None:
+            run.trellis_decode(coded.data, self.states, None, left.copy_(x), -1.0, layout)
         return coded if room is out else dataclasses.replace(coded, buffer=out[: coded.nbytes].copy_(coded.data))
 
 
-def _placed(x: Tensor, out: Tensor, encode: Callable[[Tensor, Tensor], Coded]) -> Coded:
+def _placed(x: Tensor, out: Tensor, left: Tensor | None, encode: Callable[[Tensor, Tensor, Tensor | None], Coded]) -> Coded:
     """A message in the first bytes of ``out``, written where x is or, for short vectors, on the host, after one read."""
     if x.is_cpu or x.numel() >= SHORT:
-        return encode(x, out)
+        return encode(x, out, left)
     here = host.empty(out.numel(), torch.uint8, x.device)
-    coded = encode(host.read(x), here)
+    rest = None if left is None else host.empty(x.numel(), torch.float32, x.device)
+    coded = encode(host.read(x), here, rest)
     out[: coded.nbytes].copy_(here[: coded.nbytes], non_blocking=True)
+    if left is not None and rest is not None:
+        left.copy_(rest, non_blocking=True)
     return dataclasses.replace(coded, buffer=out)
 
 
@@ -208,11 +194,18 @@ def _chunk(chunk: rans.Chunk) -> int:
     return 0 if chunk == "auto" else rans.chunk_bits(chunk)
 
 
-def _certified(nu: float, norm: float, numel: int, encode: Callable[[float], Coded]) -> Coded:
-    """A message at the step of the worst-case bound, or at the first smaller one whose error keeps to it."""
-    step = math.sqrt(nu / numel * norm)
-    while (coded := encode(toward_zero(step))).error > nu * coded.norm:
+def _certified(x: Tensor, nu: float, encode: Callable[[float | Tensor], Coded]) -> Coded:
+    """A message at the step of the worst-case bound, or at the first smaller one whose error keeps to it; a device is read from once."""
+    run = kernels.get(x.device)
+    norm, share = run.sum_squares(x), nu / x.numel()
+    told = host.fetch(norm)
+    coded = encode(run.norm_step(norm, share, 1.0, 1.0, 1.0))
+    if not 0 < (value := float(told)) < math.inf:
+        return coded
+    step = math.sqrt(share * value)
+    while coded.error > nu * coded.norm:
         step *= SMALLER
+        coded = encode(toward_zero(step))
     return coded
 
 
@@ -244,16 +237,16 @@ class DitheredTrellis(_TrellisCoded):
         return float(self.omega)
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        return _placed(x, data, lambda y, room: self._encode(y, room, spec, ctx)).nbytes
+        return _placed(x, data, None, lambda y, room, _: self._encode(y, room, spec, ctx)).nbytes
 
     def _encode(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> Coded:
         run, d, chunk = kernels.get(x.device), x.numel(), rans.chunk_bits(self.chunk)
-        norm = float(run.sum_squares(x)) if d else 0.0
-        step = 1.0
-        if 0 < norm < math.inf:
-            step = toward_zero(SLACK * math.sqrt(self.omega * norm / (mean_kappa(self.states, d, min(chunk, 15)) * d)))
+        step: float | Tensor = 1.0
+        if d:
+            share = mean_kappa(self.states, d, min(chunk, 15)) * d
+            step = run.norm_step(run.sum_squares(x), self.omega, share, SLACK, 1.0)
         nbytes = run.trellis_encode(x, step, self.states, _chunk(self.chunk), ctx, data, spec.layout)[0]
-        return Coded(data, int(nbytes), norm)
+        return Coded(data, int(nbytes))
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         kernels.get(out.device).trellis_decode(data, self.states, ctx, out, weight, spec.layout)

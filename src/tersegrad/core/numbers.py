@@ -38,6 +38,45 @@ def float32_of(bits: int) -> float:
     return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
+# Logarithms and powers of libraries differ in their last digits. These take sums, products and quotients of float64 in a fixed order, so
+# that every device finds the same (``search.cuh`` has them for CUDA).
+_LOG_TERMS = tuple(1.0 / k for k in range(23, 1, -2))
+_EXP_TERMS = tuple(1.0 / k for k in range(16, 0, -1))
+_LN2, _TWO_OVER_LN2, _ROOT = 0.6931471805599453, 2.8853900817779268, 0.7071067811865476
+
+
+def log2(value: float) -> float:
+    """The binary logarithm of a positive normal number, to some 2^-52 of it or of 1; infinity and NaN stay as they are.
+
+    >>> log2(8.0), log2(0.1) - math.log2(0.1)
+    (3.0, 0.0)
+    """
+    if not value < math.inf:
+        return value
+    part, exponent = math.frexp(value)
+    if part < _ROOT:
+        part, exponent = 2 * part, exponent - 1
+    # log(part) = 2 artanh(s).
+    s = (part - 1) / (part + 1)
+    square, total = s * s, 0.0
+    for term in _LOG_TERMS:
+        total = (total + term) * square
+    return exponent + (s + s * total) * _TWO_OVER_LN2
+
+
+def exp2(value: float) -> float:
+    """2 to the power of a number between -1000 and 1000, to some 2^-51 of it.
+
+    >>> exp2(-3.0), abs(exp2(0.3) - 2**0.3) < 1e-15
+    (0.125, True)
+    """
+    whole = math.floor(value + 0.5)
+    power, total = (value - whole) * _LN2, 1.0
+    for term in _EXP_TERMS:
+        total = total * (power * term) + 1
+    return math.ldexp(total, whole)
+
+
 @functools.lru_cache(maxsize=1024)
 def share(numel: int, fraction: float | None, k: int | None) -> int:
     """``k``, or ``fraction`` of ``numel`` rounded up; at least 1 and at most all.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core import host
-from tersegrad.core.numbers import HUGE, TINY, float32, float32_bits, float32_of
+from tersegrad.core.numbers import HUGE, TINY, exp2, float32, float32_bits, float32_of, log2
 from tersegrad.core.search import Bracket
 from tersegrad.core.text import require
 
@@ -24,8 +24,12 @@ COARSE, FINE, BLOCK = 1 << 16, 1 << 21, 1 << 12
 SLACK = 0.006
 # log2 of an error over its target from which the slope leads to the target.
 NEAR = 0.05
+# Looks at the larger sample, at most.
+FINE_LOOKS = 4
 # log2 of an error over its target that costs less than 0.005 bit.
 CLOSE = -0.009
+# How far below the target a search on samples ends, as a share of what they may mislead by: for rounding to nearest and for trellis codes.
+MARGIN, TRELLIS_MARGIN = 0.5, 0.25
 # Whole messages after the first that meets the target, for one that is closer to it.
 CORRECTIONS = 5
 
@@ -66,6 +70,15 @@ def toward_zero(value: float) -> float:
     return float32_of(float32_bits(rounded) - 1) if rounded > value else rounded
 
 
+def step_at(at: float) -> float:
+    """The step that a search means by a place: its binary logarithm.
+
+    >>> step_at(-1.0), step_at(1000.0) == HUGE
+    (0.5, True)
+    """
+    return toward_zero(exp2(at))
+
+
 def strided(x: Tensor, most: int) -> Tensor:
     """About ``most`` coordinates of x, in blocks that are evenly spread; all of them if there are no more."""
     stride = x.numel() // most
@@ -74,7 +87,12 @@ def strided(x: Tensor, most: int) -> Tensor:
 
 def log2_error(wrong: float, norm: float, alpha: float) -> float:
     """log2 of the relative error over alpha; errors below 1e-300 count as that much."""
-    return math.log2(max(wrong / norm if norm > 0 else 0.0, 1e-300)) - math.log2(alpha)
+    return log2(max(wrong / norm if norm > 0 else 0.0, 1e-300)) - log2(alpha)
+
+
+def rounding_energy(norm: float, numel: int) -> float:
+    """For :func:`sampled_step`, from a sample's squared norm: rounding to nearest errs by a twelfth of the squared step."""
+    return 12 * norm / (numel // max(1, numel // COARSE) + 1)
 
 
 class Looks:
@@ -104,29 +122,40 @@ def _pair(numbers: list[float]) -> tuple[float, float]:
     return error, norm
 
 
+def refines(numel: int) -> bool:
+    """Whether a search looks at a larger sample after the small one, which is less than the whole."""
+    return numel // COARSE > 1
+
+
+def sample_target(numel: int, alpha: float, margin: float) -> tuple[float, float, float]:
+    """What a search on samples aims at, and how good is good enough on the small and on the larger one."""
+    fine = numel // FINE > 1
+    aim = alpha * (1 - (SLACK * margin if fine else SLACK / 6 if refines(numel) else 0)) or alpha
+    return aim, log2(1 - SLACK), log2(1 - SLACK * (margin if fine else 0.8))
+
+
 def sampled_step(look: Looks, numel: int, alpha: float, energy: float, margin: float) -> Bracket:
     """A bracket that starts at log2 of a step whose error on a sample of a vector is just below alpha.
 
     ``energy``: a small step is expected to err by alpha where its square is alpha times this. ``margin``: how far
     below the target to end, as a share of what a sample may mislead by.
     """
-    coarse, fine = numel // COARSE > 1, numel // FINE > 1
-    aim = alpha * (1 - (SLACK * margin if fine else SLACK / 6 if coarse else 0)) or alpha
+    aim, tight, near_tight = sample_target(numel, alpha, margin)
 
     def value(most: int) -> Callable[[float], float]:
-        return lambda at: log2_error(*look(most, toward_zero(2.0**at)), aim)
+        return lambda at: log2_error(*look(most, step_at(at)), aim)
 
     # A small step errs in proportion to its square: the logarithm rises by 2 per octave.
-    start, error = (math.log2(energy) + math.log2(aim)) / 2, value(COARSE)
-    at, slope = Bracket(start=start, slope=2.0, tight=math.log2(1 - SLACK)).search(error, trials=60).low, 2.0
-    if coarse:
+    start, error = (log2(energy) + log2(aim)) / 2, value(COARSE)
+    at, slope = Bracket(start=start, slope=2.0, tight=tight).search(error, trials=60).low, 2.0
+    if refines(numel):
         # Refine on a larger sample, starting from the slope measured on the small one. From a near miss that slope leads to a
         # place that need not be looked at.
-        look.together(*((m, toward_zero(2.0**a)) for m, a in ((COARSE, at + 0.125), (COARSE, at - 0.125), (FINE, at))))
+        look.together(*((m, step_at(a)) for m, a in ((COARSE, at + 0.125), (COARSE, at - 0.125), (FINE, at))))
         slope = min(max(4 * (error(at + 0.125) - error(at - 0.125)), 0.25), 4.0)
-        near = Bracket(start=at, slope=slope, tight=math.log2(1 - SLACK * (margin if fine else 0.8)))
+        near = Bracket(start=at, slope=slope, tight=near_tight)
         error, here = value(FINE), math.inf
-        while near.looks < 4 and not near.good and abs(here) >= NEAR:
+        while near.looks < FINE_LOOKS and not near.good and abs(here) >= NEAR:
             here = error(at)
             near.tell(at, here)
             at = at if near.good else near.guess()
@@ -136,11 +165,16 @@ def sampled_step(look: Looks, numel: int, alpha: float, energy: float, margin: f
     return Bracket(start=at, slope=slope, tight=CLOSE)
 
 
-def meet_error(bracket: Bracket, alpha: float, numel: int, encode: Callable[[float], Coded]) -> Coded | None:
-    """A message at nearly the largest step whose error is at most alpha, verified; None where no step met it."""
+def meet_error(
+    bracket: Bracket, alpha: float, numel: int, encode: Callable[[float], Coded], first: Coded | None = None
+) -> Coded | None:
+    """A message at nearly the largest step whose error is at most alpha, verified; None where no step met it.
+
+    ``first``: the message at the step that the bracket starts from, where it is known.
+    """
     corrections = CORRECTIONS if numel > COARSE else 0
     while (at := bracket.next()) is not None and bracket.looks < 40:
-        coded = encode(toward_zero(2.0**at))
+        coded, first = first or encode(step_at(at)), None
         good, value = coded.error <= alpha * coded.norm, log2_error(coded.error, coded.norm, alpha)
         # Logarithms round: the comparison itself decides.
         bracket.tell(at, min(value, 0.0) if good else max(value, 1e-9))
@@ -148,7 +182,33 @@ def meet_error(bracket: Bracket, alpha: float, numel: int, encode: Callable[[flo
             return coded
         corrections = max(corrections - (bracket.at is not None), 0)
     # The last message is not the best one.
-    return None if bracket.at is None else encode(toward_zero(2.0**bracket.at))
+    return None if bracket.at is None else encode(step_at(bracket.at))
+
+
+def meet_error_aimed(
+    aim: Callable[[float], Tensor],
+    alpha: float,
+    numel: int,
+    encode: Callable[[float | Tensor], Coded],
+    squares: Callable[[], Tensor],
+) -> Coded | None:
+    """The same where samples tell the first step: a device is read from once, with the first message, if that one is close to the target.
+
+    ``aim(norm)`` gives, on the device, what ``dither_aim`` does. ``squares()``: the squared norm of the whole.
+    """
+    seen = 0.0
+    while True:
+        found = aim(seen)
+        told = host.fetch(found)
+        first = encode(found[0])
+        _, at, slope, norm = told.tolist()
+        if norm or not 0 < first.norm < math.inf:
+            break
+        # The sample was zero, what it is a sample of is not.
+        seen = float(squares())
+    if not 0 < norm < math.inf:
+        return first
+    return meet_error(Bracket(start=at, slope=slope, tight=CLOSE), alpha, numel, encode, first)
 
 
 def meet_size(norm: float, budget: int, numel: int, encode: Callable[[float], Coded]) -> Coded | None:
@@ -156,10 +216,10 @@ def meet_size(norm: float, budget: int, numel: int, encode: Callable[[float], Co
     best = None
     # Finer steps, the larger negative logarithms, take about one bit more per octave.
     rate = 8 * budget / numel
-    start = min(rate, 24.0) - 2 - math.log2(norm / numel) / 2
+    start = min(rate, 24.0) - 2 - log2(norm / numel) / 2
     bracket = Bracket(start=start, slope=1.0, tight=-0.0025 * rate, low=-127.0, high=126.0, reach=2.0)
     while (at := bracket.next()) is not None and bracket.looks < 60:
-        coded = encode(toward_zero(2.0**-at))
+        coded = encode(step_at(-at))
         bracket.tell(at, 8 * (coded.nbytes - budget) / numel)
         if at == bracket.at:
             best = coded

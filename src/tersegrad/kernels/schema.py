@@ -114,7 +114,7 @@ class DitherKernels(Protocol):
         self,
         x: Tensor,
         nu: float,
-        step: float,
+        step: float | Tensor,
         coder: int,
         chunk: int,
         ctx: Context | None,
@@ -125,7 +125,8 @@ class DitherKernels(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Write a message for x into ``out``: length in bytes (int64), ||x||^2 (not finite where x is not), squared error (float64).
 
-        With ``nu`` > 0 every block takes the step 2 sqrt(nu/n) ||x||, else all take ``step``. Levels are rounded to nearest and
+        With ``nu`` > 0 every block takes the step 2 sqrt(nu/n) ||x||, else all take ``step``, a float32 number or a float64 tensor of one
+        on the device of x, which nobody waits for. Levels are rounded to nearest and
         least-squares scales are sent; with ``ctx`` they are rounded stochastically and steps are sent. ``coder``: 0 the shortest,
         1 rANS, 2 the published code. ``chunk``: the log2 of the length of rANS chunks, 14 to 18, or 0: as suits the levels.
         The error is exact only with ``step`` and without ``ctx``.
@@ -147,6 +148,15 @@ class DitherKernels(Protocol):
 
         The sample is one block of 4096 coordinates in ``stride``. Levels are rounded to nearest, and every
         block of 2^16 has its least-squares scale.
+        """
+        ...
+
+    def dither_aim(self, x: Tensor, alpha: float, carry: Tensor | None = None, norm: float = 0.0) -> Tensor:
+        """The step at which samples of x (plus ``carry``) err by nearly alpha, for ``dither_encode``; float64, (4,), on the device of x.
+
+        That step, a float32; where a search for a better one starts (its log2 before it was rounded) and how fast errors rise there;
+        and the squared norm of the first sample. Where the latter is 0, ``norm`` serves in its place, and where it is
+        then not positive or not finite the step is the smallest. ``core.targets.sampled_step`` is what all follow, bit for bit.
         """
         ...
 
@@ -193,6 +203,13 @@ class RoundingKernels(Protocol):
 
     def sum_squares(self, x: Tensor) -> Tensor:
         """Sum of squares (float64, 0-d)."""
+        ...
+
+    def norm_step(self, norm: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
+        """A step, factor * sqrt(by * norm / over), for a squared norm (float64, 0-d): a normal float32, rounded toward zero, as float64.
+
+        Where the norm is not positive or not finite it is ``otherwise``. It lies on the norm's device.
+        """
         ...
 
     def sum_abs(self, x: Tensor) -> Tensor:

@@ -94,13 +94,14 @@ class RansKernels(Protocol):
         """
 
     def rans_encode_trying(
-        self, symbols: Tensor, alphabet: int, chunk: int, out: Tensor, levels: Tensor, layout: Tensor
+        self, symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, layout: Tensor
     ) -> Tensor:
         """Write a message with one table, from a sample, and find out whether scale classes would be shorter; int64, (2,).
 
         First the length, -1 where a symbol is not of the alphabet; then how many segments have classes in what ``dither_encode`` writes of
         ``levels``, integers as float32 and often a part of the vector, at a step of 1; negative where only that would tell.
-        ``chunk`` as for ``dither_encode``.
+        ``chunk`` as for ``dither_encode``. An alphabet of 2 symbols or more may be a number on the device (int64, 0-d), which nobody waits
+        for; ``out`` then has room for one of 256.
         """
         ...
 

@@ -204,6 +204,7 @@ inline float __uint_as_float(unsigned b) { float v; std::memcpy(&v, &b, 4); retu
 inline float __fmul_rn(float a, float b) { volatile float c = a * b; return c; }
 inline float __fadd_rn(float a, float b) { volatile float c = a + b; return c; }
 inline float __fsub_rn(float a, float b) { volatile float c = a - b; return c; }
+inline long long __double_as_longlong(double v) { long long b; std::memcpy(&b, &v, 8); return b; }
 inline double __longlong_as_double(long long b) { double v; std::memcpy(&v, &b, 8); return v; }
 inline float __double2float_rz(double v) {
     const float near = static_cast<float>(v);

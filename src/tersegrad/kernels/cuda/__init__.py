@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tersegrad.kernels.cuda import dither, index, rans, select, trellis, vectors
+from tersegrad.kernels.cuda import aims, dither, index, rans, select, trellis, vectors
+from tersegrad.kernels.cuda.aims import *
 from tersegrad.kernels.cuda.dither import *
 from tersegrad.kernels.cuda.index import *
 from tersegrad.kernels.cuda.loader import why_missing as why_missing
@@ -11,7 +12,15 @@ from tersegrad.kernels.cuda.select import *
 from tersegrad.kernels.cuda.trellis import *
 from tersegrad.kernels.cuda.vectors import *
 
-OPERATIONS = (*dither.__all__, *index.__all__, *rans.__all__, *select.__all__, *trellis.__all__, *vectors.__all__)
+OPERATIONS = (
+    *aims.__all__,
+    *dither.__all__,
+    *index.__all__,
+    *rans.__all__,
+    *select.__all__,
+    *trellis.__all__,
+    *vectors.__all__,
+)
 
 
 def available() -> bool:

@@ -51,7 +51,7 @@ def _decode_on_host(data: Tensor, out: Tensor, weight: float | None, layout: Ten
 def _encode_on_host(
     total: Tensor,
     nu: float,
-    step: float,
+    step: float | Tensor,
     coder: int,
     chunk: int,
     ctx: Context | None,
@@ -62,7 +62,7 @@ def _encode_on_host(
     n, device = total.numel(), out.device
     room = host.empty(reference.dither_max_bytes(n), torch.uint8, device)
     rest = None if left is None else host.empty(n, torch.float32, device)
-    length, norm, error = _cpu().dither_encode(host.read(total), nu, step, coder, chunk, ctx, room, rest, None, layout)
+    length, norm, error = _cpu().dither_encode(host.read(total), nu, float(step), coder, chunk, ctx, room, rest, None, layout)
     out[: int(length)] = room[: int(length)].to(device)
     if left is not None and rest is not None:
         left.copy_(rest)
@@ -75,12 +75,16 @@ def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tenso
     if n == 0:
         out.zero_()
         return
-    groups = -(-n // SCALE_BLOCK) if stride <= SCALE_BLOCK // CHUNK else -(-n // (CHUNK * stride))
+    groups = groups_of(n, stride)
     errors, norms = torch.empty(2, groups, dtype=torch.float64, device=device)
     given = (x.contiguous(), x if carry is None else carry.contiguous(), int(carry is not None))
     launch(SAMPLE, "dither_sample", groups, 512, *given, n, float(step), stride, errors, norms)
-    size = 1 << (groups - 1).bit_length()
-    launch(SAMPLE, "dither_sample_sums", 1, 1024, errors, norms, groups, size, out)
+    launch(SAMPLE, "dither_sample_sums", 1, 1024, errors, norms, groups, out)
+
+
+def groups_of(n: int, stride: int) -> int:
+    """Of the chunks of a sample, as in dither_sample.cuh."""
+    return -(-n // SCALE_BLOCK) if stride <= SCALE_BLOCK // CHUNK else -(-n // (CHUNK * stride))
 
 
 def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None = None) -> Tensor:
@@ -151,7 +155,9 @@ class _Described:
     places: list[int]
 
 
-def _describe(total: Tensor, nu: float, step: float, chunk: int, ctx: Context | None, layout: Tensor | None) -> _Described:
+def _describe(
+    total: Tensor, nu: float, step: float | Tensor, chunk: int, ctx: Context | None, layout: Tensor | None
+) -> _Described:
     n, device = total.numel(), total.device
     regions = classes.regions_of(layout, n, device)
     segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
@@ -168,9 +174,10 @@ def _describe(total: Tensor, nu: float, step: float, chunk: int, ctx: Context | 
     draws = (0, 0, 0, 0, 0)
     if ctx is not None:
         draws = (1, ctx.step, ctx.buffer << 16 | ctx.sender, ctx.seed & 0xFFFFFFFF, ctx.seed >> 32)
+    given = (0.0, step) if isinstance(step, Tensor) else (float(step), 0)
     launch(
         ENCODE, "dither_levels", blocks, 512,
-        total, n, Double(nu), float(step), *draws, levels, steps, scales, norms, errors, counts, result,
+        total, n, Double(nu), *given, *draws, levels, steps, scales, norms, errors, counts, result,
     )  # fmt: skip
     launch(
         DESCRIBE, "dither_segments", 2 * segments, 512,
@@ -179,7 +186,9 @@ def _describe(total: Tensor, nu: float, step: float, chunk: int, ctx: Context | 
     return _Described(memory, result, segments, regions, draws, summed, places)
 
 
-def rans_encode_trying(symbols: Tensor, alphabet: int, chunk: int, out: Tensor, levels: Tensor, layout: Tensor) -> Tensor:
+def rans_encode_trying(
+    symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, layout: Tensor
+) -> Tensor:
     """The length of the message of ``symbols``, and how many segments of ``levels`` gain from classes, on the device."""
     found = torch.empty(2, dtype=torch.int64, device=symbols.device)
     said = _describe(levels.contiguous(), 0.0, 1.0, chunk, None, layout)
@@ -194,7 +203,7 @@ def rans_encode_trying(symbols: Tensor, alphabet: int, chunk: int, out: Tensor, 
 def dither_encode(
     x: Tensor,
     nu: float,
-    step: float,
+    step: float | Tensor,
     coder: int,
     chunk: int,
     ctx: Context | None,

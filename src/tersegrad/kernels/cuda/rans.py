@@ -32,27 +32,32 @@ def _each(contexts: Tensor | None, count: int) -> int:
 
 
 def write_block(
-    symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
+    symbols: Tensor, alphabet: int | Tensor, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
 ) -> Tensor:
-    """Write the whole message into ``out``, for which the host does not wait; its description, int64."""
+    """Write the whole message into ``out``, for which the host does not wait; its description, int64.
+
+    An alphabet that the device knows (int64) has at least 2 symbols.
+    """
     if not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
     count, device = symbols.numel(), symbols.device
     each = _each(contexts, count)
-    if out.numel() < 1 + -(-count * raw_bits(alphabet) // 8):
+    # The most that it can be, and where it lies.
+    size: tuple[int, Tensor | int] = (256, alphabet) if isinstance(alphabet, Tensor) else (alphabet, 0)
+    most = size[0]
+    if out.numel() < 1 + -(-count * raw_bits(most) // 8):
         raise ValueError("the output buffer is too small for the symbols")
-    cells = num_contexts * alphabet
-    sample = sample and count >= max(1 << 16, 4096 * cells)
+    cells = num_contexts * most
     symbols = symbols.contiguous()
     known = symbols if contexts is None else contexts.contiguous()
     head, (_, counts, present) = scratch.zeros(device, 8 * PLACES, 8 * cells, 4 * cells)
-    sizes = (count, alphabet, num_contexts)
+    sizes = (count, *size, num_contexts)
     blocks = min(-(-count // 4096), 1024)
     launch(SOURCE, "rans_count", blocks, 256, symbols, known, each, *sizes, int(sample), counts, present, head)
     memory = head
-    if alphabet > 1:
+    if most > 1:
         chunks, lanes = len(pieces(count, 1 << chunk)), lanes_of(count)
-        room = num_contexts * (32 * alphabet + 2)
+        room = num_contexts * (32 * most + 2)
         memory, (q, bits, tables, lengths, numbers, offsets, frequencies, codes, words, states) = scratch.empty(
             device,
             2 * cells,
@@ -66,19 +71,19 @@ def write_block(
             2 * count,
             4 * chunks * lanes,
         )
-        launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), alphabet, q, bits, lengths)
-        launch(SOURCE, "rans_join", 1, 256, bits, lengths, alphabet, num_contexts, tables, head)
-        launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, frequencies, head)
-        launch(SOURCE, "rans_starts", -(-num_contexts // 32), 32, frequencies, alphabet, num_contexts, codes)
+        launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), count, *size, q, bits, lengths)
+        launch(SOURCE, "rans_join", 1, 256, bits, lengths, *size, num_contexts, tables, head)
+        launch(SOURCE, "rans_frequencies", num_contexts, 32, q, *size, frequencies, head)
+        launch(SOURCE, "rans_starts", -(-num_contexts // 32), 32, frequencies, *size, num_contexts, codes)
         launch(
             SOURCE, "rans_encode_chunks", chunks, 32,
             symbols, known, each, *sizes, chunk, codes, words, numbers, states, head,
         )  # fmt: skip
-        launch(SOURCE, "rans_close", 1, 256, count, alphabet, chunk, numbers, offsets, head)
+        launch(SOURCE, "rans_close", 1, 256, count, *size, chunk, numbers, offsets, head)
         blocks = min(max(chunks, -(-count // 2048)), 1024)
         launch(
             SOURCE, "rans_write", blocks, 256,
-            symbols, count, alphabet, chunk, tables, words, numbers, states, offsets, head, out,
+            symbols, count, *size, chunk, tables, words, numbers, states, offsets, head, out,
         )  # fmt: skip
     # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
     del memory
@@ -116,7 +121,7 @@ def read_block(data: Tensor, alphabet: int, contexts: Tensor | None, num_context
     # What a thread reads must be there, even where there are no bytes.
     held = data if data.numel() else memory
     launch(SOURCE, "rans_parse", 1, 32, held, data.numel(), *sizes, q, head)
-    launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, frequencies, head)
+    launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, 0, frequencies, head)
     launch(SOURCE, "rans_cells", num_contexts, 256, frequencies, alphabet, slots, symbols, head)
     launch(SOURCE, "rans_offsets", 1, 256, held, data.numel(), count, alphabet, offsets, words, head)
     launch(

@@ -48,11 +48,21 @@ def _cpu() -> Any:
 
 
 def _encode_on_host(
-    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None
+    x: Tensor,
+    step: float | Tensor,
+    states: int,
+    chunk: int,
+    ctx: Context | None,
+    out: Tensor,
+    layout: Tensor | None,
+    left: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    rest = None if left is None else host.empty(x.numel(), torch.float32, out.device)
     room = host.empty(reference.trellis_max_bytes(x.numel()), torch.uint8, out.device)
-    length, norm, error = _cpu().trellis_encode(host.read(x), step, states, chunk, ctx, room, layout)
+    length, norm, error = _cpu().trellis_encode(host.read(x), float(step), states, chunk, ctx, room, layout, rest)
     out[: int(length)] = room[: int(length)].to(out.device)
+    if left is not None and rest is not None:
+        left.copy_(rest)
     return length, norm, error
 
 
@@ -66,7 +76,9 @@ def draws_of(ctx: Context | None) -> tuple[int, int, int, int, int]:
 class _Chosen:
     """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments and their classes."""
 
-    def __init__(self, x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, layout: Tensor | None) -> None:
+    def __init__(
+        self, x: Tensor, step: float | Tensor, states: int, chunk: int, ctx: Context | None, layout: Tensor | None
+    ) -> None:
         n, device = x.numel(), x.device
         self.n, self.segments, self.parts = n, len(pieces(n, SEGMENT)), -(-n // CHUNK)
         self.run, drawn = min(RUN, chunk or USUAL_CHUNK), int(ctx is not None)
@@ -84,8 +96,10 @@ class _Chosen:
         )  # fmt: skip
         self.bytes, self.contexts, levels, norms, *self.products = places[:8]
         self.described, self.scalars, self.sums, self.info = places[8:]
-        self.given = (x, n, self.run, float(step), *draws_of(ctx))
-        self.step, self.states, self.classes = float(step), states, 0
+        # A number, or where one lies.
+        self.step: tuple[float, Tensor | int] = (0.0, step) if isinstance(step, Tensor) else (float(step), 0)
+        self.given = (x, n, self.run, *self.step, *draws_of(ctx))
+        self.states, self.classes = states, 0
         warps = 2 * -(-n // (1 << self.run))
         self.kept, (self.decisions,) = scratch.empty(
             device, warps * (1 << self.run) * states // 16 if states > NEAR_STATES else 0
@@ -94,7 +108,7 @@ class _Chosen:
         launch(ENCODE, "trellis_sums", -(-self.parts // 16), 512, *self.given, self.bytes, norms, *self.products[:2])
         launch(
             ENCODE, "trellis_fit", self.segments, 128,
-            n, self.run, self.step, drawn, chunk or USUAL_CHUNK, norms, *self.products[:2], self.known, self.described, self.scalars,
+            n, self.run, *self.step, drawn, chunk or USUAL_CHUNK, norms, *self.products[:2], self.known, self.described, self.scalars,
             self.sums, self.result,
         )  # fmt: skip
         if layout is not None:
@@ -115,14 +129,14 @@ class _Chosen:
         x, n, counts, tops, segments = self.given[0], self.n, counted[0], counted[1], self.segments
         self.classes = self.found.classes
         by = (self.classes, self.info, self.scalars)
-        launch(CLASSED, "trellis_near", segments * SHARE, THREADS, x, n, SHARE, self.step, self.classes, self.scalars, near)
+        launch(CLASSED, "trellis_near", segments * SHARE, THREADS, x, n, SHARE, *self.step, self.classes, self.scalars, near)
         launch(
             CLASSED, "trellis_still", segments, 32, n, near, counts, tops, self.scalars, self.described, self.info, self.known
         )
         self._search(0)
         launch(
             CLASSED, "trellis_class_sums", -(-self.parts // 16), 512,
-            x, n, self.run, self.step, self.bytes, *by, *self.products,
+            x, n, self.run, *self.step, self.bytes, *by, *self.products,
         )  # fmt: skip
         launch(
             CLASSED, "trellis_class_fit", segments, 128,
@@ -142,7 +156,14 @@ def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = N
 
 
 def trellis_encode(
-    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
+    x: Tensor,
+    step: float | Tensor,
+    states: int,
+    chunk: int,
+    ctx: Context | None,
+    out: Tensor,
+    layout: Tensor | None = None,
+    left: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory.
 
@@ -152,7 +173,7 @@ def trellis_encode(
     if chunk and not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
     if n < SHORTEST_VECTOR:
-        return _encode_on_host(x, step, states, chunk, ctx, out, layout)
+        return _encode_on_host(x, step, states, chunk, ctx, out, layout, left)
     x = x.contiguous()
     chosen = _Chosen(x, step, states, chunk, ctx, layout)
     segments, result, known = chosen.segments, chosen.result, chosen.described
@@ -201,11 +222,22 @@ def trellis_encode(
         ENCODE, "trellis_write", segments * SHARE, THREADS,
         x, n, drawn, SHARE, chosen.bytes, known, *chosen.regions.where, told, tables, words, numbers, coded, offsets, planes, result, out,
     )  # fmt: skip
+    rest = left
+    if left is not None and not drawn:
+        rest = left if left.is_contiguous() else torch.empty(n, dtype=torch.float32, device=device)
+        launch(
+            CLASSED, "trellis_left", -(-n // 1024), 256,
+            x, n, *chosen.step, chosen.bytes, chosen.classes, chosen.info, chosen.scalars, known, result, rest,
+        )  # fmt: skip
     # What the kernels use is kept until here.
     found = host.read(result[:RESULTS])
     del memory, held, chosen
     if int(found[WRONG]) == MANY_ESCAPES:
-        return _encode_on_host(x, step, states, chunk, ctx, out, layout)
+        return _encode_on_host(x, step, states, chunk, ctx, out, layout, left)
+    if left is not None and drawn:
+        trellis_decode(out[: int(found[LENGTH])], states, ctx, left.copy_(x), -1.0, layout)
+    elif left is not None and rest is not None and rest is not left:
+        left.copy_(rest)
     sums = found.view(torch.float64)
     return found[LENGTH], sums[NORM], sums[ERROR]
 

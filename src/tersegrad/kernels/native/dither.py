@@ -10,8 +10,9 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import array, module, number, rows_of
+from tersegrad.kernels.reference.aims import aimed
 
-__all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample", "may_have_classes"]
+__all__ = ["dither_aim", "dither_decode", "dither_encode", "dither_max_bytes", "dither_sample", "may_have_classes"]
 
 NEAREST = (False, 0, 0, 0, 0)
 NOTHING = array(torch.empty(0))
@@ -25,7 +26,7 @@ def dither_max_bytes(numel: int) -> int:
 def dither_encode(
     x: Tensor,
     nu: float,
-    step: float,
+    step: float | Tensor,
     coder: int,
     chunk: int,
     ctx: Context | None,
@@ -39,7 +40,7 @@ def dither_encode(
         draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
     rest, more = NOTHING if left is None else array(left), NOTHING if carry is None else array(carry)
     rows = rows_of(layout)
-    nbytes, norm, error = module.dither_encode(array(x), nu, step, coder, chunk, draws, array(out), rest, more, rows)
+    nbytes, norm, error = module.dither_encode(array(x), nu, float(step), coder, chunk, draws, array(out), rest, more, rows)
     return number(nbytes), torch.scalar_tensor(norm, dtype=torch.float64), torch.scalar_tensor(error, dtype=torch.float64)
 
 
@@ -59,6 +60,10 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
 def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tensor | None = None) -> None:
     place = array(out)
     place[0], place[1] = module.dither_sample(array(x), step, stride, NOTHING if carry is None else array(carry))
+
+
+def dither_aim(x: Tensor, alpha: float, carry: Tensor | None = None, norm: float = 0.0) -> Tensor:
+    return aimed(dither_sample, x, alpha, carry, norm)
 
 
 def may_have_classes(levels: Tensor, layout: Tensor, begin: int, numel: int) -> bool:

@@ -9,8 +9,9 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import array, module, rows_of
+from tersegrad.kernels.reference.aims import searched
 
-__all__ = ["trellis_decode", "trellis_encode", "trellis_error", "trellis_max_bytes"]
+__all__ = ["trellis_aim", "trellis_decode", "trellis_encode", "trellis_error", "trellis_max_bytes"]
 
 
 def _draws(ctx: Context | None) -> tuple[bool, int, int, int, int, int]:
@@ -24,9 +25,18 @@ def trellis_max_bytes(numel: int) -> int:
 
 
 def trellis_encode(
-    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
+    x: Tensor,
+    step: float | Tensor,
+    states: int,
+    chunk: int,
+    ctx: Context | None,
+    out: Tensor,
+    layout: Tensor | None = None,
+    left: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    nbytes, norm, error = module.trellis_encode(array(x), step, states, chunk, _draws(ctx), array(out), rows_of(layout))
+    nbytes, norm, error = module.trellis_encode(array(x), float(step), states, chunk, _draws(ctx), array(out), rows_of(layout))
+    if left is not None:
+        trellis_decode(out[:nbytes], states, ctx, left.copy_(x), -1.0, layout)
     return torch.tensor(nbytes), torch.tensor(norm, dtype=torch.float64), torch.tensor(error, dtype=torch.float64)
 
 
@@ -42,3 +52,7 @@ def trellis_decode(
 def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = None) -> tuple[Tensor, Tensor]:
     error, norm = module.trellis_error(array(x), step, states, rows_of(layout))
     return torch.tensor(error, dtype=torch.float64), torch.tensor(norm, dtype=torch.float64)
+
+
+def trellis_aim(x: Tensor, alpha: float, kappa: float, states: int, layout: Tensor | None = None, norm: float = 0.0) -> Tensor:
+    return searched(trellis_error, x, alpha, kappa, states, layout, norm)

@@ -1,5 +1,6 @@
 """Plain torch: the definition of every operation, and the backend that runs anywhere."""
 
+from tersegrad.kernels.reference.aims import *
 from tersegrad.kernels.reference.align import *
 from tersegrad.kernels.reference.bits import *
 from tersegrad.kernels.reference.casts import *
@@ -22,5 +23,6 @@ from tersegrad.kernels.reference.shares import *
 from tersegrad.kernels.reference.sparse import *
 from tersegrad.kernels.reference.trellis import *
 from tersegrad.kernels.reference.trellis_read import *
+from tersegrad.kernels.reference.trellis_write import *
 from tersegrad.kernels.reference.tried import *
 from tersegrad.kernels.reference.variance import *

@@ -264,7 +264,7 @@ def _message(
 def dither_encode(
     x: Tensor,
     nu: float,
-    step: float,
+    step: float | Tensor,
     coder: int,
     chunk: int,
     ctx: Context | None,
@@ -275,7 +275,7 @@ def dither_encode(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``."""
     x = x if carry is None else x + carry
-    data, norm, error = _message(x, nu, step, coder, chunk, ctx, _pieces_of(layout, x.numel(), []))
+    data, norm, error = _message(x, nu, float(step), coder, chunk, ctx, _pieces_of(layout, x.numel(), []))
     out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(out.device)
     if left is not None:
         dither_decode(out[: len(data)], left.copy_(x), -1.0, layout)

@@ -17,7 +17,6 @@ import struct
 import torch
 from torch import Tensor
 
-from tersegrad.core import modes
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.reference.classes import Region, cut, entropy
@@ -31,7 +30,7 @@ from tersegrad.kernels.reference.rounding import ordered_sum, random_u16, sum_sq
 from tersegrad.kernels.reference.trellis_classes import Found, find
 from tersegrad.kernels.reference.trellis_code import GRID, Grid, nearest_labels
 
-__all__ = ["trellis_encode", "trellis_error", "trellis_max_bytes"]
+__all__ = ["trellis_error", "trellis_max_bytes"]
 
 ZERO, RAW, CODED, CLASSED = 0, 1, 2, 3  # kinds of segments
 RUN = 15  # log2 of the coordinates after which all trellises start anew; fewer where rANS chunks are shorter
@@ -267,31 +266,6 @@ def _segment(
             return bytes([ZERO]), norm, norm
     data = _coded(chosen, scales, run, chunk)
     return (data, norm, error) if len(data) <= len(raw) else (raw, norm, 0.0)
-
-
-def trellis_encode(
-    x: Tensor, step: float, states: int, chunk: int, ctx: Context | None, out: Tensor, layout: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Write a message into ``out``: length, ||x||^2 and the squared error."""
-    known = pieces_of(layout, x.numel(), [])
-    parts, norms, errors, at = [], [], [], 0
-    for length in pieces(x.numel(), SEGMENT):
-        data, norm, error = _segment(x[at : at + length], at, step, states, chunk, ctx, cut(known, at, at + length))
-        parts.append(data)
-        norms.append(norm)
-        errors.append(error)
-        at += length
-    norm, error = fold(norms), fold(errors)
-    if not all(parts):
-        message, norm, error = bytes([modes.NON_FINITE]), math.inf, 0.0
-    elif all(part == bytes([ZERO]) for part in parts):
-        message = bytes([modes.ZERO])
-    else:
-        table = b"".join(struct.pack("<I", len(p)) for p in parts) if len(parts) > 1 else b""
-        message = bytes([modes.NORMAL]) + table + b"".join(parts)
-    out[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(out.device)
-    power, wrong = torch.tensor([norm, error], dtype=torch.float64, device=out.device)
-    return torch.tensor(len(message), device=out.device), power, wrong
 
 
 def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = None) -> tuple[Tensor, Tensor]:

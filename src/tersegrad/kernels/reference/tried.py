@@ -27,10 +27,13 @@ def classed_segments(data: Tensor, numel: int) -> int:
     return int((data[sizes.cumsum(0) - sizes + 4 + table] == CLASSED).sum())
 
 
-def rans_encode_trying(symbols: Tensor, alphabet: int, chunk: int, out: Tensor, levels: Tensor, layout: Tensor) -> Tensor:
+def rans_encode_trying(
+    symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, layout: Tensor
+) -> Tensor:
     """Length, and how many segments of ``levels`` have classes; see the schema."""
     room = torch.empty(dither_max_bytes(levels.numel()), dtype=torch.uint8, device=levels.device)
     length = int(dither_encode(levels, 0.0, 1.0, RANS, chunk, None, room, layout=layout)[0])
+    alphabet = int(alphabet)
     good = symbols.numel() == 0 or int(symbols.max()) < alphabet
     number = int(rans_encode(symbols, alphabet, None, 1, True, chunk or USUAL_CHUNK, out)) if good else -1
     return torch.tensor([number, classed_segments(room[:length], levels.numel())], device=symbols.device)

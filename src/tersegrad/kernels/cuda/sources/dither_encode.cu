@@ -10,9 +10,9 @@
 
 #define QUICK_LIMIT 127
 
-// A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them.
+// A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them. Without nu the step is what lies `there`, or `given`.
 extern "C" __global__ void __launch_bounds__(512) dither_levels(
-    const float* x, i64 n, double nu, float given, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1,
+    const float* x, i64 n, double nu, float given, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1,
     signed char* levels, float* steps, float* scales, double* norms, double* errors, i64* counts, i64* result
 ) {
     __shared__ double parts[16], folded;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     __syncthreads();
     const bool finite = norm < __longlong_as_double(0x7ff0000000000000LL);
     const bool empty = norm == 0 && (nu > 0 || drawn);
-    float step = given;
+    float step = there ? (float)*there : given;
     if (nu > 0) step = usable_step(2.0 * sqrt(nu / (double)size * norm));
     const float inverse = 1.0f / step;
     double fast = 0, exact = 0, squares = 0;

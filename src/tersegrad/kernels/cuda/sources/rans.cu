@@ -12,6 +12,12 @@ struct GivenContext {
     __device__ u32 operator()(i64 i) const { return context_of(contexts, each, i); }
 };
 
+// Encoders take the size of an alphabet as a number, or where it lies on the device.
+__device__ __forceinline__ i64 size_of(i64 given, const i64* there) { return there ? *there : given; }
+
+// Whether a sample is counted that was asked for: long input has one.
+__device__ __forceinline__ bool counts_sample(i64 asked, i64 count, i64 cells) { return asked && count >= larger((i64)1 << 16, 4096 * cells); }
+
 // ---- tables ----
 
 // One thread reads the first byte and the tables of a block of `count` symbols.
@@ -36,7 +42,8 @@ extern "C" __global__ void rans_parse(const u8* data, i64 nbytes, i64 count, i64
     if (!in.good) head[STATUS] = CORRUPT;
 }
 
-extern "C" __global__ void rans_frequencies(const short* q, i64 alphabet, int* frequencies, i64* head) {
+extern "C" __global__ void rans_frequencies(const short* q, i64 given, const i64* there, int* frequencies, i64* head) {
+    const i64 alphabet = size_of(given, there);
     __shared__ u32 w[256];
     __shared__ int f[256];
     if (head[STATUS] != FINE || head[FORM] == RAW) return;
@@ -46,10 +53,12 @@ extern "C" __global__ void rans_frequencies(const short* q, i64 alphabet, int* f
 }
 
 extern "C" __global__ void rans_table(
-    const i64* counts, const int* extra, i64 extended, i64 alphabet, short* q, u8* bits, i64* lengths
+    const i64* counts, const int* extra, i64 asked, i64 count, i64 given, const i64* there, short* q, u8* bits, i64* lengths
 ) {
+    const i64 alphabet = size_of(given, there);
     __shared__ TableRoom room;
     const i64 row = blockIdx.x * alphabet;
+    const bool extended = counts_sample(asked, count, alphabet * gridDim.x);
     const i64 length = write_table(
         [=](int s) { return counts[row + s] + (extended ? extra[row + s] : 0); }, (int)alphabet, q + row,
         bits + blockIdx.x * (32 * alphabet + 2), room
@@ -58,7 +67,8 @@ extern "C" __global__ void rans_table(
 }
 
 // One block lays the tables one after the other.
-extern "C" __global__ void rans_join(const u8* bits, const i64* lengths, i64 alphabet, i64 contexts, u8* tables, i64* head) {
+extern "C" __global__ void rans_join(const u8* bits, const i64* lengths, i64 given, const i64* there, i64 contexts, u8* tables, i64* head) {
+    const i64 alphabet = size_of(given, there);
     const i64 bytes = join_tables(bits, 32 * alphabet + 2, lengths, contexts, tables);
     if (threadIdx.x == 0) head[TABLES] = bytes;
 }
@@ -174,12 +184,13 @@ extern "C" __global__ void rans_decode_plain(
 
 // Counts of symbols by context, exact or of every eighth block of 4096 (`sample`), and which occur at all.
 extern "C" __global__ void rans_count(
-    const u8* symbols, const u8* contexts, i64 each, i64 count, i64 alphabet, i64 tables, i64 sample, i64* counts, int* present, i64* head
+    const u8* symbols, const u8* contexts, i64 each, i64 count, i64 given, const i64* there, i64 tables, i64 asked, i64* counts, int* present, i64* head
 ) {
+    const i64 alphabet = size_of(given, there);
     __shared__ u32 sums[CELLS];
     __shared__ u8 seen[CELLS];
     const i64 cells = alphabet * tables;
-    const bool own = cells <= CELLS;
+    const bool own = cells <= CELLS, sample = counts_sample(asked, count, cells);
     if (own)
         for (i64 k = threadIdx.x; k < cells; k += blockDim.x) sums[k] = 0, seen[k] = 0;
     __syncthreads();
@@ -229,7 +240,8 @@ extern "C" __global__ void rans_count(
 }
 
 // Symbols to frequency | start << 16; a thread per table.
-extern "C" __global__ void rans_starts(const int* frequencies, i64 alphabet, i64 tables, u32* codes) {
+extern "C" __global__ void rans_starts(const int* frequencies, i64 given, const i64* there, i64 tables, u32* codes) {
+    const i64 alphabet = size_of(given, there);
     const i64 c = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= tables) return;
     u32 start = 0;
@@ -240,9 +252,10 @@ extern "C" __global__ void rans_starts(const int* frequencies, i64 alphabet, i64
 }
 
 extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
-    const u8* symbols, const u8* contexts, i64 each, i64 count, i64 alphabet, i64 tables, i64 exponent, const u32* codes,
+    const u8* symbols, const u8* contexts, i64 each, i64 count, i64 given, const i64* there, i64 tables, i64 exponent, const u32* codes,
     u16* words, i64* numbers, u32* states, const i64* head
 ) {
+    const i64 alphabet = size_of(given, there);
     __shared__ Code own[NEAR];
     if (head[STATUS] != FINE || !head[INFORMATIVE]) return;
     const Layout l = layout_of(count, alphabet, exponent);
@@ -271,7 +284,8 @@ extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
 }
 
 // One block lays out the message: its form, where chunks begin, its length.
-extern "C" __global__ void rans_close(i64 count, i64 alphabet, i64 exponent, const i64* numbers, i64* offsets, i64* head) {
+extern "C" __global__ void rans_close(i64 count, i64 given, const i64* there, i64 exponent, const i64* numbers, i64* offsets, i64* head) {
+    const i64 alphabet = size_of(given, there);
     const Layout l = layout_of(count, alphabet, exponent);
     const i64 most = 1 + raw_bytes(count, alphabet), begin = 1 + head[TABLES];
     const bool informative = head[INFORMATIVE] != 0;
@@ -292,9 +306,10 @@ extern "C" __global__ void rans_close(i64 count, i64 alphabet, i64 exponent, con
 
 // The message. Blocks take chunks, or stretches of raw symbols, in turn.
 extern "C" __global__ void rans_write(
-    const u8* symbols, i64 count, i64 alphabet, i64 exponent, const u8* tables, const u16* words, const i64* numbers, const u32* states,
+    const u8* symbols, i64 count, i64 given, const i64* there, i64 exponent, const u8* tables, const u16* words, const i64* numbers, const u32* states,
     const i64* offsets, const i64* head, u8* out
 ) {
+    const i64 alphabet = size_of(given, there);
     const i64 form = head[FORM];
     if (head[STATUS] != FINE) return;
     if (form == RAW) {

@@ -106,8 +106,12 @@ struct Given {
         return dithered_index(integer_of(y, z0 + 2 * (odd ^ flip_of(t, u))), u, t);
     }
 };
-__device__ Given given_of(const float* x, i64 n, i64 run, float step, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1) {
-    const float inverse = 1.0f / step;
+// Where the step lies on the device, 0 says that there is nothing left to do.
+__device__ __forceinline__ bool ended(const double* there) { return there && *there == 0; }
+// The step is what lies `there`, or `step`.
+__device__ __forceinline__ float step_of(float step, const double* there) { return there ? (float)*there : step; }
+__device__ Given given_of(const float* x, i64 n, i64 run, float step, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1) {
+    const float inverse = 1.0f / step_of(step, there);
     Given made = {x, n, run, __fmul_rn(inverse, drawn ? 8192.0f : 32.0f), drawn ? 268435456.0f : 1073741824.0f, drawn != 0,
                   {(u32)step_word, (u32)who, (u32)k0, (u32)k1}};
     return made;

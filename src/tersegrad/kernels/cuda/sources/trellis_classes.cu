@@ -27,12 +27,12 @@
 
 // Blocks, `share` of them for each segment, count by class the coordinates that are close to zero.
 extern "C" __global__ void trellis_near(
-    const float* x, i64 n, i64 share, float step, const u8* classes, const i64* scalars, int* near
+    const float* x, i64 n, i64 share, float step, const double* there, const u8* classes, const i64* scalars, int* near
 ) {
     __shared__ int held[CLASSES];
     const i64 s = blockIdx.x / share, size = segment_length(n, s);
     if (!Classed{classes, nullptr, scalars}.has(s)) return;
-    const Given of = given_of(x, n, 15, step, 0, 0, 0, 0, 0);
+    const Given of = given_of(x, n, 15, step, there, 0, 0, 0, 0, 0);
     if (threadIdx.x < CLASSES) held[threadIdx.x] = 0;
     __syncthreads();
     const bool sampled = size >= EXACT;
@@ -83,10 +83,10 @@ extern "C" __global__ void __launch_bounds__(32) trellis_still(
 
 // A warp for each 4096 coordinates: sums of x n and n^2 of those that move and of those that are still.
 extern "C" __global__ void __launch_bounds__(512) trellis_class_sums(
-    const float* x, i64 n, i64 run, float step, const u8* bytes, const u8* classes, const u32* info, const i64* scalars, double* dots, double* powers,
+    const float* x, i64 n, i64 run, float step, const double* there, const u8* bytes, const u8* classes, const u32* info, const i64* scalars, double* dots, double* powers,
     double* still_dots, double* still_powers
 ) {
-    const Given of = given_of(x, n, run, step, 0, 0, 0, 0, 0);
+    const Given of = given_of(x, n, run, step, there, 0, 0, 0, 0, 0);
     const Classed by = {classes, info, scalars};
     const int lane = threadIdx.x & 31;
     const i64 part = (i64)blockIdx.x * 16 + (threadIdx.x >> 5), begin = part * SUMMED;
@@ -203,4 +203,29 @@ extern "C" __global__ void __launch_bounds__(128) trellis_class_chunks(
     auto look = [=](const Raw& r) { return near[r.context << 8 | r.symbol]; };
     const i64 number = encode_chunk(l, mine, symbol, load, look, words + first, states + s * CHUNKS * 64);
     if ((threadIdx.x & 31) == 0) numbers[s * CHUNKS + mine] = number;
+}
+
+// Without dither: what the message leaves out of each coordinate; 256 threads for 4 times as many coordinates.
+extern "C" __global__ void trellis_left(
+    const float* x, i64 n, float step, const double* there, const u8* bytes, const u8* classes, const u32* info, const i64* scalars,
+    const i64* segments, const i64* result, float* left
+) {
+    if (result[RESULT_WRONG] != FINE) return;
+    const Given of = given_of(x, n, 15, step, there, 0, 0, 0, 0, 0);
+    const Classed by = {classes, info, scalars};
+#pragma unroll
+    for (int a = 0; a < 4; ++a) {
+        const i64 i = ((i64)blockIdx.x * 4 + a) * blockDim.x + threadIdx.x;
+        if (i >= n) return;
+        const i64 s = segment_of(n, i);
+        const i64* d = segments + s * TRELLIS_PLACES;
+        float value = d[KIND] == RAW_KIND ? x[i] : 0.0f;
+        if (has_levels(d)) {
+            const int y = nearest(__fmul_rn(x[i], of.scale)), c = d[KIND] == CLASSED_KIND ? classes[i] : 0;
+            const bool still = d[KIND] == CLASSED_KIND && !(d[MOVING] >> c & 1);
+            const int number = still ? 2 * by.still(s, c, y) : integer_of(y, (int)(bytes[i] >> 7) + 2 * (int)(bytes[i] & 1));
+            value = scaled(number, __uint_as_float((u32)d[still ? STILL_SCALE : SCALE_OF]));
+        }
+        left[i] = __fsub_rn(x[i], value);
+    }
 }

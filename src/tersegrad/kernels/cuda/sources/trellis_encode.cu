@@ -9,6 +9,7 @@
 #include "escapes.cuh"
 #include "trellis.cuh"
 #include "trellis_sums.cuh"
+#include "search.cuh"
 
 // Room for the counts of symbols by table; more than one copy of them where there are few tables.
 #define COUNTS 2048
@@ -16,45 +17,19 @@
 
 // A warp for each 4096 coordinates: sums of x^2 and, without dither, of x n and n^2.
 extern "C" __global__ void __launch_bounds__(512) trellis_sums(
-    const float* x, i64 n, i64 run, float step, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const u8* bytes, double* norms, double* dots,
+    const float* x, i64 n, i64 run, float step, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const u8* bytes, double* norms, double* dots,
     double* powers
 ) {
-    const Given of = given_of(x, n, run, step, drawn, step_word, who, k0, k1);
-    const int lane = threadIdx.x & 31;
-    const i64 part = (i64)blockIdx.x * 16 + (threadIdx.x >> 5), begin = part * SUMMED;
-    if (begin >= n) return;
-    const int stop = (int)smaller(SUMMED, n - begin);
-    const float* from = x + begin;
-    const u8* held = bytes + begin;
-    KEEP_TOGETHER(from);
-    KEEP_TOGETHER(held);
-    double norm = 0, dot = 0, power = 0;
-    for (int base = 0; base < stop; base += 32 * 8) {
-        float v[8];
-        u32 byte[8];
-#pragma unroll
-        for (int a = 0; a < 8; ++a) {
-            const int i = base + 32 * a + lane;
-            v[a] = i < stop ? from[(u32)i] : 0.0f;
-            byte[a] = !drawn && i < stop ? held[(u32)i] : WIDEST;
-        }
-#pragma unroll
-        for (int a = 0; a < 8; ++a) {
-            norm += (double)v[a] * (double)v[a];
-            if (drawn) continue;
-            const int k = integer_of(nearest(__fmul_rn(v[a], of.scale)), (int)(byte[a] >> 7) + 2 * (int)(byte[a] & 1));
-            const double number = (double)k;
-            dot += (double)v[a] * number;
-            power += number * number;
-        }
-    }
-    norm = fold(norm), dot = fold(dot), power = fold(power);
-    if (lane == 0) norms[part] = norm, dots[part] = dot, powers[part] = power;
+    const i64 part = (i64)blockIdx.x * 16 + (threadIdx.x >> 5);
+    if (part * SUMMED >= n) return;
+    const Given of = given_of(x, n, run, step, there, drawn, step_word, who, k0, k1);
+    const PartSums sums = sum_part(of, bytes, part);
+    if ((threadIdx.x & 31) == 0) norms[part] = sums.norm, dots[part] = sums.dot, powers[part] = sums.power;
 }
 
 // A block for each segment: its kind, scale and error; and what the search for scale classes is given.
 extern "C" __global__ void trellis_fit(
-    i64 n, i64 run, float step, i64 drawn, i64 exponent, const double* norms, const double* dots, const double* powers, const int* known,
+    i64 n, i64 run, float step, const double* there, i64 drawn, i64 exponent, const double* norms, const double* dots, const double* powers, const int* known,
     i64* segments, i64* scalars, double* sums, i64* result
 ) {
     __shared__ double shared[PARTS_MOST];
@@ -66,7 +41,7 @@ extern "C" __global__ void trellis_fit(
     for (int k = 0; k < TRELLIS_PLACES; ++k) d[k] = 0;
     for (int k = 0; k < SEGMENT_PLACES; ++k) levels[k] = 0;
     const int* own = known + s * KNOWN_PLACES;
-    float scale = step;
+    float scale = step_of(step, there);
     double error = 0.0;
     if (!(norm < __longlong_as_double(0x7ff0000000000000LL))) {
         result[RESULT_WRONG] = NOT_FINITE;
@@ -78,9 +53,8 @@ extern "C" __global__ void trellis_fit(
     } else {
         d[KIND] = CODED_KIND;
         if (!drawn) {
-            scale = power ? usable_step(dot / power) : 0.0f;
-            const double by = scale;
-            error = norm - 2.0 * by * dot + by * by * power;
+            scale = best_scale(dot, power);
+            error = scaled_error(norm, dot, power, scale);
             if (!power) d[KIND] = ZERO_KIND;
         }
         const i64 height = drawn ? (own[HEIGHT] + 1024) >> 11 : (own[HEIGHT] + 32) >> 6;
@@ -101,6 +75,40 @@ extern "C" __global__ void trellis_totals(i64 n, double* sums, i64* result) {
     double* const found = (double*)result;
     fold_segments(sums, number);
     if (threadIdx.x == 0) found[RESULT_NORM] = sums[0], found[RESULT_ERROR] = sums[number];
+}
+
+// One look at the larger sample of a search, unless that has ended: sums as above, and the last block goes on with the search.
+extern "C" __global__ void __launch_bounds__(512) trellis_aim_fine(
+    const float* x, i64 n, i64 run, double aim, double tight, double near_tight, double factor, double divisor, double norm, const u8* bytes,
+    double* norms, double* dots, double* powers, double* sums, int* known, Search* search, double* told
+) {
+    __shared__ double shared[PARTS_MOST];
+    __shared__ bool last;
+    if (search->stage == ENDED) return;
+    const Given of = given_of(x, n, run, search->step, nullptr, 0, 0, 0, 0, 0);
+    const i64 part = (i64)blockIdx.x * 16 + (threadIdx.x >> 5), number = segments_of(n);
+    if (part * SUMMED < n) {
+        const PartSums found = sum_part(of, bytes, part);
+        if ((threadIdx.x & 31) == 0) norms[part] = found.norm, dots[part] = found.dot, powers[part] = found.power;
+        __threadfence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd((u64*)&search->arrived, (u64)1) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    for (i64 s = 0; s < number; ++s) {
+        const i64 first = s * SEGMENT / SUMMED, parts = (segment_length(n, s) + SUMMED - 1) / SUMMED;
+        const double power = fold_parts(powers + first, parts, shared), dot = fold_parts(dots + first, parts, shared);
+        const double square = fold_parts(norms + first, parts, shared);
+        if (threadIdx.x == 0) sums[s] = square, sums[number + s] = error_of(square, dot, power, known + s * KNOWN_PLACES);
+    }
+    __syncthreads();
+    fold_segments(sums, number);
+    for (i64 k = threadIdx.x; k < number * KNOWN_PLACES; k += blockDim.x) known[k] = 0;
+    if (threadIdx.x) return;
+    search->arrived = 0;
+    search->tell(sums[number], sums[0], Target{aim, tight, near_tight, factor, divisor, norm}, true, told);
 }
 
 // From the largest index of a segment: half the number of symbols.
@@ -164,7 +172,7 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
 
 // Two blocks for each segment: the first half of them write its tables and codes; the others its escapes.
 extern "C" __global__ void __launch_bounds__(512) trellis_segments(
-    const float* x, i64 n, i64 run, float step, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const u8* bytes, const u8* contexts,
+    const float* x, i64 n, i64 run, float step, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const u8* bytes, const u8* contexts,
     const int* known, const u8* classes, const u32* info, const i64* scalars, i64* segments, u8* tables, u32* codes, int* escapes, u32* planes,
     i64* result
 ) {
@@ -185,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(512) trellis_segments(
         return write_tables(s, size, window, drawn != 0, bytes + first, contexts + first, d, tables, codes);
     }
     if (known[s * KNOWN_PLACES + TOP_OF] <= window) return;
-    const Given of = given_of(x, n, run, step, drawn, step_word, who, k0, k1);
+    const Given of = given_of(x, n, run, step, there, drawn, step_word, who, k0, k1);
     const Classed by = {classes, info, scalars};
     const bool classed = d[KIND] == CLASSED_KIND;
     const u32 stills = classed ? by.stills(s) : 0;

@@ -124,15 +124,15 @@ struct Found {
     }
 };
 
-// `kept` has S / 2 words per group and thread.
+// `kept` has S / 2 words per group and thread. `warp`: which half of which run.
 template <int S, bool drawn, bool classed>
 __device__ void viterbi(
-    const Given& of, u32* kept, u16* room, u8* bytes, u8* contexts, signed char* levels, const Classed& by, int* known
+    const Given& of, i64 warp, u32* kept, u16* room, u8* bytes, u8* contexts, signed char* levels, const Classed& by, int* known
 ) {
     constexpr int g0 = Trellis<S>::g0, g1 = Trellis<S>::g1, bits = Trellis<S>::bits;
     const int t = threadIdx.x & 31;
-    const i64 run = blockIdx.x >> 1, begin = run << of.run, end = smaller(begin + ((i64)1 << of.run), of.n);
-    const i64 first = begin + 32 * (blockIdx.x & 1), mine = first + t, segment = segment_of(of.n, begin);
+    const i64 run = warp >> 1, begin = run << of.run, end = smaller(begin + ((i64)1 << of.run), of.n);
+    const i64 first = begin + 32 * (warp & 1), mine = first + t, segment = segment_of(of.n, begin);
     if (classed && !by.has(segment)) return;
     const u32 stills = classed ? by.stills(segment) : 0;
     Lane<drawn, classed> lane;
@@ -245,9 +245,9 @@ template <int S>
 __device__ __forceinline__ void viterbi_of(
     const Given& of, u32* kept, u16* room, u8* bytes, u8* contexts, signed char* levels, const Classed& by, int* known
 ) {
-    if (of.drawn) viterbi<S, true, false>(of, kept, room, bytes, contexts, levels, by, known);
-    else if (by.classes) viterbi<S, false, true>(of, kept, room, bytes, contexts, levels, by, known);
-    else viterbi<S, false, false>(of, kept, room, bytes, contexts, levels, by, known);
+    if (of.drawn) viterbi<S, true, false>(of, blockIdx.x, kept, room, bytes, contexts, levels, by, known);
+    else if (by.classes) viterbi<S, false, true>(of, blockIdx.x, kept, room, bytes, contexts, levels, by, known);
+    else viterbi<S, false, false>(of, blockIdx.x, kept, room, bytes, contexts, levels, by, known);
 }
 
 // A run has at most 512 steps, so 32 groups. Up to 16 states the decisions of a warp lie in shared memory.

@@ -1,0 +1,94 @@
+"""Steps by CUDA kernels: from a norm, and for a target error by a search that stays on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tersegrad.core import host, targets
+from tersegrad.core.numbers import TINY
+from tersegrad.kernels.cuda import scratch
+from tersegrad.kernels.cuda.dither import groups_of
+from tersegrad.kernels.cuda.loader import Double, launch
+from tersegrad.kernels.cuda.trellis import ENCODE, KNOWN, NEAR_STATES, trellis_error
+from tersegrad.kernels.reference.aims import searched
+from tersegrad.kernels.reference.rans import SEGMENT, pieces
+from tersegrad.kernels.reference.rounding import CHUNK
+from tersegrad.kernels.reference.trellis import RUN
+
+__all__ = ["dither_aim", "norm_step", "trellis_aim"]
+
+AIM = "dither_aim.cu"
+# Bytes for what a search knows, as in search.cuh and some more.
+SEARCH = 256
+# Warps that look at the small sample: two for each of its runs.
+WARPS = 8
+
+
+def norm_step(norm: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
+    step = torch.empty((), dtype=torch.float64, device=norm.device)
+    launch(AIM, "norm_step", 1, 1, norm, Double(by), Double(over), Double(factor), Double(otherwise), step)
+    return step
+
+
+def _target(n: int, alpha: float, margin: float, factor: float, divisor: float, norm: float) -> tuple[Double, ...]:
+    """As in search.cuh."""
+    return tuple(map(Double, (*targets.sample_target(n, alpha, margin), factor, divisor, norm)))
+
+
+def dither_aim(x: Tensor, alpha: float, carry: Tensor | None = None, norm: float = 0.0) -> Tensor:
+    """The step for a target error, found without a wait: all looks at the small sample in one launch, those at the larger one in one each.
+
+    There are never more of the latter; a launch after the last look that was needed returns at once.
+    """
+    n, device = x.numel(), x.device
+    if n == 0:
+        return host.send(torch.tensor([TINY, 0.0, 0.0, norm], dtype=torch.float64), device)
+    told = torch.empty(4, dtype=torch.float64, device=device)
+    coarse, fine = max(1, n // targets.COARSE), max(1, n // targets.FINE)
+    groups, refined = groups_of(n, fine), targets.refines(n)
+    memory, (search, errors, norms) = scratch.empty(device, SEARCH, 8 * groups, 8 * groups)
+    given = (x.contiguous(), x if carry is None else carry.contiguous(), int(carry is not None), n)
+    target = _target(n, alpha, targets.MARGIN, 12.0, n // coarse + 1, norm)
+    launch(AIM, "dither_aim_coarse", 1, 1024, *given, coarse, int(refined), *target, search, told)
+    for _ in range(targets.FINE_LOOKS if refined else 0):
+        launch(AIM, "dither_aim_fine", groups, 512, *given, fine, *target, search, told, errors, norms)
+    # What the kernels use is kept until here.
+    del memory
+    return told
+
+
+def trellis_aim(x: Tensor, alpha: float, kappa: float, states: int, layout: Tensor | None = None, norm: float = 0.0) -> Tensor:
+    """The same for trellis codes; the host searches where the larger sample is all of x, which has rows and may have classes."""
+    if x.numel() // targets.FINE < 2:
+        return searched(trellis_error, x, alpha, kappa, states, layout, norm)
+    n, device = x.numel(), x.device
+    told = torch.empty(4, dtype=torch.float64, device=device)
+    small, large = targets.strided(x, targets.COARSE), targets.strided(x, targets.FINE)
+    count, segments, parts = large.numel(), len(pieces(large.numel(), SEGMENT)), -(-large.numel() // CHUNK)
+    warps, decisions = 2 * -(-count // (1 << RUN)), (1 << RUN) * states // 16
+    zeros, (known,) = scratch.zeros(device, 4 * KNOWN * segments)
+    memory, (search, kept, near, bytes_, *sums) = scratch.empty(
+        device,
+        SEARCH,
+        (warps if states > NEAR_STATES else 0) * decisions,
+        WARPS * decisions,
+        count + 15,
+        *[8 * parts] * 3,
+        16 * segments,
+    )
+    source, target = f"trellis_viterbi_{states}.cu", _target(n, alpha, targets.TRELLIS_MARGIN, 1.0, kappa * small.numel(), norm)
+    launch(source, f"trellis_aim_{states}", 1, 32 * WARPS, small, small.numel(), RUN, *target, near, bytes_, search, told)
+    for _ in range(targets.FINE_LOOKS):
+        # The step lies at the beginning of what the search knows.
+        launch(
+            source, f"trellis_viterbi_{states}", warps, 32,
+            large, count, RUN, 0.0, search, 0, 0, 0, 0, 0, kept, bytes_, 0, 0, 0, 0, 0, known,
+        )  # fmt: skip
+        launch(
+            ENCODE, "trellis_aim_fine", -(-parts // 16), 512,
+            large, count, RUN, *target, bytes_, *sums, known, search, told,
+        )  # fmt: skip
+    # What the kernels use is kept until here.
+    del memory, zeros
+    return told

@@ -1,0 +1,70 @@
+// The step of Sparse Dithering for a target error, found on the device (core/targets.py: sampled_step).
+#include "common.cuh"
+#include "dither.cuh"
+#include "dither_levels.cuh"
+#include "dither_sample.cuh"
+#include "search.cuh"
+
+// factor * sqrt(by * norm / over) as a step, or `otherwise` where the norm is not positive or not finite.
+extern "C" __global__ void norm_step(const double* norm, double by, double over, double factor, double otherwise, double* out) {
+    const bool good = *norm > 0.0 && finite_number(*norm);
+    *out = good ? (double)usable_step(factor * sqrt(by * *norm / over)) : otherwise;
+}
+
+// One block of 1024 threads makes all looks at the first, small sample, of at most 32 chunks: a warp for each of them.
+extern "C" __global__ void __launch_bounds__(1024) dither_aim_coarse(
+    const float* x, const float* carry, i64 carried, i64 n, i64 stride, i64 refined,
+    double aim, double tight, double near_tight, double factor, double divisor, double norm, Search* search, double* told
+) {
+    __shared__ double norms[32], dots[32], squares[32], powers[32], errors[32];
+    __shared__ Search own;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const Target target = {aim, tight, near_tight, factor, divisor, norm};
+    const i64 distance = 4096 * stride, chunks = (n + distance - 1) / distance, groups = sample_groups(n, stride);
+    const i64 begin = warp * distance, stop = warp < chunks ? smaller(begin + 4096, n) : begin;
+    // The chunks of this warp's group.
+    const i64 first = stride > 16 ? warp : (16 * warp + stride - 1) / stride;
+    const i64 until = smaller(chunks, stride > 16 ? warp + 1 : (16 * (warp + 1) + stride - 1) / stride);
+    if (threadIdx.x == 0) own.begin();
+    __syncthreads();
+    while (own.stage < FINE_LOOKS) {
+        Sums sums = sample_chunk(x, carry, carried != 0, begin, stop, 1.0f / own.step);
+        sums.norm = fold(sums.norm), sums.dot = fold(sums.dot), sums.square = fold(sums.square);
+        if (lane == 0) norms[warp] = sums.norm, dots[warp] = sums.dot, squares[warp] = sums.square;
+        __syncthreads();
+        const bool mine = warp < groups && first + lane < until;
+        const double power = fold(mine ? norms[first + lane] : 0.0);
+        const double product = fold(mine ? dots[first + lane] : 0.0);
+        const double energy = fold(mine ? squares[first + lane] : 0.0);
+        if (lane == 0) powers[warp] = power, errors[warp] = best_error(power, product, energy);
+        __syncthreads();
+        if (warp == 0) {
+            const double wrong = fold(errors[lane]), whole = fold(powers[lane]);
+            if (lane == 0) own.tell(wrong, whole, target, refined != 0, told);
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) *search = own;
+}
+
+// One look at the larger sample, unless the search has ended: blocks as in dither_sample, the last of which goes on with the search.
+extern "C" __global__ void __launch_bounds__(512) dither_aim_fine(
+    const float* x, const float* carry, i64 carried, i64 n, i64 stride,
+    double aim, double tight, double near_tight, double factor, double divisor, double norm, Search* search, double* told,
+    double* errors, double* norms
+) {
+    __shared__ bool last;
+    if (search->stage == ENDED) return;
+    sample_group(x, carry, carried != 0, n, search->step, stride, errors, norms);
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd((u64*)&search->arrived, (u64)1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    fold_groups(errors, norms, gridDim.x);
+    if (threadIdx.x) return;
+    search->arrived = 0;
+    search->tell(errors[0], norms[0], Target{aim, tight, near_tight, factor, divisor, norm}, true, told);
+}
