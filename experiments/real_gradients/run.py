@@ -45,6 +45,9 @@ FORMS = (
     "natural_dithering(coder=rans)",
     "subtractive_dithering(omega=0.25)",
     "dithered_trellis(omega=0.25)",
+    "subtractive_dithering(omega=8)",
+    "subtractive_dithering(omega=8, scale=global)",
+    "dithered_trellis(omega=8)",
 )
 
 
