@@ -25,10 +25,17 @@ SEARCH = 256
 WARPS = 8
 
 
-def norm_step(norm: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
-    step = torch.empty((), dtype=torch.float64, device=norm.device)
-    launch(AIM, "norm_step", 1, 1, norm, Double(by), Double(over), Double(factor), Double(otherwise), step)
-    return step
+def norm_step(x: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
+    """A step from the squared norm, and that norm, in one launch."""
+    n, device = x.numel(), x.device
+    found = torch.empty(2, dtype=torch.float64, device=device)
+    chunks = max(1, -(-n // CHUNK))
+    memory, (arrived, sums) = scratch.zeros(device, 8, 8 * chunks)
+    numbers = map(Double, (by, over, factor, otherwise))
+    launch(AIM, "norm_step", -(-chunks // 16), 512, x.contiguous(), n, *numbers, arrived, sums, found)
+    # What the kernel uses is kept until here.
+    del memory
+    return found
 
 
 def _target(n: int, alpha: float, margin: float, factor: float, divisor: float, norm: float) -> tuple[Double, ...]:
