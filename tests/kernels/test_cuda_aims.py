@@ -56,6 +56,9 @@ VECTORS: dict[str, Callable[[int], Tensor]] = {
 }
 
 
+NOT_FINITE = ("infinite", "not a number behind the small sample")
+
+
 @pytest.mark.parametrize("kind", VECTORS)
 def test_aims_are_those_of_the_host(kind: str) -> None:
     with emulated():
@@ -72,6 +75,18 @@ def test_aims_of_long_vectors_and_sums() -> None:
         assert same(aims.dither_aim(x, 0.1, carry), ops.dither_aim(x, 0.1, carry))
 
 
+def rows() -> dict[str, tuple[Tensor, Tensor]]:
+    """Rows of unlike scales, which have classes, several segments of them; and a vector without any."""
+    scales = torch.linspace(-3, 3, 1400).exp()[torch.randperm(1400, generator=torch.Generator().manual_seed(2))]
+    unlike = (normal(1400 * 300).view(1400, 300) * scales[:, None]).flatten()
+    return {
+        "rows": (unlike, torch.tensor([420_000, 300, 1, 0])),
+        "none": (normal(140_000), torch.tensor([140_000, 140_000, 1, 0])),
+        "zero": (torch.zeros(140_000), torch.tensor([140_000, 100, 1, 0])),
+        **{kind: (VECTORS[kind](140_000), torch.tensor([140_000, 100, 1, 0])) for kind in NOT_FINITE},
+    }
+
+
 @pytest.mark.parametrize("states", [4, 8, 16, 32])
 def test_aims_of_trellis_codes_are_those_of_the_host(states: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Less emulation.
@@ -85,6 +100,11 @@ def test_aims_of_trellis_codes_are_those_of_the_host(states: int, monkeypatch: p
                 given = (x, alpha, KAPPA[states][0], states)
                 found = aims.trellis_aim(*given)
                 assert same(found, ops.trellis_aim(*given)), (kind, n)
+        # Where the larger sample is the whole, it has rows.
+        monkeypatch.undo()
+        for kind, (x, layout) in rows().items():
+            with_rows = (x, 0.1, KAPPA[states][0], states, layout)
+            assert same(aims.trellis_aim(*with_rows), ops.trellis_aim(*with_rows)), kind
         # Where there is no sample, the host searches.
         x = normal(20_000)
         assert same(aims.trellis_aim(x, 0.1, 0.26, states), ops.trellis_aim(x, 0.1, 0.26, states))
