@@ -56,13 +56,15 @@ VECTORS: dict[str, Callable[[int], Tensor]] = {
 }
 
 
+# Searches that take some 60 looks.
+LONG = ("one", "equal")
 NOT_FINITE = ("infinite", "not a number behind the small sample")
 
 
 @pytest.mark.parametrize("kind", VECTORS)
 def test_aims_are_those_of_the_host(kind: str) -> None:
     with emulated():
-        for n, alpha in ((1025, 0.2), (131_071, 1e-6), (150_000, 0.5), (300_001, 0.03)):
+        for n, alpha in ((1025, 0.2), (131_071, 1e-6), (300_001, 0.03))[: 2 if kind in LONG else 3]:
             x = VECTORS[kind](n)
             assert same(aims.dither_aim(x, alpha), ops.dither_aim(x, alpha)), (n, alpha)
 
@@ -94,7 +96,7 @@ def test_aims_of_trellis_codes_are_those_of_the_host(states: int, monkeypatch: p
     with emulated():
         for k, kind in enumerate(VECTORS):
             for n, alpha in ((1 << 18, 0.5), (300_001, 0.03)):
-                if (k + states + n) % 2 and kind not in ("normal", "uneven"):
+                if (k + states // 4 + n) % 3 and kind not in ("normal", "uneven"):
                     continue
                 x = VECTORS[kind](n)
                 given = (x, alpha, KAPPA[states][0], states)
@@ -102,7 +104,7 @@ def test_aims_of_trellis_codes_are_those_of_the_host(states: int, monkeypatch: p
                 assert same(found, ops.trellis_aim(*given)), (kind, n)
         # Where the larger sample is the whole, it has rows.
         monkeypatch.undo()
-        for kind, (x, layout) in rows().items():
+        for kind, (x, layout) in rows().items() if states % 24 == 8 else ():
             with_rows = (x, 0.1, KAPPA[states][0], states, layout)
             assert same(aims.trellis_aim(*with_rows), ops.trellis_aim(*with_rows)), kind
         # Where there is no sample, the host searches.

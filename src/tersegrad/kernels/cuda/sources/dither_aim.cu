@@ -98,6 +98,5 @@ extern "C" __global__ void __launch_bounds__(512) dither_aim_fine(
     __threadfence();
     fold_groups(errors, norms, gridDim.x);
     if (threadIdx.x) return;
-    search->arrived = 0;
-    search->tell(errors[0], norms[0], Target{aim, tight, near_tight, factor, divisor, norm}, true, told);
+    go_on(search, errors[0], norms[0], Target{aim, tight, near_tight, factor, divisor, norm}, told);
 }

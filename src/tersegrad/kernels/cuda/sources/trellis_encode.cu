@@ -112,8 +112,7 @@ extern "C" __global__ void __launch_bounds__(512) trellis_aim_fine(
     fold_segments(sums, number);
     for (i64 k = threadIdx.x; k < number * KNOWN_PLACES; k += blockDim.x) known[k] = 0;
     if (threadIdx.x) return;
-    search->arrived = 0;
-    search->tell(sums[number], sums[0], Target{aim, tight, near_tight, factor, divisor, norm}, true, told);
+    go_on(search, sums[number], sums[0], Target{aim, tight, near_tight, factor, divisor, norm}, told);
 }
 
 // What a look at all of a vector, with its classes, has found.
@@ -123,7 +122,7 @@ extern "C" __global__ void trellis_aim_whole(
     if (search->stage == ENDED) return;
     const i64 number = segments_of(n);
     fold_segments(sums, number);
-    if (threadIdx.x == 0) search->tell(sums[number], sums[0], Target{aim, tight, near_tight, factor, divisor, norm}, true, told);
+    if (threadIdx.x == 0) go_on(search, sums[number], sums[0], Target{aim, tight, near_tight, factor, divisor, norm}, told);
 }
 
 // From the largest index of a segment: half the number of symbols.
