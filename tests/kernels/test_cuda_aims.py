@@ -104,7 +104,7 @@ def test_aims_of_trellis_codes_are_those_of_the_host(states: int, monkeypatch: p
                 assert same(found, ops.trellis_aim(*given)), (kind, n)
         # Where the larger sample is the whole, it has rows.
         monkeypatch.undo()
-        for kind, (x, layout) in rows().items() if states % 24 == 8 else ():
+        for kind, (x, layout) in rows().items() if states in (8, 32) else ():
             with_rows = (x, 0.1, KAPPA[states][0], states, layout)
             assert same(aims.trellis_aim(*with_rows), ops.trellis_aim(*with_rows)), kind
         # Where there is no sample, the host searches.
