@@ -196,13 +196,14 @@ def _chunk(chunk: rans.Chunk) -> int:
 
 def _certified(x: Tensor, nu: float, encode: Callable[[float | Tensor], Coded]) -> Coded:
     """A message at the step of the worst-case bound, or at the first smaller one whose error keeps to it; a device is read from once."""
-    run = kernels.get(x.device)
-    norm, share = run.sum_squares(x), nu / x.numel()
-    told = host.fetch(norm)
-    coded = encode(run.norm_step(norm, share, 1.0, 1.0, 1.0))
-    if not 0 < (value := float(told)) < math.inf:
+    share = nu / x.numel()
+    found = kernels.get(x.device).norm_step(x, share, 1.0, 1.0, 1.0)
+    told = host.fetch(found)
+    coded = encode(found[0])
+    norm = told.tolist()[1]
+    if not 0 < norm < math.inf:
         return coded
-    step = math.sqrt(share * value)
+    step = math.sqrt(share * norm)
     while coded.error > nu * coded.norm:
         step *= SMALLER
         coded = encode(toward_zero(step))
@@ -244,7 +245,7 @@ class DitheredTrellis(_TrellisCoded):
         step: float | Tensor = 1.0
         if d:
             share = mean_kappa(self.states, d, min(chunk, 15)) * d
-            step = run.norm_step(run.sum_squares(x), self.omega, share, SLACK, 1.0)
+            step = run.norm_step(x, self.omega, share, SLACK, 1.0)[0]
         nbytes = run.trellis_encode(x, step, self.states, _chunk(self.chunk), ctx, data, spec.layout)[0]
         return Coded(data, int(nbytes))
 

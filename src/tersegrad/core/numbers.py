@@ -45,6 +45,7 @@ _EXP_TERMS = tuple(1.0 / k for k in range(16, 0, -1))
 _LN2, _TWO_OVER_LN2, _ROOT = 0.6931471805599453, 2.8853900817779268, 0.7071067811865476
 
 
+@functools.lru_cache(maxsize=64)
 def log2(value: float) -> float:
     """The binary logarithm of a positive normal number, to some 2^-52 of it or of 1; infinity and NaN stay as they are.
 

@@ -205,10 +205,10 @@ class RoundingKernels(Protocol):
         """Sum of squares (float64, 0-d)."""
         ...
 
-    def norm_step(self, norm: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
-        """A step, factor * sqrt(by * norm / over), for a squared norm (float64, 0-d): a normal float32, rounded toward zero, as float64.
+    def norm_step(self, x: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
+        """A step, factor * sqrt(by * ||x||^2 / over), as a normal float32 that was rounded toward zero, and ||x||^2; float64, (2,).
 
-        Where the norm is not positive or not finite it is ``otherwise``. It lies on the norm's device.
+        Where the norm is not positive or not finite the step is ``otherwise``. Both lie on the device of x.
         """
         ...
 

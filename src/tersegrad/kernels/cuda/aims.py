@@ -10,7 +10,7 @@ from tersegrad.core.numbers import TINY
 from tersegrad.kernels.cuda import scratch
 from tersegrad.kernels.cuda.dither import groups_of
 from tersegrad.kernels.cuda.loader import Double, launch
-from tersegrad.kernels.cuda.trellis import ENCODE, KNOWN, NEAR_STATES, trellis_error
+from tersegrad.kernels.cuda.trellis import ENCODE, KNOWN, NEAR_STATES, Chosen, trellis_error
 from tersegrad.kernels.reference.aims import searched
 from tersegrad.kernels.reference.rans import SEGMENT, pieces
 from tersegrad.kernels.reference.rounding import CHUNK
@@ -25,10 +25,17 @@ SEARCH = 256
 WARPS = 8
 
 
-def norm_step(norm: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
-    step = torch.empty((), dtype=torch.float64, device=norm.device)
-    launch(AIM, "norm_step", 1, 1, norm, Double(by), Double(over), Double(factor), Double(otherwise), step)
-    return step
+def norm_step(x: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
+    """A step from the squared norm, and that norm, in one launch."""
+    n, device = x.numel(), x.device
+    found = torch.empty(2, dtype=torch.float64, device=device)
+    chunks = max(1, -(-n // CHUNK))
+    memory, (arrived, sums) = scratch.zeros(device, 8, 8 * chunks)
+    numbers = map(Double, (by, over, factor, otherwise))
+    launch(AIM, "norm_step", -(-chunks // 16), 512, x.contiguous(), n, *numbers, arrived, sums, found)
+    # What the kernel uses is kept until here.
+    del memory
+    return found
 
 
 def _target(n: int, alpha: float, margin: float, factor: float, divisor: float, norm: float) -> tuple[Double, ...]:
@@ -59,30 +66,43 @@ def dither_aim(x: Tensor, alpha: float, carry: Tensor | None = None, norm: float
 
 
 def trellis_aim(x: Tensor, alpha: float, kappa: float, states: int, layout: Tensor | None = None, norm: float = 0.0) -> Tensor:
-    """The same for trellis codes; the host searches where the larger sample is all of x, which has rows and may have classes."""
-    if x.numel() // targets.FINE < 2:
-        return searched(trellis_error, x, alpha, kappa, states, layout, norm)
+    """The same for trellis codes; the host searches where already the small sample is all of x, which has rows and may have classes."""
     n, device = x.numel(), x.device
+    if not targets.refines(n):
+        return searched(trellis_error, x, alpha, kappa, states, layout, norm)
     told = torch.empty(4, dtype=torch.float64, device=device)
-    small, large = targets.strided(x, targets.COARSE), targets.strided(x, targets.FINE)
-    count, segments, parts = large.numel(), len(pieces(large.numel(), SEGMENT)), -(-large.numel() // CHUNK)
-    warps, decisions = 2 * -(-count // (1 << RUN)), (1 << RUN) * states // 16
-    zeros, (known,) = scratch.zeros(device, 4 * KNOWN * segments)
-    memory, (search, kept, near, bytes_, *sums) = scratch.empty(
-        device,
-        SEARCH,
-        (warps if states > NEAR_STATES else 0) * decisions,
-        WARPS * decisions,
-        count + 15,
-        *[8 * parts] * 3,
-        16 * segments,
-    )
+    small, large = targets.strided(x, targets.COARSE), targets.strided(x, targets.FINE).contiguous()
     source, target = f"trellis_viterbi_{states}.cu", _target(n, alpha, targets.TRELLIS_MARGIN, 1.0, kappa * small.numel(), norm)
+    # The step of the next look lies at the beginning of what the search knows.
+    held, (search, near, bytes_) = scratch.empty(device, SEARCH, WARPS * _decisions(states), small.numel() + 15)
     launch(source, f"trellis_aim_{states}", 1, 32 * WARPS, small, small.numel(), RUN, *target, near, bytes_, search, told)
+    if large.numel() < n:
+        _look_at_sample(large, states, target, search, told)
+    else:
+        for _ in range(targets.FINE_LOOKS):
+            chosen = Chosen(large, held[:1], states, 0, None, layout)
+            launch(ENCODE, "trellis_aim_whole", 1, 256, n, *target, chosen.sums, search, told)
+    # What the kernels use is kept until here.
+    del held
+    return told
+
+
+def _decisions(states: int) -> int:
+    """Bytes for those of a warp."""
+    return (1 << RUN) * states // 16
+
+
+def _look_at_sample(large: Tensor, states: int, target: tuple[Double, ...], search: int, told: Tensor) -> None:
+    """Look at the larger sample, which has no rows."""
+    device, count = large.device, large.numel()
+    segments, parts, warps = len(pieces(count, SEGMENT)), -(-count // CHUNK), 2 * -(-count // (1 << RUN))
+    zeros, (known,) = scratch.zeros(device, 4 * KNOWN * segments)
+    memory, (kept, bytes_, *sums) = scratch.empty(
+        device, warps * _decisions(states) if states > NEAR_STATES else 0, count + 15, *[8 * parts] * 3, 16 * segments
+    )
     for _ in range(targets.FINE_LOOKS):
-        # The step lies at the beginning of what the search knows.
         launch(
-            source, f"trellis_viterbi_{states}", warps, 32,
+            f"trellis_viterbi_{states}.cu", f"trellis_viterbi_{states}", warps, 32,
             large, count, RUN, 0.0, search, 0, 0, 0, 0, 0, kept, bytes_, 0, 0, 0, 0, 0, known,
         )  # fmt: skip
         launch(
@@ -91,4 +111,3 @@ def trellis_aim(x: Tensor, alpha: float, kappa: float, states: int, layout: Tens
         )  # fmt: skip
     # What the kernels use is kept until here.
     del memory, zeros
-    return told

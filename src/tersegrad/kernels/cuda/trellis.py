@@ -73,7 +73,7 @@ def draws_of(ctx: Context | None) -> tuple[int, int, int, int, int]:
     return 1, ctx.step, ctx.buffer << 16 | ctx.sender, ctx.seed & 0xFFFFFFFF, ctx.seed >> 32
 
 
-class _Chosen:
+class Chosen:
     """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments and their classes."""
 
     def __init__(
@@ -149,7 +149,7 @@ def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = N
     if x.numel() < SHORTEST_VECTOR:
         found: tuple[Tensor, Tensor] = _cpu().trellis_error(host.read(x), step, states, layout)
         return found
-    chosen = _Chosen(x.contiguous(), step, states, 0, None, layout)
+    chosen = Chosen(x.contiguous(), step, states, 0, None, layout)
     launch(ENCODE, "trellis_totals", 1, THREADS, chosen.n, chosen.sums, chosen.result)
     sums = chosen.result[:RESULTS].view(torch.float64)
     return sums[ERROR], sums[NORM]
@@ -175,7 +175,7 @@ def trellis_encode(
     if n < SHORTEST_VECTOR:
         return _encode_on_host(x, step, states, chunk, ctx, out, layout, left)
     x = x.contiguous()
-    chosen = _Chosen(x, step, states, chunk, ctx, layout)
+    chosen = Chosen(x, step, states, chunk, ctx, layout)
     segments, result, known = chosen.segments, chosen.result, chosen.described
     memory, (words, tables, codes, escapes, planes, numbers, offsets, coded) = scratch.empty(
         device, 2 * n, segments * TABLES_ROOM, 4 * segments * TABLES * 128, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,

@@ -8,6 +8,7 @@ from torch import Tensor
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import array, module
+from tersegrad.kernels.reference.aims import stepped
 from tersegrad.kernels.schema_blocks import RoundingRule
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "block_sum_abs",
     "block_sum_squares",
     "dequantise_blocks",
+    "norm_step",
     "quantise_blocks",
     "random_u16",
     "sum_abs",
@@ -52,6 +54,10 @@ def block_abs_max(x: Tensor, block: int) -> Tensor:
     out = torch.empty(-(-x.numel() // block), dtype=torch.float32)
     module.block_abs_max(array(x), block, array(out))
     return out
+
+
+def norm_step(x: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
+    return stepped(sum_squares(x), by, over, factor, otherwise)
 
 
 def block_sum_squares(x: Tensor, block: int) -> Tensor:

@@ -23,6 +23,7 @@ from tersegrad.core.targets import (
     toward_zero,
 )
 from tersegrad.kernels.reference.dither import dither_sample
+from tersegrad.kernels.reference.rounding import sum_squares
 from tersegrad.kernels.reference.trellis import trellis_error
 
 __all__ = ["dither_aim", "norm_step", "trellis_aim"]
@@ -31,10 +32,15 @@ Sample = Callable[[Tensor, float, int, Tensor, Tensor | None], None]
 Error = Callable[[Tensor, float, int, Tensor | None], tuple[Tensor, Tensor]]
 
 
-def norm_step(norm: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
+def norm_step(x: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
+    return stepped(sum_squares(x), by, over, factor, otherwise)
+
+
+def stepped(norm: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
+    """``norm_step`` by means of one's own squared norm."""
     value = float(norm)
     step = toward_zero(factor * math.sqrt(by * value / over)) if 0 < value < math.inf else otherwise
-    return host.send(torch.tensor(step, dtype=torch.float64), norm.device)
+    return host.send(torch.tensor([step, value], dtype=torch.float64), norm.device)
 
 
 def dither_aim(x: Tensor, alpha: float, carry: Tensor | None = None, norm: float = 0.0) -> Tensor:

@@ -5,10 +5,43 @@
 #include "dither_sample.cuh"
 #include "search.cuh"
 
-// factor * sqrt(by * norm / over) as a step, or `otherwise` where the norm is not positive or not finite.
-extern "C" __global__ void norm_step(const double* norm, double by, double over, double factor, double otherwise, double* out) {
-    const bool good = *norm > 0.0 && finite_number(*norm);
-    *out = good ? (double)usable_step(factor * sqrt(by * *norm / over)) : otherwise;
+// A step from the squared norm, factor * sqrt(by * norm / over), or `otherwise` where that is not positive or not finite; and the norm. A warp adds
+// up 4096 coordinates, and the last block to arrive, of which there are none at first, what all warps have found.
+extern "C" __global__ void __launch_bounds__(512) norm_step(
+    const float* x, i64 n, double by, double over, double factor, double otherwise, i64* arrived, double* sums, double* out
+) {
+    __shared__ bool last;
+    const int lane = threadIdx.x & 31;
+    const i64 chunk = (i64)blockIdx.x * 16 + (threadIdx.x >> 5), begin = 4096 * chunk, stop = smaller(begin + 4096, n);
+    double total = 0;
+    for (i64 base = begin; base < stop; base += 32 * 16) {
+        float v[16];
+#pragma unroll
+        for (int a = 0; a < 16; ++a) v[a] = base + 32 * a + lane < stop ? x[base + 32 * a + lane] : 0.0f;
+#pragma unroll
+        for (int a = 0; a < 16; ++a) total += (double)v[a] * (double)v[a];
+    }
+    total = fold(total);
+    if (lane == 0 && begin < n) sums[chunk] = total;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd((u64*)arrived, (u64)1) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    const i64 chunks = (n + 4095) / 4096;
+    i64 half = 1;
+    while (2 * half < chunks) half *= 2;
+    for (; half; half /= 2) {
+        for (i64 k = threadIdx.x; k < half; k += blockDim.x)
+            if (k + half < chunks) sums[k] += sums[k + half];
+        __syncthreads();
+    }
+    if (threadIdx.x) return;
+    const double norm = sums[0];
+    const bool good = norm > 0.0 && finite_number(norm);
+    out[0] = good ? (double)usable_step(factor * sqrt(by * norm / over)) : otherwise;
+    out[1] = norm;
 }
 
 // One block of 1024 threads makes all looks at the first, small sample, of at most 32 chunks: a warp for each of them.
@@ -28,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(1024) dither_aim_coarse(
     if (threadIdx.x == 0) own.begin();
     __syncthreads();
     while (own.stage < FINE_LOOKS) {
-        Sums sums = sample_chunk(x, carry, carried != 0, begin, stop, 1.0f / own.step);
+        Sums sums = sample_chunk<16>(x, carry, carried != 0, begin, stop, 1.0f / own.step);
         sums.norm = fold(sums.norm), sums.dot = fold(sums.dot), sums.square = fold(sums.square);
         if (lane == 0) norms[warp] = sums.norm, dots[warp] = sums.dot, squares[warp] = sums.square;
         __syncthreads();
@@ -65,6 +98,5 @@ extern "C" __global__ void __launch_bounds__(512) dither_aim_fine(
     __threadfence();
     fold_groups(errors, norms, gridDim.x);
     if (threadIdx.x) return;
-    search->arrived = 0;
-    search->tell(errors[0], norms[0], Target{aim, tight, near_tight, factor, divisor, norm}, true, told);
+    go_on(search, errors[0], norms[0], Target{aim, tight, near_tight, factor, divisor, norm}, told);
 }

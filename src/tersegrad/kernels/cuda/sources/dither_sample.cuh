@@ -7,19 +7,20 @@ struct Sums {
     double norm, dot, square;
 };
 
-// What a warp's coordinates add up to, a sum for each of its threads.
+// What a warp's coordinates add up to, a sum for each of its threads; so many coordinates of a thread are on their way at once.
+template <int ahead>
 __device__ Sums sample_chunk(const float* x, const float* carry, bool carried, i64 begin, i64 stop, float inverse) {
     const int lane = threadIdx.x & 31;
     Sums sums = {0, 0, 0};
-    for (i64 base = begin; base < stop; base += 32 * 8) {
-        float v[8];
+    for (i64 base = begin; base < stop; base += 32 * ahead) {
+        float v[ahead];
 #pragma unroll
-        for (int a = 0; a < 8; ++a) {
+        for (int a = 0; a < ahead; ++a) {
             const i64 i = base + 32 * a + lane;
             v[a] = i < stop ? (carried ? __fadd_rn(x[i], carry[i]) : x[i]) : 0.0f;
         }
 #pragma unroll
-        for (int a = 0; a < 8; ++a) {
+        for (int a = 0; a < ahead; ++a) {
             bool large;
             const int level = level_of(v[a], inverse, -1, &large);
             const double value = v[a], k = large ? (double)TOO_LARGE : (double)level;
@@ -52,7 +53,7 @@ __device__ void sample_group(
     const i64 first = stride > 16 ? group : (16 * group + stride - 1) / stride;
     const i64 begin = (first + warp) * distance;
     const bool mine = begin < n && (stride > 16 ? warp == 0 : begin / SCALE_BLOCK == group);
-    const Sums sums = sample_chunk(x, carry, carried, begin, mine ? smaller(begin + 4096, n) : begin, 1.0f / step);
+    const Sums sums = sample_chunk<8>(x, carry, carried, begin, mine ? smaller(begin + 4096, n) : begin, 1.0f / step);
     const double power = fold_chunks(fold(sums.norm), parts, &folded);
     __syncthreads();
     const double product = fold_chunks(fold(sums.dot), parts, &folded);

@@ -11,6 +11,7 @@ __device__ double log2_of(double value) {
     if (part < 0.7071067811865476) part *= 2.0, --exponent;
     const double s = (part - 1.0) / (part + 1.0), square = s * s;
     double total = 0.0;
+#pragma unroll
     for (int k = 23; k > 1; k -= 2) total = (total + 1.0 / (double)k) * square;
     return (double)exponent + (s + s * total) * 2.8853900817779268;
 }
@@ -18,6 +19,7 @@ __device__ double log2_of(double value) {
 __device__ double exp2_of(double value) {
     const double whole = floor(value + 0.5), power = (value - whole) * 0.6931471805599453;
     double total = 1.0;
+#pragma unroll
     for (int k = 16; k > 0; --k) total = total * (power * (1.0 / (double)k)) + 1.0;
     return total * __longlong_as_double(((i64)whole + 1023) << 52);
 }
@@ -153,3 +155,11 @@ struct Search {
         }
     }
 };
+
+// One thread goes on with a search in global memory, in memory of its own: every step of it waits for the one before.
+__device__ __forceinline__ void go_on(Search* search, double wrong, double norm, const Target& target, double* told) {
+    Search own = *search;
+    own.arrived = 0;
+    own.tell(wrong, norm, target, true, told);
+    *search = own;
+}

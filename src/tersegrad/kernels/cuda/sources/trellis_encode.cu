@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(512) trellis_sums(
     double* powers
 ) {
     const i64 part = (i64)blockIdx.x * 16 + (threadIdx.x >> 5);
-    if (part * SUMMED >= n) return;
+    if (part * SUMMED >= n || ended(there)) return;
     const Given of = given_of(x, n, run, step, there, drawn, step_word, who, k0, k1);
     const PartSums sums = sum_part(of, bytes, part);
     if ((threadIdx.x & 31) == 0) norms[part] = sums.norm, dots[part] = sums.dot, powers[part] = sums.power;
@@ -34,10 +34,15 @@ extern "C" __global__ void trellis_fit(
 ) {
     __shared__ double shared[PARTS_MOST];
     const i64 s = blockIdx.x, number = segments_of(n), size = segment_length(n, s), first = s * SEGMENT / SUMMED, parts = (size + SUMMED - 1) / SUMMED;
+    i64 *d = segments + s * TRELLIS_PLACES, *levels = scalars + s * SEGMENT_PLACES;
+    if (ended(there)) {
+        // Nothing was chosen, and nobody looks at it.
+        if (threadIdx.x == 0) d[KIND] = levels[KIND] = ZERO_KIND, sums[s] = sums[number + s] = 0.0;
+        return;
+    }
     const double norm = fold_parts(norms + first, parts, shared), dot = fold_parts(dots + first, parts, shared);
     const double power = fold_parts(powers + first, parts, shared);
     if (threadIdx.x) return;
-    i64 *d = segments + s * TRELLIS_PLACES, *levels = scalars + s * SEGMENT_PLACES;
     for (int k = 0; k < TRELLIS_PLACES; ++k) d[k] = 0;
     for (int k = 0; k < SEGMENT_PLACES; ++k) levels[k] = 0;
     const int* own = known + s * KNOWN_PLACES;
@@ -107,8 +112,17 @@ extern "C" __global__ void __launch_bounds__(512) trellis_aim_fine(
     fold_segments(sums, number);
     for (i64 k = threadIdx.x; k < number * KNOWN_PLACES; k += blockDim.x) known[k] = 0;
     if (threadIdx.x) return;
-    search->arrived = 0;
-    search->tell(sums[number], sums[0], Target{aim, tight, near_tight, factor, divisor, norm}, true, told);
+    go_on(search, sums[number], sums[0], Target{aim, tight, near_tight, factor, divisor, norm}, told);
+}
+
+// What a look at all of a vector, with its classes, has found.
+extern "C" __global__ void trellis_aim_whole(
+    i64 n, double aim, double tight, double near_tight, double factor, double divisor, double norm, double* sums, Search* search, double* told
+) {
+    if (search->stage == ENDED) return;
+    const i64 number = segments_of(n);
+    fold_segments(sums, number);
+    if (threadIdx.x == 0) go_on(search, sums[number], sums[0], Target{aim, tight, near_tight, factor, divisor, norm}, told);
 }
 
 // From the largest index of a segment: half the number of symbols.
