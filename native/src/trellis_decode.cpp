@@ -3,10 +3,10 @@
 #include <bit>
 #include <cfloat>
 #include <limits>
-#include <memory>
 #include <optional>
 
 #include "around_caches.hpp"
+#include "select_scratch.hpp"
 #include "tersegrad/planar.hpp"
 #include "tersegrad/threads.hpp"
 #include "trellis_parts.hpp"
@@ -445,7 +445,8 @@ bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const Sou
 bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float weight, float* out) {
     if (size == 1 && data[0] != normal) return data[0] == all_zero || decode(data, size, n, source, out);
     // Bad bytes may show late, and must not have been added then.
-    const std::unique_ptr<float[]> values(new float[n]);
+    select::Scratch<float> values;
+    values.reserve(n);
     if (!decode(data, size, n, source, values.get())) return false;
     parallel_for(n, 1, std::size_t{1} << 17, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) out[i] += weight * values[i];
