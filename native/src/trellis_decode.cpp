@@ -86,7 +86,8 @@ public:
     BlockDecoder(const Parsed& p, std::size_t n, const Code& code, const std::uint8_t* facts, std::uint8_t* out)
         : p_(p), n_(n), code_(code), facts_(facts), out_(out), alphabet_(2 * p.window), tables_(p.tables) {}
 
-    bool run() {
+    // Values go to `values` at once where that is faster; then `restored` is true.
+    bool run(float* values, bool around) {
         if (p_.body_size && p_.body[0] == rans::kRaw) {
             if (rans::decode_message(p_.body, p_.body_size, n_, alphabet_, {}, 1, out_) != p_.body_size) return false;
             const std::size_t lanes = rans::Layout(n_, alphabet_, rans::kLongestChunk).lanes;
@@ -103,10 +104,13 @@ public:
             return true;
         }
         const bool paired = ops().walk_pair && !facts_ && !p_.firsts && alphabet_ <= 32 && layout.lanes == rans::kLanes;
-        if (paired)
+        if (paired) {
             pair_.emplace(frequencies_, alphabet_);
-        else
+            restored = p_.scale <= FLT_MAX / (4 * kUsual);
+            if (restored) values_ = values, around_ = around;
+        } else {
             make_slots();
+        }
         const rans::DecodeModel model(frequencies_, alphabet_, tables_, true, layout);
         const auto& jobs = opened->jobs;
         if (!std::all_of(jobs.begin(), jobs.end(), rans::detail::valid_states)) return false;
@@ -124,6 +128,8 @@ public:
         }
         return true;
     }
+
+    bool restored = false;
 
 private:
     std::uint32_t facts_at(std::size_t i, std::uint32_t z0) const { return facts_ ? facts_[i] >> 4 * z0 & 15 : z0; }
@@ -183,7 +189,8 @@ private:
         Flight(const BlockDecoder& of, const rans::DecodeJob& job, std::size_t first)
             : chunk(job), start(first), steps(chunk.cursor.steps), period((std::size_t{1} << of.p_.run) / rans::kLanes),
               walk{chunk.cursor.states, states, chunk.cursor.words, chunk.cursor.limit, of.slots_.data(), of.facts_ ? of.facts_ + start : nullptr,
-                   of.p_.firsts ? of.p_.firsts + start : nullptr, of.out_ + start, 0, 0, of.code_, of.pair_ ? &*of.pair_ : nullptr} {}
+                   of.p_.firsts ? of.p_.firsts + start : nullptr, of.out_ + start, 0, 0, of.code_, of.pair_ ? &*of.pair_ : nullptr,
+                   of.values_ ? of.values_ + start : nullptr, of.p_.scale, of.p_.window, of.around_} {}
         Flight(const Flight&) = delete;
 
         // Both to their ends; false where words are missing.
@@ -245,6 +252,7 @@ private:
             if (starts(i)) std::fill_n(states, rans::kLanes, 0);
             follow(i, states[i & (rans::kLanes - 1)]);
         }
+        if (values_) ops().restore(out_ + done, start + job.n - done, p_.window, p_.scale, false, values_ + done);
         return true;
     }
 
@@ -288,6 +296,8 @@ private:
     const std::uint16_t* frequencies_ = nullptr;
     std::vector<std::uint32_t> slots_;
     std::optional<Pair> pair_;
+    float* values_ = nullptr;
+    bool around_ = false;
 };
 
 class SegmentDecoder {
@@ -322,8 +332,9 @@ public:
             random_u16(dither_->draws, start, n, draws_.data());
             ops().learn(draws_.data(), n, p.bits, facts_.data());
         }
-        if (!BlockDecoder(p, n, code_, dither_ ? facts_.data() : nullptr, bytes_.data()).run()) return false;
-        restore(p, start, n, out);
+        BlockDecoder block(p, n, code_, dither_ ? facts_.data() : nullptr, bytes_.data());
+        if (!block.run(out, around_)) return false;
+        if (!block.restored) restore(p, start, n, out);
         return !p.tail_size || unescape(p, start, n, out);
     }
 

@@ -89,6 +89,11 @@ struct Walk {
     std::size_t step, steps;
     Code code;
     const Pair* pair = nullptr;  // instead of the slots, for walk_pair
+    // For walk_pair: where values go at once, unless it is null; products of the scale do not overflow. `around`: see restore.
+    float* values = nullptr;
+    float scale = 0;
+    int window = 0;
+    bool around = false;
 };
 
 // How a run of floats becomes integers: y = rint(x scale), or with dither (sign rint(x scale) + draw mod 2^15 + 128) >> 8.
