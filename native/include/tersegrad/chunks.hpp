@@ -69,6 +69,9 @@ struct Loops {
     void (*maxima)(const float* x, std::size_t n, std::size_t groups, std::uint32_t* maxima);
     // A threshold that exactly k of the keys reach, or the k-th largest key. All reach `low`, none exceeds `top`, and n >= k.
     std::uint32_t (*kth)(const std::uint32_t* keys, std::size_t n, std::size_t k, std::uint32_t low, std::uint32_t top);
+    // The k candidates with keys above the threshold, or with this key, of which there are `ties` to be taken, the first ones.
+    void (*pick)(const std::int32_t* indices, const float* candidates, const std::uint32_t* keys, std::size_t n, std::uint32_t threshold, std::size_t k,
+                 std::size_t ties, std::int32_t* places, float* values);
     // sum = x + decay * carry, rounded after each operation.
     void (*add)(const float* x, const float* carry, float decay, float* sum, std::size_t n);
     // The same for what `of` is about, and its candidates. `around`: the sum may be stored around the caches.
