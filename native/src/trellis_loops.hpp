@@ -502,7 +502,12 @@ void walk(Walk& w) {
 }
 
 constexpr Implementation loops = {convert,        {label_rows<0>, label_rows<1>, label_rows<2>, label_rows<3>}, place, place_dithered, learn, translate, shift,
-                                  restore_plain, restore_still, restore_dithered,                              walk,  nullptr};
+                                  restore_plain, restore_still, restore_dithered,                              walk,
+#if defined(__AVX512F__)
+                                  walk_pair_avx512};
+#else
+                                  nullptr};
+#endif
 
 }  // namespace
 }  // namespace tersegrad::trellis

@@ -135,6 +135,7 @@ struct Implementation {
     void (*walk_pair)(Walk&, Walk*);
 };
 extern const Implementation portable, avx2, avx512;
+void walk_pair_avx512(Walk&, Walk*);
 const Implementation& ops();
 
 }  // namespace tersegrad::trellis

@@ -51,8 +51,8 @@ void to_bins(const float* values, const std::int64_t* counts, std::size_t tensor
 // ---- what the instruction sets provide ----------------------------------------------------------------------------------------
 
 // Which coordinates of some tiles of rows x width, side by side, rows `stride` apart, have keys of at least a threshold: appended to what was
-// found in a tile before, as place and value. Where that are more than `most`, a row later no more are looked for. A tile has `room`
-// places for candidates, 16 more than there can be.
+// found in a tile before, as place and value. A tile in which more than `most` were found is looked at no further. It has `room` places for
+// candidates, 16 more than there can be.
 struct Scan {
     std::size_t rows, stride, width, tiles;
     const std::uint32_t* thresholds;
