@@ -99,7 +99,7 @@ class Chooser {
         band_values_.resize(together * room_);
         band_indices_.resize(together * room_);
         for (std::size_t c = first; c < last; ++c) {
-            guesses_[c] = static_cast<std::uint32_t>(std::clamp<std::int64_t>(guesses_[c] + change - margin, 0, select::infinite_key));
+            guesses_[c] = static_cast<std::uint32_t>(std::clamp<std::int64_t>(guesses_[c] + change - margin / 2, 0, select::infinite_key));
             // Where there is no guess, there are too many.
             counts_[c] = guesses_[c] ? 0 : most() + 1;
         }
@@ -138,8 +138,7 @@ class Chooser {
         guess = threshold > margin ? threshold - margin : 0;
         std::size_t above = 0;
         for (std::size_t j = 0; j < found; ++j) above += keys_[j] > threshold;
-        std::size_t ties = r_.kept - above;
-        select::table().filter(indices, candidates, found, threshold, &ties, places, values);
+        loops().pick(indices, candidates, keys_.data(), found, threshold, r_.kept, r_.kept - above, places, values);
         return true;
     }
 
@@ -259,7 +258,7 @@ void scatter_around(const Region& r, float* to, const std::int32_t* places, cons
 
 }  // namespace
 
-const Loops loops_portable = {maxima_of, kth_of, sum_of, sum_and_scan};
+const Loops loops_portable = {maxima_of, kth_of, pick_of, sum_of, sum_and_scan};
 
 bool choose(const float* x, const std::vector<Region>& regions, std::int32_t* places, float* values) {
     return by_chunks(Plain{x}, regions, places, values);

@@ -2,6 +2,6 @@
 
 namespace tersegrad::chunks {
 
-const Loops loops_avx2 = {maxima_of, kth_of, sum_of, sum_and_scan};
+const Loops loops_avx2 = {maxima_of, kth_of, pick_of, sum_of, sum_and_scan};
 
 }  // namespace tersegrad::chunks

@@ -68,6 +68,11 @@ void add_and_scan_lines(const float* x, const float* carry, float decay, float* 
     }
 }
 
+void pick(const std::int32_t* indices, const float* candidates, const std::uint32_t*, std::size_t n, std::uint32_t threshold, std::size_t, std::size_t ties,
+          std::int32_t* places, float* values) {
+    select::table_avx512.filter(indices, candidates, n, threshold, &ties, places, values);
+}
+
 void add_and_scan(const float* x, const float* carry, float decay, float* sum, bool around, const Scan& of) {
     if (of.width % 64) return sum_and_scan(x, carry, decay, sum, around, of);
     const bool aligned = reinterpret_cast<std::uintptr_t>(sum) % 64 == 0 && of.stride % 16 == 0;
@@ -76,6 +81,6 @@ void add_and_scan(const float* x, const float* carry, float decay, float* sum, b
 
 }  // namespace
 
-const Loops loops_avx512 = {maxima_of, kth_of, sum_of, add_and_scan};
+const Loops loops_avx512 = {maxima_of, kth_of, pick, sum_of, add_and_scan};
 
 }  // namespace tersegrad::chunks

@@ -36,6 +36,19 @@ inline std::uint32_t kth_of(const std::uint32_t* __restrict keys, std::size_t n,
     return low;
 }
 
+// Without a branch on what is kept.
+inline void pick_of(const std::int32_t* indices, const float* candidates, const std::uint32_t* keys, std::size_t n, std::uint32_t threshold, std::size_t k,
+                    std::size_t ties, std::int32_t* places, float* values) {
+    std::size_t to = 0;
+    for (std::size_t j = 0; j < n && to < k; ++j) {
+        const bool tie = keys[j] == threshold, keep = keys[j] > threshold || (tie && ties);
+        ties -= tie && keep;
+        places[to] = indices[j];
+        values[to] = candidates[j];
+        to += keep;
+    }
+}
+
 inline void sum_of(const float* __restrict x, const float* __restrict carry, float decay, float* __restrict sum, std::size_t n) {
     // Three streams: what comes next is asked for ahead of time.
     constexpr std::size_t line = 16, ahead = 768;

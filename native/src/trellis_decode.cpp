@@ -1,9 +1,12 @@
 // From trellis-coded messages to floats.
 #include <atomic>
+#include <bit>
 #include <cfloat>
 #include <limits>
-#include <memory>
+#include <optional>
 
+#include "around_caches.hpp"
+#include "select_scratch.hpp"
 #include "tersegrad/planar.hpp"
 #include "tersegrad/threads.hpp"
 #include "trellis_parts.hpp"
@@ -83,7 +86,8 @@ public:
     BlockDecoder(const Parsed& p, std::size_t n, const Code& code, const std::uint8_t* facts, std::uint8_t* out)
         : p_(p), n_(n), code_(code), facts_(facts), out_(out), alphabet_(2 * p.window), tables_(p.tables) {}
 
-    bool run() {
+    // Values go to `values` at once where that is faster; then `restored` is true.
+    bool run(float* values, bool around) {
         if (p_.body_size && p_.body[0] == rans::kRaw) {
             if (rans::decode_message(p_.body, p_.body_size, n_, alphabet_, {}, 1, out_) != p_.body_size) return false;
             const std::size_t lanes = rans::Layout(n_, alphabet_, rans::kLongestChunk).lanes;
@@ -99,15 +103,33 @@ public:
             certain(layout.lanes);
             return true;
         }
-        make_slots();
+        const bool paired = ops().walk_pair && !facts_ && !p_.firsts && alphabet_ <= 32 && layout.lanes == rans::kLanes;
+        if (paired) {
+            pair_.emplace(frequencies_, alphabet_);
+            restored = p_.scale <= FLT_MAX / (4 * kUsual);
+            if (restored) values_ = values, around_ = around;
+        } else {
+            make_slots();
+        }
         const rans::DecodeModel model(frequencies_, alphabet_, tables_, true, layout);
-        for (std::size_t c = 0; c < opened->jobs.size(); ++c) {
-            if (!rans::detail::valid_states(opened->jobs[c])) return false;
-            const bool good = layout.lanes < rans::kLanes ? few(opened->jobs[c], layout) : chunk(opened->jobs[c], layout, layout.chunks.start(c), model);
-            if (!good) return false;
+        const auto& jobs = opened->jobs;
+        if (!std::all_of(jobs.begin(), jobs.end(), rans::detail::valid_states)) return false;
+        if (layout.lanes < rans::kLanes) return few(jobs[0], layout);
+        for (std::size_t c = 0; c < jobs.size();) {
+            Flight one(*this, jobs[c], layout.chunks.start(c));
+            if (paired && c + 1 < jobs.size()) {
+                Flight two(*this, jobs[c + 1], layout.chunks.start(c + 1));
+                if (!one.go(&two) || !rest(one, jobs[c], layout, model) || !rest(two, jobs[c + 1], layout, model)) return false;
+                c += 2;
+            } else {
+                if (!one.go(nullptr) || !rest(one, jobs[c], layout, model)) return false;
+                ++c;
+            }
         }
         return true;
     }
+
+    bool restored = false;
 
 private:
     std::uint32_t facts_at(std::size_t i, std::uint32_t z0) const { return facts_ ? facts_[i] >> 4 * z0 & 15 : z0; }
@@ -162,24 +184,58 @@ private:
             }
     }
 
-    // A chunk of 64 lanes: whole steps fast, then what follows them. Chunks start runs.
-    bool chunk(const rans::DecodeJob& job, const rans::Layout& layout, std::size_t start, const rans::DecodeModel& model) {
-        rans::detail::Chunk flight(job);
-        rans::detail::Cursor& cursor = flight.cursor;
+    // The whole steps of a chunk of 64 lanes. Chunks start runs.
+    struct Flight {
+        Flight(const BlockDecoder& of, const rans::DecodeJob& job, std::size_t first)
+            : chunk(job), start(first), steps(chunk.cursor.steps), period((std::size_t{1} << of.p_.run) / rans::kLanes),
+              walk{chunk.cursor.states, states, chunk.cursor.words, chunk.cursor.limit, of.slots_.data(), of.facts_ ? of.facts_ + start : nullptr,
+                   of.p_.firsts ? of.p_.firsts + start : nullptr, of.out_ + start, 0, 0, of.code_, of.pair_ ? &*of.pair_ : nullptr,
+                   of.values_ ? of.values_ + start : nullptr, of.p_.scale, of.p_.window, of.around_} {}
+        Flight(const Flight&) = delete;
+
+        // Both to their ends; false where words are missing.
+        bool go(Flight* other) {
+            for (;;) {
+                Flight* open[2];
+                int count = 0;
+                for (Flight* f : {this, other})
+                    if (f && f->walk.step < f->steps) open[count++] = f;
+                if (!count) return true;
+                for (int k = 0; k < count; ++k) open[k]->begin();
+                if (walk.pair) ops().walk_pair(open[0]->walk, count == 2 ? &open[1]->walk : nullptr);
+                else ops().walk(open[0]->walk);
+                for (int k = 0; k < count; ++k)
+                    if (!open[k]->more()) return false;
+            }
+        }
+
+        rans::detail::Chunk chunk;
         alignas(64) std::uint32_t states[rans::kLanes] = {};
-        const std::size_t steps = cursor.steps, period = (std::size_t{1} << p_.run) / rans::kLanes;
-        Walk walk{cursor.states, states, cursor.words, cursor.limit, slots_.data(), facts_ ? facts_ + start : nullptr,
-                  p_.firsts ? p_.firsts + start : nullptr, out_ + start, 0, 0, code_};
-        while (walk.step < steps) {
+        std::size_t start, steps, period;
+        Walk walk;
+
+    private:
+        void begin() {
             if (walk.step % period == 0) std::fill_n(states, rans::kLanes, 0);
             walk.steps = std::min(steps, (walk.step / period + 1) * period);
-            ops().walk(walk);
-            if (walk.step == walk.steps) continue;
-            cursor.words = walk.words;
-            if (!flight.extend()) return false;
-            walk.words = cursor.words;
-            walk.limit = cursor.limit;
         }
+        // After a stop; one for want of words asks for the last of them.
+        bool more() {
+            if (walk.step == walk.steps || walk.words <= walk.limit) return true;
+            chunk.cursor.words = walk.words;
+            if (!chunk.extend()) return false;
+            walk.words = chunk.cursor.words;
+            walk.limit = chunk.cursor.limit;
+            return true;
+        }
+    };
+
+    // What follows the whole steps of a chunk.
+    bool rest(Flight& flight, const rans::DecodeJob& job, const rans::Layout& layout, const rans::DecodeModel& model) {
+        rans::detail::Cursor& cursor = flight.chunk.cursor;
+        std::uint32_t* const states = flight.states;
+        const Walk& walk = flight.walk;
+        const std::size_t start = flight.start, steps = flight.steps;
         // The tables of the symbols that are left of a step, if any, are known now.
         const std::size_t done = start + steps * rans::kLanes, coded = layout.coded(job.n) % rans::kLanes;
         if (starts(done)) std::fill_n(states, rans::kLanes, 0);
@@ -190,12 +246,13 @@ private:
         cursor.step = cursor.steps = 0;
         cursor.symbols = rest;
         cursor.contexts = {tables, false};
-        if (!flight.finish(model)) return false;
+        if (!flight.chunk.finish(model)) return false;
         for (std::size_t i = done; i < start + job.n; ++i) {
             out_[i] = rest[i - done];
             if (starts(i)) std::fill_n(states, rans::kLanes, 0);
             follow(i, states[i & (rans::kLanes - 1)]);
         }
+        if (values_) ops().restore(out_ + done, start + job.n - done, p_.window, p_.scale, false, values_ + done);
         return true;
     }
 
@@ -238,12 +295,16 @@ private:
     int alphabet_, tables_;
     const std::uint16_t* frequencies_ = nullptr;
     std::vector<std::uint32_t> slots_;
+    std::optional<Pair> pair_;
+    float* values_ = nullptr;
+    bool around_ = false;
 };
 
 class SegmentDecoder {
 public:
     // For vectors of `whole` coordinates.
-    SegmentDecoder(const Source& source, std::size_t whole) : code_(kCodes[code_of(source.states)]), dither_(source.dither), rows_(source.rows), whole_(whole) {}
+    SegmentDecoder(const Source& source, std::size_t whole)
+        : code_(kCodes[code_of(source.states)]), dither_(source.dither), rows_(source.rows), whole_(whole), around_(4 * whole > select::cache_bytes) {}
 
     bool decode(const std::uint8_t* data, std::size_t size, std::uint64_t start, std::size_t n, float* out) {
         if (size < 1) return false;
@@ -271,8 +332,9 @@ public:
             random_u16(dither_->draws, start, n, draws_.data());
             ops().learn(draws_.data(), n, p.bits, facts_.data());
         }
-        if (!BlockDecoder(p, n, code_, dither_ ? facts_.data() : nullptr, bytes_.data()).run()) return false;
-        restore(p, start, n, out);
+        BlockDecoder block(p, n, code_, dither_ ? facts_.data() : nullptr, bytes_.data());
+        if (!block.run(out, around_)) return false;
+        if (!block.restored) restore(p, start, n, out);
         return !p.tail_size || unescape(p, start, n, out);
     }
 
@@ -285,7 +347,7 @@ private:
 
     void restore(const Parsed& p, std::uint64_t start, std::size_t n, float* out) const {
         if (p.firsts && !dither_) return ops().restore_still(bytes_.data(), p.firsts, n, p.window, p.scale, p.still, out);
-        if (!dither_) return ops().restore(bytes_.data(), n, p.window, p.scale, out);
+        if (!dither_) return ops().restore(bytes_.data(), n, p.window, p.scale, around_, out);
         over_runs(p, n, [&](std::size_t at, std::size_t length) {
             ops().restore_dithered(bytes_.data() + at, length, p.window, p.scale, sign_of(*dither_, start + at), draws_.data() + at, out + at);
         });
@@ -323,6 +385,7 @@ private:
     const Dither* dither_;
     classes::Rows rows_;
     std::size_t whole_;
+    bool around_;  // the caches, which could not hold the vector
     Bytes bytes_, facts_, firsts_;
     std::vector<std::uint16_t> draws_;
 };
@@ -350,11 +413,37 @@ bool decode_segments(const std::uint8_t* data, std::size_t size, std::size_t n, 
         for (std::size_t s = first; s < last && good; ++s)
             if (!decoder.decode(data + offset[s], offset[s + 1] - offset[s], segments.start(s), segments.length(s), out + segments.start(s)))
                 good = false;
+        select::stream_done();
     });
     return good;
 }
 
 }  // namespace
+
+Pair::Pair(const std::uint16_t* frequencies, int alphabet) : image{}, coarse{} {
+    std::uint8_t symbol_at[2][rans::kTotal / 64][2];  // of the first and the last slot of every 64
+    for (int z0 = 0; z0 < 2; ++z0) {
+        std::uint32_t start = 0;
+        for (int s = 0; s < 32; ++s) {
+            // Behind the alphabet no slot reaches the start.
+            const std::uint32_t f = s < alphabet ? frequencies[z0 * alphabet + s] : 0, scaled = f << 4;
+            const int at = 32 * z0 + s;
+            full |= f == rans::kTotal;
+            image.start_low[at] = static_cast<std::uint8_t>(start);
+            image.start_high[at] = static_cast<std::uint8_t>(start >> 8);
+            image.scaled_low[at] = static_cast<std::uint8_t>(scaled);
+            image.scaled_high[at] = static_cast<std::uint8_t>(scaled >> 8);
+            for (std::uint32_t slot = start; slot < start + f; ++slot)
+                if (slot % 64 == 0 || slot % 64 == 63) symbol_at[z0][slot / 64][slot % 64 == 63] = static_cast<std::uint8_t>(s);
+            start += f;
+        }
+        for (const auto& ends : symbol_at[z0]) probes = std::max(probes, static_cast<int>(std::bit_width(static_cast<unsigned>(ends[1] - ends[0]))));
+    }
+    probes = std::max(probes, 1);
+    // Probes look up to 2^probes - 1 further: they stay within the table.
+    for (int z0 = 0; z0 < 2; ++z0)
+        for (std::size_t k = 0; k < 64; ++k) coarse[z0][k] = static_cast<std::uint8_t>(32 * z0 + std::min<int>(symbol_at[z0][k][0], 32 - (1 << probes)));
+}
 
 bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float* out) {
     if (size == 0 || data[0] > not_finite) return false;
@@ -367,7 +456,8 @@ bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const Sou
 bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float weight, float* out) {
     if (size == 1 && data[0] != normal) return data[0] == all_zero || decode(data, size, n, source, out);
     // Bad bytes may show late, and must not have been added then.
-    const std::unique_ptr<float[]> values(new float[n]);
+    select::Scratch<float> values;
+    values.reserve(n);
     if (!decode(data, size, n, source, values.get())) return false;
     parallel_for(n, 1, std::size_t{1} << 17, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) out[i] += weight * values[i];

@@ -338,16 +338,34 @@ LOCAL_INLINE F limited_all(F v) {
     return v < least ? least : v;
 }
 
-void restore_plain(const std::uint8_t* in, std::size_t n, int window, float scale, float* out) {
+// To memory that is aligned to a vector.
+LOCAL_INLINE void store_around(float* p, F v) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(p, reinterpret_cast<__m512>(v));
+#elif defined(__AVX2__)
+    _mm256_stream_ps(p, reinterpret_cast<__m256>(v));
+#else
+    store(p, v);
+#endif
+}
+
+template <bool Around>
+LOCAL_INLINE void restore_to(const std::uint8_t* in, std::size_t n, int window, float scale, float* out) {
     std::size_t i = 0;
     for (; i + lanes32 <= n; i += lanes32) {
         const I v = bytes_at(in + i);
-        store(out + i, limited_all(floats_of(((v & 127) << 1) + (v >> 7) - 2 * window) * scale));
+        const F value = limited_all(floats_of(((v & 127) << 1) + (v >> 7) - 2 * window) * scale);
+        if constexpr (Around) store_around(out + i, value);
+        else store(out + i, value);
     }
     for (; i < n; ++i) {
         const std::int32_t v = in[i];
         out[i] = limited(static_cast<float>(2 * ((v & 127) - window) + (v >> 7)) * scale);
     }
+}
+void restore_plain(const std::uint8_t* in, std::size_t n, int window, float scale, bool around, float* out) {
+    if (around && reinterpret_cast<std::uintptr_t>(out) % width == 0) return restore_to<true>(in, n, window, scale, out);
+    restore_to<false>(in, n, window, scale, out);
 }
 
 void restore_still(const std::uint8_t* in, const std::uint8_t* firsts, std::size_t n, int window, float scale, float still, float* out) {
@@ -484,7 +502,12 @@ void walk(Walk& w) {
 }
 
 constexpr Implementation loops = {convert,        {label_rows<0>, label_rows<1>, label_rows<2>, label_rows<3>}, place, place_dithered, learn, translate, shift,
-                                  restore_plain, restore_still, restore_dithered,                              walk};
+                                  restore_plain, restore_still, restore_dithered,                              walk,
+#if defined(__AVX512F__)
+                                  walk_pair_avx512};
+#else
+                                  nullptr};
+#endif
 
 }  // namespace
 }  // namespace tersegrad::trellis

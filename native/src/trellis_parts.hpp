@@ -66,6 +66,16 @@ struct Sums {
     std::uint32_t top = 0;  // the largest of n and -n - 1
 };
 
+// Two tables of up to 32 symbols, small enough for byte shuffles: that of z0 at 32 z0 + symbol. Coarse ones tell the least symbol + 32 z0
+// by slot >> 6; `probes` of a binary search follow. `full`: some symbol has all slots of its table.
+struct Pair {
+    rans::Images image;
+    alignas(64) std::uint8_t coarse[2][64];
+    int probes = 0;
+    bool full = false;
+    Pair(const std::uint16_t* frequencies, int alphabet);
+};
+
 // A decoder of whole steps of 64 lanes in flight.
 struct Walk {
     std::uint32_t* x;          // 64 rANS states
@@ -78,6 +88,12 @@ struct Walk {
     std::uint8_t* out;         // symbol | z0 << 7
     std::size_t step, steps;
     Code code;
+    const Pair* pair = nullptr;  // instead of the slots, for walk_pair
+    // For walk_pair: where values go at once, unless it is null; products of the scale do not overflow. `around`: see restore.
+    float* values = nullptr;
+    float scale = 0;
+    int window = 0;
+    bool around = false;
 };
 
 // How a run of floats becomes integers: y = rint(x scale), or with dither (sign rint(x scale) + draw mod 2^15 + 128) >> 8.
@@ -108,15 +124,18 @@ struct Implementation {
     void (*translate)(const std::uint8_t* in, std::size_t n, const std::uint8_t* table, std::uint8_t* out);
     // Subtracts from bytes.
     void (*shift)(std::uint8_t* bytes, std::size_t n, std::uint8_t by);
-    // symbol | z0 << 7 to values, and what dither is to be taken off.
-    void (*restore)(const std::uint8_t* in, std::size_t n, int window, float scale, float* out);
+    // symbol | z0 << 7 to values, and what dither is to be taken off. `around`: they may be stored around the caches.
+    void (*restore)(const std::uint8_t* in, std::size_t n, int window, float scale, bool around, float* out);
     // With another scale where `firsts` say kStill.
     void (*restore_still)(const std::uint8_t* in, const std::uint8_t* firsts, std::size_t n, int window, float scale, float still, float* out);
     void (*restore_dithered)(const std::uint8_t* in, std::size_t n, int window, float scale, std::int32_t sign, const std::uint16_t* draws,
                              float* out);
     void (*walk)(Walk&);
+    // One or two chunks with the same tables, without facts and firsts, until one of them stops. nullptr where it would be no faster.
+    void (*walk_pair)(Walk&, Walk*);
 };
 extern const Implementation portable, avx2, avx512;
+void walk_pair_avx512(Walk&, Walk*);
 const Implementation& ops();
 
 }  // namespace tersegrad::trellis

@@ -133,6 +133,32 @@ def agree(
     return bytes(wanted.tolist())
 
 
+@pytest.mark.parametrize(
+    ("numel", "step", "chunk"),
+    [
+        pytest.param((4 << 20) + 1234, 1.0, 16, id="around the caches"),
+        pytest.param((3 << 16) + 77, 0.62, 16, id="a chunk alone"),
+        pytest.param(1 << 17, 0.3, 16, id="more than 32 symbols"),
+        pytest.param(1 << 17, 40.0, 16, id="nearly all zero"),
+        pytest.param(1 << 17, 1e37, 14, id="values that overflow"),
+    ],
+)
+def test_instruction_sets_read_alike(numel: int, step: float, chunk: int) -> None:
+    """Chunks in pairs and alone, tables in registers and beyond them; one buffer begins at a cache line and one does not."""
+    x = gaussian(numel, 5) * (step if step > 1e30 else 1.0)
+    step = float(torch.tensor(step))
+    out = torch.empty(reference.trellis_max_bytes(numel), dtype=torch.uint8)
+    nbytes, _, _ = native.trellis_encode(x, step, 8, chunk, None, out)
+    found = []
+    for isa in native.supported_isas():
+        for first in (0, 1):
+            with native.using(isa=isa):
+                target = torch.full((numel + 1,), 7.0)[first : first + numel]
+                found.append(native.trellis_decode(out[: int(nbytes)], 8, None, target, None))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert float((found[0].double() - x.double()).square().sum()) <= numel * float(step) ** 2
+
+
 @pytest.mark.parametrize("ctx", [None, CTX])
 @pytest.mark.parametrize("states", [4, 8, 16, 32])
 def test_backends_agree(states: int, ctx: Context | None) -> None:

@@ -51,8 +51,8 @@ void to_bins(const float* values, const std::int64_t* counts, std::size_t tensor
 // ---- what the instruction sets provide ----------------------------------------------------------------------------------------
 
 // Which coordinates of some tiles of rows x width, side by side, rows `stride` apart, have keys of at least a threshold: appended to what was
-// found in a tile before, as place and value. Where that are more than `most`, a row later no more are looked for. A tile has `room`
-// places for candidates, 16 more than there can be.
+// found in a tile before, as place and value. A tile in which more than `most` were found is looked at no further. It has `room` places for
+// candidates, 16 more than there can be.
 struct Scan {
     std::size_t rows, stride, width, tiles;
     const std::uint32_t* thresholds;
@@ -69,6 +69,9 @@ struct Loops {
     void (*maxima)(const float* x, std::size_t n, std::size_t groups, std::uint32_t* maxima);
     // A threshold that exactly k of the keys reach, or the k-th largest key. All reach `low`, none exceeds `top`, and n >= k.
     std::uint32_t (*kth)(const std::uint32_t* keys, std::size_t n, std::size_t k, std::uint32_t low, std::uint32_t top);
+    // The k candidates with keys above the threshold, or with this key, of which there are `ties` to be taken, the first ones.
+    void (*pick)(const std::int32_t* indices, const float* candidates, const std::uint32_t* keys, std::size_t n, std::uint32_t threshold, std::size_t k,
+                 std::size_t ties, std::int32_t* places, float* values);
     // sum = x + decay * carry, rounded after each operation.
     void (*add)(const float* x, const float* carry, float decay, float* sum, std::size_t n);
     // The same for what `of` is about, and its candidates. `around`: the sum may be stored around the caches.
