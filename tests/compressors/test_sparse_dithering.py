@@ -290,3 +290,24 @@ def test_certificates_of_chosen_levels_hold_for_hostile_vectors(d: int, nu: floa
         for high in (1.02, 1.2, 1.7):
             x = torch.where(torch.rand(d, generator=g) < share, 1.0, high)
             assert measure(SparseDithering(nu=nu, rdo=True), x)[1] <= nu
+
+
+@pytest.mark.parametrize("d", [3, 10, 100, 1000, 5000])
+@pytest.mark.parametrize("make", [gaussian, student])
+def test_few_coordinates_are_not_the_worse_for_a_choice(d: int, make: Source) -> None:
+    """Their counts tell little, so that the nearest levels are tried too."""
+    x = make(d)
+    for alpha in (0.03, 0.25):
+        assert measure(SparseDithering(alpha=alpha, rdo=True), x)[0] <= measure(SparseDithering(alpha=alpha), x)[0]
+    assert measure(SparseDithering(bits=1, rdo=True), x)[1] <= measure(SparseDithering(bits=1), x)[1] * (1 + 1e-9)
+
+
+def test_messages_of_few_levels_are_not_the_worse_for_a_choice() -> None:
+    """Their errors jump with the step, so that a search may end far from the target."""
+    g = torch.Generator().manual_seed(7)
+    x = torch.zeros(1 << 18)
+    x[torch.randint(0, x.numel(), (300,), generator=g)] = student(300) ** 3
+    for alpha in (0.25, 0.1, 0.01):
+        bits, error = measure(SparseDithering(alpha=alpha, rdo=True), x)
+        assert error <= alpha
+        assert bits <= measure(SparseDithering(alpha=alpha), x)[0]

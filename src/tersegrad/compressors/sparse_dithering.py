@@ -65,6 +65,12 @@ ZERO = bytes(4)
 UNKNOWN = 1e-6
 # How much faster at most the error of chosen levels rises with the step than that of the nearest ones.
 STEEPER = 3.0
+# log2 of how much smaller their step is at most expected to be.
+FARTHEST = 0.5
+# Of a target error: where the search leaves more than that, something else may be better.
+MISSED = 0.02
+# Bytes of messages that hold few levels other than zero.
+FEW = 1 << 12
 
 
 def encode_at(
@@ -190,7 +196,13 @@ def encode_to_error(
     bracket = sampled_step(look, d, alpha, energy, margin=0.5)
     if rdo and d // COARSE > 1:
         bracket = _for_chosen_levels(bracket, x if carry is None else strided(x, COARSE) + strided(carry, COARSE), chunk)
-    return meet_error(bracket, alpha, d, encode) or encode(None)
+    found = meet_error(bracket, alpha, d, encode) or encode(None)
+    if rdo and (d // COARSE <= 1 or found.nbytes < FEW or found.error < (1 - MISSED) * alpha * found.norm):
+        # Few counts tell little of what levels cost, and where they jump with the step no step may be close to the target.
+        nearest = encode_to_error(x if carry is None else x + carry, alpha, coder, chunk, None, layout=layout)
+        if nearest.nbytes <= found.nbytes:
+            return encode_to_error(x, alpha, coder, chunk, out, left, carry, layout)
+    return found
 
 
 def _for_chosen_levels(bracket: Bracket, x: Tensor, chunk: rans.Chunk) -> Bracket:
@@ -201,12 +213,13 @@ def _for_chosen_levels(bracket: Bracket, x: Tensor, chunk: rans.Chunk) -> Bracke
         return max(encode_at(part, toward_zero(2.0**at), 0.0, "rans", chunk, None, rdo=chosen).error, 1e-300)
 
     aim, first = error(bracket.start, False), error(bracket.start, True)
-    at = bracket.start - math.log2(first / aim) / bracket.slope
+    at = bracket.start - min(max(math.log2(first / aim) / bracket.slope, 0.0), FARTHEST)
     second = error(at, True)
     # Of smaller steps fewer levels are lowered, so that errors fall faster than those of the nearest levels.
     fall = math.log2(first / second) / (bracket.start - at) if at < bracket.start else 0.0
     slope = min(max(fall, bracket.slope), STEEPER * bracket.slope)
-    return Bracket(start=at - math.log2(second / aim) / slope, slope=slope, tight=bracket.tight)
+    at = min(max(at - math.log2(second / aim) / slope, bracket.start - FARTHEST), bracket.start)
+    return Bracket(start=at, slope=slope, tight=bracket.tight)
 
 
 def encode_to_size(
@@ -225,6 +238,9 @@ def encode_to_size(
         best = zeros
     else:
         best = meet_size(norm, budget, d, encode) or zeros
+    if rdo and d // COARSE <= 1:
+        nearest = encode_to_size(x, budget, coder, chunk, None, layout)
+        best = nearest if nearest.error <= best.error else best
     return best if out is None else dataclasses.replace(best, buffer=out[: best.nbytes].copy_(best.data))
 
 
