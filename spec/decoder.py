@@ -2574,7 +2574,13 @@ COMPRESSORS: dict[str, Compressor] = {
     "sparse_dithering": Compressor(
         16,
         decode_dithered,
-        {"nu": (maybe_real, None), "alpha": (maybe_real, None), "bits": (maybe_real, None), **DITHERING},
+        {
+            "nu": (maybe_real, None),
+            "alpha": (maybe_real, None),
+            "bits": (maybe_real, None),
+            **DITHERING,
+            "rdo": (flag, False),
+        },
         valid_dithering,
     ),
     "random_sparse_dithering": Compressor(

@@ -308,6 +308,9 @@ def accepted() -> Iterator[Accept]:
         c, ctx = tersegrad.parse(text), context_of(text)
         message, _ = c.encode(numbers(65, 22), Spec.flat(65), c.init(Spec.flat(65), "cpu"), ctx)
         yield Accept(f"{label(text)}.named", framed(text, message.tobytes(), 65, ctx))
+    for kind, d in (("normal", 65), ("sparse", 700), ("outlier", 700)):
+        text, name = "sparse_dithering(nu=0.5, rdo=true)", f"sparse_dithering.rdo-{kind}{d}"
+        yield Accept(name, encoded(text, KINDS[kind](d), context_of(name)))
     for text, d in (("sign", 5000), ("sign(block=64)", 700), ("sign(block=none)", 5000)):
         name = f"{label(text)}.blocks{d}"
         yield Accept(name, encoded(text, numbers(d, 24), context_of(name)))
@@ -396,7 +399,12 @@ def agreeing(d: int, pieces: tuple[Piece, ...]) -> torch.Tensor:
 
 def scale_classes() -> Iterator[Accept]:
     d = sum(p.numel for p in CLASS_PIECES)
-    for text in ("sparse_dithering(nu=0.02)", "random_sparse_dithering(omega=0.05)", "sparse_dithering(nu=0.0005)"):
+    for text in (
+        "sparse_dithering(nu=0.02)",
+        "random_sparse_dithering(omega=0.05)",
+        "sparse_dithering(nu=0.0005)",
+        "sparse_dithering(nu=0.3, rdo=true)",
+    ):
         name = f"{label(text)}.classes"
         yield Accept(name, encoded(text, uneven(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
     for name, text in (

@@ -31,6 +31,14 @@ for isa in ("avx512", "avx2"):
     def heavy_tails(numel: int) -> Work:
         return work_of(NU, student(numel))
 
+    @benchmark(f"sparse dithering nu=0.1, rdo, Student-t(3)/{isa}", isa=isa)
+    def chosen_levels(numel: int) -> Work:
+        return work_of("sparse_dithering(nu=0.1, rdo=true)", student(numel))
+
+    @benchmark(f"sparse dithering alpha=0.1, rdo, Student-t(3)/{isa}", isa=isa)
+    def chosen_levels_to_error(numel: int) -> Work:
+        return work_of("sparse_dithering(alpha=0.1, rdo=true)", student(numel))
+
     @benchmark(f"random sparse dithering omega=0.1/{isa}", isa=isa)
     def random(numel: int) -> Work:
         return work_of("random_sparse_dithering(omega=0.1)", gaussian(numel))

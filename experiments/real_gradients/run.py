@@ -4,10 +4,10 @@
     python -m experiments.real_gradients.run --images FOLDER --text FILE    # MNIST or CIFAR-10, another text
     python -m experiments.real_gradients.run --quick                        # one error, few steps, into out/
 
-The first table has a row per error: Sparse Dithering with one table, with classes, and with signs too (``aligned``), the entropy of its
-levels and what xz, zstd and blosc2 make of them; then trellis codes, which have classes too, at the same error. xz is in the standard
-library; zstd and blosc2 have columns where they can be imported. The second table has compressors whose error follows from their form:
-bits and error of each.
+The first table has a row per error: Sparse Dithering with one table, with classes, with levels that were chosen by their bits too
+(``rdo=true``), and with signs (``aligned``), the entropy of its levels and what xz, zstd and blosc2 make of them; then trellis codes,
+which have classes too, at the same error. xz is in the standard library; zstd and blosc2 have columns where they can be imported.
+The second table has compressors whose error follows from their form: bits and error of each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tersegrad.recipes import parse
 RESULTS = Path(__file__).parent / "results"
 NETWORKS = ("transformer", "lstm", "resnet", "cnn", "mlp")
 # Of the first table, beside the bits without classes.
-SAVING = ("with classes", "trellis", "aligned trellis")
+SAVING = ("with classes", "chosen levels", "trellis", "aligned trellis")
 # Of the second table.
 FORMS = (
     "sign",
@@ -95,6 +95,7 @@ def measure(gradient: Gradient, alpha: float) -> dict[str, float]:
     row = {
         "without classes": 8 * plain.data.numel() / d,
         "with classes": 8 * int(message.nbytes) / d,
+        "chosen levels": sent(f"sparse_dithering(alpha={alpha}, rdo=true)", gradient, alpha)[0],
         "aligned": sent(f"aligned(sparse_dithering(alpha={alpha}))", gradient, alpha)[0],
         "entropy": entropy(levels),
     }

@@ -26,7 +26,7 @@ std::size_t max_bytes(std::size_t n) {
 }
 
 std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, float step, int coder, int chunk, Draws draws, Array<std::uint8_t> out,
-                                               Array<float> left, Array<const float> carry, Array<const std::int64_t> layout) {
+                                               Array<float> left, Array<const float> carry, Array<const std::int64_t> layout, bool rdo) {
     expect(carry.size() == 0 || (carry.size() == x.size() && left.size() == x.size()),
            "what is carried and what is left have as many coordinates as x");
     expect(left.size() == 0 || left.size() == x.size(), "what is left has as many coordinates as x");
@@ -39,10 +39,11 @@ std::tuple<std::size_t, double, double> encode(Array<const float> x, double nu, 
     expect(static_cast<dither::Coder>(coder) != dither::Coder::paper || x.size() < kMostLevels,
            "the published code is for vectors of less than 2^30 coordinates");
     expect(chunk == dither::kAutoChunk || rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
+    expect(!rdo || !std::get<0>(draws), "levels that are rounded at random are not chosen");
     const Stream stream = bind::stream_of(std::get<1>(draws), std::get<2>(draws), std::get<3>(draws), std::get<4>(draws), 0, x.size());
     const dither::Options options{nu, step, static_cast<dither::Coder>(coder), std::get<0>(draws) ? &stream : nullptr,
                                   carry.size() ? carry.data() : nullptr, left.size() ? left.data() : nullptr, chunk,
-                                  rows_of(layout, x.size())};
+                                  rows_of(layout, x.size()), rdo};
     const Work work;
     const auto outcome = dither::encode(x.data(), x.size(), options, out.data());
     return {outcome.bytes, outcome.norm, outcome.error};

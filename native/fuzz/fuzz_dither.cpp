@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
         set_isa(best_isa());
         set_threads(1 + static_cast<int>(below(3)));
         std::vector<std::uint8_t> message(dither::max_bytes(n));
-        const dither::Options options{nus[below(4)], 0, static_cast<dither::Coder>(below(3)), nullptr, nullptr, nullptr, 14 + static_cast<int>(below(5)), rows};
+        const dither::Options options{nus[below(4)], 0, static_cast<dither::Coder>(below(3)), nullptr, nullptr, nullptr, 14 + static_cast<int>(below(5)), rows, below(2) == 0};
         message.resize(dither::encode(x.data(), n, options, message.data()).bytes);
         switch (below(6)) {
             case 0: message.resize(below(message.size() + 1)); break;

@@ -450,6 +450,18 @@ bool choose(const std::uint8_t* levels, std::size_t n, int center, int window, c
     return apart + 8 * static_cast<double>(size) < kWorthSending * alone;
 }
 
+void Chosen::count(const std::uint8_t* levels, const std::uint8_t* contexts, std::size_t n, int first, int alphabet, int by) {
+    std::uint64_t* rows[kClasses] = {};
+    std::uint64_t* row = counts.data();
+    for (int c = 0; c < kClasses; ++c)
+        if (mask >> c & 1) {
+            rows[c] = row;
+            row += alphabet;
+        }
+    for (std::size_t i = 0; i < n; i += kBlock * (n >= kExact ? kCounted : 1))
+        for (std::size_t j = i; j < std::min(n, i + kBlock); ++j) rows[contexts[j]][levels[j] - first] += static_cast<std::uint64_t>(static_cast<std::int64_t>(by));
+}
+
 std::size_t read(const std::uint8_t* data, std::size_t size, const std::vector<Region>& regions, std::uint8_t* contexts, int& tables) {
     const std::size_t head = 2 + regions.size();
     if (size < head) return kBad;

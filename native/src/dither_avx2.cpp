@@ -130,6 +130,42 @@ void random_avx2(const float* x, std::size_t n, float inverse, const std::uint16
     if (i < n) random_plain(x + i, n - i, inverse, draws + i, nullptr, out + i, top);
 }
 
+void lower_avx2(const float* x, std::size_t n, float inverse, const std::uint8_t* contexts, const Least& least, int center, std::uint8_t* k,
+                Less& less) {
+    const __m256 inv = _mm256_set1_ps(inverse), unsigned_part = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    const __m256i middle = _mm256_set1_epi32(center), most = _mm256_set1_epi32(kLowered + 1), one = _mm256_set1_epi32(1);
+    __m256i energy = _mm256_setzero_si256();
+    std::size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m256i lower[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            const std::size_t at = i + 8 * static_cast<std::size_t>(j);
+            const __m256 v = _mm256_loadu_ps(x + at), y = _mm256_and_ps(_mm256_mul_ps(v, inv), unsigned_part);
+            const __m256i level = _mm256_sub_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(k + at))), middle);
+            const __m256i size = _mm256_abs_epi32(level);
+            __m256i entry = _mm256_min_epi32(size, most);
+            if (contexts)
+                entry = _mm256_add_epi32(entry, _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(contexts + at))), 4));
+            const __m256 down = _mm256_cmp_ps(y, _mm256_i32gather_ps(&least.of[0][0], entry, 4), _CMP_LT_OQ);
+            const __m256i sign = _mm256_or_si256(_mm256_srai_epi32(level, 31), one), mask = _mm256_castps_si256(down);
+            // Without the center bytes keep their sign.
+            lower[j] = _mm256_add_epi32(_mm256_sub_epi32(level, _mm256_and_si256(sign, mask)), _mm256_set1_epi32(center - 128));
+            const __m256 off = _mm256_and_ps(_mm256_and_ps(v, unsigned_part), down);
+            double* const lane = less.dot + 8 * j;
+            _mm256_storeu_pd(lane, _mm256_add_pd(_mm256_loadu_pd(lane), _mm256_cvtps_pd(_mm256_castps256_ps128(off))));
+            _mm256_storeu_pd(lane + 4, _mm256_add_pd(_mm256_loadu_pd(lane + 4), _mm256_cvtps_pd(_mm256_extractf128_ps(off, 1))));
+            energy = _mm256_add_epi32(energy, _mm256_and_si256(_mm256_sub_epi32(_mm256_add_epi32(size, size), one), mask));
+        }
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(lower[0], lower[1]), _mm256_packs_epi32(lower[2], lower[3]));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(k + i),
+                            _mm256_xor_si256(_mm256_permutevar8x32_epi32(bytes, order), _mm256_set1_epi8(static_cast<char>(0x80))));
+    }
+    less.energy += sum_of(energy);
+    lower_plain(x + i, n - i, inverse, contexts ? contexts + i : nullptr, least, center, k + i, less);
+}
+
 std::size_t above_avx2(const std::uint8_t* k, std::size_t n, int limit) {
     const __m256i most = _mm256_set1_epi8(static_cast<char>(limit));
     std::size_t i = 0, count = 0;
@@ -157,6 +193,6 @@ std::size_t ends_avx2(const std::uint8_t* symbols, std::size_t n, std::uint8_t l
 }  // namespace
 
 const Implementation avx2 = {norm_avx2,   quick_avx2, exact_avx2,  random_avx2, above_avx2,
-                             shift_plain, ends_avx2,  scale_plain, leave_plain, nullptr};
+                             shift_plain, ends_avx2,  scale_plain, leave_plain, lower_avx2, nullptr};
 
 }  // namespace tersegrad::dither::detail

@@ -135,6 +135,45 @@ void random_avx512(const float* x, std::size_t n, float inverse, const std::uint
     if (i < n) random_plain(x + i, n - i, inverse, draws + i, nullptr, out + i, top);
 }
 
+void lower_avx512(const float* x, std::size_t n, float inverse, const std::uint8_t* contexts, const Least& least, int center, std::uint8_t* k,
+                  Less& less) {
+    const __m512 inv = _mm512_set1_ps(inverse), first = _mm512_load_ps(least.of[0]);
+    const __m512i middle = _mm512_set1_epi32(center), most = _mm512_set1_epi32(kLowered + 1), one = _mm512_set1_epi32(1);
+    __m512d dot[4];
+    for (int j = 0; j < 4; ++j) dot[j] = _mm512_loadu_pd(less.dot + 8 * j);
+    __m512i energy = _mm512_setzero_si512();
+    std::size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+#pragma GCC unroll 2
+        for (std::size_t h = 0; h < 2; ++h) {
+            const std::size_t at = i + 16 * h;
+            const __m512 v = _mm512_loadu_ps(x + at), y = _mm512_abs_ps(_mm512_mul_ps(v, inv));
+            const __m512i level = _mm512_sub_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(k + at))), middle);
+            const __m512i size = _mm512_abs_epi32(level), entry = _mm512_min_epi32(size, most);
+            __m512 limit = _mm512_permutexvar_ps(entry, first);
+            if (contexts) {
+                // Neighbours mostly share a class.
+                const __m128i classes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(contexts + at));
+                if (_mm_cmpeq_epi8_mask(classes, _mm_set1_epi8(static_cast<char>(contexts[at]))) == 0xffff)
+                    limit = _mm512_permutexvar_ps(entry, _mm512_load_ps(least.of[contexts[at]]));
+                else
+                    limit = _mm512_i32gather_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_cvtepu8_epi32(classes), 4), entry), least.of, 4);
+            }
+            const __mmask16 down = _mm512_cmp_ps_mask(y, limit, _CMP_LT_OQ);
+            const __m512i sign = _mm512_or_si512(_mm512_srai_epi32(level, 31), one);
+            const __m512i lower = _mm512_mask_sub_epi32(level, down, level, sign);
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(k + at), _mm512_cvtepi32_epi8(_mm512_add_epi32(lower, middle)));
+            const __m512 off = _mm512_maskz_mov_ps(down, _mm512_abs_ps(v));
+            dot[2 * h] = _mm512_add_pd(dot[2 * h], _mm512_cvtps_pd(_mm512_castps512_ps256(off)));
+            dot[2 * h + 1] = _mm512_add_pd(dot[2 * h + 1], _mm512_cvtps_pd(_mm512_extractf32x8_ps(off, 1)));
+            energy = _mm512_mask_add_epi32(energy, down, energy, _mm512_sub_epi32(_mm512_add_epi32(size, size), one));
+        }
+    }
+    for (int j = 0; j < 4; ++j) _mm512_storeu_pd(less.dot + 8 * j, dot[j]);
+    less.energy += _mm512_reduce_add_epi32(energy);
+    lower_plain(x + i, n - i, inverse, contexts ? contexts + i : nullptr, least, center, k + i, less);
+}
+
 std::size_t above_avx512(const std::uint8_t* k, std::size_t n, int limit) {
     const __m512i most = _mm512_set1_epi8(static_cast<char>(limit));
     std::size_t i = 0, count = 0;
@@ -359,6 +398,6 @@ bool decode_avx512(Track& x, Track* y, bool add, float weight, bool stream) {
 }  // namespace
 
 const Implementation avx512 = {norm_avx512,  quick_avx512, exact_avx512, random_avx512, above_avx512,
-                               shift_avx512, ends_avx512,  scale_avx512, leave_plain,   decode_avx512};
+                               shift_avx512, ends_avx512,  scale_avx512, leave_plain,   lower_avx512,  decode_avx512};
 
 }  // namespace tersegrad::dither::detail

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "dither_lower.hpp"
 #include "dither_segments.hpp"
 #include "tersegrad/planar.hpp"
 #include "tersegrad/threads.hpp"
@@ -105,7 +106,7 @@ public:
                 norm = blocks[b].norm;
                 return false;
             }
-            if (left) leave(here, length, start + at, blocks[b], k + at, left + at);
+            if (left && !options_.rdo) leave(here, length, start + at, blocks[b], k + at, left + at);
             norms[b] = blocks[b].norm;
             errors[b] = blocks[b].error;
             top = std::max(top, blocks[b].top);
@@ -115,9 +116,15 @@ public:
         segment_ = {};
         if (top == 0) {
             segment_.kind = zero;
+            if (left && options_.rdo) leave_lowered(blocks, start, top, left);
             return true;
         }
         if (top < kTooLarge) code(blocks, start, top, next);
+        if (options_.rdo && segment_.kind != raw) {
+            for (std::size_t b = 0; b < scales; ++b) errors[b] = blocks[b].error;
+            error = fold(errors, scales);
+            if (left) leave_lowered(blocks, start, top, left);
+        }
         if (segment_.kind == raw) {
             error = 0;
             if (left) std::memset(left, 0, 4 * n);
@@ -144,14 +151,21 @@ public:
 
 private:
     // Makes a coded segment of the levels, or leaves it raw where that is shorter.
-    void code(const Block* blocks, std::uint64_t start, std::uint32_t top, rans::Ahead next) {
+    void code(Block* blocks, std::uint64_t start, std::uint32_t top, rans::Ahead next) {
         std::uint8_t* const k = levels_.data.get();
         const auto [window, first] = settle(k, n_, top);
+        window_ = window;
         escapes_.clear();
         if (top > static_cast<std::uint32_t>(window)) escape(blocks, start, window);
         const int alphabet = 2 * window + 1;
         const std::vector<classes::Region> regions = classes::cut(options_.rows, start, start + n_);
         const bool several = classes::choose(k, n_, first + window, window, regions, contexts_.data.get(), chosen_);
+        std::uint64_t counts[256];
+        if (!several) rans::histogram_dense(k, n_, first, alphabet, counts);
+        if (options_.rdo && !lower(blocks, first, window, several, counts)) {
+            segment_.kind = zero;
+            return;
+        }
         head_.fit(16 + 4 * kMostScales + (several ? chosen_.bytes.size() : 0) + rans::most_head(n_, several ? classes::kClasses : 1));
         std::uint8_t* const head = head_.data.get();
         std::size_t size = 0;
@@ -159,7 +173,6 @@ private:
         head[size++] = static_cast<std::uint8_t>(window);
         size += write_varint(head + size, escapes_.size());
         for (std::size_t b = 0; b < scale_count(n_); ++b, size += 4) std::memcpy(head + size, &blocks[b].scale, 4);
-        std::uint64_t counts[256];
         rans::TwoPieces message;
         if (several) {
             std::memcpy(head + size, chosen_.bytes.data(), chosen_.bytes.size());
@@ -168,7 +181,6 @@ private:
             message = rans::encode_in_pieces(k, n_, first, alphabet, {contexts_.data.get(), false}, chosen_.mask, chosen_.counts.data(),
                                              chunk, head + size, words_.data.get(), words_.size, next);
         } else {
-            rans::histogram_dense(k, n_, first, alphabet, counts);
             message = rans::encode_in_pieces(k, n_, first, alphabet, {}, 1, counts + first, options_.chunk == kAutoChunk ? kUsualChunk : options_.chunk,
                                              head + size, words_.data.get(), words_.size, next);
         }
@@ -189,6 +201,48 @@ private:
                 left[i] = x[i] - detail::limited(static_cast<float>(level(x[i], b.inverse, options_.draws, start + i)) * b.scale);
     }
 
+    // Levels that take fewer bits, and the counts of their symbols; false where none but zeros are left.
+    bool lower(Block* blocks, int first, int window, bool several, std::uint64_t* counts) {
+        std::uint8_t* const k = levels_.data.get();
+        const int alphabet = 2 * window + 1;
+        const std::uint8_t* const contexts = several ? contexts_.data.get() : nullptr;
+        const detail::Least least = several ? thresholds(chosen_.counts.data(), window, chosen_.mask) : thresholds(counts + first, window, 1);
+        if (several) chosen_.count(k, contexts, n_, first, alphabet, -1);
+        bool any = false;
+        for (std::size_t b = 0; b < scale_count(n_); ++b) {
+            const std::size_t at = b * kScaleBlock;
+            lower_block(part(b), std::min(kScaleBlock, n_ - at), contexts ? contexts + at : nullptr, least, first + window, k + at, blocks[b]);
+            any |= blocks[b].energy > 0;
+        }
+        if (several) chosen_.count(k, contexts, n_, first, alphabet, 1);
+        else rans::histogram_dense(k, n_, first, alphabet, counts);
+        return any;
+    }
+
+    // The coordinates of a block, with what is carried.
+    const float* part(std::size_t block) const {
+        const std::size_t at = block * kScaleBlock;
+        if (!carry_) return x_ + at;
+        float* const sum = reinterpret_cast<float*>(sum_.data.get());
+        add(x_ + at, carry_ + at, std::min(kScaleBlock, n_ - at), sum);
+        return sum;
+    }
+
+    // What the decoder will not give back once levels were lowered. Those beyond the window are told in full.
+    void leave_lowered(const Block* blocks, std::uint64_t start, std::uint32_t top, float* left) const {
+        const std::uint8_t* const k = levels_.data.get();
+        const int window = window_, center = top > kBias ? window : kBias;
+        for (std::size_t b = 0; b < scale_count(n_); ++b) {
+            const float* const x = part(b);
+            const std::size_t at = b * kScaleBlock, length = std::min(kScaleBlock, n_ - at);
+            for (std::size_t i = 0; i < length; ++i) {
+                std::int32_t here = k[at + i] - center;
+                if (top > static_cast<std::uint32_t>(window) && (here == window || here == -window)) here = level(x[i], blocks[b].inverse, nullptr, start + at + i);
+                left[at + i] = x[i] - detail::limited(static_cast<float>(here) * blocks[b].scale);
+            }
+        }
+    }
+
     // The levels beyond the window, as planar gamma codes.
     void escape(const Block* blocks, std::uint64_t start, int window) {
         std::vector<std::int64_t> sizes;
@@ -205,6 +259,7 @@ private:
     Bytes &levels_, &words_, &head_, &sum_, &contexts_;
     classes::Chosen chosen_;
     std::size_t n_ = 0, fetched_ = 0;
+    int window_ = 0;
     const float *x_ = nullptr, *carry_ = nullptr;
     std::vector<std::uint8_t> escapes_;
     Segment segment_;

@@ -111,6 +111,17 @@ inline std::int8_t unbiased(std::uint8_t b) { return static_cast<std::int8_t>(b 
         for (std::size_t i = 0; i < n; ++i) out[i] = limited(static_cast<float>(static_cast<int>(symbols[i]) - window) * step);
 }
 
+[[maybe_unused]] void lower_plain(const float* x, std::size_t n, float inverse, const std::uint8_t* contexts, const Least& least, int center,
+                                  std::uint8_t* k, Less& less) {
+    for (std::size_t i = 0; i < n; ++i) {
+        const int level = k[i] - center, size = level < 0 ? -level : level;
+        if (!(std::fabs(x[i] * inverse) < least.of[contexts ? contexts[i] : 0][std::min(size, kLowered + 1)])) continue;
+        k[i] = static_cast<std::uint8_t>(level < 0 ? k[i] + 1 : k[i] - 1);
+        less.dot[i % 32] += std::fabs(x[i]);
+        less.energy += 2 * size - 1;
+    }
+}
+
 [[maybe_unused]] void leave_plain(const std::uint8_t* k, std::size_t n, float step, const float* x, float* left) {
 #pragma GCC ivdep
     for (std::size_t i = 0; i < n; ++i) left[i] = x[i] - limited(static_cast<float>(unbiased(k[i])) * step);

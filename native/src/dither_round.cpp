@@ -7,7 +7,7 @@
 namespace tersegrad::dither {
 namespace detail {
 const Implementation portable = {norm_plain,  quick_plain, exact_plain, random_plain, above_plain,
-                                 shift_plain, ends_plain,  scale_plain, leave_plain,  nullptr};
+                                 shift_plain, ends_plain,  scale_plain, leave_plain,  lower_plain, nullptr};
 }
 
 const detail::Implementation& ops() {
@@ -46,6 +46,12 @@ std::int32_t level(float x, float inverse, const Stream* draws, std::uint64_t in
 
 void add(const float* x, const float* y, std::size_t n, float* sum) {
     for (std::size_t i = 0; i < n; ++i) sum[i] = x[i] + y[i];
+}
+
+void Block::fit() {
+    scale = energy > 0 ? usable_step(dot / energy) : 0;
+    const double g = scale;
+    error = norm - 2 * g * dot + g * g * energy;
 }
 
 namespace {
@@ -139,9 +145,9 @@ Block round_block(const float* x, std::size_t n, std::uint64_t start, const Opti
     const Moments m = o.nu > 0 ? round_quick(x, n, step, b.norm, ahead, k) : round_exact(x, n, b.inverse, ahead, k);
     b.norm = m.norm;
     b.top = m.top;
-    if (m.top && m.top < kTooLarge) b.scale = usable_step(m.dot / m.energy);
-    const double g = b.scale;
-    b.error = m.norm - 2 * g * m.dot + g * g * m.energy;
+    b.dot = m.dot;
+    b.energy = m.top < kTooLarge ? m.energy : 0;
+    b.fit();
     return b;
 }
 

@@ -40,7 +40,9 @@ struct Ahead {
 struct Block {
     float inverse = 0, scale = 0;
     double norm = 0, error = 0;
+    double dot = 0, energy = 0;  // <x, k> and ||k||^2, without draws
     std::uint32_t top = 0;
+    void fit();  // the least-squares scale, and the error that it leaves
 };
 
 // Levels of x in k, with the bias; those beyond +-127 are saturated. `start`: the first coordinate's index in the vector.

@@ -2,6 +2,7 @@
 #include <bit>
 #include <cmath>
 
+#include "dither_lower.hpp"
 #include "dither_segments.hpp"
 #include "tersegrad/levels.hpp"
 
@@ -27,10 +28,11 @@ Outcome encode_short(const float* x, std::size_t n, double norm, const Options& 
     std::size_t zeros = 0;
     std::uint64_t sum = 0;
     std::uint32_t top = 0;
+    for (std::size_t j = 0; j < n; ++j) k[j] = level(x[j], inverse, o.draws, j);
+    if (o.rdo) lower_alone(x, n, inverse, k.data());
     for (std::size_t i = 0; i < n; i += kSumChunk) {
         double dot[32] = {}, energy[32] = {};
         for (std::size_t j = i; j < std::min(n, i + kSumChunk); ++j) {
-            k[j] = level(x[j], inverse, o.draws, j);
             const std::uint32_t size = detail::magnitude(k[j]);
             zeros += size == 0;
             sum += size;

@@ -114,6 +114,9 @@ int main() {
                 if (n > 100000) continue;
                 if (round_trip(x, {0.001, 0, coder, nullptr}, true)) return 1;
                 if (round_trip(x, {0, 0.7f, coder, nullptr}, false)) return 1;
+                dither::Options chosen{0.3, 0, coder, nullptr};
+                chosen.rdo = true;
+                if (round_trip(x, chosen, false)) return 1;
                 if (round_trip(x, {0, 1e-9f, coder, nullptr}, false)) return 1;
                 if (round_trip(x, {0.25, 0, coder, &draws}, false)) return 1;
             }

@@ -184,7 +184,20 @@ def test_bad_configurations_say_what_to_do() -> None:
         RandomSparseDithering(omega=0.0)
 
 
-@pytest.mark.parametrize("text", ["nu=0.1", "nu=0.1, scale=global", "alpha=0.3", "bits=1.5", "nu=0.2, coder=paper"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nu=0.1",
+        "nu=0.1, scale=global",
+        "alpha=0.3",
+        "bits=1.5",
+        "nu=0.2, coder=paper",
+        "nu=0.3, rdo=true",
+        "nu=0.3, scale=global, rdo=true",
+        "alpha=0.3, rdo=true",
+        "bits=1, rdo=true",
+    ],
+)
 @pytest.mark.parametrize("d", [0, 1, 1000, 20_000, 300_000])
 def test_what_is_left_comes_with_the_message(text: str, d: int) -> None:
     compressor = tersegrad.parse(f"sparse_dithering({text})")
@@ -239,3 +252,62 @@ def test_the_smallest_target_error_is_no_domain_error(scale: float) -> None:
     message, _ = compressor.encode(x, Spec.of(x), None, Context())
     decoded = compressor.decode(message, Spec.of(x), Context())
     assert float((decoded - x).abs().max()) <= max(2.0**-126, 2.0**-24 * 4 * scale)
+
+
+@pytest.mark.parametrize(
+    ("make", "alpha", "share"), [(student, 0.25, 0.96), (student, 0.1, 0.98), (laplace, 0.25, 0.99), (gaussian, 0.25, 1.002)]
+)
+def test_chosen_levels_take_fewer_bits_at_the_same_error(make: Source, alpha: float, share: float) -> None:
+    x = make(1 << 18)
+    plain, error = measure(SparseDithering(alpha=alpha), x)
+    chosen, wrong = measure(SparseDithering(alpha=alpha, rdo=True), x)
+    assert max(error, wrong) <= alpha
+    assert chosen <= share * plain
+
+
+def test_a_certificate_holds_where_chosen_levels_would_break_it() -> None:
+    """Three quarters of the coordinates just round to zero, the others to one but are not worth it: all of them would be lost."""
+    x = torch.tensor([0.49, 0.49, 0.49, 0.65]).repeat(20_000)
+    nu = x.numel() / float(4 * x.double().square().sum())
+    assert 0.8 < nu < 1
+    for scale in ("chunk", "global"):
+        c = SparseDithering(nu=nu, scale=scale, rdo=True)
+        step = sparse_dithering.global_step(x, nu, scale)
+        chosen = sparse_dithering.encode_at(x, step, nu, "auto", "auto", None, rdo=True)
+        assert chosen.error > nu * chosen.norm
+        assert measure(c, x)[1] <= nu
+        assert c.guarantee(Spec.of(x)) == SparseDithering(nu=nu).guarantee(Spec.of(x))
+
+
+@pytest.mark.parametrize("d", [30, 1000, 70_000])
+@pytest.mark.parametrize("nu", [1.0, 0.3, 0.01])
+def test_certificates_of_chosen_levels_hold_for_hostile_vectors(d: int, nu: float) -> None:
+    g = torch.Generator().manual_seed(d)
+    for make in (worst, laplace, student, gaussian):
+        assert measure(SparseDithering(nu=nu, rdo=True), make(d))[1] <= nu
+    for share in (0.5, 0.9, 0.99):
+        # Two values, so that a step may lie anywhere between them.
+        for high in (1.02, 1.2, 1.7):
+            x = torch.where(torch.rand(d, generator=g) < share, 1.0, high)
+            assert measure(SparseDithering(nu=nu, rdo=True), x)[1] <= nu
+
+
+@pytest.mark.parametrize("d", [3, 10, 100, 1000, 5000])
+@pytest.mark.parametrize("make", [gaussian, student])
+def test_few_coordinates_are_not_the_worse_for_a_choice(d: int, make: Source) -> None:
+    """Their counts tell little, so that the nearest levels are tried too."""
+    x = make(d)
+    for alpha in (0.03, 0.25):
+        assert measure(SparseDithering(alpha=alpha, rdo=True), x)[0] <= measure(SparseDithering(alpha=alpha), x)[0]
+    assert measure(SparseDithering(bits=1, rdo=True), x)[1] <= measure(SparseDithering(bits=1), x)[1] * (1 + 1e-9)
+
+
+def test_messages_of_few_levels_are_not_the_worse_for_a_choice() -> None:
+    """Their errors jump with the step, so that a search may end far from the target."""
+    g = torch.Generator().manual_seed(7)
+    x = torch.zeros(1 << 18)
+    x[torch.randint(0, x.numel(), (300,), generator=g)] = student(300) ** 3
+    for alpha in (0.25, 0.1, 0.01):
+        bits, error = measure(SparseDithering(alpha=alpha, rdo=True), x)
+        assert error <= alpha
+        assert bits <= measure(SparseDithering(alpha=alpha), x)[0]

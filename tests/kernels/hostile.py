@@ -139,7 +139,19 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "dithering_decode": [[octets(4 * 5 + packed(n, 5)), zeros(n), 64, 7, 5, True, 0.5]],
         "dither_max_bytes": [[n]],
         "dither_encode": [
-            [floats(n), 0.25, 0.0, coder, 14, (True, *DRAWS), zeros(4 + 1 + 4 * n, np.uint8), zeros(0), zeros(0), layout(n)]
+            [
+                floats(n),
+                0.25,
+                0.0,
+                coder,
+                14,
+                (True, *DRAWS),
+                zeros(4 + 1 + 4 * n, np.uint8),
+                zeros(0),
+                zeros(0),
+                layout(n),
+                False,
+            ]
             for coder in range(3)
         ]
         + [
@@ -154,7 +166,9 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
                 zeros(n),
                 floats(n, 1),
                 zeros(0, np.int64),
+                rdo,
             ]
+            for rdo in (False, True)
         ],
         "dither_decode": [
             [octets(50), zeros(n), layout(n)],

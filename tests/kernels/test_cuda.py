@@ -533,6 +533,18 @@ def test_dithered_messages_are_the_same_bytes() -> None:
                 assert same(expected, found), (x.numel(), nu, step, ctx)
 
 
+def test_levels_that_are_chosen_by_their_bits_are_the_host_s() -> None:
+    """Whatever the device, the CPU's kernels choose them, over a copy."""
+    ops = native if native.available() else reference
+    x, layout, found = _heavy(4096), torch.tensor([4096, 64, 1, 0]), []
+    for backend in (ops, dither):
+        data, left = torch.zeros(reference.dither_max_bytes(4096), dtype=torch.uint8), torch.zeros(4096)
+        length, norm, error = backend.dither_encode(x, 0.3, 0, 1, 0, None, data, left, x.roll(1), layout, True)
+        found.append((data[: int(length)], length, norm, error, left))
+    assert all(same(*pair) for pair in zip(*found, strict=True))
+    assert found[0][0].numel() < ops.dither_encode(x, 0.3, 0, 1, 0, None, data, left, x.roll(1), layout)[0]
+
+
 @needs_compiler
 def test_rows_of_very_different_sizes_have_classes() -> None:
     """Rows of very different sizes: the encoder chooses classes where it may, and the decoder reads them."""

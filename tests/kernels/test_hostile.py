@@ -164,7 +164,7 @@ def test_outputs_on_top_of_inputs() -> None:
         lambda: module.rotate(x[:64], x[32:96], 64, 1, 2, 3, 4),
         lambda: module.permuted_gather(x, [1, 2, 3, 4, 5, 6], 0, x[:64]),
         lambda: module.dither_encode(
-            x, 0.1, 0.0, 0, 16, (False, 0, 0, 0, 0), octets(2000), x, np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
+            x, 0.1, 0.0, 0, 16, (False, 0, 0, 0, 0), octets(2000), x, np.zeros(0, np.float32), np.zeros(0, np.int64), False
         ),
     )
     for call in calls:
@@ -183,7 +183,7 @@ def test_steps_that_are_none(value: float) -> None:
     with pytest.raises(ValueError, match="step"):
         module.dither_sample(x, value, 1, nothing)
     with pytest.raises(ValueError, match="step"):
-        module.dither_encode(x, 0.0, value, 0, 16, (False, 0, 0, 0, 0), octets(1000), nothing, nothing, nowhere)
+        module.dither_encode(x, 0.0, value, 0, 16, (False, 0, 0, 0, 0), octets(1000), nothing, nothing, nowhere, False)
     with pytest.raises(ValueError, match="step"):
         module.subtractive_quantise(x, value, DRAWS, 0, np.zeros(64, dtype=np.int32))
 
@@ -192,7 +192,7 @@ def test_nu_must_be_a_number() -> None:
     x, nothing, nowhere = np.ones(64, dtype=np.float32), np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
     for nu in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="nu"):
-            module.dither_encode(x, nu, 0.0, 0, 16, (False, 0, 0, 0, 0), octets(1000), nothing, nothing, nowhere)
+            module.dither_encode(x, nu, 0.0, 0, 16, (False, 0, 0, 0, 0), octets(1000), nothing, nothing, nowhere, False)
     with pytest.raises(ValueError, match="coordinates"):
         module.dither_max_bytes(1 << 63)
 

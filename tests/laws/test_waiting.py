@@ -391,6 +391,22 @@ def test_short_trellis_codes_are_written_on_the_host(text: str, device: Device, 
     assert torch.equal(there.decoded, here.decoded)
 
 
+@pytest.mark.parametrize("numel", [900, 150_000])
+@pytest.mark.parametrize("target", ["alpha=0.1", "nu=0.3", "bits=1"])
+def test_chosen_levels_are_written_on_the_host(
+    target: str, numel: int, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one read, whatever is searched for; messages are decoded where they are."""
+    c, x, spec = parse(f"sparse_dithering({target}, rdo=true)"), vector(numel), Spec.flat(numel)
+    here = counted(c, x, spec, None)
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Levels(device)))
+    there = counted(c, x, spec, device)
+    assert not codes_on_host(c, device.device)
+    assert there.encode == 1
+    assert there.data == here.data
+    assert torch.equal(there.decoded, here.decoded)
+
+
 def main() -> None:
     print(f"{'waits of encode, decode, decode_add':40}")
     for text in CASES:

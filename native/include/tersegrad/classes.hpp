@@ -32,6 +32,8 @@ struct Chosen {
     unsigned mask = 0;                  // which classes have a table
     std::vector<std::uint64_t> counts;  // of their 2 * window + 1 symbols
     double bits = 0;                    // that the levels are about to take
+    // Adds `by` for each symbol that is counted: those of n levels, stored with `first` added.
+    void count(const std::uint8_t* levels, const std::uint8_t* contexts, std::size_t n, int first, int alphabet, int by);
 };
 // Levels of at most +-window, stored with `center` added. False: one table serves as well. Else contexts[i] is the class of level i.
 bool choose(const std::uint8_t* levels, std::size_t n, int center, int window, const std::vector<Region>&, std::uint8_t* contexts, Chosen&);

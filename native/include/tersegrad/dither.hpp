@@ -35,6 +35,7 @@ struct Options {
     float* left = nullptr;          // wanted with `carry`: the sum minus what is decoded; not x, not carry. Undefined if not finite
     int chunk = kAutoChunk;         // log2 of the length of rANS chunks
     classes::Rows rows = {};        // where rows and columns are; without pieces there are no classes
+    bool rdo = false;               // levels with the least sum of error and bits instead of the nearest ones; not with `draws`
 };
 
 struct Outcome {
@@ -91,6 +92,17 @@ struct Track {
     std::uint8_t* symbols; // wanted for the escapes, else nullptr; adding then leaves their places alone
 };
 
+// From which |x| * inverse on a level of 0, 1, ... stays, by class; from kLowered + 1 on always.
+inline constexpr int kLowered = 7;
+struct Least {
+    alignas(64) float of[classes::kClasses][16] = {};
+};
+// What lowered levels take off <x, k>, in 32 lanes, and ||k||^2.
+struct Less {
+    double dot[32] = {};
+    std::int64_t energy = 0;
+};
+
 // Loops over at most 4096 coordinates, except where no sums are kept. `ahead`: memory to fetch meanwhile.
 struct Implementation {
     void (*norm)(const float* x, std::size_t n, const char* ahead, double* lanes);  // 32 lanes, added to
@@ -106,6 +118,8 @@ struct Implementation {
     std::size_t (*ends)(const std::uint8_t* symbols, std::size_t n, std::uint8_t last, std::uint16_t* at);  // where 0 and `last` are
     void (*scale)(const std::uint8_t* symbols, std::size_t n, int window, float step, bool add, float weight, float* out);
     void (*leave)(const std::uint8_t* k, std::size_t n, float step, const float* x, float* left);  // left = x - k * step
+    // Levels one nearer to zero, stored with `center` added, where |x| * inverse is too small; `contexts`: their classes, or one for all.
+    void (*lower)(const float* x, std::size_t n, float inverse, const std::uint8_t* contexts, const Least&, int center, std::uint8_t* k, Less&);
     // Decodes one or two chunks at once, all their whole steps; nullptr where there is nothing better than symbols first.
     bool (*decode)(Track&, Track*, bool add, float weight, bool stream);
 };

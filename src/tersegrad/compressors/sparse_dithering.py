@@ -6,7 +6,10 @@ Maps x to scale * k with integers k.
   least-squares one, <x, k> / ||k||^2. Each coordinate errs by at most half a step, so the squared error is at most
   d (step/2)^2 = nu ||x||^2 for every x: strictly contractive, alpha = nu. ``alpha=`` instead searches the largest step whose
   *actual* error is at most alpha (the encoder verifies it, so the guarantee is sure), ``bits=`` the smallest step whose message
-  fits the budget.
+  fits the budget. ``rdo=true`` takes the next lower level where that saves more bits than the error is worth: b bits are worth b/16
+  of a step beyond the middle between two levels. Bits follow from the counts of the nearest levels, in each scale class by its own.
+  A coordinate may then err by 7/8 of a step instead of 1/2, which alone would prove (7/4)^2 nu, 3.06 nu; so the encoder verifies nu
+  too, and sends the nearest levels should the error exceed it. Whoever decodes sees no difference.
 - ``random_sparse_dithering``, unbiased: |k| = floor(|x| / step + U) with U uniform, step = 2 sqrt(omega/d) ||x||, scale = step. A
   coordinate has variance at most step^2/4, so omega bounds the total.
 
@@ -36,8 +39,19 @@ from tersegrad.codecs import rans
 from tersegrad.core import buffers, host, modes
 from tersegrad.core.numbers import HUGE, TINY
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
+from tersegrad.core.search import Bracket
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import Coded, meet_error_aimed, meet_size, one_target
+from tersegrad.core.targets import (
+    COARSE,
+    Coded,
+    aimed_bracket,
+    meet_error,
+    meet_error_aimed,
+    meet_size,
+    one_target,
+    step_at,
+    strided,
+)
 from tersegrad.core.text import require
 
 Coder = Literal["auto", "rans", "paper"]
@@ -49,6 +63,16 @@ WORDS = {0: modes.NAMES[modes.ZERO], 0x7FC00000: modes.NAMES[modes.NON_FINITE], 
 SHORT = 1 << 10
 # The message of a vector of zeros.
 ZERO = bytes(4)
+# Of the squared norm: what is not known of the error where blocks have steps of their own.
+UNKNOWN = 1e-6
+# How much faster at most the error of chosen levels rises with the step than that of the nearest ones.
+STEEPER = 3.0
+# log2 of how much smaller their step is at most expected to be.
+FARTHEST = 0.5
+# Of a target error: where the search leaves more than that, something else may be better.
+MISSED = 0.02
+# Bytes of messages that hold few levels other than zero.
+FEW = 1 << 12
 
 
 def encode_at(
@@ -62,10 +86,12 @@ def encode_at(
     left: Tensor | None = None,
     carry: Tensor | None = None,
     layout: Tensor | None = None,
+    rdo: bool = False,
 ) -> Coded:
     """Code x (plus ``carry``) at one step, or with ``step=None`` at one step per block; ``ctx`` asks for stochastic rounding.
 
-    A step may lie on the device of x. ``left`` becomes what the message leaves out.
+    A step may lie on the device of x. ``left`` becomes what the message leaves out. ``rdo``: levels with the least sum of error and bits,
+    not the nearest ones.
     """
     run = kernels.get(x.device)
     buffer = buffers.empty(run.dither_max_bytes(x.numel()), torch.uint8, x.device) if out is None else out
@@ -80,6 +106,7 @@ def encode_at(
         left,
         carry,
         layout,
+        rdo,
     )
     return Coded(buffer, int(nbytes), float(norm), float(error))
 
@@ -110,6 +137,25 @@ def global_step(x: Tensor, nu: float, scale: Scale) -> Tensor | None:
     return kernels.get(x.device).norm_step(x, nu / x.numel(), 1.0, 2.0, TINY)[0]
 
 
+def encode_certified(
+    x: Tensor,
+    nu: float,
+    coder: Coder,
+    scale: Scale,
+    chunk: rans.Chunk,
+    out: Tensor | None,
+    left: Tensor | None = None,
+    carry: Tensor | None = None,
+    layout: Tensor | None = None,
+) -> Coded:
+    """Code x (plus ``carry``) by levels that take few bits at the steps of ``nu``; by the nearest ones should they err by more."""
+    step = global_step(x, nu, scale)
+    coded = encode_at(x, step, nu, coder, chunk, out, None, left, carry, layout, rdo=True)
+    if coded.error <= (nu - UNKNOWN) * coded.norm:
+        return coded
+    return encode_at(x, step, nu, coder, chunk, out, None, left, carry, layout)
+
+
 def encode_to_error(
     x: Tensor,
     alpha: float,
@@ -119,55 +165,101 @@ def encode_to_error(
     left: Tensor | None = None,
     carry: Tensor | None = None,
     layout: Tensor | None = None,
+    rdo: bool = False,
 ) -> Coded:
     """Code x (plus ``carry``) at nearly the largest step whose error is at most alpha; every message is verified.
 
     ``left``, a buffer of its own, becomes what the message leaves out. A device is read from once, with the first message: it finds that
     message's step itself.
     """
-    if not x.is_cpu and x.numel() <= SHORT:
-        return _short_to_error(x if carry is None else x + carry, alpha, coder, chunk, out, left, layout)
+    if not x.is_cpu and (rdo or x.numel() <= SHORT):
+        return _to_error_on_host(x if carry is None else x + carry, alpha, coder, chunk, out, left, layout, rdo)
     run, d = kernels.get(x.device), x.numel()
-
-    def encode(step: float | Tensor | None) -> Coded:
-        return encode_at(x, step, alpha, coder, chunk, out, left=left, carry=carry, layout=layout)
-
-    def aim(norm: float) -> Tensor:
-        return run.dither_aim(x, alpha, carry, norm)
 
     def squares() -> Tensor:
         return run.sum_squares(x if carry is None else x + carry)
 
-    return meet_error_aimed(aim, alpha, d, encode, squares) or encode(None)
+    def aim(norm: float) -> Tensor:
+        return run.dither_aim(x, alpha, carry, norm)
+
+    def encode(step: float | Tensor | None, chosen: bool = False) -> Coded:
+        return encode_at(x, step, alpha, coder, chunk, out, left=left, carry=carry, layout=layout, rdo=chosen)
+
+    if not rdo:
+        return meet_error_aimed(aim, alpha, d, encode, squares) or encode(None)
+    bracket = aimed_bracket(aim, squares)
+    if bracket is None:
+        return encode(TINY)
+    if d // COARSE > 1:
+        bracket = _for_chosen_levels(bracket, x if carry is None else strided(x, COARSE) + strided(carry, COARSE), chunk)
+    # The steps of the worst-case bound, one for each block, are for the nearest levels.
+    found = meet_error(bracket, alpha, d, lambda step: encode(step, chosen=True)) or encode(None)
+    if d // COARSE <= 1 or found.nbytes < FEW or found.error < (1 - MISSED) * alpha * found.norm:
+        # Few counts tell little of what levels cost, and where they jump with the step no step may be close to the target.
+        nearest = encode_to_error(x if carry is None else x + carry, alpha, coder, chunk, None, layout=layout)
+        if nearest.nbytes <= found.nbytes:
+            return encode_to_error(x, alpha, coder, chunk, out, left, carry, layout)
+    return found
 
 
-def _short_to_error(
-    total: Tensor, alpha: float, coder: Coder, chunk: rans.Chunk, out: Tensor | None, left: Tensor | None, layout: Tensor | None
+def _to_error_on_host(
+    total: Tensor,
+    alpha: float,
+    coder: Coder,
+    chunk: rans.Chunk,
+    out: Tensor | None,
+    left: Tensor | None,
+    layout: Tensor | None,
+    rdo: bool,
 ) -> Coded:
-    """The same for a short vector on a device: its codes are the host's, which reads it once."""
+    """The same for a vector on a device whose codes are the host's, which reads it once: a short one, or ``rdo``."""
     d, device = total.numel(), total.device
     buffer = buffers.byte_buffer(out, kernels.reference.dither_max_bytes(d), device)
     room = host.empty(buffer.numel(), torch.uint8, device)
     rest = None if left is None else host.empty(d, torch.float32, device)
-    coded = encode_to_error(host.read(total), alpha, coder, chunk, room, rest, None, layout)
+    coded = encode_to_error(host.read(total), alpha, coder, chunk, room, rest, None, layout, rdo)
     buffer[: coded.nbytes].copy_(coded.data, non_blocking=True)
     if left is not None and rest is not None:
         left.copy_(rest, non_blocking=True)
     return dataclasses.replace(coded, buffer=buffer)
 
 
+def _for_chosen_levels(bracket: Bracket, x: Tensor, chunk: rans.Chunk) -> Bracket:
+    """Where to look with ``rdo`` if the nearest levels meet a target at the start of a bracket; few coordinates tell."""
+    part = strided(x, COARSE)
+
+    def error(at: float, chosen: bool) -> float:
+        return max(encode_at(part, step_at(at), 0.0, "rans", chunk, None, rdo=chosen).error, 1e-300)
+
+    aim, first = error(bracket.start, False), error(bracket.start, True)
+    at = bracket.start - min(max(math.log2(first / aim) / bracket.slope, 0.0), FARTHEST)
+    second = error(at, True)
+    # Of smaller steps fewer levels are lowered, so that errors fall faster than those of the nearest levels.
+    fall = math.log2(first / second) / (bracket.start - at) if at < bracket.start else 0.0
+    slope = min(max(fall, bracket.slope), STEEPER * bracket.slope)
+    at = min(max(at - math.log2(second / aim) / slope, bracket.start - FARTHEST), bracket.start)
+    return Bracket(start=at, slope=slope, tight=bracket.tight)
+
+
 def encode_to_size(
-    x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out: Tensor | None, layout: Tensor | None = None
+    x: Tensor, budget: int, coder: Coder, chunk: rans.Chunk, out: Tensor | None, layout: Tensor | None = None, rdo: bool = False
 ) -> Coded:
     """Code x at nearly the smallest step whose message fits the budget."""
     d, norm = x.numel(), float(kernels.get(x.device).sum_squares(x))
     zeros = Coded(torch.frombuffer(bytearray(ZERO), dtype=torch.uint8).to(x.device), len(ZERO), norm, norm)
+
+    def encode(step: float) -> Coded:
+        return encode_at(x, step, 0.0, coder, chunk, None, layout=layout, rdo=rdo)
+
     if not 0 < norm < math.inf:
         best = encode_at(x, HUGE, 0.0, "auto", chunk, None)
     elif budget <= len(ZERO):
         best = zeros
     else:
-        best = meet_size(norm, budget, d, lambda step: encode_at(x, step, 0.0, coder, chunk, None, layout=layout)) or zeros
+        best = meet_size(norm, budget, d, encode) or zeros
+    if rdo and d // COARSE <= 1:
+        nearest = encode_to_size(x, budget, coder, chunk, None, layout)
+        best = nearest if nearest.error <= best.error else best
     return best if out is None else dataclasses.replace(best, buffer=out[: best.nbytes].copy_(best.data))
 
 
@@ -194,12 +286,19 @@ class SparseDithering(_Dithering):
 
     name: ClassVar[str] = "sparse_dithering"
     wire_id: ClassVar[int] = 16
-    examples: ClassVar[tuple[str, ...]] = ("sparse_dithering(alpha=0.1)", "sparse_dithering(nu=0.1)")
+    examples: ClassVar[tuple[str, ...]] = (
+        "sparse_dithering(alpha=0.1)",
+        "sparse_dithering(nu=0.1)",
+        "sparse_dithering(alpha=0.1, rdo=true)",
+    )
     corners: ClassVar[tuple[str, ...]] = (
         "sparse_dithering(nu=0.3, coder=rans, scale=global)",
         "sparse_dithering(nu=0.5, coder=paper)",
         "sparse_dithering(alpha=0.2)",
         "sparse_dithering(bits=1.5)",
+        "sparse_dithering(nu=1, rdo=true)",
+        "sparse_dithering(nu=0.3, scale=global, rdo=true)",
+        "sparse_dithering(bits=1, rdo=true)",
     )
     nu: float | None = None
     alpha: float | None = None
@@ -207,6 +306,7 @@ class SparseDithering(_Dithering):
     coder: Coder = "auto"
     scale: Scale = "chunk"
     chunk: rans.Chunk = "auto"
+    rdo: bool = False
 
     def __post_init__(self) -> None:
         one_target(self.name, self.nu, self.alpha, self.bits)
@@ -221,31 +321,43 @@ class SparseDithering(_Dithering):
         return super().max_nbytes(spec) if self.bits is None else max(4, math.floor(self.bits * spec.numel / 8))
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
-        if self.nu is not None:
+        if self.rdo and not x.is_cpu:
+            # No kernel of a device chooses levels; one read, and the message back.
+            here = host.empty(data.numel(), torch.uint8, x.device)
+            nbytes = int(self.write(host.read(x), here, spec, ctx))
+            data[:nbytes].copy_(here[:nbytes], non_blocking=True)
+            return nbytes
+        if self.nu is not None and not self.rdo:
             return write_at(x, self.nu, self.coder, self.scale, self.chunk, data, None, spec.layout)
-        if self.alpha is not None:
-            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, layout=spec.layout)
+        if self.nu is not None:
+            coded = encode_certified(x, self.nu, self.coder, self.scale, self.chunk, data, layout=spec.layout)
+        elif self.alpha is not None:
+            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, layout=spec.layout, rdo=self.rdo)
         else:
-            coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data, spec.layout)
+            coded = encode_to_size(x, data.numel(), self.coder, self.chunk, data, spec.layout, self.rdo)
         return coded.nbytes
 
     def splits(self, device: torch.device, weight: float) -> bool:
-        return weight == 1.0 and (device.type == "cpu" or not self.codes_on_host(device))
+        return weight == 1.0 and (device.type == "cpu" or not (self.rdo or self.codes_on_host(device)))
 
     def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
         x, residual, left = fed.x, fed.residual, fed.left
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
-        if self.nu is not None and self.scale == "chunk":
+        if self.nu is not None and self.scale == "chunk" and self.rdo:
+            coded = encode_certified(x, self.nu, self.coder, self.scale, self.chunk, data, left, residual, spec.layout)
+        elif self.nu is not None and self.scale == "chunk":
             coded = encode_at(x, None, self.nu, self.coder, self.chunk, data, left=left, carry=residual, layout=spec.layout)
         elif self.alpha is not None:
-            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, left, residual, spec.layout)
+            coded = encode_to_error(x, self.alpha, self.coder, self.chunk, data, left, residual, spec.layout, self.rdo)
         else:
             y = torch.add(x, residual, out=left)
-            if self.nu is not None:
+            if self.nu is not None and self.rdo:
+                coded = encode_certified(y, self.nu, self.coder, self.scale, self.chunk, data, layout=spec.layout)
+            elif self.nu is not None:
                 step = global_step(y, self.nu, self.scale)
                 coded = encode_at(y, step, self.nu, self.coder, self.chunk, data, layout=spec.layout)
             else:
-                coded = encode_to_size(y, data.numel(), self.coder, self.chunk, data, spec.layout)
+                coded = encode_to_size(y, data.numel(), self.coder, self.chunk, data, spec.layout, self.rdo)
             kernels.get(y.device).dither_decode(coded.data, left, -1.0, spec.layout)
         message = Message(data if out is None else out, coded.nbytes)
         return message, math.isfinite(coded.norm)

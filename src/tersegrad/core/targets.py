@@ -211,6 +211,15 @@ def meet_error_aimed(
     return meet_error(Bracket(start=at, slope=slope, tight=CLOSE), alpha, numel, encode, first)
 
 
+def aimed_bracket(aim: Callable[[float], Tensor], squares: Callable[[], Tensor]) -> Bracket | None:
+    """Where a search begins on the host, by :func:`meet_error_aimed`'s ``aim`` and ``squares``; None for zeros and what is not finite."""
+    _, at, slope, norm = host.read(aim(0.0)).tolist()
+    if norm == 0:
+        norm = float(squares())
+        _, at, slope, _ = host.read(aim(norm)).tolist()
+    return Bracket(start=at, slope=slope, tight=CLOSE) if 0 < norm < math.inf else None
+
+
 def meet_size(norm: float, budget: int, numel: int, encode: Callable[[float], Coded]) -> Coded | None:
     """A message at nearly the smallest step that fits into ``budget`` bytes; None where no step did."""
     best = None

@@ -122,6 +122,7 @@ class DitherKernels(Protocol):
         left: Tensor | None = None,
         carry: Tensor | None = None,
         layout: Tensor | None = None,
+        rdo: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Write a message for x into ``out``: length in bytes (int64), ||x||^2 (not finite where x is not), squared error (float64).
 
@@ -133,6 +134,7 @@ class DitherKernels(Protocol):
         ``carry`` is added to x before anything else, and ``left`` (a place of its own, needed with ``carry``) becomes the sum minus
         what the message decodes to; it is undefined where the sum is not finite.
         ``layout`` (``Spec.layout``) tells where rows and columns are and allows scale classes; without it there are none.
+        ``rdo``, without ``ctx``: some levels are one nearer to zero, where that saves more bits than the error is worth.
         """
         ...
 

@@ -58,11 +58,14 @@ def _encode_on_host(
     out: Tensor,
     left: Tensor | None,
     layout: Tensor | None,
+    rdo: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     n, device = total.numel(), out.device
     room = host.empty(reference.dither_max_bytes(n), torch.uint8, device)
     rest = None if left is None else host.empty(n, torch.float32, device)
-    length, norm, error = _cpu().dither_encode(host.read(total), nu, float(step), coder, chunk, ctx, room, rest, None, layout)
+    length, norm, error = _cpu().dither_encode(
+        host.read(total), nu, float(step), coder, chunk, ctx, room, rest, None, layout, rdo
+    )
     out[: int(length)] = room[: int(length)].to(device)
     if left is not None and rest is not None:
         left.copy_(rest)
@@ -211,15 +214,16 @@ def dither_encode(
     left: Tensor | None = None,
     carry: Tensor | None = None,
     layout: Tensor | None = None,
+    rdo: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory; and what it leaves out into ``left``.
 
-    Short messages, the published code and segments with very many escapes are left to the CPU's kernels over a copy.
+    Short messages, the published code, ``rdo`` and segments with very many escapes are left to the CPU's kernels over a copy.
     """
     n, device = x.numel(), x.device
     total = x.contiguous() if carry is None else x + carry
-    if n == 0 or coder == PAPER or (n <= SHORT and (coder == AUTO or layout is not None)):
-        return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)
+    if n == 0 or coder == PAPER or rdo or (n <= SHORT and (coder == AUTO or layout is not None)):
+        return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout, rdo)
     if chunk and not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
     said = _describe(total, nu, step, chunk, ctx, layout)

@@ -34,13 +34,16 @@ def dither_encode(
     left: Tensor | None = None,
     carry: Tensor | None = None,
     layout: Tensor | None = None,
+    rdo: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     draws = NEAREST
     if ctx is not None:
         draws = True, ctx.seed, int(Purpose.ROUNDING), ctx.step, ctx.buffer << 16 | ctx.sender
     rest, more = NOTHING if left is None else array(left), NOTHING if carry is None else array(carry)
     rows = rows_of(layout)
-    nbytes, norm, error = module.dither_encode(array(x), nu, float(step), coder, chunk, draws, array(out), rest, more, rows)
+    nbytes, norm, error = module.dither_encode(
+        array(x), nu, float(step), coder, chunk, draws, array(out), rest, more, rows, rdo
+    )
     return number(nbytes), torch.scalar_tensor(norm, dtype=torch.float64), torch.scalar_tensor(error, dtype=torch.float64)
 
 

@@ -23,12 +23,13 @@ from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.reference.classes import Region, choose, cut, read_classes
 from tersegrad.kernels.reference.levels import levels_decode, levels_encode
+from tersegrad.kernels.reference.lowering import Block, fitted, lowered, lowered_alone, recount
 from tersegrad.kernels.reference.planar import planar_gamma_decode, planar_gamma_encode
 from tersegrad.kernels.reference.rans import SEGMENT, decode_block, encode_counted, pieces
 from tersegrad.kernels.reference.rans_tables import dense_histogram
 from tersegrad.kernels.reference.rounding import CHUNK, ordered_sum, random_u16, sum_squares
 
-__all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample", "may_have_classes"]
+__all__ = ["dither_decode", "dither_encode", "dither_max_bytes", "dither_sample"]
 
 AUTO, RANS, PAPER = 0, 1, 2  # coders
 NON_FINITE, ALL_ZERO, SEGMENTS = 0x7FC00000, 0, 0x80000000  # first words; others are scales
@@ -43,6 +44,9 @@ QUICK_LIMIT = 127  # blocks with such a level take their sums in float64
 QUICK_LANES = 64
 TINY, HUGE = 2.0**-126, float(torch.finfo(torch.float32).max)
 LEVEL_LIMIT = 0x7FFFFFFF
+
+# Bytes, the squared norm and the squared error.
+Outcome = tuple[bytes, float, float]
 
 
 def dither_max_bytes(numel: int) -> int:
@@ -132,25 +136,24 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _block(x: Tensor, start: int, nu: float, step: float, ctx: Context | None) -> tuple[Tensor, float, float, float]:
-    """Levels, scale, squared norm and squared error of one block."""
+def _block(x: Tensor, start: int, nu: float, step: float, ctx: Context | None) -> Block:
+    """Levels of one block and what they tell of it."""
     norm = float(sum_squares(x))
     if not math.isfinite(norm):
-        return x, 0.0, norm, 0.0
+        return Block(x, step, 0.0, norm)
     if norm == 0 and (nu > 0 or ctx is not None):
-        return torch.zeros_like(x, dtype=torch.int64), 0.0, 0.0, 0.0
+        return Block(torch.zeros_like(x, dtype=torch.int64), step, 0.0, 0.0)
     if nu > 0:
         step = _step_for(nu, x.numel(), norm)
     k = _levels(x, step, ctx, start)
     top = int(k.abs().max())
     if ctx is not None:
-        return k, step if top else 0.0, norm, 0.0
+        return Block(k, step, step if top else 0.0, norm)
     if nu > 0 and top < QUICK_LIMIT:
         dot, energy = _quick_dot(x, k, step), float(k.square().sum())
     else:
         dot, energy = _exact_sums(x, k)
-    scale = usable_step(dot / energy) if 0 < top < TOO_LARGE else 0.0
-    return k, scale, norm, norm - 2 * scale * dot + scale * scale * energy
+    return fitted(k, step, norm, dot, energy if top < TOO_LARGE else 0.0)
 
 
 def _escapes(values: Tensor) -> bytes:
@@ -160,19 +163,15 @@ def _escapes(values: Tensor) -> bytes:
 
 
 def _segment(
-    x: Tensor, start: int, nu: float, step: float, ctx: Context | None, chunk: int, regions: list[Region]
-) -> tuple[bytes, float, float]:
+    x: Tensor, start: int, nu: float, step: float, ctx: Context | None, chunk: int, regions: list[Region], rdo: bool
+) -> Outcome:
     """The bytes of one segment, its squared norm and its squared error; no bytes where it is not finite."""
-    parts, scales, norms, errors = [], [], [], []
+    blocks = []
     for at in range(0, x.numel(), SCALE_BLOCK):
-        k, scale, norm, error = _block(x[at : at + SCALE_BLOCK], start + at, nu, step, ctx)
-        if not math.isfinite(norm):
-            return b"", norm, 0.0
-        parts.append(k)
-        scales.append(scale)
-        norms.append(norm)
-        errors.append(error)
-    k, norm, error = torch.cat(parts), _fold(norms), _fold(errors)
+        blocks.append(_block(x[at : at + SCALE_BLOCK], start + at, nu, step, ctx))
+        if not math.isfinite(blocks[-1].norm):
+            return b"", blocks[-1].norm, 0.0
+    k, norm, error = torch.cat([b.k for b in blocks]), _fold([b.norm for b in blocks]), _fold([b.error for b in blocks])
     size = k.abs()
     top = int(size.max())
     if top == 0:
@@ -182,9 +181,7 @@ def _segment(
         return raw, norm, 0.0
     window = _window(size)
     symbols = (k.clamp(-window, window) + window).to(torch.uint8)
-    tail = b""
-    if top > window:
-        tail = _escapes((size - window + 1)[size >= window])
+    tail = _escapes((size - window + 1)[size >= window]) if top > window else b""
     body = torch.empty(x.numel() + 16, dtype=torch.uint8, device=x.device)
     kind, classes, contexts = CODED, b"", None
     if (chosen := choose(symbols, window, regions)) is None:
@@ -193,18 +190,25 @@ def _segment(
         kind = CLASSED
         classes, contexts, counts, bits = chosen
         chunk = chunk or (LONG_CHUNK if 2 * bits < x.numel() else USUAL_CHUNK)
+    if rdo:
+        blocks = lowered(x, blocks, contexts, counts)
+        if not any(b.energy for b in blocks):
+            return bytes([ZERO]), norm, norm
+        error, before = _fold([b.error for b in blocks]), symbols
+        symbols = (torch.cat([b.k for b in blocks]).clamp(-window, window) + window).to(torch.uint8)
+        counts = dense_histogram(symbols, 2 * window + 1) if contexts is None else recount(counts, contexts, before, symbols)
     length = encode_counted(symbols, 2 * window + 1, contexts, counts.shape[0], counts, chunk or USUAL_CHUNK, body)
-    head = bytes([kind, window]) + _varint(len(tail)) + struct.pack(f"<{len(scales)}f", *scales) + classes
+    head = bytes([kind, window]) + _varint(len(tail)) + struct.pack(f"<{len(blocks)}f", *(b.scale for b in blocks)) + classes
     data = head + body[:length].cpu().numpy().tobytes() + tail
     return (data, norm, error) if len(data) <= len(raw) else (raw, norm, 0.0)
 
 
 def _segments(
-    x: Tensor, nu: float, step: float, ctx: Context | None, chunk: int, layout: list[list[int]]
-) -> tuple[bytes, float, float]:
+    x: Tensor, nu: float, step: float, ctx: Context | None, chunk: int, layout: list[list[int]], rdo: bool
+) -> Outcome:
     parts, norms, errors, at = [], [], [], 0
     for length in pieces(x.numel(), SEGMENT):
-        data, norm, error = _segment(x[at : at + length], at, nu, step, ctx, chunk, cut(layout, at, at + length))
+        data, norm, error = _segment(x[at : at + length], at, nu, step, ctx, chunk, cut(layout, at, at + length), rdo)
         if not data:
             return struct.pack("<I", NON_FINITE), math.inf, 0.0
         parts.append(data)
@@ -221,12 +225,14 @@ def _paper_bits(n: int, zeros: int, total: int) -> float:
     return 1 + n.bit_length() + total + (n - zeros) + places
 
 
-def _short(x: Tensor, norm: float, nu: float, step: float, coder: int, ctx: Context | None) -> tuple[bytes, float, float]:
+def _short(x: Tensor, norm: float, nu: float, step: float, coder: int, ctx: Context | None, rdo: bool) -> Outcome:
     """One scale and the shortest of the allowed sequential codes; no bytes where they are not worth it."""
     n = x.numel()
     if nu > 0:
         step = _step_for(nu, n, norm)
     k = _levels(x, step, ctx, 0)
+    if rdo:
+        k = lowered_alone(x, k, step)
     top, total, zeros = int(k.abs().max()), int(k.abs().sum()), int((k == 0).sum())
     if top == 0:
         return struct.pack("<I", ALL_ZERO), norm, norm
@@ -245,8 +251,8 @@ def _short(x: Tensor, norm: float, nu: float, step: float, coder: int, ctx: Cont
 
 
 def _message(
-    x: Tensor, nu: float, step: float, coder: int, chunk: int, ctx: Context | None, layout: list[list[int]]
-) -> tuple[bytes, float, float]:
+    x: Tensor, nu: float, step: float, coder: int, chunk: int, ctx: Context | None, layout: list[list[int]], rdo: bool
+) -> Outcome:
     best = b"", 0.0, 0.0
     if coder == PAPER or (coder == AUTO and x.numel() <= SHORT):
         norm = float(sum_squares(x))
@@ -254,10 +260,10 @@ def _message(
             return struct.pack("<I", NON_FINITE), norm, 0.0
         if norm == 0:
             return struct.pack("<I", ALL_ZERO), 0.0, 0.0
-        best = _short(x, norm, nu, step, coder, ctx)
+        best = _short(x, norm, nu, step, coder, ctx, rdo)
         if best[0] and (coder == PAPER or len(best[0]) < TINY_MESSAGE):
             return best
-    other = _segments(x, nu, step, ctx, chunk, layout)
+    other = _segments(x, nu, step, ctx, chunk, layout, rdo)
     return best if best[0] and len(best[0]) <= len(other[0]) else other
 
 
@@ -272,10 +278,11 @@ def dither_encode(
     left: Tensor | None = None,
     carry: Tensor | None = None,
     layout: Tensor | None = None,
+    rdo: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``."""
     x = x if carry is None else x + carry
-    data, norm, error = _message(x, nu, float(step), coder, chunk, ctx, _pieces_of(layout, x.numel(), []))
+    data, norm, error = _message(x, nu, float(step), coder, chunk, ctx, _pieces_of(layout, x.numel(), []), rdo)
     out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(out.device)
     if left is not None:
         dither_decode(out[: len(data)], left.copy_(x), -1.0, layout)
@@ -389,8 +396,3 @@ def dither_sample(x: Tensor, step: float, stride: int, out: Tensor, carry: Tenso
         norms.append(float(sum_squares(part)))
         errors.append(norms[-1] - dot / energy * dot if energy > 0 else norms[-1])
     out.copy_(torch.tensor([_fold(errors), _fold(norms)], dtype=torch.float64))
-
-
-def may_have_classes(levels: Tensor, layout: Tensor, begin: int, numel: int) -> bool:
-    """True: nobody looks here, so coding them tells."""
-    return True
