@@ -40,8 +40,8 @@ def float32_of(bits: int) -> float:
 
 # Logarithms and powers of libraries differ in their last digits. These take sums, products and quotients of float64 in a fixed order, so
 # that every device finds the same (``search.cuh`` has them for CUDA).
-_LOG_TERMS = tuple(1.0 / k for k in range(23, 1, -2))
-_EXP_TERMS = tuple(1.0 / k for k in range(16, 0, -1))
+_L23, _L21, _L19, _L17, _L15, _L13, _L11, _L9, _L7, _L5, _L3 = (1.0 / k for k in range(23, 1, -2))
+_E16, _E15, _E14, _E13, _E12, _E11, _E10, _E9, _E8, _E7, _E6, _E5, _E4, _E3, _E2 = (1.0 / k for k in range(16, 1, -1))
 _LN2, _TWO_OVER_LN2, _ROOT = 0.6931471805599453, 2.8853900817779268, 0.7071067811865476
 
 
@@ -59,9 +59,10 @@ def log2(value: float) -> float:
         part, exponent = 2 * part, exponent - 1
     # log(part) = 2 artanh(s).
     s = (part - 1) / (part + 1)
-    square, total = s * s, 0.0
-    for term in _LOG_TERMS:
-        total = (total + term) * square
+    q = s * s
+    # Written out, which takes half the time of a loop.
+    total = (((((_L23 * q + _L21) * q + _L19) * q + _L17) * q + _L15) * q + _L13) * q
+    total = (((((total + _L11) * q + _L9) * q + _L7) * q + _L5) * q + _L3) * q
     return exponent + (s + s * total) * _TWO_OVER_LN2
 
 
@@ -72,9 +73,11 @@ def exp2(value: float) -> float:
     (0.125, True)
     """
     whole = math.floor(value + 0.5)
-    power, total = (value - whole) * _LN2, 1.0
-    for term in _EXP_TERMS:
-        total = total * (power * term) + 1
+    p = (value - whole) * _LN2
+    total = (((p * _E16 + 1) * (p * _E15) + 1) * (p * _E14) + 1) * (p * _E13) + 1
+    total = (((total * (p * _E12) + 1) * (p * _E11) + 1) * (p * _E10) + 1) * (p * _E9) + 1
+    total = (((total * (p * _E8) + 1) * (p * _E7) + 1) * (p * _E6) + 1) * (p * _E5) + 1
+    total = (((total * (p * _E4) + 1) * (p * _E3) + 1) * (p * _E2) + 1) * p + 1
     return math.ldexp(total, whole)
 
 

@@ -7,6 +7,7 @@ first; what it returns was verified on all of it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -70,6 +71,7 @@ def toward_zero(value: float) -> float:
     return float32_of(float32_bits(rounded) - 1) if rounded > value else rounded
 
 
+@functools.lru_cache(maxsize=64)
 def step_at(at: float) -> float:
     """The step that a search means by a place: its binary logarithm.
 
