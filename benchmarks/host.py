@@ -37,7 +37,7 @@ from tersegrad.core.state import slice_spec
 from tersegrad.engine import GROUP_BYTES
 from tersegrad.engine.meter import Meter, TimedGroup, Watched, watch
 from tersegrad.exchange import AllGather, AllToAll, Pipeline, ProcessGroup, start
-from tersegrad.exchange.two_shot import borders, for_means
+from tersegrad.exchange.two_shot import for_means, layout
 from tersegrad.kernels import native
 from tersegrad.moments import Collector
 from tersegrad.planner import Link, Measured, measure_coding, measure_link
@@ -226,9 +226,8 @@ def coding(size: int, text: str, numel: int, rounds: int) -> list[float]:
     """Seconds of one two-shot exchange's encoding and decoding, without an exchange, on all hosts at once."""
     method = Method.parse(text)
     exchange: Any = method.make_exchange()
-    compressor, at = exchange.compressor, borders(numel, size)
+    compressor, (at, parts) = exchange.compressor, layout(describe(numel), size)
     again = exchange.second or for_means(compressor)
-    parts = [Spec.flat(at[r + 1] - at[r]) for r in range(size)]
     x = vectors(numel, World.rank)[0]
     states = [compressor.init(p, "cpu") for p in parts]
     second = again.init(parts[0], "cpu")
