@@ -38,6 +38,25 @@ __device__ __forceinline__ i64 segment_length(i64 count, i64 s) {
     return s + 1 < segments_of(count) ? SEGMENT : count - s * SEGMENT;
 }
 
+// A block finds where its segment begins and ends, in a message whose first `head` bytes are of no segment; whether that is in the message, and
+// all segments fill it.
+__device__ bool find_segment(const u8* data, i64 nbytes, i64 head, i64 number, i64 s, i64* begin, i64* end) {
+    *begin = head, *end = nbytes;
+    if (number == 1) return true;
+    i64 before = 0, all = 0;
+    if (head + 4 * number > nbytes) return false;
+    for (i64 k = threadIdx.x; k < number; k += blockDim.x) {
+        const i64 size = load32(data + head + 4 * k);
+        before += k < s ? size : 0;
+        all += size;
+    }
+    block_scan(before, &before);
+    block_scan(all, &all);
+    *begin = head + 4 * number + before;
+    *end = *begin + load32(data + head + 4 * s);
+    return head + 4 * number + all == nbytes;
+}
+
 // Blocks with a scale of their own that a segment has at most.
 #define SCALES_MOST 8
 

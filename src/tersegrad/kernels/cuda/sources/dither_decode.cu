@@ -6,24 +6,6 @@
 #include "classes.cuh"
 #include "escapes.cuh"
 
-// A block finds where its segment begins and ends; whether that is in the message, and all segments fill it.
-__device__ bool find_segment(const u8* data, i64 nbytes, i64 number, i64 s, i64* begin, i64* end) {
-    *begin = 4, *end = nbytes;
-    if (number == 1) return true;
-    i64 before = 0, all = 0;
-    if (4 + 4 * number > nbytes) return false;
-    for (i64 k = threadIdx.x; k < number; k += blockDim.x) {
-        const i64 size = load32(data + 4 + 4 * k);
-        before += k < s ? size : 0;
-        all += size;
-    }
-    block_scan(before, &before);
-    block_scan(all, &all);
-    *begin = 4 + 4 * number + before;
-    *end = *begin + load32(data + 4 + 4 * s);
-    return 4 + 4 * number + all == nbytes;
-}
-
 // A thread reads the header of a segment, and the head and table of its symbols; whether they are well-formed.
 __device__ bool parse_segment(const u8* data, i64 n, i64 at, i64 end, i64* d, short* q, short* present) {
     const i64 size = end - at;
@@ -87,7 +69,7 @@ extern "C" __global__ void dither_open(
         if (threadIdx.x == 0) state[WRONG] = ANOTHER;
         return;
     }
-    if (!find_segment(data, nbytes, number, s, &first, &last)) {
+    if (!find_segment(data, nbytes, 4, number, s, &first, &last)) {
         if (threadIdx.x == 0) state[WRONG] = CORRUPT;
         return;
     }

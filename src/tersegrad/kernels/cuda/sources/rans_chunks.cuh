@@ -56,6 +56,18 @@ struct Words {
         __syncwarp();
         fetch();
     }
+    // The next words, in the order of lanes, to the states that need one; `at`: how many were taken. A malformed chunk may ask for more words than it
+    // has. What lies in the ring then is as good as anything: the count tells.
+    __device__ __forceinline__ void refill(u32 (&x)[2], const bool (&needs)[2], int& at) {
+        const u32 before = (1u << (threadIdx.x & 31)) - 1;
+        const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]);
+        const int from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
+        const u32 word0 = ring[(u32)from0 % RING], word1 = ring[(u32)from1 % RING];
+        if (needs[0]) x[0] = x[0] << 16 | word0;
+        if (needs[1]) x[1] = x[1] << 16 | word1;
+        at += __popc(votes) + __popc(later);
+        if (at + 64 > loaded) turn();
+    }
 };
 
 // What `decode_chunk` takes where symbols have no contexts.
@@ -90,7 +102,6 @@ __device__ bool decode_chunk(
 ) {
     constexpr int G = Context::ahead;
     const int t = threadIdx.x & 31, coded = (int)l.coded(c), lanes = l.lanes;
-    const u32 before = (1u << t) - 1;
     const i64 first = c * l.size;
     Words in;
     in.begin(states + 4 * lanes, states + 4 * lanes + 2 * number, ring);
@@ -102,16 +113,6 @@ __device__ bool decode_chunk(
         good &= x[h] >= 65536;
     }
     int at = 0, base = 0;
-    // A malformed chunk may ask for more words than it has. What lies in the ring then is as good as anything: the count tells.
-    auto refill = [&](const bool(&needs)[2]) {
-        const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]);
-        const int from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
-        const u32 word0 = ring[(u32)from0 % RING], word1 = ring[(u32)from1 % RING];
-        if (needs[0]) x[0] = x[0] << 16 | word0;
-        if (needs[1]) x[1] = x[1] << 16 | word1;
-        at += __popc(votes) + __popc(later);
-        if (at + 64 > in.loaded) in.turn();
-    };
     // Whole steps of 64 lanes, which are nearly all, have no lane that waits.
     const int groups = lanes == 64 ? coded / (64 * G) : 0;
     u32 soon[G][2];
@@ -140,7 +141,7 @@ __device__ bool decode_chunk(
                 x[h] = (cell[h] & 0xffff) * (x[h] >> 12) + (cell[h] >> 16);
                 needs[h] = x[h] < 65536;
             }
-            refill(needs);
+            in.refill(x, needs, at);
             for (int h = 0; h < 2; ++h) last[h] = symbol[h];
         }
         put_step(put, first + base - 64, last[0], last[1], 0);
@@ -159,7 +160,7 @@ __device__ bool decode_chunk(
                 needs[h] = x[h] < 65536;
             }
         }
-        refill(needs);
+        in.refill(x, needs, at);
     }
     good &= at == number;
     // The symbols that were not coded are what a state has above the smallest one.

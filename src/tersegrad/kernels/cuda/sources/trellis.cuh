@@ -123,3 +123,13 @@ __device__ __forceinline__ i64 segment_of(i64 n, i64 i) { return smaller(i / SEG
 // What is known of the indices of a segment: the largest a' (a + 1, or -a), how many are above 14 and 30, the largest |y|, and whether one of
 // the numbers is too large.
 enum { TOP_OF, OVER_14, OVER_30, HEIGHT, TOO_FAR, KNOWN_PLACES };
+
+// A block joins the tables of a segment, and its first thread notes their length and the most symbols that one of them has.
+__device__ void close_tables(const u8* bits, const i64* lengths, const int* present, int number, u8* out, i64* d) {
+    const i64 length = join_tables(bits, TABLE_BYTES, lengths, number, out);
+    if (threadIdx.x) return;
+    i64 most = 0;
+    for (int k = 0; k < number; ++k) most = larger(most, present[k]);
+    d[TABLES_OF] = length;
+    d[ONLY] = most;
+}

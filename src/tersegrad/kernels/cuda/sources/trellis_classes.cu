@@ -166,12 +166,7 @@ extern "C" __global__ void __launch_bounds__(512) trellis_class_tables(
         make_table(count, alphabet, benches[warp], own + k * TABLE_BYTES, lengths + k, present + k, codes + (s * TABLES_MOST + k) * 128);
     }
     __syncthreads();
-    const i64 length = join_tables(own, TABLE_BYTES, lengths, number, tables + s * TABLES_ROOM);
-    if (t) return;
-    i64 most = 0;
-    for (int k = 0; k < number; ++k) most = larger(most, present[k]);
-    d[TABLES_OF] = length;
-    d[ONLY] = most;
+    close_tables(own, lengths, present, number, tables + s * TABLES_ROOM, d);
 }
 
 // A warp for each chunk of a segment with classes, four of them in a block.

@@ -146,14 +146,10 @@ extern "C" __global__ void __launch_bounds__(512) trellis_dithered_decide(
     }
     if (!(least + 8.0 * (double)levels[CLASSES_OF] < WORTH_SENDING * alone)) return;
     cost_of(merged(best), used << best, alphabet, own_bits, own_codes, in);
-    const i64 length = join_tables(own_bits, TABLE_BYTES, in.lengths, used << best, tables + s * TABLES_ROOM);
+    close_tables(own_bits, in.lengths, in.present, used << best, tables + s * TABLES_ROOM, d);
     if (threadIdx.x) return;
-    i64 most = 0;
-    for (int k = 0; k < used << best; ++k) most = larger(most, in.present[k]);
     d[KIND] = CLASSED_KIND;
     d[BITS_OF] = best;
-    d[TABLES_OF] = length;
-    d[ONLY] = most;
     d[CLASSES_OF] = levels[CLASSES_OF];
     d[OCTAVES_OF] = used << best;
     d[CHUNK_OF] = given ? given : 2.0 * least < (double)size ? LONG_CHUNK : USUAL_CHUNK;

@@ -176,12 +176,7 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
         make_table(count, alphabet, benches[warp], bits + warp * TABLE_BYTES, lengths + warp, present + warp, codes + (s * TABLES_MOST + warp) * 128);
     }
     __syncthreads();
-    const i64 length = join_tables(bits, TABLE_BYTES, lengths, number, tables + s * TABLES_ROOM);
-    if (t) return;
-    i64 most = 0;
-    for (int k = 0; k < number; ++k) most = larger(most, present[k]);
-    d[TABLES_OF] = length;
-    d[ONLY] = most;
+    close_tables(bits, lengths, present, number, tables + s * TABLES_ROOM, d);
 }
 
 // Two blocks for each segment: the first half of them write its tables and codes; the others its escapes.

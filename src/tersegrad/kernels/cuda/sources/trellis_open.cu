@@ -9,24 +9,6 @@
 
 #define TABLES_MOST (1 << MOST_BITS)
 
-// A block finds where its segment begins and ends; whether that is in the message, and all segments fill it.
-__device__ bool find_segment(const u8* data, i64 nbytes, i64 number, i64 s, i64* begin, i64* end) {
-    *begin = 1, *end = nbytes;
-    if (number == 1) return true;
-    i64 before = 0, all = 0;
-    if (1 + 4 * number > nbytes) return false;
-    for (i64 k = threadIdx.x; k < number; k += blockDim.x) {
-        const i64 size = load32(data + 1 + 4 * k);
-        before += k < s ? size : 0;
-        all += size;
-    }
-    block_scan(before, &before);
-    block_scan(all, &all);
-    *begin = 1 + 4 * number + before;
-    *end = *begin + load32(data + 1 + 4 * s);
-    return 1 + 4 * number + all == nbytes;
-}
-
 // A thread reads the header of a segment, and the head and the tables of its symbols: whether they are well-formed.
 __device__ bool parse_segment(const u8* data, i64 n, i64 drawn, i64 at, i64 end, i64* d, short* q, short* present) {
     const i64 size = end - at, fixed = drawn ? 4 : 3;
@@ -100,7 +82,7 @@ extern "C" __global__ void trellis_open(
         if (t == 0) state[WRONG] = ANOTHER;
         return;
     }
-    if (!find_segment(data, nbytes, number, s, &first, &last)) {
+    if (!find_segment(data, nbytes, 1, number, s, &first, &last)) {
         if (t == 0) state[WRONG] = CORRUPT;
         return;
     }

@@ -163,7 +163,6 @@ __device__ bool decode_walk(
     const Layout& l, i64 c, i64 origin, int run, const u8* states, i64 number, u16* ring, Walking& walk, const Look& look, const Put& put
 ) {
     const int t = threadIdx.x & 31, coded = (int)l.coded(c), alphabet = 2 * walk.window, starts = (1 << run) - 1;
-    const u32 before = (1u << t) - 1;
     const i64 first = c * l.size;
     Words in;
     in.begin(states + 4 * LANES, states + 4 * LANES + 2 * number, ring);
@@ -174,16 +173,6 @@ __device__ bool decode_walk(
         good &= x[h] >= 65536;
     }
     int at = 0, base = 0;
-    // A malformed chunk may ask for more words than it has. What lies in the ring then is as good as anything: the count tells.
-    auto refill = [&](const bool(&needs)[2]) {
-        const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]);
-        const int from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
-        const u32 word0 = ring[(u32)from0 % RING], word1 = ring[(u32)from1 % RING];
-        if (needs[0]) x[0] = x[0] << 16 | word0;
-        if (needs[1]) x[1] = x[1] << 16 | word1;
-        at += __popc(votes) + __popc(later);
-        if (at + 64 > in.loaded) in.turn();
-    };
     const int groups = coded / (LANES * GROUP);
     if (groups) walk.draw_ahead(origin + first);
     for (int group = 0; group < groups; ++group) {
@@ -204,7 +193,7 @@ __device__ bool decode_walk(
                 x[h] = ((cell[h] & 0xfff) + 1) * (x[h] >> 12) + (cell[h] >> 12);
                 needs[h] = x[h] < 65536;
             }
-            refill(needs);
+            in.refill(x, needs, at);
             for (int h = 0; h < 2; ++h) last[h] = walk.move(h, a, symbol[h]), ends[h] = at_end(symbol[h], walk.window);
         }
         put.step(walk, first + base - LANES, last, ends);
@@ -226,7 +215,7 @@ __device__ bool decode_walk(
                 needs[h] = x[h] < 65536;
             }
         }
-        refill(needs);
+        in.refill(x, needs, at);
     }
     good &= at == number;
     for (int h = 0; h < 2; ++h) {
