@@ -35,7 +35,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import chosen, planned
-from benchmarks.host import Sample, Task
+from benchmarks.host import Sample, Span, Task
 from benchmarks.methods import Method
 from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
 from benchmarks.vectors import TRANSFORMER, What, describe
@@ -77,7 +77,7 @@ class Cell:
     encode: float = 0.0  # seconds, of the median host
     decode: float = 0.0
     waited: float = 0.0
-    sent: int = 0  # bytes a host
+    sent: int = 0  # bytes per host
     samples: tuple[float, ...] = ()
 
 
@@ -320,7 +320,7 @@ def steps(
     count: Annotated[int, typer.Option(help="Steps in a turn.")] = 5,
     turns: Annotated[int, typer.Option(help="Turns of every method.")] = 3,
     width: Annotated[int, typer.Option(help="Of the two hidden layers.")] = 1024,
-    batch: Annotated[int, typer.Option(help="Samples a host.")] = 64,
+    batch: Annotated[int, typer.Option(help="Samples per host.")] = 64,
     out: OutOption = RESULTS,
 ) -> None:
     """Time whole training steps of a 784-width-width-10 network, method against method."""
@@ -368,7 +368,7 @@ def steps(
                         cells.append(Cell(str(made), made.label, size, limit, middle, encode, decode, wire, round(sent), times))
                         console.print(f"  {made.label}: {cells[-1].seconds:.4f} s", style="dim", highlight=False, markup=False)
         shares = ", ".join(f"{c['seconds'] * 1e3:.0f} ms with {c['hosts']} hosts" for c in compute)
-        title = f"One training step, 784-{width}-{width}-10, {batch} samples a host"
+        title = f"One training step, 784-{width}-{width}-10, {batch} samples per host"
         table = cell_table(cells, title, f"Seconds, medians in one run, methods in turn. Computing alone takes {shares}.")
         document = {"task": task, "cells": cells, "compute": compute, "choices": choices}
         stem = save("steps", out, document, [table], console)
@@ -394,7 +394,7 @@ def train(
     seeds: Annotated[int, typer.Option(help="Repetitions with other first weights and orders.")] = 3,
     optimiser: Annotated[str, typer.Option(help="For methods that name none.")] = SGD,
     width: Annotated[int, typer.Option(help="Of the two hidden layers.")] = 1024,
-    batch: Annotated[int, typer.Option(help="Samples a host.")] = 64,
+    batch: Annotated[int, typer.Option(help="Samples per host.")] = 64,
     timed: Annotated[
         int | None, typer.Option(help="Steps on the link of methods whose every step sends the same bytes.")
     ] = None,
@@ -605,6 +605,8 @@ def predict(
                         cluster.hosts.run("train", 8, 8, None, size=size)
                         trial = cluster.hosts.run("step_times", 4, size=size)[0]["report"]
                         cluster.network.limit(limit)
+                        # Connections that were fast a moment ago share a slow link unevenly at first.
+                        cluster.hosts.run("step_times", 3, size=size)
                         found = cluster.hosts.run("step_times", count, size=size)
                         taken[text] += [max(t) for t in zip(*(f["samples"] for f in found))]
                         said = [None if trial is None else trial[f"bits_per_coordinate{end}"] for end in ("", "/sent")]
@@ -677,11 +679,11 @@ def overhead(
         with Cluster(hosts, [hosts], console) as cluster:
             for _ in range(rounds):
                 found = cluster.hosts.run("handle_times", method, numel, 5)
-                taken["handle"] += [statistics.mean(t) for t in zip(*(f["seconds"] for f in found))]
+                taken["handle"] += until_the_last([f["spans"] for f in found])
                 report = found[0]["report"]
                 sent = int(report["bytes/sent"] / report["steps"])
-                taken["coding"] += [statistics.mean(t) for t in zip(*cluster.hosts.run("coding", method, numel, 6))][1:]
-                taken["collectives"] += [statistics.mean(t) for t in zip(*cluster.hosts.run("wires", sent, 5))]
+                taken["coding"] += until_the_last(cluster.hosts.run("coding", method, numel, 6))[1:]
+                taken["collectives"] += until_the_last(cluster.hosts.run("wires", sent, 5))
                 dense = cluster.hosts.run("exchange_rounds", ["float32", "bf16"], numel, 3)
                 for kind in ("float32", "bf16"):
                     taken[kind] += list(merge(kind, hosts, None, [f[kind] for f in dense]).samples)
@@ -741,6 +743,16 @@ def direct(
         save("direct", out, {"cells": found}, [Table(columns, rows, title, "Medians, ways in turn.")], console)
 
     guarded(body)
+
+
+def until_the_last(spans: Sequence[Sequence[Sequence[Span]]]) -> list[float]:
+    """Seconds of each round from spans[host][round][part]: every part lasts from the first host's begin to the last one's end.
+
+    >>> until_the_last([[[(0.0, 2.0), (3.0, 4.0)]], [[(1.0, 3.0), (3.5, 4.5)]]])
+    [4.5]
+    """
+    rounds = zip(*spans)
+    return [sum(max(e for _, e in part) - min(b for b, _ in part) for part in zip(*together)) for together in rounds]
 
 
 def overhead_table(medians: dict[str, float], report: dict[str, Any], title: str) -> Table:

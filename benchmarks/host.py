@@ -27,17 +27,22 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
 from benchmarks.methods import Call, Method, all_reduce
 from benchmarks.vectors import What, describe, vectors
+from tersegrad.core import buffers
 from tersegrad.core.protocol import Compressor, Context, Message, Piece, Spec, Stats, needs_second_moment
 from tersegrad.core.state import slice_spec
-from tersegrad.engine import GROUP_BYTES
+from tersegrad.core.sums import decode_sum
+from tersegrad.engine import GROUP_BYTES, Settings
 from tersegrad.engine.meter import Meter, TimedGroup, Watched, watch
 from tersegrad.exchange import AllGather, AllToAll, Pipeline, ProcessGroup, start
 from tersegrad.exchange.two_shot import for_means, layout
+from tersegrad.integrations import ddp
 from tersegrad.kernels import native
 from tersegrad.moments import Collector
 from tersegrad.planner import Link, Measured, measure_coding, measure_link
@@ -221,55 +226,57 @@ def forget(size: int) -> None:
 
 # --------------------------------------------------------------------------------------------------- coding alone, wires alone
 
+Span = tuple[float, float]  # begin and end of what one host does, by the clock that all of them read
 
-def coding(size: int, text: str, numel: int, rounds: int) -> list[float]:
-    """Seconds of one two-shot exchange's encoding and decoding, without an exchange, on all hosts at once."""
-    method = Method.parse(text)
-    exchange: Any = method.make_exchange()
-    compressor, (at, parts) = exchange.compressor, layout(describe(numel), size)
-    again = exchange.second or for_means(compressor)
-    x = vectors(numel, World.rank)[0]
+
+def coding(size: int, text: str, numel: int, rounds: int) -> list[list[Span]]:
+    """Seconds of the encoding and decoding in a handle's step, without an exchange, on all hosts at once.
+
+    What a handle does: small tensors apart, the vectors of two steps in turn, memory that is used again. In each round the begin and end
+    of what comes before the first messages travel, of what happens between the two, and of what follows the second: no host can
+    begin with one of them before all have ended the one before.
+    """
+    settings = Settings.make(Method.parse(text).compressor, "two_shot")
+    compressor, (at, parts) = settings.effective(settings.compressor, torch.float32), layout(describe(numel), size)
+    again = for_means(compressor)
+    xs = vectors(numel, World.rank)
     states = [compressor.init(p, "cpu") for p in parts]
     second = again.init(parts[0], "cpu")
-    buffers = [torch.zeros(compressor.max_nbytes(p), dtype=torch.uint8) for p in parts]
-    more = [torch.zeros(again.max_nbytes(p), dtype=torch.uint8) for p in parts]
     # What the other owners' means look like: one message per part, made beforehand.
-    theirs = [
-        again.encode(x[at[j] : at[j + 1]], p, again.init(p, "cpu"), Context(seed=2), out=more[j])[0]
-        for j, p in enumerate(parts)
-    ]
-    place = torch.zeros(again.max_nbytes(parts[0]), dtype=torch.uint8)
-    total, out = torch.zeros(parts[0].numel), torch.zeros(numel)
-    adds = hasattr(compressor, "decode_add")
-    seconds = []
+    theirs = [again.encode(xs[0][at[j] : at[j + 1]], p, again.init(p, "cpu"), Context(seed=2))[0] for j, p in enumerate(parts)]
+    spans = list[list[Span]]()
     for step in range(rounds):
-        ctx = Context(seed=2, step=step)
+        x, ctx = xs[step % 2], Context(seed=2, step=step)
+        times = list[Span]()
         World.barrier(size)
         begin = time.perf_counter()
         messages = []
         for j in range(size):
-            message, states[j] = compressor.encode(x[at[j] : at[j + 1]], parts[j], states[j], ctx, out=buffers[j])
+            message, states[j] = compressor.encode(x[at[j] : at[j + 1]], parts[j], states[j], ctx)
             messages.append(message)
-        total.zero_()
-        for _ in range(size):
-            if adds:
-                compressor.decode_add(messages[0], parts[0], ctx, total)
-            else:
-                total.add_(compressor.decode(messages[0], parts[0], ctx))
-        _, second = again.encode(total, parts[0], second, ctx, out=place)
+        times.append((begin, time.perf_counter()))
+        World.barrier(size)
+        begin = time.perf_counter()
+        total = buffers.empty(parts[0].numel, torch.float32, "cpu")
+        decode_sum(compressor, [messages[0]] * size, parts[0], [ctx] * size, total)
+        _, second = again.encode(total, parts[0], second, ctx)
+        times.append((begin, time.perf_counter()))
+        World.barrier(size)
+        begin = time.perf_counter()
+        out = buffers.empty(numel, torch.float32, "cpu")
         for j in range(size):
             again.decode(theirs[j], parts[j], Context(seed=2), out[at[j] : at[j + 1]])
-        seconds.append(time.perf_counter() - begin)
-    return seconds
+        spans.append([*times, (begin, time.perf_counter())])
+    return spans
 
 
-def wires(size: int, nbytes: int, rounds: int) -> list[float]:
-    """Seconds of the bare collectives of one two-shot exchange in which a host sends ``nbytes`` in all."""
+def wires(size: int, nbytes: int, rounds: int) -> list[list[Span]]:
+    """Begin and end of the bare collectives of one two-shot exchange in which a host sends ``nbytes`` in all."""
     group = TimedGroup(World.groups[size])
     share = nbytes // (2 * (size - 1))
     lengths = tuple(0 if r == World.rank else share for r in range(size))
     data = torch.zeros(sum(lengths), dtype=torch.uint8)
-    seconds = []
+    spans = list[list[Span]]()
     for _ in range(rounds):
         World.barrier(size)
         begin = time.perf_counter()
@@ -277,8 +284,8 @@ def wires(size: int, nbytes: int, rounds: int) -> list[float]:
             for request in (AllGather(torch.zeros(8 * size, dtype=torch.uint8)), AllToAll(data, lengths, lengths)):
                 work, _ = group.launch(request)
                 work.wait()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
+        spans.append([(begin, time.perf_counter())])
+    return spans
 
 
 def directly(size: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
@@ -536,22 +543,42 @@ def codings(size: int, texts: list[str], task: Task) -> dict[str, Measured]:
 
 
 def handle_times(size: int, text: str, numel: int, rounds: int) -> dict[str, Any]:
-    """Seconds that a handle takes for a step's exchange, in DDP on a model with ``numel`` parameters that computes next to nothing."""
+    """Begin and end of what a handle does in a step, in DDP on a model with ``numel`` parameters that computes next to nothing.
+
+    Hosts wait for one another before and after the handle sees a bucket: on few cores they reach it one after another, and while one of
+    them is in the handle the others would go on with their backward pass and the next step on its core, and count as the handle's.
+    """
     model = DistributedDataParallel(Cheap(numel), process_group=World.groups[size], gradient_as_bucket_view=True)
-    handle = Method.parse(text).attach(model, 0)
-    assert handle is not None
-    x = vectors(numel, World.rank)
-    for step in range(3):
+    handle = ddp.make_hook(Method.parse(text).compressor)[0]
+    handle.bind(model)
+    model.register_comm_hook(handle, _together)
+    x, spans = vectors(numel, World.rank), list[list[Span]]()
+    for step in range(3 + rounds):
+        if step == 3:
+            handle.reset_report()
+        model.zero_grad(set_to_none=False)
+        BUCKETS.clear()
         model(x[step % 2]).backward()
-    seconds = []
-    handle.reset_report()
-    for step in range(rounds):
-        World.barrier(size)
-        before = handle.seconds
-        model(x[step % 2]).backward()
-        seconds.append(handle.seconds - before)
+        spans.append(list(BUCKETS))
     handle.compare()
-    return {"seconds": seconds, "report": handle.report()}
+    return {"spans": spans[3:], "report": handle.report()}
+
+
+BUCKETS: list[Span] = []  # of the step under way
+
+
+def _together(handle: ddp.Handle, bucket: GradBucket) -> Future[Tensor]:
+    """The handle's hook, entered by all hosts at once, and left."""
+    group = handle.engine.links[0].group
+    dist.barrier(group=group)
+    begin = time.perf_counter()
+    future = handle.on_bucket(bucket)
+    BUCKETS.append((begin, time.perf_counter()))
+    dist.barrier(group=group)
+    return future
+
+
+_together.__annotations__ = {"bucket": GradBucket, "return": Future[Tensor]}  # DDP compares types, not their names
 
 
 class Cheap(torch.nn.Module):

@@ -1,7 +1,7 @@
 """What the rungs of the planner's ladder, and coarser settings, do to accuracy: ``torchrun --nproc-per-node 4 -m benchmarks.ladder``.
 
 A network of two hidden layers learns scikit-learn's handwritten digits by SGD with momentum and by AdamW, with several seeds. The
-table goes to ``benchmarks/results``. About five minutes on two idle cores.
+table goes to ``benchmarks/results``. Some eight minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 from pathlib import Path
 
 from tersegrad import bench
+from tersegrad.advice import DEFAULT, row
 from tersegrad.integrations import processes
 from tersegrad.planner.plan import LADDER
 from tersegrad.report.tables import Column, Table
@@ -19,6 +20,8 @@ from tersegrad.train import Job, load, run
 
 RESULTS = Path(__file__).parent / "results"
 COARSER = (
+    DEFAULT,
+    row("adam", 10).compressor,
     "error_feedback(sparse_dithering(alpha=0.25))",
     "error_feedback(sparse_dithering(alpha=0.5))",
     "error_feedback(top_k(fraction=0.01))",

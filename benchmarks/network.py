@@ -31,7 +31,7 @@ from benchmarks.throttle import Throttled
 PREFIX = "tgrad"  # of every namespace: tgrad-<process id>-<host>
 INTERFACE = "eth0"
 SUBNET = "10.99.0"
-HEADERS = 1514 / 1448  # bytes on the wire for a byte of TCP payload, at the usual 1500 bytes a packet
+HEADERS = 1514 / 1448  # bytes on the wire for a byte of TCP payload, at the usual 1500 bytes per packet
 
 
 class NoNetwork(RuntimeError):

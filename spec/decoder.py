@@ -416,6 +416,11 @@ def rules(value: Any) -> list[tuple[str, Form]]:
     return [(str(pattern), as_form(inner)) for pattern, inner in value]
 
 
+def forms(value: Any) -> list[Form]:
+    require(isinstance(value, list) and 1 <= len(value) <= 16, "expected a list of 1 to 16 configurations")
+    return [as_form(inner) for inner in value]
+
+
 MISSING = object()
 
 
@@ -452,6 +457,7 @@ ABBREVIATIONS: dict[str, dict[str, Any]] = {
     "demo": {"k": 32, "block": 64, "decay": 0.999},
     "distro": {"k": 4, "block": 64, "decay": 0.995},
     "streaming_diloco": {"block": 256},
+    "fewest_bits": {"alpha": MISSING},
 }
 
 
@@ -469,6 +475,14 @@ def abbreviation(name: str, positional: list[Any], named: dict[str, Any]) -> For
         kind, block = "sign" if name == "distro" else "float32", whole(given["block"])
         inner = configuration("chunk_top_k", [], {"chunk": block**2, "k": given["k"], "values": kind, "vector": block})
         return configuration("error_feedback", [configuration("dct", [inner, block], {})], {"decay": given["decay"]})
+    if name == "fewest_bits":
+        alpha = {"alpha": real(given["alpha"]), "rdo": True}
+        of = [
+            configuration("sparse_dithering", [], {**alpha, "chunk": 18}),
+            configuration("trellis", [], alpha),
+            configuration("trellis", [], {**alpha, "states": 32, "chunk": 18}),
+        ]
+        return configuration("aligned", [configuration("shortest", [of], {})], {})
     if name == "ef_sign":
         return configuration("error_feedback", [configuration("sign", [], {})], {})
     if name == "mem_sgd":
@@ -1035,12 +1049,12 @@ def halving(s: int, c: int) -> tuple[int, list[int]]:
 def chunk_stream(words: list[int], chunks: list[tuple[int, int]]) -> list[list[int]]:
     """The sets of the chunks (n, k) of one stream."""
     require(len(words) > 0, "a stream has no words")
-    waiting, X = list(reversed(words)), 0
+    waiting = list(reversed(words))
+    X = waiting.pop()
 
-    def refill(X: int) -> int:
-        return X << 32 | waiting.pop() if X < 2**31 and waiting else X
+    def refill(X: int, B: int) -> int:
+        return X << 32 | waiting.pop() if X < B and waiting else X
 
-    X = refill(refill(X))
     sets: list[list[int]] = []
     last: list[list[tuple[list[int], int, int, int]]] = [
         [],
@@ -1065,17 +1079,18 @@ def chunk_stream(words: list[int], chunks: list[tuple[int, int]]) -> list[list[i
                 break
             base, s, c, at = open_nodes.pop()
             least, starts = halving(s, c)
+            X = refill(X, 2**31)
             slot = X % 65536
             j = max(j for j in range(len(starts) - 1) if starts[j] <= slot)
-            X = refill((starts[j + 1] - starts[j]) * (X >> 16) + slot - starts[j])
+            X = (starts[j + 1] - starts[j]) * (X >> 16) + slot - starts[j]
             a, left = least + j, (s + 1) // 2
             halves = [(base, left, a, at), (base + left, s // 2, c - a, at + a)]
     for found, at, base, s in last[0]:
-        found[at] = base + X % s
-        X = refill(X // s)
+        X, t = divmod(refill(X, s * -(-(2**31) // s)), s)
+        found[at] = base + t
     for found, at, base, s in last[1]:
-        rank = X % (s * (s - 1) // 2)
-        X = refill(X // (s * (s - 1) // 2))
+        M = s * (s - 1) // 2
+        X, rank = divmod(refill(X, M * -(-(2**31) // M)), M)
         high = max(j for j in range(1, s) if j * (j - 1) // 2 <= rank)
         found[at : at + 2] = [base + rank - high * (high - 1) // 2, base + high]
     require(X == 1 and not waiting, "a stream does not end where it should")
@@ -2201,6 +2216,9 @@ def decode_dct(form: Form, message: bytes, spec: Spec, context: Context) -> list
     y = decode(form["inner"], message[:-1], spec._replace(dtype="float32"), context)
     if message[-1]:
         y = [limited(f32(v * 2.0**32)) for v in y]
+    top = max(map(abs, y), default=0.0)
+    scale = 2.0**32 if 2.0**96 <= top < math.inf and not any(map(math.isnan, y)) else 1.0
+    y = [f32(v / scale) for v in y]
     values = [0.0] * spec.d
     for part in tiles(spec, form["block"], form["block"], form["block"]):
         h, w = part.height, part.width
@@ -2210,7 +2228,7 @@ def decode_dct(form: Form, message: bytes, spec: Spec, context: Context) -> list
             T = [[dot([down[j][i] for j in range(h)], [Y[j][c] for j in range(h)]) for c in range(w)] for i in range(h)]
             for i in range(h):
                 for c in range(w):
-                    values[chunk[i * w + c]] = limited(dot(T[i], [along[j][c] for j in range(w)]))
+                    values[chunk[i * w + c]] = limited(f32(dot(T[i], [along[j][c] for j in range(w)]) * scale))
     return values
 
 
@@ -2281,6 +2299,14 @@ def decode_by_tensor(form: Form, message: bytes, spec: Spec, context: Context) -
             values[i] = value
     source.finish()
     return values
+
+
+def decode_shortest(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
+    """5.70"""
+    source = Bytes(message)
+    number = source.byte()
+    require(number < len(form["of"]), "there is no such configuration")
+    return decode(form["of"][number], source.take(source.left), spec._replace(dtype="float32"), context)
 
 
 def decode_metered(form: Form, message: bytes, spec: Spec, context: Context) -> list[float]:
@@ -2433,6 +2459,8 @@ def longest(form: Form, spec: Spec) -> int:
     if name == "aligned":
         signs = sum(2 + rows + region.columns for _, region, rows in matrices(spec))
         return 1 + ceil_div(signs, 8) + longest(form["inner"], spec._replace(dtype="float32"))
+    if name == "shortest":
+        return 1 + max(longest(inner, spec._replace(dtype="float32")) for inner in form["of"])
     if name in ("vgc", "hybrid"):
         pieces = len(spec.pieces)
         if form["wire"] == "paper":
@@ -2612,6 +2640,7 @@ COMPRESSORS: dict[str, Compressor] = {
             "bits": (maybe_real, None),
             "states": (whole, 8),
             "chunk": CHUNK,
+            "rdo": (flag, False),
         },
         lambda form: valid_dithering(form) and form["states"] in GENERATORS,
     ),
@@ -2675,6 +2704,7 @@ COMPRESSORS: dict[str, Compressor] = {
     ),
     "dct": Compressor(68, decode_dct, {"inner": INNER, "block": (whole, 64)}, lambda form: 1 <= form["block"] <= 256),
     "aligned": Compressor(69, decode_aligned, {"inner": INNER}),
+    "shortest": Compressor(70, decode_shortest, {"of": (forms, MISSING)}),
     "metered": Compressor(67, decode_metered, {"inner": INNER, "error": (flag, True)}),
 }
 

@@ -244,10 +244,13 @@ TILED = (
 
 
 def registered() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
-    """Examples and corners of registered classes that the lists above do not name: what was added after them."""
+    """Examples and corners of registered classes that the lists above do not name: what was added after them.
+
+    Messages with ``rdo`` are like others; a few of them come later.
+    """
     listed = {text.partition("(")[0] for text, _ in (*PLAN, *VARIANCE)}
     new = [name for name in (*recipes.COMPRESSORS, *recipes.WRAPPERS) if name not in listed]
-    texts = [text for name in new for text in (*recipes.examples(name), *recipes.corners(name))]
+    texts = [text for name in new for text in (*recipes.examples(name), *recipes.corners(name)) if "rdo" not in text]
     return tuple((text, (*EVERY, ("normal", 700))) for text in texts)
 
 
@@ -304,7 +307,7 @@ def accepted() -> Iterator[Accept]:
     for text in TILED:
         name, x = f"{label(text)}.tiles", numbers(sum(p.numel for p in PIECES), 20)
         yield Accept(name, encoded(text, x, context_of(name), PIECES), PIECES)
-    for text in ("sparse_loco", "demo", "distro(k=2)", "streaming_diloco"):
+    for text in ("sparse_loco", "demo", "distro(k=2)", "streaming_diloco", "fewest_bits(alpha=0.1)"):
         c, ctx = tersegrad.parse(text), context_of(text)
         message, _ = c.encode(numbers(65, 22), Spec.flat(65), c.init(Spec.flat(65), "cpu"), ctx)
         yield Accept(f"{label(text)}.named", framed(text, message.tobytes(), 65, ctx))
@@ -316,6 +319,9 @@ def accepted() -> Iterator[Accept]:
         yield Accept(name, encoded(text, numbers(d, 24), context_of(name)))
     several = numbers(50_000, 21)  # streams of 2048 places and more
     yield Accept("chunk_top_k.three-streams", encoded("chunk_top_k(chunk=256, k=30, values=bins)", several, context(910)))
+    paired = torch.zeros(32, 4096)  # the last pair makes a state of more than 2^63
+    paired.scatter_(1, torch.tensor([(97 * j, 4095 - 13 * j) for j in range(31)] + [(0, 325)]), 1.0)
+    yield Accept("chunk_top_k.large-state", encoded("chunk_top_k(k=2, values=sign)", paired.reshape(-1), context(911)))
     big = 400_000
     yield Accept(
         "qsgd.two-chunks", encoded("qsgd(bits=2, bucket=400000, norm=max, coder=rans)", sparse(big, 10, 900), context(900))
@@ -411,6 +417,7 @@ def scale_classes() -> Iterator[Accept]:
         ("trellis.classes", "trellis(nu=0.05)"),
         ("trellis.classes-4", "trellis(nu=0.001, states=4)"),
         ("trellis.classes-still", "trellis(nu=0.6, states=32, chunk=14)"),
+        ("trellis.classes-rdo", "trellis(nu=0.4, rdo=true)"),
         ("dithered_trellis.classes", "dithered_trellis(omega=0.02)"),
         ("dithered_trellis.classes-few", "dithered_trellis(omega=0.5, states=16)"),
         ("subtractive_dithering.classes", "subtractive_dithering(omega=0.25)"),
@@ -421,6 +428,8 @@ def scale_classes() -> Iterator[Accept]:
     for text in ("aligned(sparse_dithering(nu=0.02))", "aligned(int4)", "error_feedback(aligned(natural(coder=rans)))"):
         name = f"{label(text)}.signs"
         yield Accept(name, encoded(text, agreeing(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
+    text, name = "fewest_bits(alpha=0.1)", "fewest_bits.signs"
+    yield Accept(name, encoded(text, agreeing(d, CLASS_PIECES), context_of(name), CLASS_PIECES), CLASS_PIECES)
     blocks = numbers(6000, 21) * torch.where(torch.arange(6000) // 300 % 3 == 0, 16.0, 0.25)
     for text in ("qsgd(levels=20, bucket=16384, norm=max, coder=rans)", "natural(coder=rans)", "natural_dithering(coder=rans)"):
         name = f"{label(text)}.classes"
@@ -698,6 +707,17 @@ def bad_aligned() -> Iterator[Reject]:
     for name, (message, reason) in cases.items():
         frame_of = framed("aligned(bf16)", message, 20, context_of(f"aligned.{name}"))
         yield Reject(f"aligned.{name}", frame_of, reason, pieces)
+
+
+def bad_shortest() -> Iterator[Reject]:
+    """Messages of a choice that there is not."""
+    text, values = "shortest(of=[bf16, int8])", bytes(40)
+    cases = {
+        "number": (b"\2" + values, "there are two configurations"),
+        "inner-cut": (b"\0" + values[1:], "the message is cut short"),
+    }
+    for name, (message, reason) in cases.items():
+        yield Reject(f"shortest.{name}", framed(text, message, 20, context_of(f"shortest.{name}")), reason)
 
 
 def general_new() -> Iterator[Reject]:
@@ -1186,6 +1206,7 @@ def refused() -> Iterator[Reject]:
     yield from bad_classed()
     yield from bad_subtractive_classes()
     yield from bad_aligned()
+    yield from bad_shortest()
     yield from headers()
     yield from particular()
 
@@ -1251,7 +1272,7 @@ def files(check: bool = True) -> dict[str, bytes]:
     if len(made) != sum(map(len, index.values())):
         raise AssertionError("two vectors have one name")
     for kind, entries in index.items():
-        lines = ",\n".join(json.dumps(entry) for entry in entries)
+        lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
         made[f"{kind}.json"] = f"[\n{lines}\n]\n".encode()
     return made
 

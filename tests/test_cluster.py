@@ -19,6 +19,7 @@ from benchmarks.methods import Call, Method
 from benchmarks.netlink import Netlink
 
 import tersegrad
+from tersegrad.advice import LADDER
 from tersegrad.core.protocol import Context, Spec
 from tersegrad.planner import Coding, Link, Measured
 
@@ -160,7 +161,7 @@ def test_a_planner_knows_what_a_job_would_tell_it() -> None:
     assert slow > 3 * fast > 0.2
 
 
-QSGD = "qsgd(bits=4, bucket=128, norm=max)"
+QSGD = LADDER[0]
 
 
 class Choosing:
@@ -182,10 +183,10 @@ class Choosing:
         return [times, [0.9 * t for t in times]]
 
 
-def choosing(after: float, choice: str, **fixed: float) -> chosen.Cell:
+def choosing(after: float, choice: str, seconds: float = 0.0, **fixed: float) -> chosen.Cell:
     limits: list[float | None] = []
     hosts: Any = Choosing(after, choice, **fixed)
-    cell = chosen.measure(hosts, limits.append, 1e8, 2, host.Task(), seconds=0, least=3)
+    cell = chosen.measure(hosts, limits.append, 1e8, 2, host.Task(), seconds=seconds, least=3)
     assert limits == [None, 1e8]
     return cell
 
@@ -198,8 +199,16 @@ def test_auto_is_compared_after_its_decision_and_with_every_choice() -> None:
     assert good.costs == pytest.approx(10 - 10 * 0.11)
     assert not choosing(0.112, f"{QSGD}, two_shot", bf16=0.2, qsgd=0.1).passed
     dense = choosing(0.0205, "bf16, all_reduce", bf16=0.02)
-    assert not dense.pays
+    assert not dense.compresses
     assert dense.passed
+    assert not dense.duel
+    # Where something else is a little faster than bf16 and auto stays with bf16, it must not be slower than that.
+    assert not choosing(0.0208, "bf16, all_reduce", bf16=0.02, qsgd=0.0199).passed
+    turns = choosing(0.0205, "bf16, all_reduce", seconds=0.01, bf16=0.02)
+    assert turns.duel
+    assert set(turns.duel) == {(0.0205, 0.02)}
+    assert turns.doubt == pytest.approx((1.025, 1.025))
+    assert f"in 1.025 to 1.025 with 2 hosts, {len(turns.duel)} turns" in chosen.table([turns], "").note
     slow = choosing(0.0208, "bf16, all_reduce", bf16=0.02)  # within 10 % of the best, but more than 3 % slower than bf16
     assert not slow.passed
     table = chosen.table([good, slow], "")

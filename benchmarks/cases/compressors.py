@@ -105,6 +105,12 @@ for isa in ("avx512", "avx2"):
     def qsgd(numel: int) -> Work:
         return work_of("qsgd(bits=4)", gaussian(numel))
 
+    for states, least in ((8, {"encode": 0.3, "decode": 0.6}), (32, {"encode": 0.18})):
+
+        @benchmark(f"trellis, {states} states/{isa}", isa=isa, targets=least if best else {})
+        def trellis(numel: int, states: int = states) -> Work:
+            return work_of(f"trellis(nu=0.1, states={states})", gaussian(numel))
+
     @benchmark(f"top-k 1 %, Gaussian/{isa}", isa=isa, targets={"encode": 0.6, "message over ideal": 1.02} if best else {})
     def top_k(numel: int) -> Work:
         return work_of("top_k(fraction=0.01)", gaussian(numel), over_sparse_ideal(0.01, 32))

@@ -1,4 +1,4 @@
-"""Index sets: bits an index against log2 C(d, k) / k, the least that names a random set."""
+"""Index sets: bits per index against log2 C(d, k) / k, the least that names a random set."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ for density in DENSITIES:
 
         verify()
         excess = (8 * message.numel() - theory.log2_binomial(numel, k)) / k
-        return Work({}, 4 * k, verify, {"above log2 C(d,k)/k": Fact(excess, "bits an index")})
+        return Work({}, 4 * k, verify, {"above log2 C(d,k)/k": Fact(excess, "bits per index")})

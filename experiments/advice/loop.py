@@ -19,7 +19,8 @@ from torch.nn.functional import cross_entropy
 
 from experiments.advice.late import Ages
 from experiments.advice.settings import Setting
-from experiments.advice.tasks import TASKS, WORKERS, Task, loaded
+from experiments.advice.small import loaded
+from experiments.advice.tasks import TASKS, WORKERS, Task
 from tersegrad import Context, Piece, Spec, Stats
 from tersegrad.core.protocol import needs_second_moment
 from tersegrad.exchange import scheme, virtual

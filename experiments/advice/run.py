@@ -1,53 +1,39 @@
-"""Train every setting on every task: ``python -m experiments.advice.run --data FOLDER [--part choose|report|delay|rates] [--quick]``.
+"""Train every setting on every task: ``python -m experiments.advice.run --data FOLDER [--part choose|report|delay|rates|ladder]``.
 
-FOLDER holds ``mnist``, ``tinyshakespeare`` and ``cifar10`` (``tasks.py``). JSON is written after every run and what it
-holds is not computed again, so a command that was stopped goes on where it was. Tables are written at the end, and by ``--tables`` alone.
+FOLDER holds ``mnist``, ``tinyshakespeare`` and ``cifar10`` (``tasks.py``). ``--quick`` takes a few steps. JSON is written after every run
+and what it holds is not computed again, so a command that was stopped goes on where it was. Tables are written at the end, and by
+``--tables`` alone.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 
 from experiments.advice import tables
-from experiments.advice.loop import Run, train
-from experiments.advice.settings import BASE, BY_LABEL, DELAYS, SETTINGS, Setting
-from experiments.advice.tasks import CHOOSE, OPTIMIZERS, REPORT, TASKS
+from experiments.advice.loop import train
+from experiments.advice.record import RESULTS, Work, done, read, write
+from experiments.advice.settings import BASE, BY_LABEL, DELAYS, RUNGS, SETTINGS
+from experiments.advice.tasks import CHOOSE, OPTIMIZERS, REPORT, SEEN, TASKS
 from tersegrad import bench
 
-RESULTS = Path(__file__).parent / "results"
 SPAN = (0.5, 1.0, 2.0)  # of the learning rate, in the part "rates"
 QUICK = 16  # steps of the quick form
 TUNED = 100  # the seed of the part "rates", which no other part has
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """One run that is to be made."""
-
-    task: str
-    optimizer: str
-    setting: Setting
-    seed: int
-    rate: float
-    steps: int
 
 
 def plan(
     part: str, seeds: int, words: Sequence[str] = (), wanted: Sequence[str] = (), optimizer: str = "", quick: bool = False
 ) -> Iterator[Work]:
     """The runs of a part, seed by seed, so that what there is when it is stopped is whole for the first seeds."""
-    usual = {"report": REPORT, "rates": tuple(TASKS)}.get(part, CHOOSE[:1] if quick else CHOOSE)
+    usual = {"report": REPORT, "rates": tuple(TASKS), "ladder": SEEN}.get(part, CHOOSE[:1] if quick else CHOOSE)
     names = [name for name in usual if not wanted or name in wanted]
-    settings = {"choose": SETTINGS, "delay": (BASE, *DELAYS), "rates": (BASE,)}
+    settings = {"choose": SETTINGS, "delay": (BASE, *DELAYS), "rates": (BASE,), "ladder": (BASE, *RUNGS)}
     for seed in [TUNED] if part == "rates" else range(seeds):
         for name in names:
             for how in (o for o in OPTIMIZERS if optimizer in ("", o)):
@@ -59,31 +45,9 @@ def plan(
                         yield Work(name, how, setting, seed, task.rates[how] * factor, QUICK if quick else task.steps)
 
 
-def read(path: Path) -> list[Run]:
-    """The runs of a file."""
-    if not path.exists():
-        return []
-    return [read_run(saved) for saved in json.loads(path.read_text())["results"]]
-
-
-def read_run(saved: dict[str, Any]) -> Run:
-    """A run from its JSON form."""
-    return Run(**{**saved, "setting": Setting(**saved["setting"])})
-
-
-def write(path: Path, runs: Sequence[Run]) -> None:
-    """The JSON file, complete or as it was before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "machine": bench.describe()}
-    body = ",\n".join(json.dumps(dataclasses.asdict(run)) for run in runs)
-    made = path.with_suffix(".part")
-    made.write_text(f'{json.dumps(head)[:-1]}, "results": [\n{body}\n]}}\n')
-    made.replace(path)
-
-
 def main(
     data: Annotated[Path, typer.Option(help="the folder of the tasks' folders")] = Path(),
-    part: Annotated[str, typer.Option(help="choose, report, delay or rates")] = "choose",
+    part: Annotated[str, typer.Option(help="choose, report, delay, rates or ladder")] = "choose",
     seeds: Annotated[int, typer.Option(help="how many")] = 3,
     only: Annotated[str, typer.Option(help="labels of settings, separated by semicolons")] = "",
     task: Annotated[str, typer.Option(help="tasks, separated by commas; else all of the part")] = "",
@@ -100,7 +64,7 @@ def main(
         if word not in BY_LABEL:
             raise typer.BadParameter(f"there is no setting {word!r}; there are {'; '.join(BY_LABEL)}")
     found = read(path)
-    have = {Work(r.task, r.optimizer, r.setting, r.seed, r.rate, r.steps) for r in found}
+    have = done(found)
     work = (
         []
         if tables_only

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tersegrad
 from experiments.advice.late import Late, Leaky
+from tersegrad.advice import LADDER, Who
 from tersegrad.core.protocol import Compressor
 
 
@@ -64,6 +66,20 @@ def local(every: int, label: str, compressor: str, exchange: str = "two_shot") -
     return Setting(f"H {every}, {label}", compressor, exchange, f"local_sgd(every={every})")
 
 
+def further(every: int, omega: float, rate: float) -> Setting:
+    """Local steps; a step along the mean of what was learned, ``rate`` times as long."""
+    return Setting(
+        f"H {every}, trellis {omega:g}, rate {rate:g}", trellis(omega), local=f"local_sgd(every={every}, lr={rate:g})"
+    )
+
+
+def fed_then(label: str, inner: str, omega: float) -> Setting:
+    """Error feedback in the first round, and a second round of its own fineness."""
+    return Setting(
+        f"feedback {label}, then trellis {omega:g}", f"error_feedback({inner})", f"two_shot(second={trellis(omega)})"
+    )
+
+
 BASE = Setting("bf16", "bf16")
 SETTINGS = (
     BASE,
@@ -110,6 +126,48 @@ SETTINGS = (
     local(4, "feedback 0.02", fed(0.02)),
     local(4, "trellis 0.05", trellis(0.05)),
 )  # fmt: skip
+# What the part *stages* chooses from, by optimiser, beside the rows of the advice: about 20 times fewer bytes, 100, and 1,000.
+CANDIDATES: Mapping[Who, tuple[Setting, ...]] = {
+    "adam": (
+        Setting("feedback 0.35", fed(0.35)),
+        Setting("feedback 0.3 rdo", "error_feedback(sparse_dithering(alpha=0.3, rdo=true))"),
+        Setting("feedback aligned 0.3", "error_feedback(aligned(sparse_dithering(alpha=0.3)))"),
+        fed_then("trellis 0.25", "trellis(alpha=0.25)", 0.25),
+        fed_then("aligned trellis 0.25", "aligned(trellis(alpha=0.25))", 0.25),
+        Setting("trellis 0.5", trellis(0.5)),
+        *(further(2, w, r) for w, r in ((0.1, 1.25), (0.1, 1.5), (0.25, 1.25))),
+        local(4, "trellis 0.05", trellis(0.05)),
+        further(4, 0.05, 1.25),
+        local(4, "trellis 1", trellis(1)),
+        *(further(4, 1, r) for r in (1.25, 1.5)),
+        local(2, "trellis 4", trellis(4)),
+        further(2, 4, 1.25),
+        Setting("H 4, subtractive 2, rate 1.25", sub(2), local="local_sgd(every=4, lr=1.25)"),
+        further(6, 0.5, 1.25),
+        local(8, "trellis 0.25", trellis(0.25)),
+        *(further(8, w, 1.25) for w in (0.25, 1)),
+        *(local(h, f"trellis {w:g}", trellis(w)) for h, w in ((24, 4), (30, 2), (40, 1), (60, 0.25))),
+        *(further(h, w, 1.25) for h, w in ((24, 4), (30, 2), (40, 1), (60, 1))),
+    ),
+    "momentum": (
+        *(Setting(f"trellis {w:g}", trellis(w)) for w in (0.5, 1)),
+        local(2, "trellis 0.1", trellis(0.1)),
+        local(2, "subtractive 0.25", sub(0.25)),
+        local(3, "trellis 0.1", trellis(0.1)),
+        local(4, "trellis 0.05", trellis(0.05)),
+        local(4, "trellis 1", trellis(1)),
+        further(4, 1, 1.25),
+        local(2, "trellis 4", trellis(4)),
+        local(3, "trellis 2", trellis(2)),
+        local(4, "subtractive 2", sub(2)),
+        local(6, "trellis 0.5", trellis(0.5)),
+        local(8, "trellis 0.25", trellis(0.25)),
+        *(local(h, f"trellis {w:g}", trellis(w)) for h, w in ((24, 4), (30, 2), (40, 1), (60, 0.25))),
+        *(further(h, w, 1.25) for h, w in ((40, 1), (60, 1))),
+    ),
+}  # fmt: skip
+# What the planner and "auto" choose from.
+RUNGS = tuple(Setting(text, text) for text in LADDER)
 # Delay alone: exact messages, in the first round only.
 DELAYS = (
     *(Setting(f"late by {k}", f"late(steps={k})", "two_shot(second=identity)") for k in (1, 2, 4, 8)),
@@ -117,3 +175,8 @@ DELAYS = (
 )
 BY_LABEL = {setting.label: setting for setting in (*SETTINGS, *DELAYS)}
 assert len(BY_LABEL) == len(SETTINGS) + len(DELAYS)
+# The rows of the advice for 20, 100 and 1,000 times fewer bytes before the part *stages*, which come to every stage.
+BEFORE: Mapping[Who, tuple[Setting, ...]] = {
+    "adam": tuple(BY_LABEL[label] for label in ("feedback 0.25", "H 8, trellis 1", "H 60, trellis 1")),
+    "momentum": tuple(BY_LABEL[label] for label in ("H 2, trellis 0.25", "H 8, trellis 1", "H 60, trellis 1")),
+}

@@ -11,18 +11,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from experiments.advice.loop import Run
-from experiments.advice.settings import BASE, BY_LABEL, Setting
-from experiments.advice.tasks import FIRST_REPORT, OPTIMIZERS, REPORT, TASKS
-from tersegrad.advice import Who, row
+from experiments.advice.settings import BASE, BEFORE, BY_LABEL, RUNGS, Setting
+from experiments.advice.tasks import FIRST_REPORT, OPTIMIZERS, REPORT, TASKS, UNSEEN
+from tersegrad.advice import Row, Who
 from tersegrad.report.tables import Column, Table
 
 BUDGETS = (20, 100, 1000)
 ABOUT = 0.75
 NEAR_POINTS, NEAR_LOSS = 0.2, 0.5  # points of accuracy, per cent of loss
-TEXTS = ("source", "shakespeare", "help")
+TEXTS = ("source", "shakespeare", "help", "headers")
 
 # What runs on the tasks that played no part in choosing: by optimiser the rows of the table, and the strongest others of each budget.
 REPORTED: Mapping[str, tuple[Setting, ...]] = {
@@ -79,6 +79,13 @@ class Cell:
         return cost if math.isfinite(cost) else math.inf
 
     @property
+    def by_seed(self) -> list[float]:
+        """Points of accuracy lost, or of text per cent of loss gained, with every seed."""
+        if self.runs[0].task in TEXTS:
+            return [100 * (r.loss / b.loss - 1) for r, b in self.pairs]
+        return [b.accuracy - r.accuracy for r, b in self.pairs]
+
+    @property
     def lost(self) -> float:
         """Points of accuracy below bf16's."""
         return statistics.fmean(b.accuracy - r.accuracy for r, b in self.pairs)
@@ -92,19 +99,29 @@ def cells(runs: Sequence[Run], task: str, optimizer: str) -> dict[Setting, Cell]
     return dict(sorted(((s, c) for s, c in made.items() if c), key=lambda pair: pair[1].fewer))
 
 
-def fitting(runs: Sequence[Run], optimizer: str, budget: float) -> dict[Setting, dict[str, Cell]]:
+def fitting(runs: Sequence[Run], optimizer: str, budget: float, about: float = ABOUT) -> dict[Setting, dict[str, Cell]]:
     """The settings of a budget that ran on every task: by task."""
     names = list(dict.fromkeys(r.task for r in runs))
     by_task = {name: cells(runs, name, optimizer) for name in names}
     shared = [s for s in by_task[names[0]] if all(s in by_task[name] for name in names)] if names else []
     found = {s: {name: by_task[name][s] for name in names} for s in shared}
-    return {s: of for s, of in found.items() if all(c.fewer >= ABOUT * budget for c in of.values())}
+    return {s: of for s, of in found.items() if all(c.fewer >= about * budget for c in of.values())}
 
 
-def ranked(runs: Sequence[Run], optimizer: str, budget: float) -> list[tuple[float, Setting]]:
+def ranked(runs: Sequence[Run], optimizer: str, budget: float, about: float = ABOUT) -> list[tuple[float, Setting]]:
     """The settings of a budget, the best first, with the mean over tasks of what they cost."""
-    found = fitting(runs, optimizer, budget)
+    found = fitting(runs, optimizer, budget, about)
     return sorted(((statistics.fmean(c.cost for c in of.values()), s) for s, of in found.items()), key=lambda pair: pair[0])
+
+
+def sends(what: Row | Setting) -> tuple[str, str, str | None]:
+    """What is exchanged, and how, whatever it is called."""
+    return what.compressor, what.exchange, what.local
+
+
+def before(who: Who, budget: int) -> Setting:
+    """The row that the parts *choose* and *report* are about."""
+    return BEFORE[who][BUDGETS.index(budget)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,15 +149,15 @@ class Held:
         return self.row.fewer >= ABOUT * self.budget
 
 
-def held(runs: Sequence[Run]) -> list[Held]:
-    """Every row of the advice that ran, by optimiser, budget and task."""
+def held(runs: Sequence[Run], chosen: Callable[[Who, int], Row | Setting | None] = before) -> list[Held]:
+    """Every row of the advice (or what else was chosen) that ran, by optimiser, budget and task."""
     found = []
     for optimizer in OPTIMIZERS:
         for budget in BUDGETS:
             for task in dict.fromkeys(r.task for r in runs):
                 own = cells(runs, task, optimizer)
-                advised = row(optimizer, budget)
-                mine = [c for s, c in own.items() if (s.compressor, s.exchange, s.local) == dataclasses.astuple(advised)[2:]]
+                advised = chosen(optimizer, budget)
+                mine = [c for s, c in own.items() if advised is not None and sends(s) == sends(advised)]
                 others = [c for c in own.values() if c.fewer >= ABOUT * budget]
                 if mine and others:
                     found.append(Held(optimizer, budget, task, mine[0], min(others, key=lambda c: c.cost)))
@@ -174,8 +191,13 @@ waited in residuals, both rounds together, then in the first round, then its est
 )
 
 
-def page(part: str, runs: Sequence[Run]) -> str:
-    """The Markdown of a part."""
+def page(
+    part: str,
+    runs: Sequence[Run],
+    chosen: Callable[[Who, int], Row | Setting | None] = before,
+    settled: Sequence[Run] | None = None,
+) -> str:
+    """The Markdown of a part; settings are ranked by the runs that are ``settled``."""
     if part == "rates":
         return _rates(runs)
     words = [f"# {part}", NOTE]
@@ -190,14 +212,36 @@ def page(part: str, runs: Sequence[Run]) -> str:
                     f"{one.parameters:,} parameters, four workers of {TASKS[task].batch}, {one.steps} steps, learning rate {rate:g}."
                 ]
                 words += [shown.markdown()]
-    if part in ("choose", "report"):
-        words += [
-            "## The advice against the others",
-            _held([r for r in runs if r.task in (FIRST_REPORT if part == "choose" else REPORT)]),
-        ]
-    if part in ("choose", "report"):
-        words += ["## By budget", _budgets(runs)]
+    if part == "ladder":
+        words[2:2] = ["## What the rungs cost", _rungs(runs)]
+    unseen = {"choose": FIRST_REPORT, "report": REPORT, "stages": UNSEEN}.get(part, ())
+    if unseen:
+        words += ["## The advice against the others", _held([r for r in runs if r.task in unseen], chosen)]
+        words += ["## By budget", _budgets(runs if settled is None else settled)]
     return "\n\n".join(words) + "\n"
+
+
+def _costs(cell: Cell) -> str:
+    return f"{statistics.fmean(cell.by_seed):+.2f} ({', '.join(f'{cost:+.2f}' for cost in cell.by_seed)})"
+
+
+def _rungs(runs: Sequence[Run]) -> str:
+    """Every rung of the ladder on every task: times fewer bytes, and its cost with each seed, beside how far bf16's seeds are apart."""
+    rows = []
+    for task in dict.fromkeys(r.task for r in runs):
+        for optimizer in OPTIMIZERS:
+            own = cells(runs, task, optimizer)
+            low, high = own[BASE].span("loss" if task in TEXTS else "accuracy")
+            apart = f"{100 * (high / low - 1):.2f} %" if task in TEXTS else f"{high - low:.2f} points"
+            each = [f"{own[s].fewer:.1f} times: {_costs(own[s])}" for s in RUNGS]
+            rows.append((TASKS[task].words, optimizer, apart, *each))
+    columns = [Column("task", number=False), Column("optimiser", number=False), Column("bf16's seeds are apart by")]
+    columns += [Column(s.compressor) for s in RUNGS]
+    words = (
+        "Points of accuracy lost (images) or per cent of loss gained (texts) against bf16 with the same seed: mean, and every seed. "
+        "Less than 0 is better than bf16.\n\n"
+    )
+    return words + Table(tuple(columns), tuple(rows)).markdown()
 
 
 def _budgets(runs: Sequence[Run]) -> str:
@@ -221,10 +265,10 @@ def _budgets(runs: Sequence[Run]) -> str:
     return words + Table(tuple(columns), tuple(rows)).markdown()
 
 
-def _held(runs: Sequence[Run]) -> str:
+def _held(runs: Sequence[Run], chosen: Callable[[Who, int], Row | Setting | None] = before) -> str:
     """Every row of the advice and the best of its budget, by task."""
     rows = []
-    for h in held(runs):
+    for h in held(runs, chosen):
         unit = "%" if h.task in TEXTS else "points"
         size = NEAR_LOSS if h.task in TEXTS else NEAR_POINTS
         each = [f"{c.fewer:,.0f}, {size * c.cost:+.2f} {unit}" for c in (h.row, h.best)]

@@ -3,25 +3,28 @@
 All rows of the advice were first chosen on digits and *source* and held against others on MNIST and Shakespeare (``FIRST_REPORT``), where
 all but one stood. That one, Adam at 20 times fewer bytes, was chosen again on those four, by the same rule, and is held against
 others on ``REPORT``, two tasks that nobody had looked at. There momentum at 100 times failed, and was chosen again on all six.
+The part *stages* (``stages.py``) chooses every row again on all six (``SEEN``) and holds it against others on ``UNSEEN``.
 
-digits comes with scikit-learn (a third is held out); *source* is the text of ``torch.nn``, whose version is pinned, and *help* that of
-Python's own help topics (``pydoc_data``). The others are read from a folder: ``FOLDER/mnist`` (the four idx files, gzipped or not),
-``FOLDER/tinyshakespeare`` (``input.txt``, plain or .xz) and ``FOLDER/cifar10`` (the binary version).
+digits comes with scikit-learn (a third is held out); *source* is the text of ``torch.nn``, whose version is pinned, *headers* that of its
+C++ core (``c10``), and *help* that of Python's own help topics (``pydoc_data``). The others are read from a folder: ``FOLDER/mnist`` (the
+four idx files, gzipped or not), ``FOLDER/tinyshakespeare`` (``input.txt``, plain or .xz), ``FOLDER/cifar10`` (the binary version) and
+``FOLDER/tiny.npz`` (``python -m experiments.variance_based.data``). A file
+``FOLDER/NAME.small.npz`` (``small.py``) comes before all these.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import importlib
 import lzma
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, pad
 
 from tersegrad.advice import Who
 from tersegrad.train import data, models
@@ -95,6 +98,57 @@ class Recurrent(nn.Module):
         return scores
 
 
+class Mix(nn.Module):
+    """A residual perceptron over places or over channels."""
+
+    def __init__(self, width: int, size: int, hidden: int, over_places: bool) -> None:
+        super().__init__()
+        self.norm, self.over_places = nn.LayerNorm(width), over_places
+        self.mix = nn.Sequential(nn.Linear(size, hidden), nn.GELU(), nn.Linear(hidden, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        mixed: Tensor = self.mix(y.transpose(1, 2)).transpose(1, 2) if self.over_places else self.mix(y)
+        return x + mixed
+
+
+class Mixer(nn.Module):
+    """Patches of 4 x 4 pixels, mixed over places and over channels by turns (Tolstikhin et al., MLP-Mixer, 2021)."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64, blocks: int = 3) -> None:
+        super().__init__()
+        places = shape[1] * shape[2] // 16
+        self.patches = nn.Conv2d(shape[0], width, 4, 4)
+        self.mixes = nn.Sequential(
+            *(Mix(width, *sizes) for _ in range(blocks) for sizes in ((places, 32, True), (width, 128, False)))
+        )
+        self.out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)  # (n, places, width)
+        scores: Tensor = self.out(self.mixes(x).mean(1))
+        return scores
+
+
+class Causal(nn.Module):
+    """On bytes: gated convolutions that look back 1, 2, 4 and 8 places (van den Oord et al., WaveNet, 2016)."""
+
+    def __init__(self, symbols: int, width: int = 48) -> None:
+        super().__init__()
+        self.symbols = nn.Embedding(symbols, width)
+        self.layers = nn.ModuleList(nn.Conv1d(width, 2 * width, 2, dilation=2**k) for k in range(4))
+        self.mixes = nn.ModuleList(nn.Conv1d(width, width, 1) for _ in self.layers)
+        self.out = nn.Sequential(nn.ReLU(), nn.Linear(width, symbols))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.symbols(x).transpose(1, 2)  # (n, width, places)
+        for k, (layer, mix) in enumerate(zip(self.layers, self.mixes)):
+            value, gate = layer(pad(x, (2**k, 0))).chunk(2, 1)
+            x = x + mix(value.tanh() * gate.sigmoid())
+        scores: Tensor = self.out(x.transpose(1, 2))
+        return scores
+
+
 def _digits(folder: Path) -> Images:
     whole = data.digits()
     x, y = torch.cat([whole.train, whole.test]), torch.cat([whole.train_labels, whole.test_labels])
@@ -127,6 +181,14 @@ def _gru(found: Images | Text) -> nn.Module:
     return Recurrent(found.classes, 96, nn.GRU)
 
 
+def _mixer(found: Images | Text) -> nn.Module:
+    return Mixer(found.shape, found.classes)
+
+
+def _causal(found: Images | Text) -> nn.Module:
+    return Causal(found.classes)
+
+
 def text_of(name: str, raw: bytes, context: int) -> Text:
     """Bytes in windows, the last tenth held out."""
     symbols = torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy())
@@ -134,11 +196,18 @@ def text_of(name: str, raw: bytes, context: int) -> Text:
     return Text(name, symbols[:cut], symbols[cut:], 256, 1.0).cut(context)
 
 
+def _mixed(files: Iterable[Path]) -> bytes:
+    """Files in an order that mixes the packages, so that what is held out is of the same kind."""
+    mixed = sorted(sorted(files), key=lambda path: hashlib.blake2b(path.name.encode()).digest())
+    return b"\0".join(path.read_bytes() for path in mixed)
+
+
 def _source(folder: Path) -> Text:
-    files = sorted(Path(nn.__file__).parent.rglob("*.py"))
-    # An order that mixes the packages, so that what is held out is of the same kind.
-    mixed = sorted(files, key=lambda path: hashlib.blake2b(path.name.encode()).digest())
-    return text_of("source", b"\0".join(path.read_bytes() for path in mixed), 48)
+    return text_of("source", _mixed(Path(nn.__file__).parent.rglob("*.py")), 48)
+
+
+def _headers(folder: Path) -> Text:
+    return text_of("headers", _mixed((Path(torch.__file__).parent / "include" / "c10").rglob("*.h")), 32)
 
 
 def _help(folder: Path) -> Text:
@@ -154,9 +223,21 @@ def _shakespeare(folder: Path) -> Text:
     raise FileNotFoundError(f"{folder / 'tinyshakespeare' / 'input.txt'} (or .xz) is missing: --data names the folder above it")
 
 
+def tiny(folder: Path, classes: int = 20, held_out: int = 5000) -> Images:
+    """The first classes of Tiny-ImageNet at a quarter of their size; its 50 validation images of each are too few a test."""
+    with np.load(folder / "tiny.npz") as held:
+        x, y = (np.concatenate([held[name], held[f"{name}_test"]]) for name in ("x", "y"))
+    x, y = x[y < classes], y[y < classes]
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).numpy()
+    pixels, y = avg_pool2d(torch.from_numpy(x[order].transpose(0, 3, 1, 2).copy()).float(), 4).numpy(), y[order]
+    return data.scaled("tiny", pixels[held_out:], y[held_out:], pixels[:held_out], y[:held_out])
+
+
 CHOOSE = ("digits", "source", "mnist", "shakespeare")
 FIRST_REPORT = CHOOSE[2:]
 REPORT = ("cifar10", "help")
+SEEN = CHOOSE + REPORT
+UNSEEN = ("tiny", "headers")
 TASKS = {
     task.name: task
     for task in (
@@ -167,12 +248,8 @@ TASKS = {
         Task("cifar10", "residual network, CIFAR-10", lambda folder: data.cifar10(folder / "cifar10"), _residual, 16,
              {"adam": 8e-3, "momentum": 0.05}),
         Task("help", "GRU, Python's help", _help, _gru, 8, {"adam": 0.012, "momentum": 1.0}, held_out=1024),
+        Task("tiny", "mixer, Tiny-ImageNet", tiny, _mixer, 16, {"adam": 4e-3, "momentum": 0.05}),
+        Task("headers", "causal convolutions, C++ headers", _headers, _causal, 8, {"adam": 0.016, "momentum": 0.8}, held_out=2048),
     )
 }  # fmt: skip
 OPTIMIZERS: tuple[Who, ...] = ("adam", "momentum")
-
-
-@functools.cache
-def loaded(name: str, folder: Path) -> Images | Text:
-    """The data of a task, read once."""
-    return TASKS[name].load(folder)

@@ -289,7 +289,7 @@ def _instead(reply: Message, made: Message) -> Message:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one kind; aggregates are digests, one a round."""
+    """What came of one kind; aggregates are digests, one per round."""
 
     kind: str
     replies: int
@@ -409,7 +409,7 @@ def _execute(job: tuple[str | None, int]) -> Outcome:
 
 def main(
     replies: Annotated[int, typer.Option(help="hostile replies of every kind, rounded up to hundreds")] = 1000,
-    jobs: Annotated[int, typer.Option(help="processes; 0: one a core")] = 0,
+    jobs: Annotated[int, typer.Option(help="processes; 0: one per core")] = 0,
     out: Annotated[Path, typer.Option(help="folder for the results")] = RESULTS,
 ) -> None:
     """Send hostile replies of every kind through the real strategy; exit 1 if one of them was not handled."""

@@ -190,7 +190,7 @@ def main(
     seeds: Annotated[int, typer.Option(help="how many; the table has their median")] = 0,
     clients: Annotated[int, typer.Option(help="how many; 0: as usual for the task")] = 0,
     only: Annotated[str, typer.Option(help="methods whose label contains one of these words, separated by commas")] = "",
-    jobs: Annotated[int, typer.Option(help="processes; 0: one a core")] = 0,
+    jobs: Annotated[int, typer.Option(help="processes; 0: one per core")] = 0,
     fresh: Annotated[bool, typer.Option(help="compute everything again, not only what the results lack")] = False,
     quick: Annotated[bool, typer.Option(help="few rounds and clients, to see that it runs")] = False,
     out: Annotated[Path, typer.Option(help="folder for the results")] = RESULTS,

@@ -48,7 +48,11 @@ class Method:
 
 DILOCO = "diloco(every=H, lr=0.7, momentum=0.9)"
 SENDERS = "all_gather(mean=senders)"
-SIGNS = "sign_sgd(lr=0.0005, weight_decay=0.1, warmup=0.1, floor=0.1)"
+
+
+def signs(rate: float) -> str:
+    """DisTrO's optimiser."""
+    return f"sign_sgd(lr={rate}, weight_decay=0.1, warmup=0.1, floor=0.1)"
 
 
 def dithering(alpha: float, decay: float = 1.0) -> str:
@@ -61,9 +65,9 @@ def tiles(k: int, decay: float = 1.0) -> str:
     return f"error_feedback(chunk_top_k(k={k}, values=sign){'' if decay == 1.0 else f', decay={decay}'})"
 
 
-def subtractive(omega: float) -> str:
+def subtractive(omega: float, scale: str = "") -> str:
     """Unbiased, without a state."""
-    return f"subtractive_dithering(omega={omega})"
+    return f"subtractive_dithering(omega={omega}{f', scale={scale}' if scale else ''})"
 
 
 def noisy(omega: float) -> str:
@@ -75,8 +79,10 @@ METHODS = (
     # The first is what bytes are compared with.
     Method("bf16, every step", "every step", "bf16", local=None),
     Method("Sparse Dithering 0.75, every step", "every step", dithering(0.75), local=None),
+    Method("trellis 1, every step", "every step", noisy(1), local=None),
+    Method("subtractive 1, every step", "every step", subtractive(1), local=None),
     Method("VGC 1, every step", "every step", "vgc(alpha=1.0)", "all_gather", None),
-    Method("DisTrO, every step", "every step", "distro", SENDERS, None, SIGNS),
+    Method("DisTrO, every step", "every step", "distro", SENDERS, None, signs(0.0005)),
     # The second family's first is what losses of local steps are compared with.
     Method("float32, local", "local, uncompressed", "identity"),
     Method("float32, DiLoCo", "local, uncompressed", "identity", local=DILOCO),
@@ -91,29 +97,31 @@ METHODS = (
     Method("trellis 6, local", "trellis, unbiased", noisy(6)),
     Method("trellis 0.5, H = 120", "trellis, unbiased", noisy(0.5), local="local_sgd(every=120)"),
 )  # fmt: skip
-# What else was tried where strengths were chosen (the plan "search").
+# What else was tried where strengths were chosen (the plans "search" and "search-start"), and what may be asked for elsewhere.
 CLIPPED = "all_gather(mean=senders, clip=median)"
 CANDIDATES = (
+    *(Method(f"DisTrO, every step, rate {r}", "every step", "distro", SENDERS, None, signs(r)) for r in (0.001, 0.002)),
     # Unbiased messages, without a state, and what outer optimiser goes with them.
     *(Method(f"trellis {w}, local", "unbiased", noisy(w)) for w in (1, 2, 8)),
     *(Method(f"trellis {w}, H = 60", "unbiased", noisy(w), local="local_sgd(every=60)") for w in (1, 2)),
     *(Method(f"trellis {w}, H = 120", "unbiased", noisy(w), local="local_sgd(every=120)") for w in (0.25, 1)),
     *(
         Method(f"trellis {w}, rate {lr}, momentum {m}", "unbiased", noisy(w), local=f"diloco(every=H, lr={lr}, momentum={m})")
-        for w, lr, m in ((4, 0.7, 0.5), (4, 0.5, 0.5), (6, 0.5, 0.5), (4, 0.4, 0.8))
+        for w, lr, m in ((4, 0.7, 0.5), (4, 1, 0.3), (4, 0.5, 0.5), (6, 0.5, 0.5), (4, 0.4, 0.8))
     ),
     Method("trellis 0.25, H = 120, rate 0.8, momentum 0.4", "unbiased", noisy(0.25), local="diloco(every=120, lr=0.8, momentum=0.4)"),
     Method("trellis 8, then 2", "unbiased", noisy(8), f"two_shot(second={noisy(2)})"),
     *(Method(f"subtractive {w}, local", "unbiased", subtractive(w)) for w in (0.25, 3)),
+    *(Method(f"subtractive {w}, one step", "unbiased", subtractive(w, "global")) for w in (4, 6, 8)),
     Method("subtractive 8, then dithering 0.6", "unbiased", subtractive(8), f"two_shot(second={dithering(0.6)})"),
     # Longer steps along the exact mean.
     *(Method(f"float32, local, rate {r}", "control", "identity", local=f"local_sgd(every=H, lr={r})") for r in (0.7, 1.25, 1.5, 2)),
-    *(Method(f"trellis 4, local, rate {r}", "control", noisy(4), local=f"local_sgd(every=H, lr={r})") for r in (0.5, 0.25)),
+    *(Method(f"trellis 4, local, rate {r}", "control", noisy(4), local=f"local_sgd(every=H, lr={r})") for r in (0.25, 0.5, 1.25, 1.5)),
     # How long rounds may be.
     *(Method(f"float32, H = {h}", "uncompressed", "identity", local=f"local_sgd(every={h})") for h in (60, 120, 240)),
     *(
         Method(f"float32, H = {h}, rate {lr}, momentum {m}", "uncompressed", "identity", local=f"diloco(every={h}, lr={lr}, momentum={m})")
-        for h, lr, m in ((30, 0.7, 0.5), (30, 0.5, 0.5), (60, 0.8, 0.4), (120, 0.8, 0.4), (120, 0.7, 0.6))
+        for h, lr, m in ((30, 0.7, 0.5), (30, 1, 0.3), (30, 0.5, 0.5), (60, 0.8, 0.4), (120, 0.8, 0.4), (120, 0.7, 0.6))
     ),
     # Few coordinates, averaged over their senders.
     *(Method(f"signs of {k}, senders", "tiles", tiles(k, 0.95), SENDERS) for k in (16, 64)),

@@ -67,6 +67,10 @@ PLANS = {
         precision="bf16", compile=True,
     ),
 }  # fmt: skip
+# The same two with first weights of the deviation that GPT-2 has at a width of 768, scaled with the root of the width.
+for _name, _deviation in (("search", 0.049), ("large", 0.0245)):
+    _model = PLANS[_name].model.replace(")", f", deviation={_deviation})")
+    PLANS[f"{_name}-start"] = dataclasses.replace(PLANS[_name], model=_model)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -271,8 +271,9 @@ def main(words: Sequence[str] | None = None) -> int:
     plan, name = PLANS[options.plan], options.plan
     if options.steps:
         plan, name = dataclasses.replace(plan, steps=options.steps), f"{name}-{options.steps}"
-    known = (*METHODS, *CANDIDATES) if plan.stacked else METHODS
-    wanted, claims = named(options.only, known), named(options.claims, known)
+    known = (*METHODS, *CANDIDATES)
+    wanted = named(options.only, known if options.only or plan.stacked else METHODS)
+    claims = named(options.claims, known)
     lacking = [f"{m.label} ({why})" for m in wanted if (why := m.lacking())]
     for line in lacking:
         say(f"left out: {line}")

@@ -6,7 +6,8 @@
 
 The first table has a row per error: Sparse Dithering with one table, with classes, with levels that were chosen by their bits too
 (``rdo=true``), and with signs (``aligned``), the entropy of its levels and what xz, zstd and blosc2 make of them; then trellis codes,
-which have classes too, at the same error. xz is in the standard library; zstd and blosc2 have columns where they can be imported.
+which have classes too, at the same error, likewise with bits and with signs; last ``fewest_bits``, which tries all of it. xz is in the
+standard library; zstd and blosc2 have columns where they can be imported.
 The second table has compressors whose error follows from their form: bits and error of each.
 """
 
@@ -33,7 +34,7 @@ from tersegrad.recipes import parse
 RESULTS = Path(__file__).parent / "results"
 NETWORKS = ("transformer", "lstm", "resnet", "cnn", "mlp")
 # Of the first table, beside the bits without classes.
-SAVING = ("with classes", "chosen levels", "trellis", "aligned trellis")
+SAVING = ("with classes", "trellis", "aligned trellis", "fewest bits")
 # Of the second table.
 FORMS = (
     "sign",
@@ -103,7 +104,9 @@ def measure(gradient: Gradient, alpha: float) -> dict[str, float]:
     trellis = f"trellis(alpha={alpha})"
     return row | {
         "trellis": sent(trellis, gradient, alpha)[0],
+        "trellis by bits": sent(f"trellis(alpha={alpha}, rdo=true)", gradient, alpha)[0],
         "aligned trellis": sent(f"aligned({trellis})", gradient, alpha)[0],
+        "fewest bits": sent(f"fewest_bits(alpha={alpha})", gradient, alpha)[0],
     }
 
 
@@ -128,7 +131,7 @@ def forms(rows: list[dict[str, object]]) -> str:
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    """Markdown, with what classes, trellis codes and both with aligned signs save of the bits without classes."""
+    """Markdown, with what classes, trellis codes, both with aligned signs, and everything together save of the bits without classes."""
     names = [n for n in rows[0] if n not in ("network", "step", "alpha")]
     heads = ["network", "step", "alpha", *names, *(f"{n}: saved" for n in SAVING)]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
@@ -170,6 +173,9 @@ def main() -> None:
     for name in SAVING:
         worst = max(float(str(r[name])) / float(str(r["without classes"])) for r in rows)
         print(f"{name}: the largest share of the bits without classes is {worst:.3f}")
+    for name in others():
+        worst = max(float(str(r["fewest bits"])) / float(str(r[name])) for r in rows)
+        print(f"fewest bits: the largest share of what {name} makes of scalar levels is {worst:.3f}")
 
 
 if __name__ == "__main__":

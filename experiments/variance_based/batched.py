@@ -43,6 +43,7 @@ class Method:
     """What is sent, and what is kept back; ``init`` makes the tensors that ``step`` works on."""
 
     mode: ClassVar[Mode] = "workers"
+    resent: ClassVar[bool] = False  # messages are encoded from what the step chose (``sent``), not from gradient and state
     samples: ClassVar[int] = 50  # at most so many messages of a run are encoded to bytes: dense ones take seconds
 
     def init(self, buffers: Buffers, seed: int) -> State:

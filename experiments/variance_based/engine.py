@@ -184,3 +184,95 @@ class Collected:
 
     def changing(self) -> list[Tensor]:
         return list(self.model.buffers())
+
+
+class Replicas:
+    """An ordinary torch model of which every worker has parameters, and running statistics, of its own.
+
+    The parameters are (workers, padded). Workers' passes are independent, so on CUDA they go to several streams: a batch of one worker
+    alone leaves most of a large device idle. Evaluation takes :attr:`anchor`, and the mean of the workers' running statistics.
+    """
+
+    STREAMS = 8
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.layout = Layout.of({name: tuple(_stored(p).shape) for name, p in model.named_parameters()})
+
+    def bind(self, params: Tensor, buffers: Buffers, workers: int, mode: Mode) -> None:
+        device = params.device
+        self.model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.params, self.anchor = params, params[0].clone()
+        # Products are in bfloat16 on CUDA: one copy serves all weights, where autocast would copy each.
+        self.low = torch.zeros_like(params, dtype=torch.bfloat16) if params.is_cuda else params
+        self.weights = [self._leaves(low, own) for low, own in zip(self.low, params)]
+        self.gradients = self.layout.views(buffers.gradient)
+        self.running = {
+            name: b.detach().expand(workers, *b.shape).clone(memory_format=torch.contiguous_format)
+            for name, b in self.model.named_buffers()
+        }
+        self.losses = torch.zeros(workers, device=device)
+        self.streams = [torch.cuda.Stream(device) for _ in range(min(workers, self.STREAMS))] if params.is_cuda else []
+
+    def _leaves(self, low: Tensor, own: Tensor) -> dict[str, Tensor]:
+        """One worker's parameters, as the model wants them; matrices in the lower precision."""
+        lows, owns = self.layout.views(low), self.layout.views(own)
+        found = {}
+        for name, view in owns.items():
+            chosen = lows[name] if view.ndim > 1 else view
+            chosen = chosen.permute(0, 3, 1, 2) if chosen.ndim == 4 else chosen
+            found[name] = chosen.detach().requires_grad_()
+        return found
+
+    def _autocast(self) -> Any:
+        kind = self.params.device.type
+        return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.params.is_cuda, cache_enabled=False)
+
+    def _lower(self) -> None:
+        if self.low is not self.params:
+            self.low.copy_(self.params)
+
+    def _worker(self, w: int, x: Tensor, labels: Tensor) -> None:
+        weights = self.weights[w]
+        with torch.enable_grad():
+            with self._autocast():
+                running = {name: stacked[w] for name, stacked in self.running.items()}
+                logits = torch.func.functional_call(self.model, {**weights, **running}, (x,))
+            loss = F.cross_entropy(logits.float(), labels)
+            gradients = torch.autograd.grad(loss, list(weights.values()))
+        for name, gradient in zip(weights, gradients):
+            self.gradients[name][w].copy_(_stored(gradient))
+        self.losses[w].copy_(loss.detach())
+
+    @torch.no_grad()
+    def step(self, x: Tensor, labels: Tensor) -> Tensor:
+        self.model.train()
+        self._lower()
+        parts = list(zip(x.chunk(len(self.params)), labels.chunk(len(self.params))))
+        if not self.streams:
+            for w, (own, given) in enumerate(parts):
+                self._worker(w, own, given)
+            return self.losses.mean()
+        here = torch.cuda.current_stream()
+        for stream in self.streams:
+            stream.wait_stream(here)
+        for w, (own, given) in enumerate(parts):
+            with torch.cuda.stream(self.streams[w % len(self.streams)]):
+                self._worker(w, own, given)
+        for stream in self.streams:
+            here.wait_stream(stream)
+        return self.losses.mean()
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, training: bool = False) -> Tensor:
+        self.model.train(training)
+        running = {
+            name: stacked.mean(0) if stacked.is_floating_point() else stacked[0].clone()
+            for name, stacked in self.running.items()
+        }
+        with self._autocast():
+            logits: Tensor = torch.func.functional_call(self.model, {**self._leaves(self.anchor, self.anchor), **running}, (x,))
+        return logits.float()
+
+    def changing(self) -> list[Tensor]:
+        return [*self.running.values(), self.losses]

@@ -22,6 +22,7 @@ FAMILIES = {  # marker and colour: shapes tell them apart without colour
     "top": ("v", "#a67c00"),
     "power": ("P", "#0f8b8d"),
     "dithering": ("X", "#8c1c3a"),
+    "local": ("h", "#4a4a8a"),
 }
 FAMILY_NAMES = {
     "none": "no compression",
@@ -32,6 +33,7 @@ FAMILY_NAMES = {
     "top": "error feedback, top-k (fraction)",
     "power": "PowerSGD (rank)",
     "dithering": "error feedback, Sparse Dithering (error)",
+    "local": "local steps (their number)",
 }
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 SETTINGS = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "tersegrad", "axes.linewidth": 0.8, "lines.linewidth": 1.2}

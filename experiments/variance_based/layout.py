@@ -60,6 +60,13 @@ class Layout:
         """A (..., padded) buffer without its padding, a copy."""
         return torch.cat([flat[..., a:b] for _, _, a, b in self.spans()], dim=-1)
 
+    def unpack(self, packed: Tensor, flat: Tensor) -> None:
+        """Write what :meth:`packed` gave back into a (..., padded) buffer."""
+        at = 0
+        for _, _, a, b in self.spans():
+            flat[..., a:b] = packed[..., at : at + b - a]
+            at += b - a
+
     def tensor_of_block(self, device: torch.device | str) -> Tensor:
         """For each block the number of its tensor, int64."""
         counts = [-(-math.prod(shape) // BLOCK) for _, shape in self.shapes]

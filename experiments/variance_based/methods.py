@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.variance_based import batched
+from experiments.variance_based import batched, remedies
 from experiments.variance_based.batched import Method
+from experiments.variance_based.local import Local
 from experiments.variance_based.network import Init
 from experiments.variance_based.train import Config, Optimiser
 
@@ -30,6 +31,13 @@ METHODS: dict[str, Method] = {
     "dithering_0.95": batched.SparseDithering(alpha=0.95, scale="global"),
     "dithering_0.8": batched.SparseDithering(alpha=0.8, scale="global"),
     "dithering_chunk_0.8": batched.SparseDithering(alpha=0.8),
+    "local_7": Local("local_sgd(every=7)"),
+    "local_14": Local("local_sgd(every=14)"),
+    "local_14_fine": Local("local_sgd(every=14)", "dithered_trellis(omega=0.25)"),
+    "local_49": Local("local_sgd(every=49)"),
+    "local_14_outer": Local("diloco(every=14)"),
+    "local_7_growing": Local("local_sgd(every=7)", growing=True),
+    "local_14_exact": Local("local_sgd(every=14)", "identity"),
 }
 LABELS = {
     "none": "none",
@@ -50,6 +58,13 @@ LABELS = {
     "dithering_0.95": "error feedback, Sparse Dithering, error 0.95",
     "dithering_0.8": "error feedback, Sparse Dithering, error 0.8",
     "dithering_chunk_0.8": "error feedback, Sparse Dithering by chunks, error 0.8",
+    "local_7": "7 local steps, `dithered_trellis(omega=1)`",
+    "local_14": "14 local steps, `dithered_trellis(omega=1)`",
+    "local_14_fine": "14 local steps, `dithered_trellis(omega=0.25)`",
+    "local_49": "49 local steps, `dithered_trellis(omega=1)`",
+    "local_14_outer": "14 local steps, Nesterov steps along their mean, `dithered_trellis(omega=1)`",
+    "local_7_growing": "7 local steps and more as the rate falls, `dithered_trellis(omega=1)`",
+    "local_14_exact": "14 local steps, float32",
 }
 # Test accuracy in per cent and compression ratio in words after 300 epochs (arXiv 1802.06058, table for CIFAR-10); None: not published.
 PUBLISHED: dict[Optimiser, dict[str, tuple[float | None, float | None]]] = {
@@ -127,6 +142,18 @@ VARIANTS: dict[str, Variant] = {
     **_qsgd_variants(3, 512),
     **_qsgd_variants(4, 512),
 }
+_PLAIN = {"momentum": 0.0}  # of the receiver, where workers have taken it already
+# What might help VGC with momentum, and where runs are short; and what tells why the hybrid fails.
+REMEDIES: dict[str, Variant] = {
+    "vgc_2_lr0.1": Variant("vgc_2", "learning rate 0.1", METHODS["vgc_2"], {"lr": 0.1}),
+    "vgc_2_lr0.05": Variant("vgc_2", "learning rate 0.05", METHODS["vgc_2"], {"lr": 0.05}),
+    "vgc_2_corrected": Variant("vgc_2", "momentum before compression, masked", remedies.CorrectedVGC(alpha=2.0), _PLAIN),
+    "vgc_2_zeta_0.99": Variant("vgc_2", "zeta = 0.99", batched.VGC(alpha=2.0, zeta=0.99)),
+    "vgc_2_zeta_0.997": Variant("vgc_2", "zeta = 0.997", batched.VGC(alpha=2.0, zeta=0.997)),
+    "local_14_lr0.002": Variant("local_14", "learning rate 0.002", METHODS["local_14"], {"lr": 0.002}),
+    "hybrid_0.01_whole": Variant("hybrid_0.01", "all that waits at once, in multiples of tau", remedies.WholeHybrid(tau=0.01)),
+}
+VARIANTS |= REMEDIES
 METHODS |= {name: variant.method for name, variant in VARIANTS.items()}
 
 
@@ -174,7 +201,11 @@ class Job:
             lr_warmup=min(2.0, epochs / 10) if momentum else 0.0,
         )
         given = VARIANTS[self.method].changes if self.method in VARIANTS else {}
-        return dataclasses.replace(base, **{**given, **changes})
+        config = dataclasses.replace(base, **{**given, **changes})
+        if isinstance(config.method, remedies.CorrectedVGC):
+            # Weight decay keeps its weight: momentum would have repeated it 1 / (1 - momentum) times.
+            return dataclasses.replace(config, weight_decay=config.weight_decay / (1 - config.method.momentum))
+        return config
 
 
 # The second experiment: sixteen workers, and images that move, of which there are few for so large a network.
@@ -226,40 +257,73 @@ PLANS: dict[str, list[Job]] = {
         *(Job("vgc_2", "momentum", seed) for seed in (1, 2)),
         *(Job(name, seed=seed) for name in ("vgc_2", "vgc_1", "strom_0.1", "hybrid_0.1") for seed in (1, 2)),
         *(Job("qsgd_4bit", "momentum", seed) for seed in (1, 2)),
-        *(Job(name, seed=seed) for name in ("qsgd_4bit", "hybrid_0.01", "top_k_0.001", "power_sgd_4") for seed in (1, 2)),
+        *(Job(name, seed=seed) for name in ("hybrid_0.01", "qsgd_4bit", "top_k_0.001", "power_sgd_4") for seed in (1, 2)),
         *(Job(name, "momentum", seed) for name in ("hybrid_0.1", "strom_0.1") for seed in (1, 2)),
-        *(Job(name, seed=seed) for name in ("strom_0.01", "qsgd_3bit", "qsgd_2bit") for seed in (1, 2)),
+        *(Job(name, seed=seed) for name in ("strom_0.01", "qsgd_3bit", "qsgd_2bit", "strom_0.001") for seed in (1, 2)),
+    ],
+    # CIFAR-10: what helps VGC with momentum, why the hybrid fails with a small tau, and the rows with momentum that are published.
+    "remedies": [
+        *(Job(name, "momentum") for name in ("local_14", "vgc_2_lr0.05", "vgc_2_corrected", "vgc_2_zeta_0.99", "local_49")),
+        Job("hybrid_0.01_whole"),
+        Job("local_14"),
+        *(Job(name, "momentum") for name in ("vgc_1", "hybrid_0.01", "vgc_2_lr0.1", "vgc_1.5")),
+        *(Job("local_14", "momentum", seed) for seed in (1, 2)),
+        *(Job("vgc_2_lr0.05", "momentum", seed) for seed in (1, 2)),
+        *(Job("local_14", seed=seed) for seed in (1, 2)),
+        *(Job("vgc_2_corrected", "momentum", seed) for seed in (1, 2)),
+        *(Job("vgc_2_zeta_0.99", "momentum", seed) for seed in (1, 2)),
+        *(Job("hybrid_0.01_whole", seed=seed) for seed in (1, 2)),
+        *(Job("local_49", "momentum", seed) for seed in (1, 2)),
+        *(Job(name, "momentum") for name in ("qsgd_2bit", "qsgd_3bit", "strom_0.01", "strom_0.001", "power_sgd_4")),
     ],
     # On CIFAR-10, one seed; the rows they are variants of are those of the plan "gpu".
     "variants": [
-        *(Job(name) for name in VARIANTS if name.startswith("vgc")),
+        *(Job(name) for name in VARIANTS if name.startswith("vgc_1.5")),
         *(Job(name) for name in VARIANTS if name.startswith("hybrid_0.1")),
         *(Job(name, "momentum") for name in VARIANTS if name.startswith("hybrid_0.1")),
         *(Job(name, "momentum") for name in ("vgc_1.5", "vgc_1.5_decay", "vgc_1.5_keep")),
         *(Job(name) for name in VARIANTS if name.endswith("_less")),
         *(Job(name, "momentum") for name in ("qsgd_2bit", "qsgd_3bit", *(n for n in VARIANTS if n.endswith("_less")))),
         *(Job(name) for name in VARIANTS if name.endswith("_max")),
-        *(Job(name) for name in VARIANTS if name.startswith("hybrid_0.01")),
+        *(Job(name) for name in VARIANTS if name.startswith("hybrid_0.01") and name not in REMEDIES),
     ],
-    # ResNet-50 on Tiny-ImageNet, 30 epochs: what the claim is about first.
+    # ResNet-50 on Tiny-ImageNet, 30 epochs: what the claim is about first, then the rows of the table, then further remedies.
     "resnet": [
         Job("none"),
         Job("vgc_2"),
         Job("none", "momentum", lr=0.1),
+        Job("local_14", "momentum", lr=0.1),
+        Job("local_14"),
+        Job("local_7", "momentum", lr=0.1),
         Job("vgc_2", "momentum", lr=0.1),
+        # A worker's own gradient is noisier than the mean of all, and Adam's steps along it are shorter for that.
+        Job("local_14_outer"),
+        Job("local_14_lr0.002"),
+        Job("local_14_fine", "momentum", lr=0.1),
+        Job("vgc_2_zeta_0.99"),
+        Job("vgc_2_corrected", "momentum", lr=0.1),
         Job("vgc_1.5"),
-        Job("hybrid_0.1"),
-        *(Job(name, "momentum", lr=0.1) for name in ("vgc_1.5", "vgc_1", "hybrid_0.1")),
         Job("vgc_1"),
-        *(Job(name, "momentum", lr=0.1) for name in ("qsgd_4bit", "power_sgd_4", "dithering_0.8")),
-        *(Job(name) for name in ("qsgd_4bit", "power_sgd_4", "dithering_0.8")),
+        *(Job(name, "momentum", lr=0.1) for name in ("vgc_1.5", "vgc_1", "qsgd_4bit", "power_sgd_4", "hybrid_0.1")),
+        *(Job(name) for name in ("qsgd_4bit", "power_sgd_4", "hybrid_0.1")),
+        Job("local_7_growing", "momentum", lr=0.1),
+        Job("vgc_2_zeta_0.99", "momentum", lr=0.1),
+        Job("local_49", "momentum", lr=0.1),
+        Job("none", "momentum", lr=0.2),
     ],
     # The small form: every row of the paper, what stands beside them, and every variant, five seeds.
     "digits": [
         Job(name, optimiser, seed, lr)
         for seed in range(5)
         for optimiser, lr in DIGITS.items()
-        for name in (*PUBLISHED["adam"], "top_k_0.01", "power_sgd_4", "dithering_0.95", "dithering_0.8", *VARIANTS)
+        for name in (
+            *PUBLISHED["adam"],
+            "top_k_0.01",
+            "power_sgd_4",
+            "dithering_0.95",
+            "dithering_0.8",
+            *(v for v in VARIANTS if v not in REMEDIES),
+        )
     ],
     "quick": [Job("none"), Job("vgc_1.5"), Job("strom_0.1"), Job("hybrid_0.1"), Job("qsgd_4bit")],
 }

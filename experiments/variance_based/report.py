@@ -1,8 +1,8 @@
 """Tables and figures from the result files: ``python -m experiments.variance_based.report [FOLDER]``.
 
 Without a folder it reads ``results/`` (a JSON a run, and ``digits.jsonl``, a run a line), and fills the block between the marks of
-``README.md``; with one, it writes ``table.md`` there. Figures lie beside the result files. Runs of another length or initialisation
-than the usual get tables of their own.
+``README.md``, and that of the second experiment from ``results/tiny``; with one, it writes ``table.md`` there. Figures lie beside the
+result files. Runs of another length or initialisation than the usual get tables of their own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ TITLES = {"adam": "Adam", "momentum": "Momentum SGD"}
 HERE = Path(__file__).parent
 ENOUGH = 3  # messages whose mean size is worth a number
 MARKS = ("<!-- results: filled by report.py -->", "<!-- end of results -->")
+SECOND = ("<!-- second experiment: filled by report.py -->", "<!-- end of second experiment -->")
+REDUCED = ("none", "power", "local")  # families whose messages are added on the way or in parts: they do not go to every worker
 
 
 def read(folder: Path) -> list[Result]:
@@ -168,6 +170,20 @@ def _sizes(run: Result) -> tuple[float | None, float | None]:
     return paper, compact
 
 
+def _leaves(run: Result) -> float | None:
+    """How many times fewer bytes leave a worker than with a float32 all-reduce, which sends 2 (p - 1)/p times the gradient.
+
+    A message that all workers get leaves p - 1 times. Values are those counted in every step, and only their bytes come from the samples:
+    the first steps, which send most, are seldom among them.
+    """
+    compact, samples = _sizes(run)[1], run["encoded"]["samples"]
+    if compact is None:
+        return None
+    if samples and run["ratio_words"]:
+        compact *= run["ratio_words"] * statistics.fmean(s["sent"] for s in samples) / run["parameters"]
+    return compact if run["row"].partition("_")[0] in REDUCED else compact * 2 / run["config"]["workers"]
+
+
 def _share(run: Result) -> float | None:
     """Bytes of the compact form by those of the paper's."""
     paper, compact = _sizes(run)
@@ -186,9 +202,10 @@ MAIN = (
     "last epoch",
     "bytes: paper's form",
     "bytes: compact",
+    "leaves a worker",
     "compact / paper",
     "bits per value (above entropy)",
-    "s an epoch",
+    "s per epoch",
     "seeds",
 )
 
@@ -219,8 +236,9 @@ def main_table(rows: dict[str, list[Result]]) -> str:
                 "" if gain_there is None else f"{gain_there:+.1f}",
                 _number(run["ratio_words"]),
                 _number(there[1]),
-                _number(run["curve"]["ratio"][-1]),
+                _number(run["curve"]["ratio"][-1] or None),
                 *map(_number, _sizes(run)),
+                _number(_leaves(run)),
                 "" if share is None else f"{100 * share:.0f} %",
                 "" if bits is None else f"{bits.bits:.2f} ({100 * bits.above:+.1f} %)",
                 f"{statistics.median(r['seconds']['epoch'] for r in runs):.2f}",
@@ -386,12 +404,16 @@ def notes(results: Sequence[Result]) -> str:
     coordinates = sum(len(r["encoded"]["samples"]) * r["parameters"] for r in exact)
     steps = " to ".join(map(str, sorted({every[0], every[-1]}))) if every else "-"
     lines = [
-        "Accuracy is that of the last epoch: the median over seeds [lowest, highest]; with a constant learning rate it moves by a "
-        "point from epoch to epoch, so differences are taken between means of the last ten. Ratios are those of the run with the median "
-        "accuracy. Ratio in words: parameters divided by those that a worker sends in a step on average, counted in every step. "
-        f"Ratios in bytes: 32 bits per parameter against whole messages, encoded and decoded on every {steps}th step for a worker in turn "
-        f"(not shown where fewer than {ENOUGH} were). "
-        "Bits a value are those of the whole compact message; the entropy is log2 C(N, k) for the places and the order-0 entropy of the "
+        "What the columns are:",
+        "- *Accuracy*: that of the last epoch, the median over seeds [lowest, highest]. With a constant learning rate it moves by a point "
+        "from epoch to epoch, so differences (*against none*) are taken between means of the last ten.\n"
+        "- *Ratios*: those of the run with the median accuracy. In words (*parameters per word*): parameters divided by those that a "
+        "worker sends in a step on average, counted in every step.\n"
+        "- *Bytes*: 32 bits per parameter against whole messages, encoded and decoded on every "
+        f"{steps}th step for a worker in turn (not shown where fewer than {ENOUGH} were).\n"
+        "- *Leaves a worker*: bytes in the compact form against a float32 all-reduce, where a message counts once for every worker that "
+        "gets it. Values are those counted in every step, bytes per value those of the messages.\n"
+        "- *Bits per value*: those of the whole compact message. The entropy is log2 C(N, k) for the places and the order-0 entropy of the "
         "values, each message by itself.",
         f"{messages:,} messages were encoded; the states they left differ from the batched step's in {differing:,} of "
         f"{coordinates / 1e9:,.1f} billion coordinates (Sparse Dithering apart, whose step is searched more closely in messages).",
@@ -425,12 +447,21 @@ def write_up(results: Sequence[Result], folder: str, drawn: Iterable[str]) -> st
     return "\n\n".join(parts)
 
 
-def fill(text: str, block: str) -> str:
+def second(results: Sequence[Result]) -> str:
+    """The tables of the second experiment, ResNet-50."""
+    tried = variants_table(results)
+    machines = " or ".join(sorted({r["machine"] for r in results}))
+    days = sorted({r["date"] for r in results})
+    lines = [f"{len(results)} runs, {' to '.join(sorted({days[0], days[-1]}))}, {machines}."]
+    return "\n\n".join([*lines, table(results), *([tried] if tried else [])])
+
+
+def fill(text: str, block: str, marks: tuple[str, str] = MARKS) -> str:
     """``text`` with another block between the marks."""
-    before, start, rest = text.partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
+    before, start, rest = text.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not start or not end:
-        raise ValueError(f"the text has no marks {MARKS[0]} and {MARKS[1]}")
+        raise ValueError(f"the text has no marks {marks[0]} and {marks[1]}")
     return f"{before}{start}\n\n{block}\n\n{end}{after}"
 
 
@@ -448,7 +479,9 @@ def main(folder: Path, readme: Path | None = None) -> None:
         (folder / "table.md").write_text(f"# Variance-based compression\n\n{write_up(results, '', drawn)}\n")
     else:
         block = write_up(results, f"{folder.relative_to(readme.parent)}/", drawn)
-        readme.write_text(fill(readme.read_text(), block))
+        text = fill(readme.read_text(), block)
+        tiny = read(folder / "tiny")
+        readme.write_text(fill(text, second(tiny), SECOND) if tiny else text)
     print(table(results))
 
 

@@ -4,10 +4,10 @@
     python -m experiments.variance_based.run --data FOLDER --method vgc_1.5         # one run on CIFAR-10
     python -m experiments.variance_based.run --data FOLDER --plan gpu --minutes 25  # the whole table, in order of importance
     python -m experiments.variance_based.run --data tiny.npz --plan resnet          # ResNet-50, 16 workers, 30 epochs (data.py)
-    python -m experiments.variance_based.run --data FOLDER --smoke                  # every method for some steps, times a step and an epoch
+    python -m experiments.variance_based.run --data FOLDER --smoke                  # every method for some steps, and its times
     python -m experiments.variance_based.run --data FOLDER --profile                # time per phase and the slowest kernels
 
-A plan writes one JSON a run as soon as it is finished, skips those it finds, and ends with the table. Only the standard library and
+A plan writes one JSON per run as soon as it is finished, skips those it finds, and ends with the table. Only the standard library and
 torch are needed.
 """
 
@@ -111,7 +111,7 @@ def perform(job: Job, options: argparse.Namespace, images: data.Images) -> Open:
     found.settle()
     encoded = result["encoded"]
     sizes = [f"{form} {encoded[form]['ratio']:g}x" for form in ("paper", "compact") if form in encoded]
-    notes = [f"{result['seconds']['epoch']:.2f} s an epoch", f"{result['seconds']['run']:.0f} s in all"]
+    notes = [f"{result['seconds']['epoch']:.2f} s per epoch", f"{result['seconds']['run']:.0f} s in all"]
     notes += [] if result["graph"] else ["no graph"]
     notes += [f"REFUSED {encoded['refused']}"] if "refused" in encoded else []
     words = f"words {result['ratio_words'] or 0:.1f}x"
@@ -174,7 +174,11 @@ def plan(options: argparse.Namespace, arguments: list[str]) -> None:
     begun = time.perf_counter()
     limit = options.minutes * 60
     chosen = options.only.split(",")
-    jobs = [settled(job, options) for job in PLANS[options.plan] if not options.only or job.method in chosen]
+    jobs = [
+        settled(job, options)
+        for job in PLANS[options.plan]
+        if not options.only or {job.method, f"{job.optimiser}_{job.method}"} & set(chosen)
+    ]
     waiting = [job for job in jobs if not (options.out / f"{job.name}.json").is_file()]
     say(
         f"plan {options.plan}: {len(jobs)} runs, {len(jobs) - len(waiting)} of them finished before, {options.minutes:g} minutes"
@@ -406,7 +410,9 @@ def parser() -> argparse.ArgumentParser:
         "--encode-every", type=int, default=None, help="steps between those that are encoded to real bytes: 200; 40 on digits"
     )
     p.add_argument("--plan", choices=sorted(PLANS))
-    p.add_argument("--only", default="", help="of a plan or profile: these methods, separated by commas")
+    p.add_argument(
+        "--only", default="", help="of a plan or profile: these methods, separated by commas; of a plan also momentum_vgc_2"
+    )
     p.add_argument("--minutes", type=float, default=25.0, help="a plan ends before this")
     p.add_argument("--processes", type=int, default=1, help="runs of a plan at a time")
     p.add_argument("--smoke", action="store_true")

@@ -21,7 +21,8 @@ from torch import Tensor
 from experiments.variance_based import batched, fused, network, wire
 from experiments.variance_based.batched import Buffers, Method
 from experiments.variance_based.data import Images
-from experiments.variance_based.engine import Collected, Engine, OnePass, twin
+from experiments.variance_based.engine import Collected, Engine, OnePass, Replicas, twin
+from experiments.variance_based.local import Local, Outer
 from experiments.variance_based.resnet import resnet
 
 Optimiser = Literal["adam", "momentum"]
@@ -112,10 +113,12 @@ def built(config: Config, images: Images) -> tuple[Engine, Tensor]:
     side = images.x.shape[1]
     if side == 64:
         torch.manual_seed(config.seed)
-        collected = Collected(resnet(int(images.y.max()) + 1, config.depths, config.width, stem=3))
-        return collected, collected.initial()
+        model = resnet(int(images.y.max()) + 1, config.depths, config.width, stem=3)
+        collected = Collected(model)
+        return Replicas(model) if isinstance(config.method, Local) else collected, collected.initial()
     net = network.vgg() if side == 32 else network.small(side)
     engine: Engine = OnePass(net) if config.engine == "one_pass" else Collected(twin(net))
+    engine = Replicas(twin(net)) if isinstance(config.method, Local) else engine
     initial = torch.zeros(engine.layout.padded)
     net.init(initial, config.seed, config.init)  # both engines store the parameters alike
     return engine, initial
@@ -145,10 +148,16 @@ class Trainer:
             zeros(layout.padded),
             zeros(1, dtype=torch.int64),
         )
-        self.params = initial.to(self.device)
+        alone = isinstance(config.method, Local)
+        self.params = initial.to(self.device).expand(config.workers, -1).clone() if alone else initial.to(self.device)
         self.state = config.method.init(self.buffers, config.seed)
         self.engine.bind(self.params, self.buffers, config.workers, mode)
-        self.moments = [zeros(layout.padded) for _ in range(2 if config.optimiser == "adam" else 1)]
+        self.outer: Outer | None = None
+        if isinstance(config.method, Local) and isinstance(self.engine, Replicas):
+            self.outer = Outer(config.method, layout, self.engine.anchor, config.workers, config.seed)
+        # What the optimiser is given: every worker's own gradient where they step alone.
+        self.given = self.buffers.gradient if alone else self.buffers.mean
+        self.moments = [torch.zeros_like(self.params) for _ in range(2 if config.optimiser == "adam" else 1)]
         self.powers = torch.ones(2, dtype=torch.float64, device=self.device)
         self.betas = torch.tensor([0.9, 0.999], dtype=torch.float64, device=self.device)
         self.lr = torch.full((), config.lr, device=self.device)
@@ -208,9 +217,9 @@ class Trainer:
             return
         if config.optimiser == "adam":
             self.powers.mul_(self.betas)
-            _adam(self.params, buffers.mean, self.moments[0], self.moments[1], self.lr, self.powers, after)
+            _adam(self.params, self.given, self.moments[0], self.moments[1], self.lr, self.powers, after)
         else:
-            _momentum(self.params, buffers.mean, self.moments[0], self.lr, after, config.momentum)
+            _momentum(self.params, self.given, self.moments[0], self.lr, after, config.momentum)
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """``step`` as a CUDA graph where possible; the tensors are as before, whatever was run on the way."""
@@ -270,6 +279,14 @@ class Trainer:
         return 100.0 * int(right) / count
 
 
+def rounds(config: Config, trainer: Trainer) -> set[int]:
+    """The steps after which workers that step alone exchange; none for others."""
+    if not isinstance(config.method, Local):
+        return set()
+    still = dataclasses.replace(config, lr_warmup=0.0)
+    return config.method.ends(config.epochs * trainer.steps, [still.rate(i) for i in range(config.epochs)], trainer.steps)
+
+
 def prepare() -> None:
     """Matrix units for float32 products, and the fastest convolutions."""
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -291,6 +308,7 @@ def train(
         dense = trainer.captured(lambda: trainer.step(trainer.dense)) if config.dense_warmup else step
         torch.manual_seed(config.seed)
         sampler = wire.Sampler(trainer, config.encode_every, config.epochs * trainer.steps)
+        ends = rounds(config, trainer)
         ready = time.perf_counter() - begun
         curve: dict[str, list[float]] = {"loss": [], "accuracy": [], "ratio": []}  # by epoch
         words = 0
@@ -312,6 +330,8 @@ def train(
                     sampler.after(done)
                 else:
                     step()
+                if done in ends and trainer.outer is not None:
+                    trainer.outer.end_round(trainer.params, done)
             now = int(trainer.total_words)  # waits for the device
             durations.append(time.perf_counter() - start)
             loss = float(trainer.total_loss) / trainer.steps
@@ -329,6 +349,8 @@ def train(
                 break
         steps = len(durations) * trainer.steps
         sent = words / (steps * config.workers)
+        if trainer.outer is not None:
+            sampler.fixed = trainer.outer.message_bytes(steps)
     ordered = sorted(durations)
     sampler.release()
     result = {
@@ -342,6 +364,7 @@ def train(
         "diverged": not math.isfinite(curve["loss"][-1]),
         "ratio_words": number / sent if sent else None,
         "encoded": sampler.result(),
+        **({"rounds": trainer.outer.described()} if trainer.outer is not None else {}),
         "curve": curve,
         "seconds": {
             "ready": round(ready, 2),

@@ -116,7 +116,7 @@ class Sampler:
         self.forms, self.trainer = method.forms(), trainer
         self.every = max(every, steps // method.samples) if every else 0
         self.number = trainer.buffers.layout.numel
-        self.fixed = method.fixed_bytes(trainer.buffers.layout)
+        self.fixed: float | None = method.fixed_bytes(trainer.buffers.layout)
         self.held: dict[str, Tensor] = {}
         self.futures: list[concurrent.futures.Future[dict[str, Any]]] = []
         self.refused = ""
@@ -133,13 +133,18 @@ class Sampler:
 
     def before(self, step: int) -> None:
         """Keep the state that the message starts from."""
-        self.held = {k: self._take(self.trainer.state[k], step) for k in ("r", "v") if k in self.trainer.state}
+        roles = () if self.trainer.config.method.resent else ("r", "v")
+        self.held = {k: self._take(self.trainer.state[k], step) for k in roles if k in self.trainer.state}
 
     def after(self, step: int) -> None:
         """Hand the step's tensors over."""
         trainer = self.trainer
         given = dict(self.held, x=self._take(trainer.buffers.gradient, step))
-        if trainer.buffers.squares is not None:
+        if trainer.config.method.resent:
+            # With nothing waiting and no variance, all of it passes the test.
+            chosen = self._take(trainer.state["sent"], step)
+            given = {"x": chosen, **{k: torch.zeros_like(chosen) for k in ("r", "v", "s")}}
+        elif trainer.buffers.squares is not None:
             given["s"] = self._take(trainer.buffers.squares, step)
         given |= {f"{k}_after": self._take(trainer.state[k], step) for k in self.held}
         arrays: dict[str, Array] = {k: np.ascontiguousarray(v.cpu().numpy()) for k, v in given.items()}
@@ -175,7 +180,7 @@ class Sampler:
             result["pending"] = sum(not future.done() for future in self.futures)
         number = self.number
         if self.fixed is not None:
-            result["compact"] = {"bytes": self.fixed, "ratio": round(4 * number / self.fixed, 2)}
+            result["compact"] = {"bytes": round(self.fixed, 1), "ratio": round(4 * number / self.fixed, 2)}
         for form in self.forms:
             sizes = [s[form] for s in samples if form in s]
             if sizes:

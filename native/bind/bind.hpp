@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "tensors.hpp"
 #include "tersegrad/philox.hpp"
 #include "tersegrad/threads.hpp"
 
@@ -35,19 +36,23 @@ struct Registrar {
     explicit Registrar(Registration r) { registrations().push_back(r); }
 };
 
-// A contiguous one-dimensional CPU array of exactly this type. Never a converted copy: a result written into one would be lost.
+// A contiguous one-dimensional CPU array of exactly this type: a tensor's or numpy's, which Python holds during the call. Never a
+// converted copy: a result written into one would be lost.
 template <class T>
 class Array {
   public:
     using Handle = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
     Array() = default;
-    explicit Array(Handle handle) : handle_(std::move(handle)) {}
-    T* data() const { return handle_.data(); }
-    std::size_t size() const { return handle_.size(); }
+    Array(T* data, std::size_t size) : data_(data), size_(size) {}
+    explicit Array(Handle handle) : handle_(std::move(handle)), data_(handle_.data()), size_(handle_.size()) {}
+    T* data() const { return data_; }
+    std::size_t size() const { return size_; }
 
   private:
-    Handle handle_;
+    Handle handle_;  // empty for a tensor
+    T* data_ = nullptr;
+    std::size_t size_ = 0;
 };
 
 inline void expect(bool condition, const char* message) {
@@ -124,8 +129,15 @@ struct type_caster<tersegrad::bind::Array<T>> {
     NB_TYPE_CASTER(tersegrad::bind::Array<T>, Inner::Name)
 
     bool from_python(handle source, std::uint32_t flags, cleanup_list* cleanup) noexcept {
+        void* data;
+        std::size_t size;
+        if (tersegrad::bind::tensor_memory(source, dtype<std::remove_const_t<T>>(), data, size)) {
+            value = tersegrad::bind::Array<T>(static_cast<T*>(data), size);
+            return true;
+        }
+        const object array = tersegrad::bind::array_of(source);
         Inner inner;
-        if (!inner.from_python(source, flags & ~static_cast<std::uint32_t>(cast_flags::convert), cleanup)) return false;
+        if (!array || !inner.from_python(array, flags & ~static_cast<std::uint32_t>(cast_flags::convert), cleanup)) return false;
         value = tersegrad::bind::Array<T>(std::move(inner.value));
         return true;
     }

@@ -116,22 +116,22 @@ const bind::Registrar registrar([](nb::module_& m) {
         const Work work;
         return casts::ternary_decode(data.data(), out.size(), bucket, sink(out, add, weight));
     });
-    m.def("dithering_encode", [](Input x, Bytes out, size_t bucket, int levels, int width, std::uint64_t seed, std::uint32_t step,
+    m.def("natural_levels_encode", [](Input x, Bytes out, size_t bucket, int levels, int width, std::uint64_t seed, std::uint32_t step,
                                  std::uint32_t origin) {
         check_bucket(bucket);
         check_levels(levels, width);
-        length(out.size(), casts::dithering_nbytes(x.size(), bucket, width));
+        length(out.size(), casts::natural_levels_nbytes(x.size(), bucket, width));
         apart(out, x);
         const Work work;
-        casts::dithering_encode(x.data(), x.size(), bucket, levels, width, source(seed, step, origin), out.data());
+        casts::natural_levels_encode(x.data(), x.size(), bucket, levels, width, source(seed, step, origin), out.data());
     });
-    m.def("dithering_decode", [](Data data, Floats out, size_t bucket, int levels, int width, bool add, float weight) {
+    m.def("natural_levels_decode", [](Data data, Floats out, size_t bucket, int levels, int width, bool add, float weight) {
         check_bucket(bucket);
         check_levels(levels, width);
-        length(data.size(), casts::dithering_nbytes(out.size(), bucket, width));
+        length(data.size(), casts::natural_levels_nbytes(out.size(), bucket, width));
         apart(out, data);
         const Work work;
-        casts::dithering_decode(data.data(), out.size(), bucket, levels, width, sink(out, add, weight));
+        casts::natural_levels_decode(data.data(), out.size(), bucket, levels, width, sink(out, add, weight));
     });
 });
 

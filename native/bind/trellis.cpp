@@ -31,16 +31,17 @@ std::size_t max_bytes(std::size_t n) {
 }
 
 std::tuple<std::size_t, double, double> encode(Array<const float> x, float step, int states, int chunk, Draws draws, Array<std::uint8_t> out,
-                                               Array<const std::int64_t> layout) {
+                                               Array<const std::int64_t> layout, bool rdo) {
     apart(out, x);
     expect(out.size() >= trellis::max_bytes(x.size()), "the output buffer is too small");
     bind::expect_step(step);
     expect_states(states);
     expect(chunk == trellis::kAutoChunk || rans::is_chunk(chunk), "chunks have 2^14 to 2^18 symbols");
+    expect(!rdo || !std::get<0>(draws), "dithered coordinates are rounded to nearest");
     const classes::Rows rows = bind::rows_of(layout, x.size());
     const trellis::Dither dither = dither_of(draws, x.size());
     const Work work;
-    const auto outcome = trellis::encode(x.data(), x.size(), {step, states, chunk, std::get<0>(draws) ? &dither : nullptr, rows}, out.data());
+    const auto outcome = trellis::encode(x.data(), x.size(), {step, states, chunk, std::get<0>(draws) ? &dither : nullptr, rows, rdo}, out.data());
     return {outcome.bytes, outcome.norm, outcome.error};
 }
 

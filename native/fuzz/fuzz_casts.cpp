@@ -72,10 +72,10 @@ int main(int argc, char** argv) {
                 casts::ternary_decode(data.data(), n, bucket, sink);
                 break;
             default:
-                data.resize(casts::dithering_nbytes(n, bucket, width));
-                casts::dithering_encode(x.data(), n, bucket, levels, width, source, data.data());
+                data.resize(casts::natural_levels_nbytes(n, bucket, width));
+                casts::natural_levels_encode(x.data(), n, bucket, levels, width, source, data.data());
                 spoil();
-                casts::dithering_decode(data.data(), n, bucket, levels, width, sink);
+                casts::natural_levels_decode(data.data(), n, bucket, levels, width, sink);
         }
         if (n) total += out[0] == out[0] ? 1 : 0;
     }

@@ -122,7 +122,7 @@ void unpack32_avx2(const u8* data, std::size_t count, i32* out, bool far) {
     unpack32<W>(data + done / 8 * W, count - done, out + done);
 }
 
-// Ten trits a lane: five in each half, times 1, 3, 9, 27, 81, summed over the half.
+// Ten trits per lane: five in each half, times 1, 3, 9, 27, 81, summed over the half.
 bool pack_trits_avx2(const u8* trits, std::size_t count, u8* out) {
     const V groups = _mm256_setr_epi8(0, 1, 2, 3, 4, -1, -1, -1, 5, 6, 7, 8, 9, -1, -1, -1, 0, 1, 2, 3, 4, -1, -1, -1, 5, 6, 7, 8, 9, -1, -1, -1);
     const V powers = set64(0x511b090301);

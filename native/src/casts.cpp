@@ -91,7 +91,7 @@ float float_of(u32 b) {
 
 // Scales are normal numbers, so that their inverses are finite; NaN tells of input that is not.
 float ternary_scale(u32 most) { return most >= infinity ? NAN : std::fmax(float_of(most), FLT_MIN); }
-float dithering_scale(double squares) {
+float natural_levels_scale(double squares) {
     if (!std::isfinite(squares)) return NAN;
     return static_cast<float>(std::fmin(std::fmax(std::sqrt(squares), static_cast<double>(FLT_MIN)), static_cast<double>(FLT_MAX)));
 }
@@ -331,18 +331,20 @@ void ternary_encode(const float* x, size_t n, size_t bucket, const Stream& strea
 }
 
 // Whether bytes hold n trits as an encoder writes them. What is added cannot be taken back, so this is asked before.
-static bool canonical_trits(const u8* body, size_t n) {
+static bool canonical_trits(const Table& t, const u8* body, size_t n) {
     const size_t bytes = over(n, 5);
-    unsigned bad = 0;
-    for (size_t i = 0; i < bytes; ++i) bad |= body[i] > 242;
+    std::atomic<bool> good{true};
+    parallel_for(bytes, 64, grain, [&](size_t b, size_t e) {
+        if (t.trits_largest(body + b, e - b) > 242) good = false;
+    });
     static constexpr u8 powers[5] = {0, 3, 9, 27, 81};
-    return !bad && (n % 5 == 0 || body[bytes - 1] < powers[n % 5]);
+    return good && (n % 5 == 0 || body[bytes - 1] < powers[n % 5]);
 }
 
 bool ternary_decode(const u8* data, size_t n, size_t bucket, Sink sink) {
     const Table& t = table();
     const u8* const body = data + 4 * over(n, bucket);
-    if (sink.add && !canonical_trits(body, n)) return false;
+    if (sink.add && !canonical_trits(t, body, n)) return false;
     std::atomic<bool> good{true};
     decode_buckets(
         data, n, bucket, Output(sink, n),
@@ -355,38 +357,38 @@ bool ternary_decode(const u8* data, size_t n, size_t bucket, Sink sink) {
     return good;
 }
 
-size_t dithering_nbytes(size_t n, size_t bucket, int width) {
+size_t natural_levels_nbytes(size_t n, size_t bucket, int width) {
     return 4 * over(n, bucket) + bits::packed_bytes(n, static_cast<unsigned>(width));
 }
 
-void dithering_encode(const float* x, size_t n, size_t bucket, int levels, int width, const Stream& stream, u8* out) {
+void natural_levels_encode(const float* x, size_t n, size_t bucket, int levels, int width, const Stream& stream, u8* out) {
     const Table& t = table();
     const unsigned w = static_cast<unsigned>(width);
     u8* const body = out + 4 * over(n, bucket);
     encode_buckets(
-        x, n, bucket, out, dithering_nbytes(n, bucket, width),
+        x, n, bucket, out, natural_levels_nbytes(n, bucket, width),
         [&](const float* p, size_t k) {
             std::vector<double> chunks(over(k, chunk));
             parallel_for(k, chunk, grain, [&](size_t b, size_t e) { t.sums(p + b, e - b, chunks.data() + b / chunk); });
-            return dithering_scale(fold(chunks.data(), chunks.size(), bucket));
+            return natural_levels_scale(fold(chunks.data(), chunks.size(), bucket));
         },
         [&](const float* p, size_t k, double* work) {
             t.sums(p, k, work);
-            return dithering_scale(fold(work, over(k, chunk), bucket));
+            return natural_levels_scale(fold(work, over(k, chunk), bucket));
         },
         [&](const float* p, size_t k, size_t first, float inverse, u8* c) {
-            t.dithering_codes(p, k, first, inverse, levels, stream, c);
+            t.natural_levels_codes(p, k, first, inverse, levels, stream, c);
         },
         [&](const u8* c, size_t k, size_t first) { bits::pack(c, k, w, body + first / 8 * w); });
 }
 
-void dithering_decode(const u8* data, size_t n, size_t bucket, int levels, int width, Sink sink) {
+void natural_levels_decode(const u8* data, size_t n, size_t bucket, int levels, int width, Sink sink) {
     const Table& t = table();
     const unsigned w = static_cast<unsigned>(width);
     const u8* const body = data + 4 * over(n, bucket);
     decode_buckets(
         data, n, bucket, Output(sink, n), [&](size_t first, size_t k, u8* c) { bits::unpack(body + first / 8 * w, k, w, c); },
-        [&](const u8* c, size_t k, float scale, Out out) { t.dithering_values(c, k, scale, levels, out); });
+        [&](const u8* c, size_t k, float scale, Out out) { t.natural_levels_values(c, k, scale, levels, out); });
 }
 
 }  // namespace tersegrad::casts

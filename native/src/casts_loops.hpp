@@ -87,7 +87,7 @@ u32 largest(const float* x, size_t n) {
     return reduce_max(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
 
-// Thirty-two running sums a chunk, coordinate j joining sum j % 32; then the upper half is added onto the lower until one is left.
+// Thirty-two running sums per chunk, coordinate j joining sum j % 32; then the upper half is added onto the lower until one is left.
 struct Lanes {
     static constexpr int width = native / 8;
     PartD sum[32 / width] = {};
@@ -206,7 +206,7 @@ void fp16_decode(const u8* data, size_t n, float scale, Out out) {
     });
 }
 
-// ---- fp8 e4m3, one power of two a block ----
+// ---- fp8 e4m3, one power of two per block ----
 
 LOCAL_INLINE u8 shared_exponent(u32 most) {  // so that the largest lies in (232, 464], which rounds to at most 448
     const int e = static_cast<int>((most + 0x17ffff) >> 23) - 8;
@@ -364,7 +364,7 @@ void ternary_values(const u8* codes, size_t n, float scale, Out out) {
 
 // ---- natural dithering ----
 
-void dithering_codes(const float* x, size_t n, u64 first, float inverse, int levels, const Stream& stream, u8* codes) {
+void natural_levels_codes(const float* x, size_t n, u64 first, float inverse, int levels, const Stream& stream, u8* codes) {
     const F inv = all(inverse), least = all(power(1 - levels));
     const u32 base = 64u - (static_cast<u32>(128 - levels) << 23);  // half a unit of the draw, and the exponent of level 0
     each_drawn(x, n, first, stream, [=](size_t i, const float* p, const u16* draws, size_t k) __attribute__((always_inline)) {
@@ -382,7 +382,7 @@ void dithering_codes(const float* x, size_t n, u64 first, float inverse, int lev
     });
 }
 
-void dithering_values(const u8* codes, size_t n, float scale, int levels, Out out) {
+void natural_levels_values(const u8* codes, size_t n, float scale, int levels, Out out) {
     const F s = all(scale);
     const u32 lift = static_cast<u32>(127 - levels);
     each(n, out, [=](size_t i, size_t k) __attribute__((always_inline)) {
@@ -392,9 +392,9 @@ void dithering_values(const u8* codes, size_t n, float scale, int levels, Out ou
 }
 
 constexpr Table local_table = {
-    largest,        sums,        bf16_encode,    bf16_decode,    fp16_encode,   fp16_decode,    fp8_encode,      fp8_decode,
-    sign_encode,    sign_decode, natural_encode, natural_decode, ternary_codes, ternary_values, trits_pack,      trits_unpack,
-    dithering_codes, dithering_values,
+    largest,     sums,        bf16_encode,    bf16_decode,    fp16_encode,   fp16_decode,    fp8_encode, fp8_decode,
+    sign_encode, sign_decode, natural_encode, natural_decode, ternary_codes, ternary_values, trits_pack, trits_largest,
+    trits_unpack, natural_levels_codes, natural_levels_values,
 };
 
 }  // namespace

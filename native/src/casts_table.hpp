@@ -32,10 +32,11 @@ struct Table {
                           std::uint8_t* codes);
     void (*ternary_values)(const std::uint8_t* codes, std::size_t n, float scale, Out out);
     std::size_t (*trits_pack)(const std::uint8_t* codes, std::size_t n, std::uint8_t* out);
+    std::uint8_t (*trits_largest)(const std::uint8_t* data, std::size_t bytes);
     std::size_t (*trits_unpack)(const std::uint8_t* data, std::size_t n, std::uint8_t* codes, std::uint32_t& largest_byte);
-    void (*dithering_codes)(const float* x, std::size_t n, std::uint64_t first, float inverse, int levels, const Stream& stream,
-                            std::uint8_t* codes);
-    void (*dithering_values)(const std::uint8_t* codes, std::size_t n, float scale, int levels, Out out);
+    void (*natural_levels_codes)(const float* x, std::size_t n, std::uint64_t first, float inverse, int levels, const Stream& stream,
+                                 std::uint8_t* codes);
+    void (*natural_levels_values)(const std::uint8_t* codes, std::size_t n, float scale, int levels, Out out);
 };
 
 extern const Table portable_table;

@@ -27,7 +27,7 @@ using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 
 constexpr std::size_t stream_places = 2048;  // a stream ends with the chunk that reaches them
-constexpr u64 lowest = u64{1} << 31;         // states are below it only where no words are left
+constexpr u64 lowest = u64{1} << 31;         // states before a split are below it only where no words are left
 
 [[noreturn]] void corrupt(const char* why) { throw std::invalid_argument(why); }
 
@@ -38,8 +38,9 @@ u64 pairs(u64 size) { return size * (size - 1) / 2; }
 // Quotient and rest of a division by a number below 2^24, which is made a product. Rarely the first quotient is one too large.
 struct Divider {
     u64 base = 1, inverse = 0;
+    u64 least = 0;  // states before a digit is read are below it only where no words are left: 2^31, rounded up to a multiple
     u64 limit = 0;  // states from there on are too large for one more digit
-    explicit Divider(u64 b) : base(b), inverse(~u64{0} / b + 1), limit((lowest + b - 1) / b << 32) {}
+    explicit Divider(u64 b) : base(b), inverse(~u64{0} / b + 1), least((lowest + b - 1) / b * b), limit(least / b << 32) {}
     u64 operator()(u64 x, u64& rest) const {
         if (base == 1) return rest = 0, x;
         u64 quotient = static_cast<u64>((static_cast<unsigned __int128>(x) * inverse) >> 64);
@@ -58,10 +59,10 @@ struct Split {
 
 constexpr std::size_t hints = 32;
 
-// The same for up to seven chosen ones, small enough for all of them to lie in the nearest cache: e[1], e[2], ... are the last slots of the
-// numbers, e[0] is the one before the first.
-constexpr u32 few = 7;
-struct SmallSplit {
+// The same for up to fifteen chosen ones, each in a cache line: e[1], e[2], ... are the last slots of the numbers, e[0] is the one before the
+// first.
+constexpr u32 few = 15;
+struct alignas(64) SmallSplit {
     u16 e[few + 2];
     u16 first;
 
@@ -69,10 +70,12 @@ struct SmallSplit {
     u32 frequency(u32 j) const { return static_cast<u16>(e[j + 1] - e[j]); }
     u32 find(u32 slot) const {
 #if defined(__SSE2__)
-        const __m128i last = _mm_loadu_si128(reinterpret_cast<const __m128i*>(e + 1));
-        const __m128i over = _mm_subs_epu16(_mm_set1_epi16(static_cast<short>(slot)), last);
-        const int reached = _mm_movemask_epi8(_mm_cmpeq_epi16(over, _mm_setzero_si128()));
-        return static_cast<u32>(std::countr_zero(static_cast<unsigned>(reached))) / 2;
+        const __m128i all = _mm_set1_epi16(static_cast<short>(slot)), zero = _mm_setzero_si128();
+        const auto* const last = reinterpret_cast<const __m128i*>(e + 1);
+        const __m128i low = _mm_cmpeq_epi16(_mm_subs_epu16(all, _mm_loadu_si128(last)), zero);
+        const __m128i high = _mm_cmpeq_epi16(_mm_subs_epu16(all, _mm_loadu_si128(last + 1)), zero);
+        const int reached = _mm_movemask_epi8(_mm_packs_epi16(low, high));
+        return static_cast<u32>(__builtin_ctz(static_cast<unsigned>(reached)));  // the last one is always reached
 #else
         u32 j = 0;
         while (e[j + 1] < slot) ++j;
@@ -81,18 +84,30 @@ struct SmallSplit {
     }
 };
 
-// What nodes of one size at one depth have in common.
+// A part of a chunk in one word: from the lowest bits on, how many are chosen in it, where the first of them stands among the places that are
+// at hand, its first coordinate, and its kind. 16 bits each.
+using Node = u64;
+constexpr Node node_of(u64 chosen, u64 place, u64 kind = 0) { return chosen | place << 16 | kind << 48; }
+constexpr u32 chosen_in(Node node) { return static_cast<u16>(node); }
+constexpr u32 place_of(Node node) { return static_cast<u16>(node >> 16); }
+constexpr u32 base_of(Node node) { return static_cast<u16>(node >> 32); }
+constexpr u32 kind_of(Node node) { return static_cast<u32>(node >> 48); }
+
+// What nodes of one size at one depth have in common, so that a node finds it all in one place.
 struct Kind {
-    u32 left, first, second;  // the size of the left half, and the kinds of the halves
-    u32 whole;                // a node with so many is sent whole
-    u32 alone;                // one with so many or fewer is not split: the rest is a digit
-    Divider one, two;
+    SmallSplit small[few + 1];      // by the number of chosen ones, from two on
+    const Split* splits;            // the same for any number
+    u64 to_first, to_second;        // what is added to a node for its halves, but for their numbers of chosen ones
+    u32 left;                       // the size of the left half
+    u16 alone_first, alone_second;  // a half with so many or fewer is not split: the rest is a digit
+    u32 whole_first, whole_second;  // a half with so many is sent whole
+    Divider one, two;               // digits of nodes with one and with two chosen coordinates
 };
 
 // All splits of chunks of n coordinates that keep at most k. At a depth nodes have one of two sizes.
 class Model {
   public:
-    Model(u32 n, u32 k) : most_(k) {
+    Model(u32 n, u32 k) {
         std::vector<std::size_t> offsets;
         for (int depth = 0;; ++depth) {
             const u32 small = n >> depth, large = (n + (u32{1} << depth) - 1) >> depth;
@@ -105,22 +120,23 @@ class Model {
                     hint_.resize(splits_.size() * hints);
                 }
         }
-        for (u32 depth = 0; depth <= 17; ++depth)
-            for (u32 size : {n >> depth, (n >> depth) + 1}) {
-                const u32 left = (size + 1) / 2, right = size / 2, less = n >> (depth + 1), next = 2 * depth + 2;
-                const bool paired = size <= largest_pair;
-                kinds_.push_back({left, next + (left > less), next + (right > less), std::max<u32>(size, 2), paired ? 2u : 1u,
-                                  Divider(std::max<u64>(size, 1)), Divider(size < 2 || !paired ? 1 : pairs(size))});
-            }
         for (std::size_t j = 0; j < splits_.size(); ++j) {
             splits_[j].starts = starts_.data() + offsets[j];
             splits_[j].hint = hint_.data() + j * hints;
         }
-        small_.resize(splits_.size() / (k + 1) * (few + 1));
+        for (u32 depth = 0; depth <= 17; ++depth)
+            for (u32 size : {n >> depth, (n >> depth) + 1}) {
+                const u32 left = (size + 1) / 2, right = size / 2, less = n >> (depth + 1), next = 2 * depth + 2;
+                const u64 own = kinds_.size(), first = next + (left > less), second = next + (right > less);
+                const Divider two(size < 2 || alone(size) < 2 ? 1 : pairs(size));
+                kinds_.push_back({{}, nullptr, node_of(0, 0, first - own), node_of(0, 0, second - own) + (u64{left} << 32), left, alone(left),
+                                  alone(right), std::max<u32>(left, 2), std::max<u32>(right, 2), Divider(std::max<u64>(size, 1)), two});
+                if (own * (k + 1) < splits_.size()) kinds_.back().splits = splits_.data() + own * (k + 1);
+            }
         for (std::size_t j = 0; j < splits_.size(); ++j) {
             const std::size_t kind = j / (k + 1), c = j % (k + 1);
             if (c < 2 || c > few || (j + 1 < offsets.size() ? offsets[j + 1] : starts_.size()) == offsets[j]) continue;
-            SmallSplit& small = small_[kind * (few + 1) + c];
+            SmallSplit& small = kinds_[kind].small[c];
             std::fill(small.e, small.e + few + 2, u16{0xffff});
             small.first = static_cast<u16>(splits_[j].first);
             for (std::size_t i = 1; splits_[j].starts[i - 1] != 65536; ++i) small.e[i] = static_cast<u16>(splits_[j].starts[i] - 1);
@@ -129,13 +145,11 @@ class Model {
     Model(const Model&) = delete;
     Model& operator=(const Model&) = delete;
 
-    const Split& at(u32 kind, u32 c) const { return splits_[std::size_t{kind} * (most_ + 1) + c]; }
+    // The kind of a chunk is the first one.
+    const Kind* kinds() const { return kinds_.data(); }
 
-    // For 2 <= c <= few.
-    const SmallSplit& small(u32 kind, u32 c) const { return small_[std::size_t{kind} * (few + 1) + c]; }
-
-    // The kind of a chunk is 0.
-    const Kind& kind(u32 number) const { return kinds_[number]; }
+    // A node of such a size with so many chosen ones or fewer is not split.
+    static u16 alone(u32 size) { return size <= largest_pair ? 2 : 1; }
 
     // Models outlive a call: to make one takes longer than to use it.
     static std::shared_ptr<const Model> of(u32 n, u32 k) {
@@ -178,9 +192,7 @@ class Model {
         return first;
     }
 
-    u32 most_;
     std::vector<Split> splits_;
-    std::vector<SmallSplit> small_;
     std::vector<Kind> kinds_;
     std::vector<u32> starts_;
     std::vector<std::uint8_t> hint_;
@@ -217,27 +229,26 @@ class Reader {
     // `padded`: the words of the stream, and one more that is never used.
     Reader(const u32* padded, std::size_t words) : next_(padded), end_(padded + words) {
         if (!words) corrupt("a stream of chunk sets has no words");
-        fill();
-        fill();
+        state_ = *next_++;
     }
     u32 split(const Split& s) {
+        fill(lowest);
         const u32 slot = static_cast<u32>(state_ & 0xffff);
         u32 j = s.hint[slot >> 11];
         while (s.starts[j + 1] <= slot) ++j;
         state_ = (s.starts[j + 1] - s.starts[j]) * (state_ >> 16) + (slot - s.starts[j]);
-        fill();
         return s.first + j;
     }
     u32 split(const SmallSplit& s) {
+        fill(lowest);
         const u32 slot = static_cast<u32>(state_ & 0xffff), j = s.find(slot);
         state_ = s.frequency(j) * (state_ >> 16) + (slot - s.start(j));
-        fill();
         return s.first + j;
     }
     u32 digit(const Divider& by) {
+        fill(by.least);
         u64 rest;
         state_ = by(state_, rest);
-        fill();
         return static_cast<u32>(rest);
     }
     void finish() const {
@@ -245,25 +256,14 @@ class Reader {
     }
 
   private:
-    // Without a branch, which would often be foretold wrongly.
-    void fill() {
-        const bool needed = (state_ < lowest) & (next_ != end_);
-        const u64 filled = state_ << 32 | *next_;
-        state_ = needed ? filled : state_;
+    // Without a branch, which would often be foretold wrongly: compilers make one of a choice between two values.
+    void fill(u64 least) {
+        const u64 needed = (state_ < least) & (next_ != end_);
+        state_ = state_ << (32 * needed) | (*next_ & (0 - needed));
         next_ += needed;
     }
     const u32 *next_, *end_;
     u64 state_ = 0;
-};
-
-struct Node {
-    u32 base, c, place, kind;  // place: where its first chosen one stands among those of the chunk
-};
-
-struct Waiting {  // a node whose one or two chosen coordinates are a digit
-    const Divider* by;
-    std::int32_t* to;
-    u32 base;
 };
 
 // The chunks of a stream, one after another.
@@ -285,31 +285,23 @@ class Chunks {
     std::size_t chunk_ = 0, first_ = 0;
 };
 
-// Halves nodes until none is left. A lane is what becomes of a stream: split(node) tells the number in the left half, wait(node) is told
-// of every node, whole(node) gets those that are sent whole, and next() goes on to the next chunk. After a
-// split the left half is looked at, then the right one; of those to be split, the left comes first. What nodes turn out to be cannot be
-// foretold, so that there are no branches on it.
+// Halves nodes until none is left. A lane is what becomes of a stream: split(node, kind) tells the number in the left half, whole(node) gets
+// those that are sent whole, next() goes on to the next chunk and gives its node, and nodes with one or two chosen ones that are a digit are
+// put where `waiting` points to. After a split the left half is looked at, then the right one; of those to be split, the left comes first.
+// What nodes turn out to be cannot be foretold, so that there are no branches on it.
 struct Walk {
     Node stack[24];
     std::size_t held = 0;
-
-    template <class Lane>
-    [[gnu::always_inline]] void open(Lane& lane, const Node& node, const Kind& kind) {
-        const bool opened = node.c > kind.alone;
-        if ((node.c == kind.whole) & opened) return lane.whole(node);
-        stack[held] = node;
-        held += opened;
-    }
 
     // Whether there is a node to be split.
     template <class Lane>
     bool more(Lane& lane) {
         while (!held) {
-            if (!lane.next()) return false;
-            const Node all{0, static_cast<u32>(lane.chunks.run().region->kept), 0, 0};
-            const Kind& kind = lane.model->kind(0);
-            lane.wait(all, kind);
-            open(lane, all, kind);
+            if (!lane.next(stack[0])) return false;
+            const u16 alone = Model::alone(static_cast<u32>(lane.chunks.run().region->size()));
+            const u32 chosen = chosen_in(stack[0]);
+            wait(lane, stack[0], chosen, alone);
+            held = chosen > alone;
         }
         return true;
     }
@@ -317,14 +309,28 @@ struct Walk {
     template <class Lane>
     [[gnu::always_inline]] void step(Lane& lane) {
         const Node node = stack[--held];
-        const Kind& kind = lane.model->kind(node.kind);
-        const u32 a = lane.split(node, kind);
-        const Node first{node.base, a, node.place, kind.first}, second{node.base + kind.left, node.c - a, node.place + a, kind.second};
-        const Kind &one = lane.model->kind(kind.first), &two = lane.model->kind(kind.second);
-        lane.wait(first, one);
-        lane.wait(second, two);
-        open(lane, second, two);
-        open(lane, first, one);
+        const Kind& kind = lane.kinds[kind_of(node)];
+        const u32 a = lane.split(node, kind), b = chosen_in(node) - a;
+        // Of the places, the left half has the first ones.
+        const Node first = node + kind.to_first - b, second = node + kind.to_second + u64{a} * 0xffff;
+        wait(lane, first, a, kind.alone_first);
+        wait(lane, second, b, kind.alone_second);
+        bool open_first = a > kind.alone_first, open_second = b > kind.alone_second;
+        if ((a == kind.whole_first) | (b == kind.whole_second)) [[unlikely]] {
+            if (open_second & (b == kind.whole_second)) lane.whole(second), open_second = false;
+            if (open_first & (a == kind.whole_first)) lane.whole(first), open_first = false;
+        }
+        stack[held] = second;
+        held += open_second;
+        stack[held] = first;
+        held += open_first;
+    }
+
+    // Nodes that do not wait are written over.
+    template <class Lane>
+    [[gnu::always_inline]] static void wait(Lane& lane, Node node, u32 chosen, u32 alone) {
+        *lane.waiting = node;
+        lane.waiting += chosen - 1 < alone;
     }
 };
 
@@ -341,47 +347,75 @@ void walk(Lane& first, Lane& second) {
     first = a, second = b;
 }
 
+// each(node, its kind) for the nodes of a stream that wait. `stride`: from the places of a chunk to those of the next one, but for how many
+// they are.
+template <class Each>
+void each_waiting(const std::vector<Run>& runs, std::size_t stride, const Node* node, const Node* last, Each&& each) {
+    std::size_t end = 0;
+    for (const Run& run : runs) {
+        end += run.chunks * (run.region->kept + stride);
+        for (const Kind* const kinds = run.model->kinds(); node != last && place_of(*node) < end; ++node) each(*node, kinds[kind_of(*node)]);
+    }
+}
+
+struct Digit {  // of a node whose one or two chosen coordinates it tells
+    Node node;
+    const Divider* by;
+};
+
 // A stream that is read: first its splits, then the digits of the nodes that waited for them.
 struct Reading {
     Chunks chunks;
     Reader reader;
-    std::int32_t* places;
-    Waiting *ones, *twos;  // behind the last one
-    const Model* model = nullptr;
-    std::int32_t* here = nullptr;  // the places of the chunk
+    Node* waiting;         // behind the last one
+    std::int32_t* places;  // of the stream
+    std::int32_t* ranks;   // of pairs, behind the last one
+    const Kind* kinds = nullptr;
+    std::size_t read = 0;  // places of the chunks so far
 
-    bool next() {
+    bool next(Node& node) {
         if (!chunks.next()) return false;
-        model = chunks.run().model.get();
-        here = places + chunks.first();
+        const std::size_t kept = chunks.run().region->kept;
+        kinds = chunks.run().model->kinds();
+        node = node_of(kept, read);
+        read += kept;
         return true;
     }
-    [[gnu::always_inline]] u32 split(const Node& node, const Kind&) {
-        if (node.c <= few) return reader.split(model->small(node.kind, node.c));
-        return reader.split(model->at(node.kind, node.c));
+    [[gnu::always_inline]] u32 split(Node node, const Kind& kind) {
+        const u32 c = chosen_in(node);
+        return c <= few ? reader.split(kind.small[c]) : reader.split(kind.splits[c]);
     }
-    // Of nodes that do not wait, what is written is written over.
-    [[gnu::always_inline]] void wait(const Node& node, const Kind& kind) {
-        const bool pair = node.c == 2;
-        *(pair ? twos : ones) = {pair ? &kind.two : &kind.one, here + node.place, node.base};
-        ones += node.c == 1;
-        twos += pair & (kind.alone == 2);
+    void whole(Node node) {
+        for (u32 j = 0; j < chosen_in(node); ++j) places[place_of(node) + j] = static_cast<std::int32_t>(base_of(node) + j);
     }
-    void whole(const Node& node) {
-        for (u32 j = 0; j < node.c; ++j) here[node.place + j] = static_cast<std::int32_t>(node.base + j);
-    }
-    void one(const Waiting& w) { *w.to = static_cast<std::int32_t>(w.base + reader.digit(*w.by)); }
-    void two(const Waiting& w) {
-        const u32 rank = reader.digit(*w.by);
-        const auto high = static_cast<u32>((1.0 + std::sqrt(1.0 + 8.0 * rank)) * 0.5);
-        w.to[0] = static_cast<std::int32_t>(w.base + rank - high * (high - 1) / 2);
-        w.to[1] = static_cast<std::int32_t>(w.base + high);
-    }
+    void one(const Digit& d) { places[place_of(d.node)] = static_cast<std::int32_t>(base_of(d.node) + reader.digit(*d.by)); }
+    void two(const Digit& d) { *ranks++ = static_cast<std::int32_t>(reader.digit(*d.by)); }
 };
+
+// Pairs by their ranks: the higher of both is the largest j with j (j - 1) / 2 <= rank. All roots first, several at once: one takes as long
+// as to read a digit.
+void put_pairs(const Digit* pairs, const std::int32_t* ranks, std::size_t count, std::int32_t* places) {
+    constexpr std::size_t block = 64;
+    std::int32_t highs[block];
+    for (std::size_t first = 0; first < count; first += block) {
+        const std::size_t here = std::min(block, count - first);
+        for (std::size_t j = 0; j < here; ++j) {
+            // Ranks are below 2^23, and roundings come to less than 2^-9: cut off, this is j or one less.
+            const auto near = static_cast<std::int32_t>(std::sqrt(8.0f * static_cast<float>(ranks[first + j]) + 1.0f) * 0.5f + (0.5f - 0x1p-9f));
+            highs[j] = near + (near * (near + 1) / 2 <= ranks[first + j]);
+        }
+        for (std::size_t j = 0; j < here; ++j) {
+            const Node node = pairs[first + j].node;
+            const std::int32_t high = highs[j], base = static_cast<std::int32_t>(base_of(node));
+            places[place_of(node)] = base + ranks[first + j] - high * (high - 1) / 2;
+            places[place_of(node) + 1] = base + high;
+        }
+    }
+}
 
 // each(first, one of its nodes) and each(second, one of its) in turn.
 template <class Each>
-void in_turn(Reading& first, const Waiting* from, const Waiting* to, Reading& second, const Waiting* begin, const Waiting* end, Each&& each) {
+void in_turn(Reading& first, const Digit* from, const Digit* to, Reading& second, const Digit* begin, const Digit* end, Each&& each) {
     Reading a = first, b = second;
     while (from != to && begin != end) each(a, *from++), each(b, *begin++);
     while (from != to) each(a, *from++);
@@ -392,24 +426,59 @@ void in_turn(Reading& first, const Waiting* from, const Waiting* to, Reading& se
 // Memory of a stream that is read. Nodes are written before it is known whether they wait, so that there is room for one more.
 struct Room {
     std::vector<u32> words;
-    std::vector<Waiting> ones, twos;
+    std::vector<Node> waiting;
+    std::vector<Digit> ones, twos;
+    Digit *end_of_ones, *end_of_twos;
+    std::vector<std::int32_t> ranks, places;
 
-    Reading begin(const std::uint8_t* data, std::size_t count, const std::vector<Run>& runs, std::int32_t* places) {
+    Reading begin(const std::uint8_t* data, std::size_t count, const std::vector<Run>& runs) {
         words.resize(count + 1);
+        waiting.resize(stream_places + most_kept + 1);
         ones.resize(stream_places + most_kept + 1);
         twos.resize(stream_places + most_kept + 1);
+        ranks.resize(stream_places + most_kept);
+        places.resize(stream_places + most_kept);
         std::memcpy(words.data(), data, 4 * count);
-        return {Chunks(runs), Reader(words.data(), count), places, ones.data(), twos.data()};
+        return {Chunks(runs), Reader(words.data(), count), waiting.data(), places.data(), ranks.data()};
+    }
+    // What waits, by the number of chosen ones.
+    void sort(const Reading& read, const std::vector<Run>& runs) {
+        Digit *one = ones.data(), *two = twos.data();
+        each_waiting(runs, 0, waiting.data(), read.waiting, [&](Node node, const Kind& kind) {
+            *one = {node, &kind.one}, *two = {node, &kind.two};
+            const bool pair = chosen_in(node) == 2;
+            one += !pair, two += pair;
+        });
+        end_of_ones = one, end_of_twos = two;
+    }
+    void end(const Reading& read, const std::vector<Run>& runs, std::int32_t* to) {
+        read.reader.finish();
+        put_pairs(twos.data(), ranks.data(), static_cast<std::size_t>(end_of_twos - twos.data()), places.data());
+        const std::int32_t* from = places.data();
+        for (const Run& run : runs) {
+            const std::size_t count = run.chunks * run.region->kept;
+            std::memcpy(to + run.first, from, 4 * count);
+            from += count;
+        }
     }
 };
 
-// A stream alone is read with one that holds nothing.
-void read_streams(Reading first, const Room& one, Reading second, const Room& two) {
-    walk(first, second);
-    in_turn(first, one.ones.data(), first.ones, second, two.ones.data(), second.ones, [](Reading& r, const Waiting& w) { r.one(w); });
-    in_turn(first, one.twos.data(), first.twos, second, two.twos.data(), second.twos, [](Reading& r, const Waiting& w) { r.two(w); });
-    first.reader.finish();
-    second.reader.finish();
+// One stream and another one in turn. A stream alone is read with one that holds nothing.
+struct Source {
+    const std::uint8_t* data;
+    std::size_t words;
+    const std::vector<Run>& runs;
+};
+
+void read_streams(Room& one, const Source& from, Room& two, const Source& of, std::int32_t* places) {
+    Reading a = one.begin(from.data, from.words, from.runs), b = two.begin(of.data, of.words, of.runs);
+    walk(a, b);
+    one.sort(a, from.runs);
+    two.sort(b, of.runs);
+    in_turn(a, one.ones.data(), one.end_of_ones, b, two.ones.data(), two.end_of_ones, [](Reading& r, const Digit& d) { r.one(d); });
+    in_turn(a, one.twos.data(), one.end_of_twos, b, two.twos.data(), two.end_of_twos, [](Reading& r, const Digit& d) { r.two(d); });
+    one.end(a, from.runs, places);
+    two.end(b, of.runs, places);
 }
 
 // One number to be coded: a split by its slots, or a digit `start` among `f`. States from `limit` on give a word away before.
@@ -418,56 +487,56 @@ struct Step {
     u64 limit;
 };
 
+// Behind the places of a chunk stand some that lie in no node.
+constexpr std::size_t behind = 8;
+
 // What the chunks of a stream have to be coded as.
 struct Collecting {
     Chunks chunks;
     const std::int32_t* places;
-    Step *splits, *ones, *twos;  // behind the last one
-    std::int32_t* at;            // the places of the chunk; behind the last one stand some that lie in no node
-    const Model* model = nullptr;
+    Step* splits;      // behind the last one
+    Node* waiting;     // likewise
+    std::int32_t* at;  // the places of the stream
+    const Kind* kinds = nullptr;
+    std::size_t held = 0;  // places of the chunks so far, with those behind
 
-    bool next() {
+    bool next(Node& node) {
         if (!chunks.next()) return false;
-        model = chunks.run().model.get();
+        kinds = chunks.run().model->kinds();
         const Region& region = *chunks.run().region;
         const std::size_t k = region.kept;
-        std::memcpy(at, places + chunks.first(), 4 * k);
-        std::fill(at + k, at + k + 8, std::numeric_limits<std::int32_t>::max());
-        bool increase = at[0] >= 0 && at[k - 1] < static_cast<std::int32_t>(region.size());
-        for (std::size_t j = 1; j < k; ++j) increase &= at[j] > at[j - 1];
+        std::int32_t* const mine = at + held;
+        std::memcpy(mine, places + chunks.first(), 4 * k);
+        std::fill(mine + k, mine + k + behind, std::numeric_limits<std::int32_t>::max());
+        bool increase = mine[0] >= 0 && mine[k - 1] < static_cast<std::int32_t>(region.size());
+        for (std::size_t j = 1; j < k; ++j) increase &= mine[j] > mine[j - 1];
         if (!increase) corrupt("places must increase within their chunk");
+        node = node_of(k, held);
+        held += k + behind;
         return true;
     }
-    [[gnu::always_inline]] u32 split(const Node& node, const Kind& kind) {
-        const std::int32_t* const mine = at + node.place;
-        const auto border = static_cast<std::int32_t>(node.base + kind.left);
+    [[gnu::always_inline]] u32 split(Node node, const Kind& kind) {
+        const u32 c = chosen_in(node);
+        const std::int32_t* const mine = at + place_of(node);
+        const auto border = static_cast<std::int32_t>(base_of(node) + kind.left);
         // Places of nodes to the right are beyond the border. The sign of the difference, which fits: GCC 12 for 64-bit Arm counts eight
         // comparisons as minus their number.
         u32 in_left = 0;
-        for (u32 first = 0; first < node.c; first += 8)
-            for (u32 j = 0; j < 8; ++j) in_left += static_cast<u32>(mine[first + j] - border) >> 31;
+        for (u32 first = 0; first < c; first += behind)
+            for (u32 j = 0; j < behind; ++j) in_left += static_cast<u32>(mine[first + j] - border) >> 31;
         u32 start, f;
-        if (node.c <= few) {
-            const SmallSplit& s = model->small(node.kind, node.c);
+        if (c <= few) {
+            const SmallSplit& s = kind.small[c];
             start = s.start(in_left - s.first), f = s.frequency(in_left - s.first);
         } else {
-            const Split& s = model->at(node.kind, node.c);
+            const Split& s = kind.splits[c];
             const u32 j = in_left - s.first;
             start = s.starts[j], f = s.starts[j + 1] - s.starts[j];
         }
         *splits++ = {start, f, u64{f} << 47};
         return in_left;
     }
-    // Of nodes that do not wait, what is written is written over.
-    [[gnu::always_inline]] void wait(const Node& node, const Kind& kind) {
-        const bool pair = node.c == 2;
-        const u32 low = static_cast<u32>(at[node.place]) - node.base, high = static_cast<u32>(at[node.place + 1]) - node.base;
-        const Divider& by = pair ? kind.two : kind.one;
-        *(pair ? twos : ones) = {low + (pair ? high * (high - 1) / 2 : 0), static_cast<u32>(by.base), by.limit};
-        ones += node.c == 1;
-        twos += pair & (kind.alone == 2);
-    }
-    void whole(const Node&) {}
+    void whole(Node) {}
 };
 
 std::size_t most_words(const std::vector<Run>& runs) {
@@ -483,7 +552,7 @@ class Writer {
     static void collect(Writer& a, const std::vector<Run>& first, Writer& b, const std::vector<Run>& second, const std::int32_t* places) {
         Collecting one = a.begin(first, places), two = b.begin(second, places);
         walk(one, two);
-        a.end(one), b.end(two);
+        a.end(one, first), b.end(two, second);
     }
 
     // Codes two streams in turn: while one waits for a division, the other goes on.
@@ -507,16 +576,26 @@ class Writer {
         splits_.resize(9 * (stream_places + most_kept) + 1);
         ones_.resize(stream_places + most_kept + 1);
         twos_.resize(stream_places + most_kept + 1);
-        at_.resize(most_kept + 8);
+        waiting_.resize(stream_places + most_kept + 1);
+        at_.resize((1 + behind) * (stream_places + most_kept));
         words_.resize(most_words(runs) + 1);
         number_ = 0;
         state_ = 1;
-        return {Chunks(runs), places, splits_.data(), ones_.data(), twos_.data(), at_.data()};
+        return {Chunks(runs), places, splits_.data(), waiting_.data(), at_.data()};
     }
-    void end(const Collecting& found) {
+    void end(const Collecting& found, const std::vector<Run>& runs) {
         number_of_splits_ = static_cast<std::size_t>(found.splits - splits_.data());
-        number_of_ones_ = static_cast<std::size_t>(found.ones - ones_.data());
-        number_of_twos_ = static_cast<std::size_t>(found.twos - twos_.data());
+        Step *one = ones_.data(), *two = twos_.data();
+        each_waiting(runs, behind, waiting_.data(), found.waiting, [&](Node node, const Kind& kind) {
+            const std::int32_t* const mine = at_.data() + place_of(node);
+            const u32 low = static_cast<u32>(mine[0]) - base_of(node), high = static_cast<u32>(mine[1]) - base_of(node);
+            *one = {low, static_cast<u32>(kind.one.base), kind.one.limit};
+            *two = {low + high * (high - 1) / 2, static_cast<u32>(kind.two.base), kind.two.limit};
+            const bool pair = chosen_in(node) == 2;
+            one += !pair, two += pair;
+        });
+        number_of_ones_ = static_cast<std::size_t>(one - ones_.data());
+        number_of_twos_ = static_cast<std::size_t>(two - twos_.data());
     }
 
     template <class Code>
@@ -535,17 +614,18 @@ class Writer {
         put(state_ >= s.limit);
         state_ = state_ * s.f + s.start;
     }
-    // Without a branch, which would often be foretold wrongly.
-    void put(bool needed) {
+    // Without a branch, as above.
+    void put(u64 needed) {
         words_[number_] = static_cast<u32>(state_);
         number_ += needed;
-        state_ = needed ? state_ >> 32 : state_;
+        state_ >>= 32 * needed;
     }
 
     std::vector<Step> splits_, ones_, twos_;
     std::size_t number_of_splits_ = 0, number_of_ones_ = 0, number_of_twos_ = 0, number_ = 0;
     u64 state_ = 1;
     std::vector<u32> words_;
+    std::vector<Node> waiting_;
     std::vector<std::int32_t> at_;
 };
 
@@ -612,11 +692,10 @@ void decode(const std::uint8_t* data, std::size_t size, const std::vector<Region
     parallel_for(all.size(), 2, 4, [&](std::size_t begin, std::size_t end) {
         thread_local Room one, two;
         for (std::size_t s = begin; s < end; s += 2) {
-            const Reading first = one.begin(data + begins[s], (begins[s + 1] - begins[s]) / 4, all[s], places);
-            if (s + 1 < end)
-                read_streams(first, one, two.begin(data + begins[s + 1], (begins[s + 2] - begins[s + 1]) / 4, all[s + 1], places), two);
-            else
-                read_streams(first, one, two.begin(end_alone, 1, nothing, places), two);
+            const auto at = [&](std::size_t number) -> Source {
+                return {data + begins[number], (begins[number + 1] - begins[number]) / 4, all[number]};
+            };
+            read_streams(one, at(s), two, s + 1 < end ? at(s + 1) : Source{end_alone, 1, nothing}, places);
         }
     });
 }

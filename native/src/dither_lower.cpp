@@ -9,7 +9,8 @@ using detail::kLowered;
 constexpr int kMost = 96;  // sixteenths of a bit, each 1/256 of a step
 constexpr float kStep = 256.0f;
 
-// 16 log2(a / b), nearly and in whole numbers, for b <= a < 2^32.
+}  // namespace
+
 int log2_sixteenths(std::uint64_t a, std::uint64_t b) {
     std::uint64_t m = (a << 31) / b;
     int found = static_cast<int>(std::bit_width(m)) - 32;
@@ -22,8 +23,6 @@ int log2_sixteenths(std::uint64_t a, std::uint64_t b) {
     }
     return found;
 }
-
-}  // namespace
 
 detail::Least thresholds(const std::uint64_t* counts, int window, unsigned mask) {
     detail::Least least;

@@ -4,6 +4,9 @@
 
 namespace tersegrad::dither {
 
+// 16 log2(a / b), nearly and in whole numbers, for b <= a < 2^32.
+int log2_sixteenths(std::uint64_t a, std::uint64_t b);
+
 // For each class of `mask`, in order, the counts of its 2 * window + 1 symbols.
 detail::Least thresholds(const std::uint64_t* counts, int window, unsigned mask);
 

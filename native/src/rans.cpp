@@ -361,20 +361,44 @@ DecodeModel::DecodeModel(const std::uint16_t* frequencies, int alphabet_, int co
         for (std::uint8_t& symbol : image.coarse) symbol = std::min<std::uint8_t>(symbol, static_cast<std::uint8_t>(64 - (1 << levels)));
 }
 
+namespace {
+
+// What of a chunk comes before its whole steps: the symbols that are not coded, and those behind the last step.
+detail::EncodeRun begin_chunk(const EncodeModel& model, const Layout& layout, int first, const EncodeJob& job) {
+    const std::size_t coded = layout.coded(job.n), lanes = layout.lanes, steps = coded / kLanes;
+    std::fill_n(job.states, kLanes, kFirst);
+    const std::uint8_t* left = job.symbols + coded;
+    for (std::size_t row = 0; row < layout.rows; ++row)
+        each_lane(coded, lanes, [&](std::size_t lane) { job.states[lane] += static_cast<std::uint32_t>(*left++ - first) << row * static_cast<std::size_t>(layout.width); });
+    if (lanes < kLanes) return {job.symbols, 0, job.contexts, encode_few(model, job.symbols, coded, lanes, job.contexts, job.words, job.states), job.states};
+    std::uint8_t* const p = encode_step(model, job.symbols + steps * kLanes, static_cast<int>(coded % kLanes), job.contexts.at(steps * kLanes), job.words, job.states);
+    return {job.symbols, steps, job.contexts, p, job.states};
+}
+
+std::uint8_t* finish_chunk(const EncodeModel& model, detail::EncodeRun& run, Ahead ahead) {
+    if (!run.steps) return run.words;
+#if defined(__x86_64__)
+    if (isa() == Isa::avx512) return detail::encode_steps_avx512(model, run, nullptr, ahead), run.words;
+    if (isa() == Isa::avx2) return detail::encode_steps_avx2(model, run.symbols, run.steps, run.contexts, run.words, run.states);
+#endif
+    return encode_steps_portable(model, run.symbols, run.steps, run.contexts, run.words, run.states);
+}
+
+}  // namespace
+
 std::uint8_t* encode_chunk(const EncodeModel& model, const Layout& layout, const std::uint8_t* symbols, std::size_t n, int first, Contexts ctx,
                            std::uint8_t* end, std::uint32_t states[kLanes], Ahead ahead) {
-    const std::size_t coded = layout.coded(n), lanes = layout.lanes, steps = coded / kLanes;
-    std::fill_n(states, kLanes, kFirst);
-    const std::uint8_t* left = symbols + coded;
-    for (std::size_t row = 0; row < layout.rows; ++row)
-        each_lane(coded, lanes, [&](std::size_t lane) { states[lane] += static_cast<std::uint32_t>(*left++ - first) << row * static_cast<std::size_t>(layout.width); });
-    if (lanes < kLanes) return encode_few(model, symbols, coded, lanes, ctx, end, states);
-    std::uint8_t* p = encode_step(model, symbols + steps * kLanes, static_cast<int>(coded % kLanes), ctx.at(steps * kLanes), end, states);
+    detail::EncodeRun run = begin_chunk(model, layout, first, {symbols, n, ctx, end, states});
+    return finish_chunk(model, run, ahead);
+}
+
+void encode_two_chunks(const EncodeModel& model, const Layout& layout, int first, EncodeJob& one, EncodeJob& two) {
+    detail::EncodeRun a = begin_chunk(model, layout, first, one), b = begin_chunk(model, layout, first, two);
 #if defined(__x86_64__)
-    if (isa() == Isa::avx512) return detail::encode_steps_avx512(model, symbols, steps, ctx, p, states, ahead);
-    if (isa() == Isa::avx2) return detail::encode_steps_avx2(model, symbols, steps, ctx, p, states);
+    if (isa() == Isa::avx512 && a.steps && b.steps) detail::encode_steps_avx512(model, a, &b, {});
 #endif
-    return encode_steps_portable(model, symbols, steps, ctx, p, states);
+    one.words = finish_chunk(model, a, {});
+    two.words = finish_chunk(model, b, {});
 }
 
 bool decode_chunk(const DecodeModel& model, const DecodeJob& job) {

@@ -89,30 +89,35 @@ inline std::uint8_t* push(std::uint8_t* p, __mmask16 even, __mmask16 odd, __m512
 
 enum class Choice { one, step, symbol };
 
+// A chunk in flight.
 template <int G, Choice C>
-std::uint8_t* encode_registers(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, const std::uint8_t* ctx,
-                               std::uint8_t* p, std::uint32_t* states, Ahead ahead) {
-    static const Spread spread;
-    const __m512i index[4] = {spread.index[0], spread.index[1], spread.index[2], spread.index[3]};
-    Lookup<G> lookup;
-    if constexpr (C != Choice::step) lookup.load(C == Choice::one ? model.tables[0] : model.flat);
-    alignas(64) std::uint32_t ordered[4][16];
-    for (int reg = 0; reg < 4; ++reg)
-        for (int k = 0; k < 16; ++k) ordered[reg][k] = states[lane_of(reg, k)];
-    __m512i x[4];
-    for (int reg = 0; reg < 4; ++reg) x[reg] = _mm512_load_si512(ordered[reg]);
-    const __m128i shift = _mm_cvtsi32_si128(model.shift);
-    for (std::size_t t = steps; t-- > 0;) {
-        __m512i s = _mm512_loadu_si512(symbols + t * kLanes);
+struct Encoder {
+    explicit Encoder(const EncodeRun& run) : symbols(run.symbols), ctx(run.contexts.data), p(run.words), left(run.steps) {
+        alignas(64) std::uint32_t ordered[4][16];
+        for (int reg = 0; reg < 4; ++reg) {
+            for (int k = 0; k < 16; ++k) ordered[reg][k] = run.states[lane_of(reg, k)];
+            x[reg] = _mm512_load_si512(ordered[reg]);
+        }
+    }
+    void back(EncodeRun& run) const {
+        alignas(64) std::uint32_t ordered[4][16];
+        for (int reg = 0; reg < 4; ++reg) {
+            _mm512_store_si512(ordered[reg], x[reg]);
+            for (int k = 0; k < 16; ++k) run.states[lane_of(reg, k)] = ordered[reg][k];
+        }
+        run.words = p;
+        run.steps = left;
+    }
+
+    // Codes the last of the steps that are left.
+    [[gnu::always_inline]] void step(const EncodeModel& model, const Lookup<G>& common, const __m512i* index, __m128i shift) {
+        const std::size_t t = --left;
+        Lookup<G> lookup;
         if constexpr (C == Choice::step) lookup.load(model.tables[ctx[t]]);
+        else lookup = common;
+        __m512i s = _mm512_loadu_si512(symbols + t * kLanes);
         if constexpr (C == Choice::symbol) s = _mm512_or_si512(s, _mm512_sll_epi16(_mm512_loadu_si512(ctx + t * kLanes), shift));
         _mm_prefetch(reinterpret_cast<const char*>(symbols + t * kLanes) - 4096, _MM_HINT_T0);
-        if constexpr (C == Choice::one) {  // fetching memory for the caller costs nothing here: the loop is bound by execution
-            const char* line = static_cast<const char*>(ahead.begin);
-            _mm_prefetch(line, _MM_HINT_T1);
-            _mm_prefetch(line + 64, _MM_HINT_T1);
-            ahead.begin = line + 128 < static_cast<const char*>(ahead.end) ? line + 128 : line;
-        }
         __mmask16 emits[4];
         __m512i low[4];
 #pragma GCC unroll 4
@@ -126,10 +131,43 @@ std::uint8_t* encode_registers(const EncodeModel& model, const std::uint8_t* sym
         p = push(p, emits[2], emits[3], low[2], low[3]);
         p = push(p, emits[0], emits[1], low[0], low[1]);
     }
-    for (int reg = 0; reg < 4; ++reg) _mm512_store_si512(ordered[reg], x[reg]);
-    for (int reg = 0; reg < 4; ++reg)
-        for (int k = 0; k < 16; ++k) states[lane_of(reg, k)] = ordered[reg][k];
-    return p;
+
+    __m512i x[4];
+    const std::uint8_t *symbols, *ctx;
+    std::uint8_t* p;
+    std::size_t left;
+};
+
+template <int G, Choice C>
+void encode_registers(const EncodeModel& model, EncodeRun& run, EncodeRun* other, Ahead ahead) {
+    static const Spread spread;
+    const __m512i index[4] = {spread.index[0], spread.index[1], spread.index[2], spread.index[3]};
+    Lookup<G> lookup;
+    if constexpr (C != Choice::step) lookup.load(C == Choice::one ? model.tables[0] : model.flat);
+    const __m128i shift = _mm_cvtsi32_si128(model.shift);
+    Encoder<G, C> a(run);
+    if (other) {
+        Encoder<G, C> b(*other);
+        while (a.left && b.left) {
+            a.step(model, lookup, index, shift);
+            b.step(model, lookup, index, shift);
+        }
+        b.back(*other);
+        a.back(run);
+        return;
+    }
+    // A fetch from where no memory is would look for it every time.
+    if (!ahead.begin) ahead = {run.symbols, run.symbols};
+    while (a.left) {
+        if constexpr (C == Choice::one) {  // fetching memory for the caller costs nothing here: a chunk alone waits for its own states
+            const char* line = static_cast<const char*>(ahead.begin);
+            _mm_prefetch(line, _MM_HINT_T1);
+            _mm_prefetch(line + 64, _MM_HINT_T1);
+            ahead.begin = line + 128 < static_cast<const char*>(ahead.end) ? line + 128 : line;
+        }
+        a.step(model, lookup, index, shift);
+    }
+    a.back(run);
 }
 
 // More entries than registers hold: f and start by plain loads, the reciprocal computed.
@@ -177,11 +215,10 @@ std::uint8_t* encode_large(const EncodeModel& model, const std::uint8_t* symbols
 }
 
 template <Choice C>
-std::uint8_t* encode_by_size(int entries, const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, const std::uint8_t* ctx,
-                             std::uint8_t* p, std::uint32_t* states, Ahead ahead) {
-    if (entries <= 16) return encode_registers<1, C>(model, symbols, steps, ctx, p, states, ahead);
-    if (entries <= 32) return encode_registers<2, C>(model, symbols, steps, ctx, p, states, ahead);
-    return encode_registers<4, C>(model, symbols, steps, ctx, p, states, ahead);
+void encode_by_size(int entries, const EncodeModel& model, EncodeRun& run, EncodeRun* other, Ahead ahead) {
+    if (entries <= 16) return encode_registers<1, C>(model, run, other, ahead);
+    if (entries <= 32) return encode_registers<2, C>(model, run, other, ahead);
+    encode_registers<4, C>(model, run, other, ahead);
 }
 
 // ---- decoder ----
@@ -334,15 +371,17 @@ std::size_t count_avx512(const std::uint8_t* s, std::size_t n, int alphabet, std
     return i;
 }
 
-std::uint8_t* encode_steps_avx512(const EncodeModel& model, const std::uint8_t* symbols, std::size_t steps, Contexts ctx, std::uint8_t* p,
-                                  std::uint32_t* states, Ahead ahead) {
+void encode_steps_avx512(const EncodeModel& model, EncodeRun& run, EncodeRun* other, Ahead ahead) {
+    const Contexts ctx = run.contexts;
     const bool one = !ctx.data || model.contexts == 1;
     if (model.alphabet <= 64) {
-        if (one) return encode_by_size<Choice::one>(model.alphabet, model, symbols, steps, ctx.data, p, states, ahead);
-        if (ctx.per_step) return encode_by_size<Choice::step>(model.alphabet, model, symbols, steps, ctx.data, p, states, ahead);
-        if (model.shift >= 0) return encode_by_size<Choice::symbol>(model.contexts << model.shift, model, symbols, steps, ctx.data, p, states, ahead);
+        if (one) return encode_by_size<Choice::one>(model.alphabet, model, run, other, ahead);
+        if (ctx.per_step) return encode_by_size<Choice::step>(model.alphabet, model, run, other, ahead);
+        if (model.shift >= 0) return encode_by_size<Choice::symbol>(model.contexts << model.shift, model, run, other, ahead);
     }
-    return encode_large(model, symbols, steps, ctx, p, states);
+    if (other) return;
+    run.words = encode_large(model, run.symbols, run.steps, ctx, run.words, run.states);
+    run.steps = 0;
 }
 
 void decode_steps_avx512(const DecodeModel& model, Cursor& c) {

@@ -19,14 +19,18 @@ inline __mmask64 first64(std::size_t n) { return n >= 64 ? ~0ull : (1ull << n) -
     for (unsigned line = 0; line < 4; ++line) _mm_prefetch(reinterpret_cast<const char*>(x + 64 * line), _MM_HINT_T0);
 }
 
-// Called every 512 bytes or less of a walk through memory, fetches one line of each of eight later pages at once. A fetch from a
-// page whose address the processor has not translated yet cannot retire before it is, which stops all work for a hundred
-// nanoseconds; translations that begin together take not much longer than one.
+// Fetches one line of each of some later pages at once. A fetch from a page whose address the processor has not translated yet cannot
+// retire before it is, which stops all work for a hundred nanoseconds; translations that begin together take not much longer than one.
+template <unsigned Pages>
+[[gnu::always_inline]] inline void translate_after(std::uintptr_t x) {
+    constexpr std::uintptr_t page = 4096, region = Pages * page;
+#pragma GCC unroll 16
+    for (unsigned p = 0; p < Pages; ++p) _mm_prefetch(reinterpret_cast<const char*>(x + region + page * p), _MM_HINT_T0);
+}
+
+// The same, called every 512 bytes or less of a walk through memory.
 [[gnu::always_inline]] inline void translate(std::uintptr_t x) {
-    constexpr std::uintptr_t page = 4096, region = 8 * page;
-    if (x % region >= 512) return;
-#pragma GCC unroll 8
-    for (unsigned p = 0; p < 8; ++p) _mm_prefetch(reinterpret_cast<const char*>(x + region + page * p), _MM_HINT_T0);
+    if (x % (8 * 4096) < 512) translate_after<8>(x);
 }
 
 struct Avx512 {
@@ -51,14 +55,21 @@ struct Avx512 {
     template <Sum S, bool Fetch>
     static double sum(const float* x, std::size_t n) {
         __m512d s0 = _mm512_setzero_pd(), s1 = s0, s2 = s0, s3 = s0;
+        const auto add = [&](const float* at) {
+            s0 = term<S>(_mm256_loadu_ps(at), s0);
+            s1 = term<S>(_mm256_loadu_ps(at + 8), s1);
+            s2 = term<S>(_mm256_loadu_ps(at + 16), s2);
+            s3 = term<S>(_mm256_loadu_ps(at + 24), s3);
+        };
         std::size_t i = 0;
-        for (; i + 32 <= n; i += 32) {
-            if (Fetch && i % 64 == 0) fetch(address(x + i) + 4 * kAhead);
-            s0 = term<S>(_mm256_loadu_ps(x + i), s0);
-            s1 = term<S>(_mm256_loadu_ps(x + i + 8), s1);
-            s2 = term<S>(_mm256_loadu_ps(x + i + 16), s2);
-            s3 = term<S>(_mm256_loadu_ps(x + i + 24), s3);
+        // Of four sums of four pages each, the first one asks for the translations.
+        if (Fetch && n == kSumChunk && address(x) / (4 * kSumChunk) % 4 == 0) translate_after<16>(address(x));
+        for (; i + 64 <= n; i += 64) {
+            if (Fetch) fetch(address(x + i) + 4 * kAhead);
+            add(x + i);
+            add(x + i + 32);
         }
+        for (; i + 32 <= n; i += 32) add(x + i);
         if (i < n) {
             const __m512 lo = _mm512_maskz_loadu_ps(first16(n - i), x + i);
             const __m512 hi = n - i > 16 ? _mm512_maskz_loadu_ps(first16(n - i - 16), x + i + 16) : _mm512_setzero_ps();
@@ -81,11 +92,16 @@ struct Avx512 {
     static std::uint32_t abs_max(const float* x, std::size_t n) {
         const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
         __m512i a = _mm512_setzero_si512(), b = a;
+        const auto reach = [&](__m512i& most, const float* at) {
+            most = _mm512_max_epu32(most, _mm512_and_si512(_mm512_loadu_si512(at), magnitude));
+        };
         std::size_t i = 0;
-        for (; i + 32 <= n; i += 32) {
-            if (Fetch && i % 64 == 0) fetch(address(x + i) + 4 * kAhead);
-            a = _mm512_max_epu32(a, _mm512_and_si512(_mm512_loadu_si512(x + i), magnitude));
-            b = _mm512_max_epu32(b, _mm512_and_si512(_mm512_loadu_si512(x + i + 16), magnitude));
+        for (; i + 64 <= n; i += 64) {
+            if (Fetch) fetch(address(x + i) + 4 * kAhead);
+            reach(a, x + i);
+            reach(b, x + i + 16);
+            reach(a, x + i + 32);
+            reach(b, x + i + 48);
         }
         for (; i < n; i += 16) a = _mm512_max_epu32(a, _mm512_and_si512(_mm512_maskz_loadu_epi32(first16(n - i), x + i), magnitude));
         return _mm512_reduce_max_epu32(_mm512_max_epu32(a, b));

@@ -38,7 +38,7 @@ struct Expansion {  // one call of dequantise
 };
 
 struct Ops {
-    // 64 draws a group; meanwhile the memory at address `next` is fetched, because drawing leaves it idle.
+    // 64 draws per group; meanwhile the memory at address `next` is fetched, because drawing leaves it idle.
     void (*draws)(const Stream&, std::uint64_t block, std::size_t groups, std::uint16_t* out, std::uintptr_t next);
     double (*sum_squares)(const float*, std::size_t n);                                       // n <= kSumChunk
     double (*sum_abs)(const float*, std::size_t n);                                           // n <= kSumChunk

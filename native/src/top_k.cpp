@@ -135,7 +135,7 @@ class TopK {
                 if (d > width) continue;  // below `from` (wrapped) or above `top`
                 ++counts[(i & 3) * bins + std::min(d >> shift, bins - 1)];
             }
-            // Two histograms a thread in turn: one may still be read while the other is written.
+            // Two histograms per thread, in turn: one may still be read while the other is written.
             const std::size_t turn = pass % 2 * bins;
             for (std::uint32_t b = 0; b < bins; ++b)
                 parts_[t].histogram[turn + b] = counts[b] + counts[b + bins] + counts[b + 2 * bins] + counts[b + 3 * bins];

@@ -26,7 +26,8 @@ public:
             for (int z0 = 0; z0 < 2 - classes.still[c]; ++z0) rows_.push_back(c * static_cast<std::size_t>(2 * alphabet_) + static_cast<std::size_t>(z0));
     }
 
-    void write(Bytes& out, Bytes& words) {
+    // Appends the block to `out`; what is left of it at the end of `words` follows, and its length is returned.
+    std::size_t write(Bytes& out, Bytes& words) {
         const std::size_t most = rans::max_message(n_, alphabet_), begin = out.size();
         const auto width = static_cast<std::size_t>(alphabet_), cells = 2 * width * classes_.still.size();
         const int number = static_cast<int>(rows_.size());
@@ -40,12 +41,13 @@ public:
             out.insert(out.end(), tables.begin(), tables.end());
             std::vector<std::uint16_t> frequencies(counts.size());
             rans::read_tables(tables.data(), tables.size(), alphabet_, number, frequencies.data());
-            if (std::none_of(frequencies.begin(), frequencies.end(), [](auto f) { return f && f < rans::kTotal; })) return;
-            chunks(frequencies, out, words);
-            if (out.size() - begin < most) return;
+            if (std::none_of(frequencies.begin(), frequencies.end(), [](auto f) { return f && f < rans::kTotal; })) return 0;
+            const std::size_t left = chunks(frequencies, out, words);
+            if (out.size() - begin + left < most) return left;
         }
         out.resize(begin);
         store_raw(out);
+        return 0;
     }
 
 private:
@@ -59,27 +61,47 @@ private:
         return {joined.data(), 2 * alphabet_, static_cast<int>(classes_.still.size()), true};
     }
 
-    void chunks(const std::vector<std::uint16_t>& frequencies, Bytes& out, Bytes& words) {
+    std::size_t chunks(const std::vector<std::uint16_t>& frequencies, Bytes& out, Bytes& words) {
         const rans::EncodeModel coder = model(frequencies);
         const rans::Pieces& pieces = layout_.chunks;
-        const std::size_t count = pieces.count(), table = out.size(), room = rans::scratch_bytes(n_);
+        const std::size_t count = pieces.count(), table = out.size();
         out.resize(table + 4 * count);
-        fit(words, room);
-        // The last chunk first, each in front of those before: so they stand in order and next to each other.
-        std::uint8_t *const end = words.data() + room, *at = end;
-        for (std::size_t c = count; c-- > 0;) {
-            std::uint32_t states[rans::kLanes];
+        fit(words, rans::scratch_bytes(n_) + count * rans::kSlack);
+        // The last chunks first, each in front of those before: so they stand in order and next to each other.
+        std::uint8_t *const end = words.data() + words.size(), *at = end;
+        std::uint32_t states[2][rans::kLanes];
+        const auto job = [&](std::size_t c, std::uint8_t* last, std::uint32_t* own) -> rans::EncodeJob {
             const std::size_t length = pieces.length(c);
             std::uint8_t* const symbols = u_ + pieces.start(c);
             for (std::size_t i = layout_.coded(length); i < length; ++i) symbols[i] >>= 1;  // these are not coded, and have no tables
-            std::uint8_t* const first = rans::encode_chunk(coder, layout_, symbols, length, 0, contexts(pieces.start(c)), at, states);
-            const auto number = static_cast<std::uint32_t>((at - first) / 2);
+            return {symbols, length, contexts(pieces.start(c)), last, own};
+        };
+        // Words that end at `last`, to stand in front of `at`.
+        const auto put = [&](std::size_t c, const std::uint8_t* first, const std::uint8_t* last, const std::uint32_t* own) {
+            const auto size = static_cast<std::size_t>(last - first);
+            const auto number = static_cast<std::uint32_t>(size / 2);
             std::memcpy(out.data() + table + 4 * c, &number, 4);
-            at = first - 4 * layout_.lanes;
-            std::memcpy(at, states, 4 * layout_.lanes);
+            at -= size;
+            if (at != first) std::memmove(at, first, size);
+            at -= 4 * layout_.lanes;
+            std::memcpy(at, own, 4 * layout_.lanes);
+        };
+        std::size_t c = count;
+        for (; c >= 2; c -= 2) {
+            // Where the words of the later chunk cannot reach.
+            std::uint8_t *const last = at, *const before = at - 2 * pieces.length(c - 1) - 4 * layout_.lanes - rans::kSlack;
+            rans::EncodeJob later = job(c - 1, last, states[0]), earlier = job(c - 2, before, states[1]);
+            rans::encode_two_chunks(coder, layout_, 0, later, earlier);
+            put(c - 1, later.words, last, states[0]);
+            put(c - 2, earlier.words, before, states[1]);
         }
-        out.insert(out.end(), at, end);
+        if (c) {
+            std::uint8_t* const last = at;
+            const rans::EncodeJob only = job(0, last, states[0]);
+            put(0, rans::encode_chunk(coder, layout_, only.symbols, only.n, 0, only.contexts, last, states[0]), last, states[0]);
+        }
         done_ = true;
+        return static_cast<std::size_t>(end - at);
     }
 
     // The symbols themselves; some are without their lowest bit already.

@@ -106,7 +106,7 @@ public:
         const bool paired = ops().walk_pair && !facts_ && !p_.firsts && alphabet_ <= 32 && layout.lanes == rans::kLanes;
         if (paired) {
             pair_.emplace(frequencies_, alphabet_);
-            restored = p_.scale <= FLT_MAX / (4 * kUsual);
+            restored = p_.scale <= FLT_MAX / (4 * kUsual) && p_.scale >= FLT_MIN * 0x1p24f;
             if (restored) values_ = values, around_ = around;
         } else {
             make_slots();

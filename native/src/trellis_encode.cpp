@@ -3,11 +3,13 @@
 #include <limits>
 #include <memory>
 
+#include "dither_lower.hpp"
 #include "dither_round.hpp"
 #include "tersegrad/planar.hpp"
 #include "tersegrad/runtime.hpp"
 #include "tersegrad/threads.hpp"
 #include "trellis_block.hpp"
+#include "trellis_rated.hpp"
 
 namespace tersegrad::trellis {
 
@@ -45,9 +47,9 @@ public:
     double norm = 0, error = 0;
     bool finite() const { return std::isfinite(norm); }
 
-    // Chooses the integers of a segment; `norm` and `error` are then known.
-    void choose(const float* x, std::size_t n, std::uint64_t start) {
-        x_ = x, n_ = n, start_ = start;
+    // Chooses the integers of a segment; `norm` and `error` are then known. `following` more floats stand behind it.
+    void choose(const float* x, std::size_t n, std::uint64_t start, std::size_t following) {
+        x_ = x, n_ = n, start_ = start, following_ = following;
         kind_ = zero;
         error = 0;
         window_ = kUsual;
@@ -59,17 +61,24 @@ public:
         bool far = false;
         float top = 0;
         // Classes are known only once the whole segment was seen. Where the last one had none, none are expected, and runs are finished while
-        // they are in the cache.
-        const bool waits = looks() && several_;
+        // they are in the cache. Bits are known only then too.
+        const bool waits = waits_ = options_.rdo || (looks() && several_);
         several_ = false;
         for (std::size_t at = 0; at < n; at += longest_) {
             const std::size_t length = std::min(longest_, n - at);
-            const float highest = convert(at, length, &norms[at / kSumChunk]);
-            // The largest of numbers does not show a NaN; the sum of squares does.
-            for (std::size_t part = at / kSumChunk; part * kSumChunk < at + length; ++part) far |= !std::isfinite(norms[part]);
+            double* const here = &norms[at / kSumChunk];
+            // Squares are added up where the symbols are found, which needs the same conversions, if the last run was near and this one is.
+            bool later = near_ && !far && !waits && !options_.dither;
+            const float highest = convert(at, length, later ? nullptr : here);
+            near_ = highest < kNear;
+            if (later && !near_) convert(at, length, here), later = false;
             far |= !(highest < limit_);
+            // The largest of numbers does not show a NaN; the sum of squares does.
+            const auto look = [&] { far |= !std::all_of(here, here + (length + kSumChunk - 1) / kSumChunk, [](double v) { return std::isfinite(v); }); };
+            if (!later) look();
             top = std::max(top, highest);
-            if (!far && !waits) finish(at, length, highest);
+            if (!far && !waits) finish(at, length, highest, later ? here : nullptr);
+            if (later) look();
         }
         norm = dither::fold(norms.data(), parts);
         if (!finite() || norm == 0) return;
@@ -78,7 +87,8 @@ public:
         if (looks()) find_classes(top);
         if (waits || several_) {
             top_ = 0;
-            for (std::size_t at = 0; at < n; at += longest_) finish(at, std::min(longest_, n - at), top);
+            if (options_.rdo) choose_by_bits();
+            for (std::size_t at = 0; at < n; at += longest_) finish(at, std::min(longest_, n - at), top, nullptr);
         }
         scales_[0] = options_.step;
         if (options_.dither) return;
@@ -92,10 +102,13 @@ public:
     std::size_t write(std::uint8_t* out) {
         if (kind_ == coded) {
             Bytes& message = work_.message;
-            code(message);
-            if (message.size() <= raw_bytes(n_)) {
+            const Bytes tail = code(message);
+            const std::size_t size = message.size() + left_ + tail.size();
+            if (size <= raw_bytes(n_)) {
                 std::memcpy(out, message.data(), message.size());
-                return message.size();
+                if (left_) std::memcpy(out + message.size(), work_.words.data() + work_.words.size() - left_, left_);
+                if (!tail.empty()) std::memcpy(out + size - tail.size(), tail.data(), tail.size());
+                return size;
             }
             kind_ = raw;
             error = 0;
@@ -115,15 +128,16 @@ private:
         lanes_ = lanes_of(n_);
         longest_ = n_ > run ? run : n_;
         const std::size_t rows = (longest_ + lanes_ - 1) / lanes_;
-        fit(work_.low, (looks() ? n_ : longest_) + kPitch);
+        fit(work_.low, n_ + kPitch);
+        if (!options_.dither || looks()) fit(work_.levels, n_);
         if (looks()) {
-            fit(work_.levels, n_);
             fit(work_.numbers, n_ + kPitch);
             fit(work_.adds, n_);
         }
         fit(work_.rows, rows * kPitch);
         fit(work_.labels, rows * kPitch);
         fit(work_.symbols, n_);
+        if (options_.rdo) fit(work_.kept_labels, n_);
         if (!options_.dither) return;
         if (work_.draws.size() < n_) work_.draws.resize(n_);
         fit(work_.kept_labels, n_);
@@ -137,16 +151,17 @@ private:
     }
     static Grid later(Grid g, std::size_t i) { return {g.scale, g.sign, g.draws ? g.draws + i : nullptr}; }
 
-    // Where the bytes of a run wait for their labels.
-    std::uint8_t* low(std::size_t at) { return work_.low.data() + (looks() ? at : 0); }
+    // Where the bytes of a run wait for their labels: in the place of the last run's, so that they stay in the cache, if no others wait.
+    std::uint8_t* low(std::size_t at) { return work_.low.data() + (waits_ ? at : 0); }
 
+    // Of every chunk the sum of squares, unless `norms` is null.
     float convert(std::size_t at, std::size_t length, double* norms) {
         float top = 0;
         const Grid g = grid(at);
         for (std::size_t i = 0; i < length; i += kSumChunk) {
             const std::size_t m = std::min(kSumChunk, length - i);
-            std::uint8_t* const levels = looks() ? work_.levels.data() + at + i : nullptr;
-            top = std::max(top, ops().convert(x_ + at + i, m, later(g, i), low(at) + i, levels, norms + i / kSumChunk));
+            std::uint8_t* const levels = !options_.dither || looks() ? work_.levels.data() + at + i : nullptr;
+            top = std::max(top, ops().convert(x_ + at + i, m, later(g, i), low(at) + i, levels, norms ? norms + i / kSumChunk : nullptr));
         }
         return top;
     }
@@ -159,6 +174,10 @@ private:
         std::uint8_t* const numbers = work_.numbers.data();
         several_ = window > 0 && classes::choose(work_.levels.data(), n_, kCenter, window, regions, numbers, chosen_);
         if (!several_) return;
+        if (!waits_) {
+            waits_ = true;
+            for (std::size_t at = 0; at < n_; at += longest_) convert(at, std::min(longest_, n_ - at), nullptr);
+        }
         std::uint8_t number_of[classes::kClasses] = {}, add_of[classes::kClasses] = {};
         const unsigned stays = options_.dither ? 0 : still_classes();
         still_.clear();
@@ -198,15 +217,29 @@ private:
     }
 
     // What rounding adds in a still class with these counts of levels: the spec tells why.
-    static int added(const std::uint64_t* counts, int window) {
+    int added(const std::uint64_t* counts, int window) const {
         const std::uint64_t zeros = counts[window], ones = counts[window - 1] + counts[window + 1];
+        // Half a squared step for each bit, in sixteenths of a bit.
+        if (options_.rdo) return 32 - (!ones ? 112 : 2 * zeros > ones ? std::min(dither::log2_sixteenths(2 * zeros, ones), 112) : 0) / 4;
         return 32 - 3 * (ones ? std::clamp(classes::log2_near(2 * zeros, ones), 0, 8) : 8);
     }
 
-    // Labels and symbols of a run that was converted. `top`: no |x| times the scale is larger.
-    void finish(std::size_t at, std::size_t length, float top) {
-        label(at, length);
-        place(at, length, top < kSmall, at / kSumChunk);
+    // Labels of all runs, first of the nearest integers, then of some that take fewer bits.
+    void choose_by_bits() {
+        std::uint8_t* const labels = work_.kept_labels.data();
+        for (std::size_t at = 0; at < n_; at += longest_) {
+            label(at, std::min(longest_, n_ - at));
+            std::memcpy(labels + at, work_.labels.data(), std::min(longest_, n_ - at));
+        }
+        const std::vector<std::uint8_t> one = {0};
+        rate({x_, n_, lanes_, longest_, scale_, which_, several_ ? work_.numbers.data() : nullptr, several_ ? still_ : one}, labels);
+    }
+
+    // Labels and symbols of a run that was converted. `top`: no |x| times the scale is larger. `norms`: as in convert, but only of runs that are near.
+    void finish(std::size_t at, std::size_t length, float top, double* norms) {
+        if (options_.rdo) std::memcpy(work_.labels.data(), work_.kept_labels.data() + at, length);
+        else label(at, length);
+        place(at, length, top, norms);
     }
 
     // The scale that leaves the least error; 0 where all integers are.
@@ -215,6 +248,9 @@ private:
         scale = energy == 0 ? 0.0f : dither::usable_step(dot / energy);
         error = error - 2 * static_cast<double>(scale) * dot + static_cast<double>(scale) * scale * energy;
     }
+
+    // The floats of the run that starts there, which will be read once that before it is finished.
+    rans::Ahead next(std::size_t at) const { return {x_ + at, x_ + std::min(at + longest_, n_ + following_)}; }
 
     // Labels of a run that was converted.
     void label(std::size_t at, std::size_t length) {
@@ -229,14 +265,14 @@ private:
             low = work_.rows.data();
         }
         std::uint8_t* const labels = work_.labels.data();
-        ops().label[which_](low, rows, lanes_, last, several_ && !options_.dither, labels, work_.planes);
+        ops().label[which_](low, rows, lanes_, last, several_ && !options_.dither, labels, work_.planes, next(at + length));
         if (lanes_ < rans::kLanes)
             for (std::size_t t = 0; t < rows; ++t) std::memmove(labels + t * lanes_, labels + t * kPitch, lanes_);
         if (options_.dither) std::memcpy(work_.kept_labels.data() + at, labels, length);
     }
 
-    // The symbols of a run that has labels; sums of every chunk, of which `first` is the first.
-    void place(std::size_t at, std::size_t length, bool small, std::size_t first) {
+    // The symbols of a run that has labels, and sums of every chunk.
+    void place(std::size_t at, std::size_t length, float top, double* norms) {
         const Grid g = grid(at);
         for (std::size_t i = 0; i < length; i += kSumChunk) {
             const std::size_t m = std::min(kSumChunk, length - i);
@@ -247,9 +283,11 @@ private:
                 continue;
             }
             Sums sums;
-            ops().place(x_ + at + i, work_.labels.data() + i, several_ ? work_.adds.data() + at + i : nullptr, m, g, small, window_, symbols, sums);
+            const std::uint8_t* const labels = work_.labels.data() + i;
+            if (top < kNear && window_ == kUsual && !several_) ops().place_near(x_ + at + i, low(at) + i, work_.levels.data() + at + i, labels, m, symbols, sums, norms ? norms + i / kSumChunk : nullptr);
+            else ops().place(x_ + at + i, labels, several_ ? work_.adds.data() + at + i : nullptr, m, g, top < kSmall, window_, symbols, sums);
             top_ = std::max(top_, sums.top);
-            const std::size_t part = first + i / kSumChunk;
+            const std::size_t part = (at + i) / kSumChunk;
             dots_[part] = sums.dot[0], energies_[part] = sums.energy[0];
             still_dots_[part] = sums.dot[1], still_energies_[part] = sums.energy[1];
         }
@@ -265,7 +303,7 @@ private:
                 std::uint8_t* __restrict labels = work_.labels.data();
                 for (std::size_t i = 0; i < length; ++i) labels[i] = symbols[i] & 3;
             }
-            place(at, length, false, at / kSumChunk);
+            place(at, length, std::numeric_limits<float>::infinity(), nullptr);
         }
     }
 
@@ -367,9 +405,11 @@ private:
         return bits;
     }
 
-    void code(Bytes& out) {
+    // The message up to the last `left_` bytes of words; returns what follows those.
+    Bytes code(Bytes& out) {
         choose_window();
         const Bytes tail = escapes();
+        left_ = 0;
         const int bits = options_.dither ? choose_tables() : 1;
         int chunk = usual_chunk();
         if (several_ && options_.chunk == kAutoChunk && 2 * chosen_.bits < static_cast<double>(n_)) chunk = rans::kLongestChunk;
@@ -390,9 +430,9 @@ private:
                                                     !several_, chunk, out.data() + begin));
         } else {
             const Classes classes = several_ ? Classes{work_.numbers.data(), still_} : Classes{};
-            Coder(work_.symbols.data(), n_, window_, chunk, classes).write(out, work_.words);
+            left_ = Coder(work_.symbols.data(), n_, window_, chunk, classes).write(out, work_.words);
         }
-        out.insert(out.end(), tail.begin(), tail.end());
+        return tail;
     }
 
     Options options_;
@@ -400,10 +440,10 @@ private:
     int which_, run_, window_ = kUsual;
     float scale_ = 0, limit_ = 0, scales_[2] = {};  // those that are sent, of coordinates on trellises and of still ones
     const float* x_ = nullptr;
-    std::size_t n_ = 0, lanes_ = 0, longest_ = 0;
+    std::size_t n_ = 0, following_ = 0, lanes_ = 0, longest_ = 0, left_ = 0;
     std::uint64_t start_ = 0;
     std::uint32_t top_ = 0;
-    bool escaped_ = false, several_ = true;  // several: there are classes
+    bool escaped_ = false, several_ = true, waits_ = true, near_ = true;  // several: there are classes; waits: labels wait for them; near: of the last run
     classes::Chosen chosen_;
     std::vector<std::uint8_t> still_;  // by class
     unsigned moving_ = 0;
@@ -429,7 +469,7 @@ Outcome encode(const float* x, std::size_t n, const Options& o, std::uint8_t* ou
         SegmentEncoder encoder(o);
         std::size_t at = runs[first] = table + first * raw_bytes(kSegment);
         for (std::size_t s = first; s < last && finite.load(std::memory_order_relaxed); ++s) {
-            encoder.choose(x + segments.start(s), segments.length(s), segments.start(s));
+            encoder.choose(x + segments.start(s), segments.length(s), segments.start(s), n - segments.start(s) - segments.length(s));
             if (!encoder.finite()) {
                 finite = false;
                 return;
@@ -471,7 +511,7 @@ Outcome measure(const float* x, std::size_t n, float step, int states, const cla
     parallel_for(count, 1, 1, [&](std::size_t first, std::size_t last) {
         SegmentEncoder encoder({step, states, rans::kLongestChunk, nullptr, rows});
         for (std::size_t s = first; s < last; ++s) {
-            encoder.choose(x + segments.start(s), segments.length(s), segments.start(s));
+            encoder.choose(x + segments.start(s), segments.length(s), segments.start(s), n - segments.start(s) - segments.length(s));
             norms[s] = encoder.norm;
             errors[s] = encoder.finite() ? encoder.error : 0;
         }

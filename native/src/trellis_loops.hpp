@@ -4,6 +4,9 @@
 #include <cfloat>
 
 #include "trellis_viterbi.hpp"
+#if defined(__AVX512F__)
+#include "trellis_viterbi_avx512.hpp"
+#endif
 
 namespace tersegrad::trellis {
 namespace {
@@ -125,7 +128,36 @@ LOCAL_INLINE void store_levels(std::uint8_t* p, const I* v) {
 #endif
 }
 
-template <bool Dithered, bool Levels>
+#if defined(__AVX512F__)
+// As convert_any without dither, on 16-bit numbers: of as many coordinates as vectors of 64 hold. -1: some |y| is too large for that.
+template <bool Norm>
+float convert_words(const float* x, std::size_t n, float scale, std::uint8_t* low, std::uint8_t* levels, D* sums) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const auto word = [](int v) { return _mm512_set1_epi16(static_cast<short>(v)); };
+    const __m512 by = _mm512_set1_ps(scale);
+    __m512i top = _mm512_setzero_si512();
+    for (std::size_t i = 0; i + 64 <= n; i += 64) {
+        const auto y = [&](std::size_t g) { return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i + 16 * g), by)); };
+        // Quarters of the vectors take turns, until the last bytes are put in order.
+        const __m512i a = _mm512_packs_epi32(y(0), y(1)), b = _mm512_packs_epi32(y(2), y(3));
+        top = _mm512_max_epu16(top, _mm512_max_epu16(_mm512_abs_epi16(a), _mm512_abs_epi16(b)));
+        const __m512i bits = _mm512_packus_epi16(_mm512_and_si512(a, word(127)), _mm512_and_si512(b, word(127)));
+        _mm512_storeu_si512(low + i, _mm512_permutexvar_epi32(order, bits));
+        const auto level = [&](__m512i v) { return _mm512_srai_epi16(_mm512_adds_epi16(v, word(1 << (kLevelBits - 1))), kLevelBits); };
+        const __m512i kept = _mm512_max_epi8(_mm512_packs_epi16(level(a), level(b)), _mm512_set1_epi8(-kHighest));
+        _mm512_storeu_si512(levels + i, _mm512_permutexvar_epi32(order, _mm512_xor_si512(kept, _mm512_set1_epi8(-kCenter))));
+#pragma GCC unroll 8
+        for (std::size_t g = 0; Norm && g < 8; ++g) {
+            const D v = doubles(load<HalfF>(x + i + 8 * g));
+            sums[g % 4] = plus_product(v, v, sums[g % 4]);
+        }
+    }
+    const auto most = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(top, _mm512_set1_epi32(0xffff)), _mm512_srli_epi32(top, 16)));
+    return most < 0x7fff ? static_cast<float>(most) : -1;
+}
+#endif
+
+template <bool Dithered, bool Levels, bool Norm>
 float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, std::uint8_t* levels, double* norm) {
     constexpr int bits = Dithered ? kDitheredLevelBits : kLevelBits;
     double squares[kBlock] = {};
@@ -133,6 +165,13 @@ float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t*
     float last = 0;
     D sums[kBlock / lanes64] = {};
     std::size_t i = 0;
+#if defined(__AVX512F__)
+    if constexpr (Levels && !Dithered) {
+        last = convert_words<Norm>(x, n, grid.scale, low, levels, sums);
+        if (last >= 0) i = n / 64 * 64;
+        else std::fill_n(sums, kBlock / lanes64, D{});
+    }
+#endif
     for (; i + kBlock <= n; i += kBlock) {
         I y[kGroups], level[kGroups];
 #pragma GCC unroll 8
@@ -149,7 +188,7 @@ float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t*
         store_bytes(low + i, y);
         if constexpr (Levels) store_levels(levels + i, level);
 #pragma GCC unroll 16
-        for (int g = 0; g < kBlock / lanes64; ++g) {
+        for (int g = 0; Norm && g < kBlock / lanes64; ++g) {
             const D v = doubles(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)));
             sums[g] = plus_product(v, v, sums[g]);
         }
@@ -165,13 +204,16 @@ float convert_any(const float* x, std::size_t n, const Grid& grid, std::uint8_t*
         low[i + k] = static_cast<std::uint8_t>(y & 127);
     }
     for (int k = 0; k < lanes32; ++k) last = std::max(last, static_cast<float>(top[k]));
-    *norm = folded(squares);
+    if constexpr (Norm) *norm = folded(squares);
     return last;
 }
 
 float convert(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, std::uint8_t* levels, double* norm) {
-    if (levels) return grid.draws ? convert_any<true, true>(x, n, grid, low, levels, norm) : convert_any<false, true>(x, n, grid, low, levels, norm);
-    return grid.draws ? convert_any<true, false>(x, n, grid, low, levels, norm) : convert_any<false, false>(x, n, grid, low, levels, norm);
+    if (grid.draws) {
+        const auto dithered = levels ? norm ? convert_any<true, true, true> : convert_any<true, true, false> : convert_any<true, false, true>;
+        return dithered(x, n, grid, low, levels, norm);
+    }
+    return norm ? convert_any<false, true, true>(x, n, grid, low, levels, norm) : convert_any<false, true, false>(x, n, grid, low, levels, norm);
 }
 
 // Integers that are small have squares whose sum 32 bits hold, and which any order of adding up gives exactly.
@@ -250,6 +292,113 @@ void place(const float* x, const std::uint8_t* labels, const std::uint8_t* adds,
            std::uint8_t* out, Sums& sums) {
     if (adds) return small ? place_any<true, true>(x, labels, adds, n, grid, window, out, sums) : place_any<false, true>(x, labels, adds, n, grid, window, out, sums);
     return small ? place_any<true, false>(x, labels, adds, n, grid, window, out, sums) : place_any<false, false>(x, labels, adds, n, grid, window, out, sums);
+}
+
+// Bytes less `offset`, a vector's share of `block` bytes at a time.
+template <int offset>
+struct Doubles {
+    static constexpr int block = std::max(width, kBlock);
+#if defined(__AVX512F__)
+    // As the lowest bits of 2^52: a permute and a subtraction each.
+    __m512i bytes;
+    [[gnu::always_inline]] void put(int, B v) { bytes = reinterpret_cast<__m512i>(v); }
+    [[gnu::always_inline]] D at(int g) const {
+        const __m512i large = _mm512_set1_epi64(0x4330000000000000), index = _mm512_set_epi64(7 + 8 * g, 6 + 8 * g, 5 + 8 * g, 4 + 8 * g, 3 + 8 * g, 2 + 8 * g, 1 + 8 * g, 8 * g);
+        const __m512i v = _mm512_mask_permutexvar_epi8(large, 0x0101010101010101, index, bytes);
+        return reinterpret_cast<D>(_mm512_sub_pd(_mm512_castsi512_pd(v), _mm512_set1_pd(0x1p52 + offset)));
+    }
+#else
+    alignas(64) std::uint8_t bytes[block];
+    [[gnu::always_inline]] void put(int k, B v) { store(bytes + k, v - all(offset)); }
+    [[gnu::always_inline]] D at(int g) const {
+        const std::uint8_t* const p = bytes + g * lanes64;
+#if defined(__AVX2__)
+        return reinterpret_cast<D>(_mm256_cvtepi32_pd(_mm_cvtepi8_epi32(_mm_loadu_si32(p))));
+#else
+        D v;
+        for (int k = 0; k < lanes64; ++k) v[k] = static_cast<std::int8_t>(p[k]);
+        return v;
+#endif
+    }
+#endif
+};
+
+// Sums of the squares of four neighbours each; they are above -128.
+LOCAL_INLINE I squares_of(B n) {
+#if defined(__AVX512F__)
+    const __m512i size = _mm512_abs_epi8(reinterpret_cast<__m512i>(n));
+    return reinterpret_cast<I>(_mm512_madd_epi16(_mm512_maddubs_epi16(size, size), _mm512_set1_epi16(1)));
+#elif defined(__AVX2__)
+    const __m256i size = _mm256_abs_epi8(reinterpret_cast<__m256i>(n));
+    return reinterpret_cast<I>(_mm256_madd_epi16(_mm256_maddubs_epi16(size, size), _mm256_set1_epi16(1)));
+#else
+    I sum = I{};
+    for (int k = 0; k < width; ++k) {
+        const std::int32_t v = static_cast<std::int8_t>(n[k]);
+        sum[k / 4] += v * v;
+    }
+    return sum;
+#endif
+}
+
+// y = 32 m + some bits, and n is the label plus a multiple of four: so n - label = m + 2 - label without its lowest two bits. The level is
+// m / 2, rounded up.
+template <bool Norm>
+void place_near_any(const float* x, const std::uint8_t* low, const std::uint8_t* levels, const std::uint8_t* labels, std::size_t n, std::uint8_t* out,
+                    Sums& sums, double* norm) {
+    constexpr int offset = 2 * kUsual, block = std::max(width, kBlock);
+    double dots[kBlock] = {}, norms[kBlock] = {};
+    D dot[kBlock / lanes64] = {}, all_squares[kBlock / lanes64] = {};
+    I squares = I{};
+    B least = all(255), most = B{};
+    std::size_t i = 0;
+    for (; i + block <= n; i += block) {
+        Doubles<offset> chosen;
+        for (int k = 0; k < block; k += width) {
+            const std::size_t at = i + static_cast<std::size_t>(k);
+            const B level = load<B>(levels + at), label = load<B>(labels + at);
+            const B half = reinterpret_cast<B>(reinterpret_cast<H>(load<B>(low + at)) >> 5) & all(1);
+            const B symbol = ((level + level + all(2 + offset - 2 * kCenter) - half - label) & all(~3)) | label;
+            least = symbol < least ? symbol : least;
+            most = symbol > most ? symbol : most;
+            store(out + at, symbol);
+            squares += squares_of(symbol - all(offset));
+            chosen.put(k, symbol);
+        }
+#pragma GCC unroll 16
+        for (int g = 0; g < block / lanes64; ++g) {
+            const D value = doubles(load<HalfF>(x + i + static_cast<std::size_t>(g * lanes64)));
+            D& sum = dot[g % (kBlock / lanes64)];
+            sum = plus_product(value, chosen.at(g), sum);
+            if constexpr (Norm) {
+                D& square = all_squares[g % (kBlock / lanes64)];
+                square = plus_product(value, value, square);
+            }
+        }
+    }
+    std::memcpy(dots, dot, sizeof dots);
+    std::memcpy(norms, all_squares, sizeof norms);
+    std::int64_t whole = 0;
+    for (int k = 0; k < lanes32; ++k) whole += squares[k];
+    std::int32_t low_end = 255, high_end = 0;
+    for (int k = 0; k < width; ++k) low_end = std::min<std::int32_t>(low_end, least[k]), high_end = std::max<std::int32_t>(high_end, most[k]);
+    for (std::size_t k = 0; i + k < n; ++k) {
+        const std::size_t at = i + k;
+        const std::int32_t label = labels[at], v = ((2 * (levels[at] - kCenter) + 2 - (low[at] >> 5 & 1) - label) & ~3) + label;
+        low_end = std::min(low_end, v + offset), high_end = std::max(high_end, v + offset);
+        dots[k % kBlock] += static_cast<double>(x[at]) * v;
+        norms[k % kBlock] += static_cast<double>(x[at]) * static_cast<double>(x[at]);
+        whole += v * v;
+        out[at] = static_cast<std::uint8_t>(v + offset);
+    }
+    sums.dot[0] = folded(dots);
+    sums.energy[0] = static_cast<double>(whole);
+    if (n) sums.top = std::max(sums.top, static_cast<std::uint32_t>(std::max(high_end - offset, offset - 1 - low_end)));
+    if constexpr (Norm) *norm = folded(norms);
+}
+void place_near(const float* x, const std::uint8_t* low, const std::uint8_t* levels, const std::uint8_t* labels, std::size_t n, std::uint8_t* out, Sums& sums,
+                double* norm) {
+    norm ? place_near_any<true>(x, low, levels, labels, n, out, sums, norm) : place_near_any<false>(x, low, levels, labels, n, out, sums, norm);
 }
 
 void place_dithered(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, int window, int bits, std::uint8_t* symbols,
@@ -501,13 +650,15 @@ void walk(Walk& w) {
     return w.facts ? walk_any<true, false>(w) : walk_any<false, false>(w);
 }
 
-constexpr Implementation loops = {convert,        {label_rows<0>, label_rows<1>, label_rows<2>, label_rows<3>}, place, place_dithered, learn, translate, shift,
-                                  restore_plain, restore_still, restore_dithered,                              walk,
 #if defined(__AVX512F__)
-                                  walk_pair_avx512};
+#define LABEL label_masked
+#define PAIR walk_pair_avx512
 #else
-                                  nullptr};
+#define LABEL label_rows
+#define PAIR nullptr
 #endif
+constexpr Implementation loops = {convert,   {LABEL<0>, LABEL<1>, LABEL<2>, LABEL<3>}, place,         place_near,       place_dithered, learn,
+                                  translate, shift,                                    restore_plain, restore_still, restore_dithered, walk, PAIR};
 
 }  // namespace
 }  // namespace tersegrad::trellis

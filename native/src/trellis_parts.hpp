@@ -22,6 +22,7 @@ inline constexpr int kUnit = 13;                 // dithered numbers count in 2^
 inline constexpr int kWidest = 64, kUsual = 16;  // windows are even; indices wait in the usual one until all are known
 inline constexpr float kFar = 0x1p25f, kFarDithered = 0x1p15f;  // |x / step| from here on is not coded
 inline constexpr float kSmall = 32000.0f;          // |y| below this: |n| < 1024, and 32 bits hold the sum of 4096 / 16 squares
+inline constexpr float kNear = 896.0f;             // |y| below this: |n| <= 30, which the usual window holds
 inline constexpr int kPitch = 64;                // bytes of a row: one step of up to 64 lanes
 inline constexpr int kStill = 128;               // in bytes of coordinates: leaves the state of its trellis alone
 inline constexpr int kLevelBits = 6, kDitheredLevelBits = kUnit - 2;  // log2 of the distance of levels, among which classes are looked for
@@ -89,7 +90,7 @@ struct Walk {
     std::size_t step, steps;
     Code code;
     const Pair* pair = nullptr;  // instead of the slots, for walk_pair
-    // For walk_pair: where values go at once, unless it is null; products of the scale do not overflow. `around`: see restore.
+    // For walk_pair: where values go at once, unless it is null; products of the scale do not overflow, and the scale / 2^24 is normal. `around`: see restore.
     float* values = nullptr;
     float scale = 0;
     int window = 0;
@@ -104,17 +105,20 @@ struct Grid {
 };
 
 struct Implementation {
-    // The lowest 7 bits of y; squares are added up (n <= kSumChunk). Returns the largest |x scale|, NaN aside. `levels`, unless it is null:
+    // The lowest 7 bits of y; squares are added up (n <= kSumChunk) unless `norm` is null. Returns the largest |x scale|, NaN aside. `levels`, unless it is null:
     // x scale as a multiple of 2^kLevelBits (kDitheredLevelBits), ties upwards, within +-kHighest, plus kCenter.
     float (*convert)(const float* x, std::size_t n, const Grid& grid, std::uint8_t* low, std::uint8_t* levels, double* norm);
     // Labels n mod 4 of the nearest admissible integers. Rows of kPitch bytes, of which `lanes` count, in the last row `last`. `still`:
-    // bytes of `low` with kStill leave the states alone.
+    // bytes of `low` with kStill leave the states alone. `ahead`: as for rANS.
     void (*label[4])(const std::uint8_t* low, std::size_t rows, std::size_t lanes, std::size_t last, bool still, std::uint8_t* labels,
-                     std::vector<std::uint8_t>& scratch);
+                     std::vector<std::uint8_t>& scratch, rans::Ahead ahead);
     // n, kept within the window by multiples of 4, + 2 window as bytes; n <= kSumChunk. `small`: all |y| are below 2^15 - 64. `adds`: what
     // rounding adds to |y| of still coordinates, 0 for others; null where there are none.
     void (*place)(const float* x, const std::uint8_t* labels, const std::uint8_t* adds, std::size_t n, const Grid& grid, bool small, int window,
                   std::uint8_t* out, Sums& sums);
+    // The same of |y| below kNear in the usual window, where the lowest bits of y and its level tell n. `norm`: as in convert.
+    void (*place_near)(const float* x, const std::uint8_t* low, const std::uint8_t* levels, const std::uint8_t* labels, std::size_t n, std::uint8_t* out,
+                       Sums& sums, double* norm);
     // With dither: symbols, and their tables out of 2^bits; raises `top` to the largest of index and -index - 1.
     void (*place_dithered)(const float* x, const std::uint8_t* labels, std::size_t n, const Grid& grid, int window, int bits, std::uint8_t* symbols,
                            std::uint8_t* tables, std::uint32_t& top);

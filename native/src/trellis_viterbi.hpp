@@ -199,7 +199,7 @@ struct Group {
 
 template <int Which>
 void label_rows(const std::uint8_t* low, std::size_t rows, std::size_t lanes, std::size_t last, bool still, std::uint8_t* labels,
-                std::vector<std::uint8_t>& scratch) {
+                std::vector<std::uint8_t>& scratch, rans::Ahead) {
     constexpr Code code = kCodes[Which];
     const std::size_t room = rows * Group<code>::kPlanes * width;
     if (scratch.size() < room) scratch.resize(room);

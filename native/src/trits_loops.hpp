@@ -1,11 +1,18 @@
-// Five trits to a byte and back, 320 at a time, where the instruction set has byte permutations; else nothing is done here.
+// Five trits to a byte and back, 320 at a time, where the instruction set has byte permutations; else the plain loop does it all.
 #pragma once
 #include "vec16.hpp"
 
 namespace tersegrad::casts {
 namespace {
 
-// Both return how many trits they did; the rest is for the plain loop.
+// The largest of some bytes.
+u8 trits_largest(const u8* data, size_t bytes) {
+    u8 most = 0;
+    for (size_t i = 0; i < bytes; ++i) most = data[i] > most ? data[i] : most;
+    return most;
+}
+
+// These return how many trits they did; the rest is for the plain loop.
 size_t trits_pack(const u8* codes, size_t n, u8* out) {
     size_t i = 0;
 #if defined(__AVX512VBMI__)

@@ -56,12 +56,12 @@ static const Format formats[] = {
     {"ternary(bucket=64)", [](size_t n) { return casts::ternary_nbytes(n, 64); },
      [](const float* x, size_t n, std::uint8_t* o) { casts::ternary_encode(x, n, 64, source, o); },
      [](const std::uint8_t* d, size_t n, casts::Sink s) { return casts::ternary_decode(d, n, 64, s); }},
-    {"dithering", [](size_t n) { return casts::dithering_nbytes(n, whole(n), 5); },
-     [](const float* x, size_t n, std::uint8_t* o) { casts::dithering_encode(x, n, whole(n), 8, 5, source, o); },
-     [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::dithering_decode(d, n, whole(n), 8, 5, s); return true; }},
-    {"dithering(bucket=128)", [](size_t n) { return casts::dithering_nbytes(n, 128, 8); },
-     [](const float* x, size_t n, std::uint8_t* o) { casts::dithering_encode(x, n, 128, 64, 8, source, o); },
-     [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::dithering_decode(d, n, 128, 64, 8, s); return true; }},
+    {"natural levels", [](size_t n) { return casts::natural_levels_nbytes(n, whole(n), 5); },
+     [](const float* x, size_t n, std::uint8_t* o) { casts::natural_levels_encode(x, n, whole(n), 8, 5, source, o); },
+     [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::natural_levels_decode(d, n, whole(n), 8, 5, s); return true; }},
+    {"natural levels (bucket=128)", [](size_t n) { return casts::natural_levels_nbytes(n, 128, 8); },
+     [](const float* x, size_t n, std::uint8_t* o) { casts::natural_levels_encode(x, n, 128, 64, 8, source, o); },
+     [](const std::uint8_t* d, size_t n, casts::Sink s) { casts::natural_levels_decode(d, n, 128, 64, 8, s); return true; }},
 };
 
 static void fail(const std::string& what) {

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tersegrad.wrappers import ErrorFeedback as ErrorFeedback
     from tersegrad.wrappers import Metered as Metered
     from tersegrad.wrappers import Rotated as Rotated
+    from tersegrad.wrappers import Shortest as Shortest
 
 __version__ = "0.1.0"
 
@@ -50,7 +51,7 @@ _HOMES = {
     "core.protocol": ("Accumulator", "Compressor", "Context", "Guarantee", "Message", "Piece", "Spec", "Stats"),
     "tensors": ("RoundTrip", "from_frame", "roundtrip", "to_frame"),
     "recipes": ("names", "parse"),
-    "wrappers": ("DCT", "Aligned", "ByTensor", "ErrorFeedback", "Metered", "Rotated"),
+    "wrappers": ("DCT", "Aligned", "ByTensor", "ErrorFeedback", "Metered", "Rotated", "Shortest"),
 }
 _MODULES = {"frame": "core.frame", "state": "core.state", "theory": "theory"}
 

@@ -70,7 +70,8 @@ def digits_gradients(steps: Sequence[int] = STEPS, hidden: int = HIDDEN) -> tupl
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(images), generator=generator)
     train, unseen = order[:1500], order[1500:]
-    with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator: leave it as it was
+    # torch's layers draw from the global generator: leave it as it was.
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = torch.nn.Sequential(
             torch.nn.Linear(64, hidden),
@@ -126,7 +127,8 @@ def run(
     figures.require_matplotlib()  # before the work, not after it
     total = len(configurations) + 2
     progress("training a network on handwritten digits", 0, total)
-    with bench.thread_count(1):  # the same sums, so the same gradients, on every machine's core count
+    # The same sums, so the same gradients, on every machine's core count.
+    with bench.thread_count(1):
         gradients, accuracy = digits_gradients(steps, hidden)
     gradients = [unit_variance(g) for g in gradients]
     noise, large = bench.draw("gaussian", gradients[0].numel()), bench.draw("gaussian", speed_numel, seed=1)

@@ -30,7 +30,7 @@ from tersegrad import compressors, wrappers
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import Configuration, require
-from tersegrad.wrappers.named import demo, distro, ef_sign, mem_sgd, sparse_loco, streaming_diloco, strom
+from tersegrad.wrappers.named import demo, distro, ef_sign, fewest_bits, mem_sgd, sparse_loco, streaming_diloco, strom
 
 MAX_LENGTH = 4096
 MAX_DEPTH = 16
@@ -48,7 +48,7 @@ WRAPPERS: Mapping[str, type[Configuration]] = types.MappingProxyType(_configurat
 
 
 RECIPES: Mapping[str, Callable[..., Compressor[Any]]] = types.MappingProxyType(
-    {f.__name__: f for f in (ef_sign, mem_sgd, strom, sparse_loco, demo, distro, streaming_diloco)}
+    {f.__name__: f for f in (ef_sign, mem_sgd, strom, sparse_loco, demo, distro, streaming_diloco, fewest_bits)}
 )
 _RECIPE_EXAMPLES = {
     "ef_sign": "ef_sign",
@@ -59,6 +59,7 @@ _RECIPE_EXAMPLES = {
     "demo": "demo",
     "distro": "distro",
     "streaming_diloco": "streaming_diloco",
+    "fewest_bits": "fewest_bits(alpha=0.1)",
 }
 
 

@@ -72,6 +72,11 @@ def test_version() -> None:
     assert run("--version").output == f"tersegrad {tersegrad.__version__}\n"
 
 
+def test_the_package_is_a_command_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "tersegrad", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"tersegrad {tersegrad.__version__}\n"
+
+
 def test_click_is_not_imported_by_us() -> None:
     """typer 0.29 no longer brings click."""
     source = Path(tersegrad.__file__).parent
@@ -156,7 +161,7 @@ def test_bench_speed_with_two_threads() -> None:
         (["bench", "rate", "bf16", "--size", "1Ki", "--json", "/proc/none/x.json"], "cannot write"),
         (["train", "--compressor", "qsdg"], "qsgd"),
         (["train", "--exchange", "power_sgd"], "by itself"),
-        (["train", "--data", "/nowhere"], "no folder"),
+        (["train", "--data", "/proc/none/folder"], "no folder"),
         (["train", "--resume"], "checkpoint"),
         (["bounds"], "alpha"),
         (["bounds", "--alpha", "0.1", "--omega", "1"], "one of"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,12 +110,30 @@ def test_a_users_model(tmp_path: Path) -> None:
         (("--model", "resnet50", "--bandwidth", "1Gbit", "--latency", "3"), "0.2ms"),
         (("--model", "resnet50", "--bandwidth", "1Gbit", "--backward-ms", "soon"), "milliseconds"),
         (("--model", "resnet50", "--bandwidth", "1Gbit", "--device", "cuda"), "no GPU"),
+        (("--model", "resnet50", "--bandwidth", "1Gbit", "--device", "cuda:1"), "no GPU"),
+        (("--model", "resnet50", "--bandwidth", "1Gbit", "--device", "gpu"), "cpu, cuda, or cuda:1"),
+        (("--model", "resnet50", "--bandwidth", "1Gbit", "--device", "xpu"), "cpu, cuda, or cuda:1"),
+        (("--model", "resnet50", "--bandwidth", "1Gbit", "--device", "cuda:x"), "cpu, cuda, or cuda:1"),
         (("--model", "resnet50", "--bandwidth", "1Gbit", "--figure", "plan.pdf"), ".svg or .png"),
         (("--model", "resnet50", *QUICK, "--compressor", "topk"), "topk"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], told: str) -> None:
     assert told in one_line_error(run("plan", *words, code=2))
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    told = one_line_error(run("plan", "--model", "resnet50", *QUICK, "--device", "cuda:2", code=2))
+    assert "the last GPU is cuda:1" in told
+
+
+def test_a_figure_asks_for_matplotlib_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(planning, "plan", lambda *_: pytest.fail("measured before"))
+    words = ("plan", "--model", "resnet50", *QUICK, "--figure", str(tmp_path / "plan.svg"))
+    assert "pip install 'tersegrad[report]'" in one_line_error(run(*words, code=2))
 
 
 def test_measurements_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,9 @@ def test_shorter_than_sparse_dithering_at_equal_error() -> None:
         assert mine.bits_per_coordinate <= other.bits_per_coordinate - 0.13
 
 
+@pytest.mark.parametrize("rdo", [False, True])
 @pytest.mark.parametrize("states", [4, 8, 16, 32])
-def test_worst_case_bound(states: int) -> None:
+def test_worst_case_bound(states: int, rdo: bool) -> None:
     """Adversarial vectors, vectors on the edges between integers, and random ones of all kinds."""
     generator = torch.Generator().manual_seed(states)
     vectors = [x for d in (1, 2, 7, 64, 1000) for name, x in adversarial(d).items() if name not in ("zero", "denormal")]
@@ -72,7 +73,7 @@ def test_worst_case_bound(states: int) -> None:
         if not bool((x != 0).any()):
             continue
         for nu in (0.9, 0.3, 0.05):
-            assert relative(x, once(Trellis(nu=nu, states=states), x)[1]) <= nu * (1 + 1e-6)
+            assert relative(x, once(Trellis(nu=nu, states=states, rdo=rdo), x)[1]) <= nu * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("size", [0.6, 0.9, 1.2, 1.5, 1.8])
@@ -134,7 +135,7 @@ def test_budgets_are_kept_and_used() -> None:
 def test_error_feedback_in_one_go() -> None:
     x, residual, left = gaussian(5000), gaussian(5000, 1), torch.empty(5000)
     spec, ctx = Spec.flat(5000), Context(seed=1)
-    for c in (Trellis(alpha=0.1), Trellis(nu=0.1, states=16), Trellis(bits=2.0)):
+    for c in (Trellis(alpha=0.1), Trellis(nu=0.1, states=16), Trellis(bits=2.0), Trellis(alpha=0.3, rdo=True)):
         message, finite = c.encode_split(Fed(x, residual, left), spec, ctx)
         plain, _ = c.encode(x + residual, spec, None, ctx)
         assert finite
@@ -211,3 +212,54 @@ def test_a_search_on_samples_hears_of_what_they_do_not_hold() -> None:
         message, _ = compressor.encode(y, spec, None, ctx)
         assert int(message.nbytes) == 1
         assert bool(compressor.decode(message, spec, ctx).isnan().all())
+
+
+def student(d: int, seed: int = 3) -> Tensor:
+    """Three degrees of freedom."""
+    g = torch.Generator().manual_seed(seed)
+    scaled: Tensor = torch.randn(d, generator=g) / torch.randn(3, d, generator=g).norm(dim=0)
+    return scaled
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "share"), [("student", 0.25, 0.94), ("student", 0.1, 0.98), ("gaussian", 0.25, 1.0), ("rows", 0.1, 0.995)]
+)
+@pytest.mark.parametrize("states", [8, 32])
+def test_bits_in_the_search_save_some_at_the_same_error(name: str, alpha: float, share: float, states: int) -> None:
+    x = student(1 << 17) if name == "student" else gaussian(1 << 17)
+    if name == "rows":
+        x = x.view(512, 256) * torch.exp2(2 * gaussian(512, 5))[:, None]
+    spec, ctx, lengths = Spec.of(x), Context(), []
+    for rdo in (False, True):
+        c = Trellis(alpha=alpha, states=states, rdo=rdo)
+        message, _ = c.encode(x, spec, None, ctx)
+        assert relative(x.flatten(), c.decode(message, spec, ctx)) <= alpha
+        lengths.append(int(message.nbytes))
+    assert lengths[1] <= share * lengths[0]
+
+
+@pytest.mark.parametrize("d", [1, 3, 10, 100, 1000, 20_000])
+def test_bits_in_the_search_never_lengthen_a_message(d: int) -> None:
+    for x in (gaussian(d), student(d), gaussian(d) ** 7):
+        for alpha in (0.6, 0.1, 0.01):
+            plain, chosen = (once(Trellis(alpha=alpha, rdo=rdo), x) for rdo in (False, True))
+            assert int(chosen[0].nbytes) <= int(plain[0].nbytes)
+            assert relative(x, chosen[1]) <= alpha
+
+
+@pytest.mark.parametrize("size", [0.6, 0.8, 1.0, 1.2, 1.4])
+def test_certificates_hold_for_numbers_that_bits_would_lose(size: float) -> None:
+    """A few levels and more numbers of about a step, beside many zeros."""
+    place = torch.arange(20_000) % 16
+    x = torch.where(place == 0, 2 * size, torch.where(place < 4, 1.05, 0.0))
+    for nu in (0.9, 0.5, 0.2, 0.05):
+        assert relative(x, once(Trellis(nu=nu, rdo=True), x)[1]) <= nu
+
+
+def test_budgets_are_kept_with_bits_in_the_search() -> None:
+    x = student(50_000)
+    for bits in (0.5, 2.0):
+        (plain, before), (chosen, after) = (once(Trellis(bits=bits, rdo=rdo), x) for rdo in (False, True))
+        assert int(chosen.nbytes) <= bits * x.numel() / 8
+        assert relative(x, after) <= 1.01 * relative(x, before)
+        assert int(plain.nbytes) <= bits * x.numel() / 8

@@ -88,10 +88,15 @@ def sharded(mesh: DeviceMesh) -> nn.Sequential:
     return model
 
 
-def split(outer: int) -> tuple[DeviceMesh, Any]:
-    """All ranks as ``outer`` nodes: the shard mesh of this rank's node, and the group of its peers."""
-    mesh = init_device_mesh("cpu", (outer, dist.get_world_size() // outer), mesh_dim_names=("replicate", "shard"))
-    return mesh["shard"], mesh["replicate"].get_group()
+def split(outer: int, timeout: float | None = None) -> tuple[DeviceMesh, Any]:
+    """All ranks as ``outer`` nodes: the shard mesh of this rank's node, and the group of its peers, with a timeout for both."""
+    if timeout is None:
+        mesh = init_device_mesh("cpu", (outer, dist.get_world_size() // outer), mesh_dim_names=("replicate", "shard"))
+        return mesh["shard"], mesh["replicate"].get_group()
+    ranks = torch.arange(dist.get_world_size()).view(outer, -1)
+    made = [dist.new_group(row, timeout=timedelta(seconds=timeout)) for row in (*ranks.tolist(), *ranks.T.tolist())]
+    node, peers = divmod(dist.get_rank(), ranks.shape[1])
+    return DeviceMesh.from_group(made[node], "cpu"), made[outer + peers]
 
 
 def start(
@@ -101,10 +106,16 @@ def start(
     *,
     group: Any = None,
     nodes: int = 2,
+    timeout: float | None = None,
     how: str = "local_sgd(every=1)",
     **options: Any,
 ) -> Run:
-    """A run of one kind; ``nodes`` is FSDP2 between nodes, and a local SGD step is one exchange unless ``how`` says otherwise."""
+    """A run of one kind; ``nodes`` is FSDP2 between nodes, and a local SGD step is one exchange unless ``how`` says otherwise.
+
+    ``timeout``: of process groups that are made for this run, which may break.
+    """
+    if timeout is not None and kind != "nodes":
+        group = group_of(timeout)
     options = {"dense_below": SMALL, **options}
     model: nn.Module
     handle: engine.Handle
@@ -116,7 +127,7 @@ def start(
         model = sharded(mesh)
         handle = fsdp.attach(model, compressor, **options)
     elif kind == "nodes":
-        mesh, peers = split(min(nodes, dist.get_world_size()))
+        mesh, peers = split(min(nodes, dist.get_world_size()), timeout)
         model = sharded(mesh)
         handle = fsdp.attach(model, compressor, exchange, between=peers, **options)
     else:

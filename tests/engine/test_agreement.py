@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.engine.models import FEEDBACK, KINDS, caught, start
@@ -28,12 +29,18 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "measure_every": ({}, {"measure_every": 2}),
     "number of groups": ({"group_bytes": 1500}, {"group_bytes": 1 << 20}),
     "layout of the model": ({"group_bytes": 1500}, {"group_bytes": 2400}),
+    "scaler": ({}, {"scaler": torch.amp.GradScaler("cpu")}),
+    "scaler ": (
+        {"scaler": torch.amp.GradScaler("cpu", init_scale=2.0)},
+        {"scaler": torch.amp.GradScaler("cpu", init_scale=8.0)},
+    ),
     "method": ({"how": "local_sgd(every=2)"}, {"how": "local_sgd(every=3)"}),
 }
 ONLY = {
     "exchange": ("ddp", "nodes", "local_sgd"),
     "number of groups": ("ddp", "local_sgd"),
     "layout of the model": ("ddp", "local_sgd"),
+    "scaler": ("ddp", "fsdp", "nodes"),
     "method": ("local_sgd",),
 }
 
@@ -41,7 +48,7 @@ ONLY = {
 def job_attach(kind: str, odd: int) -> list[tuple[str, str, str, float]]:
     found = []
     for field, (usual, other) in OTHERS.items():
-        if kind not in ONLY.get(field, KINDS):
+        if kind not in ONLY.get(field.strip(), KINDS):
             continue
         options = {**usual, **(other if dist.get_rank() == odd else {})}
         begin = time.monotonic()

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,17 +14,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Spec
 from tersegrad.engine import Settings, auto
 from tersegrad.exchange import scheme, virtual
+from tersegrad.integrations import fsdp
 from tersegrad.planner import Coding, Forecast, Link, Measured, Setting
 from tersegrad.planner.plan import LADDER
-from tests.engine.models import start
+from tests.engine.models import sharded, start
 from tests.exchange.pool import Pool
 
-SLOW, FAST = Link(1e4), Link(1e15)
+SLOW, FAST = Link(1e3), Link(1e15)  # so slow that a busy machine's computing does not count
 COARSE = LADDER[-1]
 
 
@@ -35,7 +38,7 @@ def world(link: Link, **settings: Any) -> Iterator[list[str]]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
 
     def coded(compressor: object, *_: object, **__: object) -> Measured:
-        bits = {LADDER[0]: 4.0, LADDER[1]: 2.0}.get(str(compressor), 16.0)
+        bits = {LADDER[0]: 8.0, LADDER[1]: 2.0}.get(str(compressor), 16.0)
         return Measured(Coding(1e-12 * (1 + dist.get_rank())), bits, 1 / bits)
 
     changed = {"measure_link": lambda _: link, "measure_coding": coded, "WARM": 3, "CHECK": 4, **settings}
@@ -66,18 +69,43 @@ def job_choose(kind: str, link: Link, exchange: str | None) -> dict[str, Any]:
 def test_a_slow_link_gets_the_coarsest_rung(ranks: Pool, kind: str) -> None:
     found = ranks.run(job_choose, kind, SLOW, None)
     for rank, one in enumerate(found):
-        assert one["early"]["auto/decisions"] == 0
+        assert one["early"]["auto/decisions"] == one["early"]["auto/decided"] == 0
         assert "measuring until step" in one["early"]["auto/why"]
         report = one["report"]
-        assert report["auto/decisions"] == 1
+        assert report["auto/decisions"] == report["auto/decided"] == 1
         assert report["auto/choice"].startswith(COARSE)
         assert COARSE in report["compressor"]
-        assert "link 10 kbit/s" in report["auto/why"]
+        assert "link 1 kbit/s" in report["auto/why"]
         assert "with bf16" in report["auto/why"]
         assert len(one["said"]) == (rank == 0)
         assert report["auto/choice"] == found[0]["report"]["auto/choice"]
     assert COARSE in found[0]["said"][0]
     assert "step 3" in found[0]["said"][0]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "local_sgd"])
+def test_the_exchange_may_be_named_auto_too(ranks: Pool, kind: str) -> None:
+    for one in ranks.run(job_choose, kind, SLOW, "auto"):
+        assert one["report"]["auto/choice"].startswith(COARSE)
+
+
+def job_sharded() -> str:
+    model = sharded(init_device_mesh("cpu", (dist.get_world_size(),)))
+    return str(fsdp.attach(model, "auto", "auto").report()["auto/choice"])
+
+
+def test_fsdp_takes_auto_twice_as_well(ranks: Pool) -> None:
+    assert ranks.run(job_sharded) == ["bf16"] * 4
+
+
+def job_auto_between() -> str:
+    with pytest.raises(BadConfiguration) as error:
+        start("nodes", "auto", "auto")
+    return str(error.value)
+
+
+def test_between_nodes_auto_does_not_choose_the_exchange(ranks: Pool) -> None:
+    assert all("leave the exchange out" in told for told in ranks.run(job_auto_between))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
@@ -135,13 +163,14 @@ def job_trial(kind: str, slow: str) -> dict[str, Any]:
         return Forecast(setting, told[setting.compressor] + (setting.exchange == "all_gather"), 0.0, 1.0, 1.0, 0.0)
 
     with world(FAST, TRIAL=4, forecast=forecast, time=clock) as said:
-        run, used = start(kind, "auto", dense_below=20), []
+        run, used, decided = start(kind, "auto", dense_below=20), [], []
         for step in range(3 + 3 * 4 + 2):
             run.steps(step, step + 1)
             used.append(str(run.handle.report()["auto/choice"]).partition("(")[0].partition(",")[0])
+            decided.append(run.handle.report()["auto/decided"])
             clock.now += 100.0 if used[-1] == slow else 50.0
         run.handle.check_replicas()
-        return {"report": run.handle.report(), "said": said, "used": used}
+        return {"report": run.handle.report(), "said": said, "used": used, "decided": decided}
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
@@ -152,6 +181,7 @@ def test_what_a_forecast_does_not_tell_the_clock_does(ranks: Pool, kind: str) ->
         for rank, one in enumerate(found):
             assert one["used"] == ["bf16"] * 3 + [rung for rung in rungs for _ in range(4)] + [best] * 2
             assert one["report"]["auto/decisions"] == 1
+            assert one["decided"] == [0] * 15 + [1] * 2
             assert "tried: a step takes 50.0 s" in one["report"]["auto/why"]
             assert len(one["said"]) == (rank == 0)
 
@@ -271,6 +301,11 @@ def test_bad_input() -> None:
         Settings.make("auto", None, schedule=lambda step: None)
     with pytest.raises(BadConfiguration, match="compresses by itself"):
         Settings.make("bf16", "all_reduce")
+    for exchange in ("all_reduce", "power_sgd(rank=2)"):
+        with pytest.raises(BadConfiguration, match=f"auto chooses a compressor, and {re.escape(exchange)} takes none"):
+            Settings.make("auto", exchange)
+    with pytest.raises(BadConfiguration, match='give "auto" for both, or an exchange for int8'):
+        Settings.make("int8", "auto")
     with pytest.raises(BadConfiguration, match="dtype"):
         scheme("all_reduce(dtype=int8)")
 
@@ -287,4 +322,5 @@ def test_all_reduce_is_an_exchange(dtype: str, close: float) -> None:
 def test_settings_are_values() -> None:
     one = Settings.make("auto", None)
     assert (one.auto, one.scheme.name) == ("both", "all_reduce")
+    assert Settings.make("auto", "auto") == one
     assert dataclasses.replace(one, auto="").facts() != one.facts()

@@ -18,6 +18,7 @@ from tests.integrations.test_ddp import same
 
 NODES = "hierarchical(ranks_per_node=2)"
 VGC = "vgc(alpha=1.5)"
+HALF = "error_feedback(top_k(fraction=0.1), residual=bfloat16)"
 # from, to, whether everything that was carried has a place afterwards
 CHANGES: dict[str, tuple[tuple[Any, str], tuple[Any, str], bool]] = {
     "two_shot to all_gather": ((FEEDBACK, "two_shot"), (None, "all_gather"), True),
@@ -34,6 +35,14 @@ CHANGES: dict[str, tuple[tuple[Any, str], tuple[Any, str], bool]] = {
     "to one node, which keeps nothing": ((FEEDBACK, "two_shot"), (None, "hierarchical(ranks_per_node=4)"), False),
     "to a compressor without state": ((FEEDBACK, "all_gather"), ("qsgd", "all_gather"), False),
     "to another exchange without state": ((FEEDBACK, "two_shot"), ("qsgd", "all_gather"), False),
+    "to a residual of sixteen bits": ((FEEDBACK, "two_shot"), (HALF, "two_shot"), False),
+    "to a residual of eight bits": (
+        (FEEDBACK, "all_gather"),
+        ("error_feedback(top_k(fraction=0.1), residual=int8)", "all_gather"),
+        False,
+    ),
+    "to one of sixteen bits elsewhere": ((FEEDBACK, "two_shot"), (HALF, "all_gather"), False),
+    "to one of all bits": ((HALF, "two_shot"), (FEEDBACK, "two_shot"), True),
 }
 
 
@@ -50,9 +59,9 @@ def carried(lanes: list[Lane]) -> list[Tensor]:
     return found
 
 
-def job_change(name: str) -> dict[str, Any]:
+def job_change(name: str, kind: str) -> dict[str, Any]:
     (compressor, exchange), (later, other), _ = CHANGES[name]
-    run = start("ddp", compressor, exchange, dense_below=20)
+    run = start(kind, compressor, exchange, dense_below=20)
     run.steps(0, 2)
     before = carried(run.handle.engine.lanes)
     left = run.handle.change(later, other)
@@ -72,10 +81,29 @@ def job_change(name: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_the_mean_of_what_is_carried_is_kept_or_returned(ranks: Pool, name: str) -> None:
-    results = ranks.run(job_change, name)
-    assert len({r["bits"] for r in results}) == 1
+# Others than DDP, where a few pairs tell whether states get where they belong.
+ELSEWHERE = [
+    ("local_sgd", "two_shot to all_gather"),
+    ("local_sgd", "error_feedback to power_sgd"),
+    ("local_sgd", "nodes to two_shot"),
+    ("local_sgd", "to another exchange without state"),
+    ("nodes", "two_shot to all_gather"),
+    ("nodes", "all_gather to two_shot"),
+    ("nodes", "another fraction"),
+    ("nodes", "to a compressor without state"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), [*(("ddp", name) for name in CHANGES), *ELSEWHERE])
+def test_the_mean_of_what_is_carried_is_kept_or_returned(ranks: Pool, kind: str, name: str) -> None:
+    found = ranks.run(job_change, name, kind)
+    assert len({r["bits"] for r in found}) == 1
+    # Between nodes, ranks of one shard exchange with one another.
+    for results in (found[::2], found[1::2]) if kind == "nodes" else (found,):
+        mean_of_what_is_carried(results, name)
+
+
+def mean_of_what_is_carried(results: list[dict[str, Any]], name: str) -> None:
     whole = CHANGES[name][2]
     for number, pieces in enumerate(results[0]["names"]):
         old, new = (torch.stack([r[k][number] for r in results]).double().sum(0) for k in ("before", "after"))
@@ -130,6 +158,54 @@ def test_some_groups_alone_change_and_a_checkpoint_keeps_it(ranks: Pool) -> None
             (FEEDBACK, "two_shot"),
         ]
         assert result["report"].count(";") == 2
+
+
+def job_all_reduce() -> dict[str, Any]:
+    """Ways into torch's all-reduce and out of it: by a schedule, and group by group."""
+    plan: dict[int, Any] = {2: (None, "all_reduce"), 4: ("qsgd", "two_shot"), 6: (None, "all_reduce"), 7: ("qsgd", "two_shot")}
+    seen: list[tuple[str, int]] = []
+    run = start("ddp", "qsgd", "two_shot", schedule=plan.get)
+    for step in range(8):
+        run.handle.reset_report()
+        run.steps(step, step + 1)
+        seen.append((run.handle.exchange, int(run.handle.report()["bytes/sent"])))
+    begun = start("ddp", None, "all_reduce", schedule={1: ("qsgd", "two_shot")}.get)
+    begun.steps(0, 2)
+    alone = start("ddp", FEEDBACK, "two_shot")
+    alone.steps(0, 1)
+    for number in range(len(alone.handle.groups)):
+        alone.handle.change(None, "all_reduce(dtype=float32)", groups=[number])
+    alone.steps(1, 2)
+    mixed = start("ddp", None, "all_reduce(dtype=float32)")
+    mixed.steps(0, 1)
+    mixed.handle.change(None, "all_reduce(dtype=bf16)", groups=[0])
+    mixed.handle.reset_report()
+    mixed.steps(1, 2)
+    return {
+        "seen": seen,
+        "begun": begun.handle.exchange,
+        "schemes": [str(lane.scheme) for lane in mixed.handle.engine.lanes],
+        "numels": [g.spec.numel for g in mixed.handle.groups],
+        "mixed": mixed.handle.report()["bytes/sent"],
+        "bits": [r.bits() for r in (run, begun, alone, mixed)],
+    }
+
+
+def test_schedules_and_groups_change_to_all_reduce_and_back(ranks: Pool) -> None:
+    results = ranks.run(job_all_reduce)
+    for result in results:
+        assert [exchange for exchange, _ in result["seen"]] == ["two_shot"] * 2 + ["all_reduce"] * 2 + ["two_shot"] * 2 + [
+            "all_reduce",
+            "two_shot",
+        ]
+        sent = [nbytes for _, nbytes in result["seen"]]
+        assert min(sent[2], sent[3], sent[6]) > 1.5 * max(sent[0], sent[1], sent[4], sent[5], sent[7]), sent
+        assert result["begun"] == "two_shot"
+        assert result["schemes"][:2] == ["all_reduce", "all_reduce(dtype=float32)"]
+    size = len(results)
+    half, *whole = results[0]["numels"]
+    assert sum(r["mixed"] for r in results) == pytest.approx(2 * (size - 1) * (2 * half + 4 * sum(whole)), rel=0.01)
+    assert all(len({r["bits"][k] for r in results}) == 1 for k in range(4))
 
 
 def job_counted(kind: str, how: str) -> tuple[list[int], int, bytes]:

@@ -49,6 +49,7 @@ def detach(kind: str) -> None:
     run.handle.detach()
     run.handle.detach()  # twice does no harm
     assert run.handle.detached
+    assert "was detached" in caught(lambda: run.handle.change("qsgd(bits=8)"))[1]
     if kind == "local_sgd":
         assert "was detached" in caught(run.handle.step)[1]  # type: ignore[arg-type]
     elif kind != "nodes":
@@ -163,6 +164,8 @@ def test_a_gradscaler_that_attach_was_not_told_of(enabled: bool) -> None:
         return
     with pytest.raises(BadConfiguration, match=r"attach\(\.\.\., scaler=scaler\), or handle\.set_scale\(1\.0\)"):
         loss.backward()
+    with pytest.raises(BadConfiguration, match="not told of"):  # and so every time
+        handle.loss_scale()
     told = ddp.attach(DistributedDataParallel(nn.Linear(64, 64)), FEEDBACK, scaler=scaler)
     assert told.loss_scale() == scaler.get_scale()
     other = ddp.attach(DistributedDataParallel(nn.Linear(64, 64)), FEEDBACK)

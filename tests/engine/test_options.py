@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from tests.engine.models import FEEDBACK, KINDS, Run, caught, loss_of, net, start, whole
+from tersegrad.integrations import fsdp
+from tests.engine.models import FEEDBACK, KINDS, Run, caught, loss_of, net, sharded, split, start, whole
+from tests.engine.test_change import carried
 from tests.exchange.pool import Pool
 from tests.integrations.test_ddp import same
 
@@ -60,6 +62,21 @@ def option_schedule(kind: str) -> None:
     assert asked == [0, 1, 2]
     assert run.handle.report()["changes"] == 1
     assert float(run.handle.report()["changes/left_behind"]) > 0
+
+
+def option_schedule_in_the_warm_up(kind: str) -> None:
+    """What it says there holds from the first compressed step on."""
+    asked: list[int] = []
+
+    def schedule(step: int) -> str | None:
+        asked.append(step)
+        return "qsgd(bits=8)" if step == 1 else None
+
+    run = start(kind, schedule=schedule, warmup_steps=3)
+    run.steps(0, 4)
+    assert asked == [0, 1, 2, 3]
+    assert str(run.handle.compressor) == "qsgd(bits=8)"
+    assert run.handle.report()["steps/warmup" if kind != "local_sgd" else "exchanges/warmup"] == 3
 
 
 def option_change(kind: str) -> None:
@@ -195,6 +212,50 @@ def option_log_to(kind: str) -> None:
         assert 0 < numbers["message_error"] < 1
         assert numbers["residual_norm"] > 0
         assert numbers["layer/2.weight/bits_per_coordinate"] < numbers["layer/2.bias/bits_per_coordinate"]
+
+
+def option_variance(kind: str) -> None:
+    if kind != "ddp":
+        error, text = caught(lambda: start(kind, "vgc(alpha=1.5)"))
+        assert error == "BadConfiguration"
+        assert "variance over samples" in text
+        return
+    run = start(kind, "vgc(alpha=1.5)", dense_below=0)
+    run.steps(0, 3)
+    assert run.handle.exchange == "all_gather"
+    assert any(bool(share.any()) for share in carried(run.handle.engine.lanes))
+
+
+def option_power_sgd(kind: str) -> None:
+    if kind in ("fsdp", "nodes"):
+        mesh, peers = split(1 if kind == "fsdp" else 2)
+        between = None if kind == "fsdp" else peers
+        call: Any = fsdp.attach
+        error, text = caught(lambda: call(sharded(mesh), None, "power_sgd(rank=2)", between=between))
+        assert error == "BadConfiguration"
+        assert ("go with between=" if kind == "fsdp" else "needs whole matrices") in text
+        return
+    run = start(kind, None, "power_sgd(rank=2)")
+    run.steps(0, 3)
+    assert any(bool(share.any()) for share in carried(run.handle.engine.lanes))
+    assert 0 < float(run.handle.report()["bits_per_coordinate"]) < 16
+
+
+def option_scaler(kind: str) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    if kind == "local_sgd":
+        assert caught(lambda: start(kind, scaler=scaler))[0] == "TypeError"
+        return
+    kept = []
+    for given in (None, scaler):
+        run = start(kind, scaler=given)
+        loss = loss_of(run.model, dist.get_rank(), 0)
+        (loss if given is None else given.scale(loss)).backward()
+        assert run.handle.loss_scale() == (1.0 if given is None else 64.0)
+        kept.append(carried(run.handle.engine.lanes))
+    # A power of two is taken out without rounding.
+    assert any(bool(share.any()) for share in kept[0])
+    assert all(torch.equal(a, b) for a, b in zip(*kept))
 
 
 OPTIONS: dict[str, Any] = {name.removeprefix("option_"): f for name, f in dict(globals()).items() if name.startswith("option_")}

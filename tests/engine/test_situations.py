@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
+import re
 import signal
 import sys
 import time
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.integrations import ddp, fsdp, local_sgd
-from tests.engine.models import FEEDBACK, KINDS, Run, caught, group_of, loss_of, net, split, start
+from tests.engine.models import FEEDBACK, KINDS, Run, caught, group_of, loss_of, net, split, start, whole
 from tests.exchange.pool import Pool, pool
 
 # --------------------------------------------------------------------------------------------- other numbers and arrangements
@@ -129,7 +129,7 @@ def fail() -> None:
 
 
 def job_fails(kind: str, timeout: float) -> tuple[str, str, int, bool, float]:
-    run = start(kind, group=group_of(timeout))
+    run = start(kind, timeout=timeout)
     run.steps(0, 2)
     before = [lane.state for lane in run.handle.engine.lanes]
     if dist.get_rank() == 1:
@@ -140,15 +140,27 @@ def job_fails(kind: str, timeout: float) -> tuple[str, str, int, bool, float]:
     return error, text, run.exchanged, kept, time.monotonic() - begin
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
+def says_who_left(kind: str, error: str, text: str) -> bool:
+    """Whether an error is ours, of step 2; a rank may also wait in a collective of FSDP's own, whose error is torch's."""
+    # gloo says it in many ways: timed out, timeout caused pair closure, connection closed by peer, connection reset by peer.
+    told = re.search(r"timed out|timeout|closed|reset", text.split("torch says: ")[-1], re.IGNORECASE) is not None
+    if kind in ("fsdp", "nodes") and error == "RuntimeError":
+        return told
+    return told and error == "RankLost" and text.startswith("the exchange of step 2 broke off: another rank failed or left")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_fails_in_mid_step_ends_it_on_all(ranks: Pool, kind: str) -> None:
-    for rank, (error, text, exchanged, kept, seconds) in enumerate(ranks.run(job_fails, kind, 3.0)):
-        assert (error == "ArithmeticError") == (rank == 1)
-        assert error
-        assert text
+    results = ranks.run(job_fails, kind, 3.0)
+    assert results[1][:2] == ("ArithmeticError", "a rank that fails")
+    for rank, (error, text, exchanged, kept, seconds) in enumerate(results):
+        assert rank == 1 or says_who_left(kind, error, text), (error, text)
         assert kept
-        assert exchanged == 2
-        assert seconds < 9
+        # Whoever fails in a collective of FSDP's own has begun the step; its states are those before it all the same.
+        assert exchanged == 2 or error == "RuntimeError"
+        assert seconds < 3.0 + 2
+    # Whoever exchanges with the rank that failed hears it from us.
+    assert any(error == "RankLost" for error, *_ in results)
 
 
 def job_spoilt(kind: str, timeout: float) -> tuple[str, str, bool, float]:
@@ -182,25 +194,28 @@ def test_a_message_that_one_rank_cannot_read_ends_the_step_on_all(ranks: Pool, k
         assert seconds < 20
 
 
-def job_dies(kind: str) -> None:
-    run = start(kind)
+def job_dies(kind: str) -> tuple[str, str, float]:
+    run = start(kind, timeout=5.0)
     run.steps(0, 2)
     if dist.get_rank() == 1:
         breaking(run, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    run.steps(2, 3)
+    begin = time.monotonic()
+    error, text = caught(lambda: run.steps(2, 3))
+    return error, text, time.monotonic() - begin
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_dies_in_mid_step_ends_it_on_all(kind: str) -> None:
-    with pool(3, timeout=10.0) as victims:
+    with pool(4 if kind == "nodes" else 3, timeout=10.0) as victims:
         answers = victims.outcomes(job_dies, kind, within=60.0)
         for process in victims._processes:
             process.kill()
     assert answers[1] is None
-    for rank in (0, 2):
-        good, text = answers[rank]
-        assert not good
-        assert "Error" in text
+    for good, (error, text, seconds) in (a for a in answers if a is not None):
+        assert good
+        assert says_who_left(kind, error, text), (error, text)
+        assert seconds < 5.0 + 2
+    assert any(a is not None and a[1][0] == "RankLost" for a in answers)
 
 
 # -------------------------------------------------------------------------------------------------------------- DDP by itself
@@ -261,9 +276,12 @@ def job_mixed(kind: str, text: str) -> tuple[list[bytes], list[str], int]:
     torch.manual_seed(3)
     core = Mixed()
     model: nn.Module = DistributedDataParallel(core) if kind == "ddp" else core
-    handle: Any = (ddp if kind == "ddp" else local_sgd).attach(
-        model, text, **({} if kind == "ddp" else {"how": "local_sgd(every=2)"}), dense_below=20
-    )
+    if kind == "fsdp":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for module in (core.inp, core.hidden, core.out, core):  # parameters of a unit have one dtype
+            fully_shard(module, mesh=mesh)
+    attach: Any = {"ddp": ddp, "fsdp": fsdp, "local_sgd": local_sgd}[kind].attach
+    handle = attach(model, text, **({"how": "local_sgd(every=2)"} if kind == "local_sgd" else {}), dense_below=20)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(4):
         optimizer.zero_grad()
@@ -273,10 +291,10 @@ def job_mixed(kind: str, text: str) -> tuple[list[bytes], list[str], int]:
             handle.step()
     handle.load_state_dict(handle.state_dict())
     dtypes = [str(group.dtype) for group in handle.groups]
-    return [p.detach().float().numpy().tobytes() for p in core.parameters()], dtypes, handle.engine.step
+    return [whole(p.detach()).float().numpy().tobytes() for p in core.parameters()], dtypes, handle.engine.step
 
 
-@pytest.mark.parametrize("kind", ["ddp", "local_sgd"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "local_sgd"])
 @pytest.mark.parametrize("text", ["identity", FEEDBACK])
 def test_a_model_of_two_dtypes(ranks: Pool, kind: str, text: str) -> None:
     results = ranks.run(job_mixed, kind, text)
@@ -335,38 +353,3 @@ def test_saving_takes_time_in_proportion_to_the_number_of_tensors(exchange: str)
         assert time.process_time() - begin < 3
     assert seconds[2000] < 1.0
     assert seconds[2000] < 6 * seconds[500]
-
-
-def resident() -> int:
-    """Bytes of memory that this process has now."""
-    status = Path("/proc/self/statm")
-    if status.exists():
-        return int(status.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@pytest.mark.usefixtures("single")
-def test_memory_does_not_grow_over_many_steps_with_messages_of_varying_sizes() -> None:
-    buffers.release()
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 10)))
-    handle = ddp.attach(model, "error_feedback(sparse_dithering(alpha=0.3))", "all_gather", dense_below=0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(0)
-
-    def train(count: int) -> None:
-        for step in range(count):
-            x = torch.randn(4, 64, generator=generator) * (1 + step % 7)
-            optimizer.zero_grad()
-            model(x[: 1 + step % 4]).square().mean().backward()
-            optimizer.step()
-
-    train(200)
-    gc.collect()
-    before = resident()
-    train(800)
-    gc.collect()
-    assert handle.step == 1000
-    assert resident() - before < 3 << 20
-    waiting = handle.report()["buffers/bytes"]
-    assert isinstance(waiting, int)
-    assert 0 < waiting < 64 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tersegrad
-from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Context, Guarantee, Message, Spec
 from tersegrad.exchange import (
     AllGather,
@@ -24,7 +25,9 @@ from tersegrad.exchange import (
     virtual,
 )
 from tersegrad.exchange.all_gather import gather_messages
+from tersegrad.exchange.steps import broke_off
 from tests.exchange.pool import Pool
+from tests.laws.test_guarantees import Noisy, slack
 from tests.laws.zoo import adversarial
 
 KINDS = ("all_gather", "two_shot", "hierarchical(ranks_per_node=2)", "hierarchical(ranks_per_node=2, between=all_gather)")
@@ -174,13 +177,38 @@ def test_two_shot_keeps_its_guarantee_on_average_and_stays_unbiased(text: str) -
     promise = exchange.guarantee(Spec.flat(512), size)
     assert promise.kind == "unbiased"
     assert sum(relative_error(exchange, xs, seed) for seed in range(runs)) / runs <= promise.value
-    spec, total = Spec.flat(512), torch.zeros(512, dtype=torch.float64)
+    check_bias(exchange)
+
+
+def check_bias(exchange: TwoShotExchange, runs: int = 300) -> None:
+    """The mean has no bias: not along the exact one, and not in any of 64 values that are sent many times."""
+    size, copies = 3, 33  # parts end at multiples of 64, and all have the same number of coordinates
+    pattern = torch.linspace(-2, 2, 64).where(torch.arange(64) % 5 > 0, torch.tensor(0.25))
+    xs = [(1 + rank / 4) * pattern.repeat(copies) for rank in range(size)]
+    spec, exact = Spec.flat(64 * copies), torch.stack(xs).double().mean(0)
+    along, total, spread = [], torch.zeros(64, dtype=torch.float64), 0.0
     for seed in range(runs):
-        total += virtual.run(exchange, xs, virtual.init(exchange, spec, size), spec, Context(seed=seed)).mean
-    exact = torch.stack(xs).double().mean(0)
-    power = sum(float(x.double().square().sum()) for x in xs) / size
-    # The mean of the runs has at most 1/runs of the promised variance; Markov's inequality at 1/20.
-    assert float((total / runs - exact).square().sum()) <= 20 * promise.value * power / runs
+        found = virtual.run(exchange, xs, virtual.init(exchange, spec, size), spec, Context(seed=seed))
+        error = found.mean.double() - exact
+        along.append(float(error @ exact) / float(exact.square().sum()))
+        by_value = error.view(copies, 64)
+        total += by_value.sum(0)
+        spread = max(spread, float(by_value.max() - by_value.min()))
+    samples, draws = torch.tensor(along, dtype=torch.float64), copies * runs
+    assert abs(float(samples.mean())) <= slack(samples) + 2.0**-15, "biased along the mean"
+    # Hoeffding over all 64 values at once, at 1e-6, plus the 2^-16 of a step that 16-bit draws allow in each round.
+    bound = spread * (math.sqrt(math.log(2 * 64 / 1e-6) / (2 * draws)) + 2.0**-15)
+    assert float((total / draws).abs().max()) <= bound, "biased in a value"
+
+
+@pytest.mark.parametrize("omega", [0.05, 0.5])
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_the_check_sees_a_bias_of_a_tenth_in_one_round(omega: float, factor: float) -> None:
+    fair, odd = Noisy(omega, omega), Noisy(omega, omega, factor)
+    check_bias(TwoShotExchange(fair, fair))
+    for first, second in ((odd, fair), (fair, odd)):
+        with pytest.raises(AssertionError, match="biased along the mean"):
+            check_bias(TwoShotExchange(first, second))
 
 
 def test_two_shot_promises() -> None:
@@ -251,7 +279,7 @@ def test_steps_that_differ_are_an_error_not_a_hang() -> None:
     spec = Spec.flat(100)
 
     class Odd(AllGatherExchange):
-        def steps(self, x: Tensor, state: Any, spec: Spec, ctx: Context, rank: int, size: int, stats: Any = None) -> Any:
+        def steps(self, x: Tensor, state: Any, spec: Spec, ctx: Context, rank: int, size: int, *rest: Any) -> Any:
             other = TwoShotExchange(self.compressor)
             return (
                 super().steps(x, state, spec, ctx, rank, size)
@@ -262,6 +290,56 @@ def test_steps_that_differ_are_an_error_not_a_hang() -> None:
     exchange = Odd(tersegrad.parse("identity"))
     with pytest.raises(RuntimeError):
         virtual.run(exchange, [torch.ones(100)] * 2, virtual.init(exchange, spec, 2), spec, Context())
+
+
+@dataclasses.dataclass(frozen=True)
+class Spoilt:
+    """An exchange in which rank 1 announces another length of its last message in its all-gather number ``which``."""
+
+    inner: Exchange[Any]
+    which: int
+    length: int
+
+    def init(self, *arguments: Any) -> Any:
+        return self.inner.init(*arguments)
+
+    def steps(self, x: Tensor, state: Any, spec: Spec, ctx: Context, rank: int, size: int, stats: Any = None) -> Any:
+        inner: Any = self.inner
+        steps, answer, seen = inner.steps(x, state, spec, ctx, rank, size, stats), None, 0
+        while True:
+            try:
+                request = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            if isinstance(request, AllGather):
+                if rank == 1 and seen == self.which:
+                    lengths = request.data.clone().view(torch.int64)
+                    lengths[-1] = self.length
+                    request = AllGather(lengths.view(torch.uint8))
+                seen += 1
+            answer = yield request
+
+
+@pytest.mark.parametrize("length", [-2, -(1 << 63), 1 << 20, (1 << 63) - 1])
+@pytest.mark.parametrize(("kind", "which"), [("all_gather", 0), ("two_shot", 0), ("two_shot", 1)])
+def test_a_length_that_cannot_be_is_refused_by_all_ranks(kind: str, which: int, length: int) -> None:
+    spec, xs = Spec.flat(300), [vector(300, r, 0) for r in range(3)]
+    spoilt: Any = Spoilt(scheme(kind).make(tersegrad.parse("top_k(fraction=0.1)")), which, length)
+    states = virtual.init(spoilt, spec, 3)
+    running = [spoilt.steps(x, state, spec, Context(), rank, 3) for rank, (x, state) in enumerate(zip(xs, states))]
+    answers: list[Any] = [None] * 3
+    refused: list[str] = []
+    while not refused:
+        requests = []
+        for generator, answer in zip(running, answers):
+            try:
+                requests.append(generator.send(answer))
+            except CorruptMessage as error:
+                refused.append(str(error))
+        answers = answers if refused else virtual.deliver(requests, [0] * 3, [0] * 3)
+    assert len(refused) == 3
+    # In two_shot's first round rank 1 sees that its own length came back as another one.
+    assert sum(f"rank 1 announces {length} bytes" in text for text in refused) >= 2
 
 
 def test_a_second_compressor_serves_the_means() -> None:
@@ -327,3 +405,12 @@ def test_a_message_is_copied_once_per_byte_that_leaves_and_not_at_all_for_one_ot
     received = end.value.value[1]
     assert received[0].data.data_ptr() == message.data.data_ptr()
     assert [m.data.data_ptr() - arrived.data_ptr() for m in received[1:]] == [40 * r for r in range(size - 1)]
+
+
+def test_an_error_of_the_users_is_not_taken_for_a_lost_rank() -> None:
+    def wait() -> None:
+        raise RuntimeError("the data loader's workers have left")
+
+    with pytest.raises(RuntimeError) as caught:
+        wait()
+    assert not broke_off(caught.value)

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import tersegrad
+from tersegrad.core import trust
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Spec, Stats
 from tersegrad.exchange import AllGatherExchange, HierarchicalExchange, TwoShotExchange, scheme, virtual
 from tersegrad.exchange.hierarchical import Nodes
 from tersegrad.exchange.schemes import per_node
+from tests.device import Device
 from tests.exchange.test_exchange import vector
 
 TEXT = "error_feedback(sparse_dithering(alpha=0.1))"
@@ -78,7 +80,7 @@ def test_statistics_of_a_node_are_those_of_its_mean() -> None:
     seen: list[torch.Tensor] = []
 
     class Watching(AllGatherExchange):
-        def steps(self, x, state, spec, ctx, rank, size, stats=None):  # type: ignore[no-untyped-def]
+        def steps(self, x, state, spec, ctx, rank, size, stats=None, into=None):  # type: ignore[no-untyped-def]
             assert stats is not None
             seen.append(stats.second_moment.clone())
             return super().steps(x, state, spec, ctx, rank, size, stats)
@@ -127,3 +129,24 @@ def test_hosts_give_the_size_of_nodes() -> None:
     for uneven in ([b"a", b"b", b"b"], [b"a", b"b", b"a"], [b"a", b"a", b"b", b"c", b"c"]):
         with pytest.raises(BadConfiguration, match="ranks_per_node"):
             per_node(uneven)
+
+
+@pytest.mark.parametrize("between", [AllGatherExchange, TwoShotExchange])
+def test_what_nodes_spread_is_not_believed(between: type) -> None:
+    """The mean between nodes is sent on at once: a device's word on its messages must be known by then."""
+
+    class Doubted(type(tersegrad.parse("bf16"))):  # type: ignore[misc]
+        def decode(self, message, spec, ctx, out=None):  # type: ignore[no-untyped-def]
+            decoded = super().decode(message, spec, ctx, out)
+            believed = trust.numbers(device.to(torch.tensor([1]))) == [0]
+            return decoded.fill_(7.0) if believed else decoded
+
+    spec, xs = Spec.flat(130), [vector(130, r, 0) for r in range(2)]
+    plain, doubted = (HierarchicalExchange(between(c), 1) for c in (tersegrad.parse("bf16"), Doubted()))
+    expected = virtual.run(plain, xs, virtual.init(plain, spec, 2), spec, Context()).mean
+    doubts: list[trust.Doubt] = []
+    with Device() as device:
+        with trust.postponing(doubts):
+            found = virtual.run(doubted, xs, virtual.init(doubted, spec, 2), spec, Context()).mean
+        trust.settle(doubts)
+    assert torch.equal(found, expected)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core.protocol import Compressor, Context, Guarantee, Spec
+from tersegrad.core.protocol import Compressor, Context, Guarantee, Piece, Spec
 from tersegrad.core.stateless import Stateless
-from tersegrad.exchange import virtual
+from tersegrad.exchange import scheme, virtual
 from tersegrad.exchange.all_gather import AllGatherExchange
 from tersegrad.exchange.power_sgd import PowerSGDExchange
 from tersegrad.exchange.two_shot import TwoShotExchange
@@ -117,6 +117,13 @@ def test_messages_on_the_host(text: str, size: int, device: Device) -> None:
     arriving = 2 if size > 1 else 0
     assert waits(AllGatherExchange(c), size, device) <= size * (1 + arriving)
     assert waits(TwoShotExchange(c), size, device) <= size * (size + arriving) + size * (1 + arriving)
+
+
+@pytest.mark.parametrize("rule", ["gate=10", "clip=median", "mean=senders, clip=median, gate=10"])
+def test_norms_of_all_tensors_and_ranks_take_one_read(rule: str, device: Device) -> None:
+    spec = Spec((Piece((20, 20), 0, 400, "a"), Piece((7,), 0, 0, "none of it"), Piece((240,), 0, 240, "b")))
+    exchange = scheme(f"all_gather({rule})").make(parse("bf16"))
+    assert waits(exchange, 3, device, spec) == 3
 
 
 def test_power_sgd_never_waits(device: Device) -> None:

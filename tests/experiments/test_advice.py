@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ import typer
 from experiments.advice import run, tables
 from experiments.advice.late import EVERY, Ages, Late, Leaky
 from experiments.advice.loop import Run, quick
-from experiments.advice.settings import BASE, BY_LABEL, DELAYS, SETTINGS
-from experiments.advice.tasks import CHOOSE, FIRST_REPORT, REPORT
+from experiments.advice.record import RESULTS, read
+from experiments.advice.settings import BASE, BY_LABEL, DELAYS, RUNGS, SETTINGS
+from experiments.advice.tasks import CHOOSE, FIRST_REPORT, REPORT, SEEN, UNSEEN
 from typer.testing import CliRunner
 
 import tersegrad
@@ -106,7 +108,7 @@ def test_quick_form_writes_tables_and_goes_on_where_it_was(tmp_path: Path) -> No
     assert "2/2" in again.output
     document = json.loads((tmp_path / "choose.json").read_text())
     assert len(document["results"]) == 6
-    assert len(run.read(tmp_path / "choose.json")) == 6
+    assert len(read(tmp_path / "choose.json")) == 6
     assert "By budget" in (tmp_path / "choose.md").read_text()
     assert CliRunner().invoke(app, ["--only", "nothing of this name"]).exit_code != 0
 
@@ -125,53 +127,67 @@ def test_the_rule_takes_the_best_of_what_fits() -> None:
     assert tables.ranked(runs, "adam", 100) == []
 
 
-AGAIN = advice.row("adam", 20)  # chosen a second time, on four tasks
-LATE = advice.row("momentum", 100)  # chosen a second time, on all six, and held against nothing since
+AGAIN = ("adam", 20)  # chosen a second time, on four tasks
+LATE = ("momentum", 100)  # chosen a second time, on all six, and held against nothing in these parts
 
 
 @pytest.mark.parametrize("who", ["adam", "momentum"])
-def test_the_table_of_advice_is_what_the_rule_chose(who: advice.Who) -> None:
-    runs = [r for part in ("choose", "report") for r in run.read(run.RESULTS / f"{part}.json")]
+def test_the_rows_before_are_what_the_rule_chose(who: advice.Who) -> None:
+    runs = [r for part in ("choose", "report") for r in read(RESULTS / f"{part}.json")]
     for budget in tables.BUDGETS:
-        row = advice.row(who, budget)
         # All but two were chosen before the tasks of FIRST_REPORT were looked at.
-        names = CHOOSE + REPORT if row == LATE else CHOOSE if row == AGAIN else CHOOSE[:2]
+        names = {LATE: CHOOSE + REPORT, AGAIN: CHOOSE}.get((who, budget), CHOOSE[:2])
         best = tables.ranked([r for r in runs if r.task in names], who, budget)[0][1]
-        assert (row.fewer, best.compressor, best.exchange, best.local) == (budget, row.compressor, row.exchange, row.local)
+        assert best == tables.before(who, budget)
 
 
-def test_the_table_stands_where_it_was_not_chosen() -> None:
-    chosen, reported = (tables.held(run.read(run.RESULTS / f"{part}.json")) for part in ("choose", "report"))
-    found = [h for h in chosen if h.task in FIRST_REPORT and advice.row(h.optimizer, h.budget) != AGAIN] + reported
-    found = [h for h in found if advice.row(h.optimizer, h.budget) != LATE]
+def test_where_the_rows_before_stand() -> None:
+    chosen, reported = (tables.held(read(RESULTS / f"{part}.json")) for part in ("choose", "report"))
+    found = [h for h in chosen if h.task in FIRST_REPORT and (h.optimizer, h.budget) != AGAIN] + reported
+    found = [h for h in found if (h.optimizer, h.budget) != LATE]
     assert len(found) >= 12
     assert all(min(len(h.row.runs), len(h.best.runs)) == 3 for h in found)
-    # Two did not, as README and docs say.
+    # Two did not, as README says.
     assert [(h.optimizer, h.budget, h.task) for h in found if not h.near] == [("adam", 100, "help")]
     assert [(h.optimizer, h.budget, h.task) for h in found if not h.fits] == [("adam", 20, "cifar10")]
 
 
 @pytest.mark.parametrize("who", ["adam", "momentum"])
-def test_every_row_ran_with_three_seeds_on_two_tasks(who: advice.Who) -> None:
-    chosen, reported = (run.read(run.RESULTS / f"{part}.json") for part in ("choose", "report"))
+def test_every_row_ran_with_three_seeds_on_two_tasks_that_it_was_not_chosen_on(who: advice.Who) -> None:
+    chosen, staged = (read(RESULTS / f"{part}.json") for part in ("choose", "stages"))
     for row in (r for r in advice.TABLE if r.who == who):
-        for runs, names in ((chosen, FIRST_REPORT), (reported, REPORT if row == AGAIN else ())):
-            for task in names:
-                found = [
-                    cell
-                    for setting, cell in tables.cells(runs, task, who).items()
-                    if (setting.compressor, setting.exchange, setting.local) == (row.compressor, row.exchange, row.local)
-                ]
-                assert [len(cell.runs) for cell in found] == [3]
-                assert found[0].fewer >= 0.6 * row.fewer
+        runs, names = (staged, UNSEEN) if row.fewer in tables.BUDGETS else (chosen, FIRST_REPORT)
+        for task in names:
+            found = [
+                cell for setting, cell in tables.cells(runs, task, who).items() if tables.sends(setting) == tables.sends(row)
+            ]
+            assert [len(cell.runs) for cell in found] == [3]
+            assert found[0].fewer >= tables.ABOUT * row.fewer
     # What is the default costs next to nothing.
     for task in FIRST_REPORT:
         assert tables.cells(chosen, task, who)[BY_LABEL["qsgd 4 bit"]].cost < 1.5
 
 
+@pytest.mark.parametrize("who", ["adam", "momentum"])
+def test_no_rung_of_the_ladder_lost_more_than_seeds_differ(who: advice.Who) -> None:
+    """What ``tersegrad plan`` says of the settings that it advises."""
+    runs = read(RESULTS / "ladder.json")
+    assert [s.compressor for s in RUNGS] == list(advice.LADDER)
+    for task in SEEN:
+        own = tables.cells(runs, task, who)
+        text = task in tables.TEXTS
+        low, high = own[BASE].span("loss" if text else "accuracy")
+        for rung in RUNGS:
+            costs = own[rung].by_seed
+            assert len(costs) == 3
+            assert statistics.fmean(costs) < (0.3 if text else 0.15)
+            assert statistics.fmean(costs) < (100 * (high / low - 1) if text else high - low)
+    both = [cost for s in RUNGS for task in SEEN for cost in tables.cells(runs, task, who)[s].by_seed]
+    assert sum(cost > 0 for cost in both) < 0.6 * len(both)  # as often better as worse, about
+
+
 def test_a_row_is_held_against_what_sends_as_few_bytes() -> None:
-    row, local, coarse = advice.row("adam", 20), "H 2, trellis 0.25", "trellis 0.5"
-    label = next(s.label for s in SETTINGS if (s.compressor, s.exchange, s.local) == (row.compressor, row.exchange, row.local))
+    label, local, coarse = tables.before("adam", 20).label, "H 2, trellis 0.25", "trellis 0.5"
     runs = [made("bf16", 1000, 98), made(label, 50, 97.5), made(local, 60, 97.6), made("qsgd 4 bit", 250, 98)]
     (found,) = tables.held(runs)
     assert (found.budget, found.best.runs[0].setting.label, found.near) == (20, local, True)

@@ -416,6 +416,7 @@ def made_up(row: str, accuracy: float, ratio: float, seed: int = 0, **config: An
     sample = {"sent": 100, "compact": 130, "entropy": {"places": 900.0, "values": 100.0, "places_by_tensor": 880.0}}
     return {
         "row": row,
+        "parameters": 100 * ratio,
         "data": "cifar10",
         "config": {"optimiser": "adam", "lr": 1e-3, "epochs": 50, "seed": seed, "workers": 8, "batch": 64, **config},
         "accuracy": accuracy,
@@ -437,6 +438,7 @@ def test_tables_keep_settings_apart_and_say_what_was_found() -> None:
     text = report.table(runs)
     assert text.count("###") == 2
     assert "| VGC, alpha = 1.5 | 88.00 [86.00 90.00] | 88.9 | 88.00 | +0.00 | +0.8 | 450.0 | 453.3 |" in text
+    assert "| 1,125.0 | 281.2 | 40 % |" in text  # a message goes to seven others; an all-reduce sends 2 * 7/8 of the gradient
     assert "torch's initialisation" in text
     found = report.checks(runs)
     assert "| VGC 1.5 (Adam) is as accurate as none | 88.00 / 88.00: yes | 79.00 / 80.00: **no** |" in found
@@ -445,6 +447,17 @@ def test_tables_keep_settings_apart_and_say_what_was_found() -> None:
     assert "| ratios rise with alpha |  |  |" in found
     assert "| rounding errors kept | 88.5 [86.5 90.5] | +0.50 ± 0.00 | 400.0 (0.89) |" in report.variants_table(runs)
     assert [report.Setting.of(r).tag for r in runs[-3:]] == ["", "_torch", "_torch"]
+
+
+def test_what_leaves_a_worker_counts_all_steps_and_all_receivers() -> None:
+    vgc = made_up("vgc_2", 80.0, 400.0, workers=16)
+    vgc["parameters"] = 80_000  # 200 values per message, of which the samples have 100
+    assert report._leaves(vgc) == pytest.approx(2.5 * 400 / 2 * 2 / 16)
+    alone = made_up("local_14", 80.0, 0.0, workers=16)
+    alone |= {"ratio_words": None, "encoded": {"every": 200, "samples": [], "compact": {"ratio": 700.0}}}
+    assert report._leaves(alone) == 700.0
+    text = report.second([made_up("none", 81.0, 1.0), alone])
+    assert "| 14 local steps, `dithered_trellis(omega=1)` | 80.00 |" in text
 
 
 def test_the_block_between_marks_is_replaced() -> None:

@@ -15,10 +15,10 @@ import tersegrad
 from tersegrad import Context, Message, Spec, Stats, kernels
 from tersegrad.core import frame
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import needs_second_moment
+from tersegrad.core.protocol import Accumulator, needs_second_moment
 from tersegrad.core.sums import decode_sum, sums_at_once
 from tersegrad.kernels import native, reference
-from tersegrad.kernels.cuda import aims, dither, rans, select, trellis
+from tersegrad.kernels.cuda import aims, dither, rans, replay, select, trellis
 from tests.kernels import agree
 from tests.kernels.test_cuda_aims import VECTORS as AIMED
 from tests.kernels.test_trellis import heavy
@@ -29,6 +29,17 @@ from tests.spec.test_vectors import VECTORS, index, pieces
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
+REPLAYED = (
+    "top_k(fraction=0.01)",
+    "error_feedback(top_k(fraction=0.01))",
+    "threshold(tau=2.5)",
+    "sparse_dithering(nu=0.1)",
+    "error_feedback(sparse_dithering(alpha=0.1))",
+    "random_sparse_dithering(omega=1)",
+    "trellis(alpha=0.1)",
+    "dithered_trellis(omega=0.1)",
+    "qsgd(bits=4, coder=rans)",
+)
 FIXED = ("bf16", "fp16", "fp8", "int8", "int4", "sign", "natural", "natural_dithering(levels=8)", "qsgd(bits=4)")
 
 
@@ -38,7 +49,7 @@ def operations() -> Any:
     return kernels.get(torch.device("cuda"))
 
 
-@pytest.mark.parametrize("topic", ["casts", "refused", "blocks", "splits", "added", "sums", "rotations", "long"])
+@pytest.mark.parametrize("topic", ["casts", "refused", "blocks", "splits", "added", "sums", "rotations", "tiles", "long"])
 def test_operations_agree(topic: str, operations: Any) -> None:
     cases = {
         "casts": lambda: agree.casts((1, 333, 70001)),
@@ -48,6 +59,7 @@ def test_operations_agree(topic: str, operations: Any) -> None:
         "added": lambda: agree.added_up((1, 77, 70001)),
         "sums": lambda: agree.sums((1, 333, 70001)),
         "rotations": lambda: agree.rotations(((1, 4096), (77, 16), (300, 256), (8200, 8192), (140000, 65536))),
+        "tiles": agree.tiles,
         "long": agree.long_ones,
     }
     assert agree.differences(operations, lambda t: t.cuda(), cases[topic]()) == []
@@ -285,6 +297,43 @@ def test_every_rejected_vector_is_rejected() -> None:
             if not values.isnan().all():
                 accepted.append(entry)
     assert accepted == []
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+@pytest.mark.parametrize("text", REPLAYED)
+def test_replays_have_the_bytes_of_launches(text: str, clustered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with other vectors, contexts, lengths and weights at the same places, on a stream and beside it."""
+    numel, stream = 1_700_000, torch.cuda.Stream()
+    slope = torch.linspace(-3, 3, numel).exp() if clustered else torch.ones(numel)
+    vectors = [(torch.randn(numel, generator=torch.Generator().manual_seed(k)) * slope).cuda() for k in range(3)]
+
+    def messages() -> list[list[Tensor]]:
+        spec, c = Spec.flat(numel), tersegrad.parse(text)
+        assert isinstance(c, Accumulator)
+        state, x, out = c.init(spec, "cuda"), torch.empty(numel, device="cuda"), torch.empty(numel, device="cuda")
+        room, rows = torch.empty(c.max_nbytes(spec), dtype=torch.uint8, device="cuda"), []
+        for step in range(7):
+            ctx = Context(seed=step % 2, step=step, sender=step % 3)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream if step % 4 == 3 else torch.cuda.current_stream()):
+                x.copy_(vectors[step % 3])
+                message, state = c.encode(x, spec, state, ctx, out=room)
+                sent = Message(message.payload.clone(), int(message.nbytes))
+                decoded = c.decode(sent, spec, ctx, out).clone()
+                added = c.decode_add(sent, spec, ctx, torch.ones(numel, device="cuda"), 0.5 + step)
+            torch.cuda.current_stream().wait_stream(stream)
+            rows.append([sent.payload.cpu(), decoded.cpu(), added.cpu()])
+        return rows
+
+    replay.clear()
+    replayed = messages()
+    known = list(replay._known.values())
+    assert any(known)
+    assert None not in known
+    monkeypatch.setattr(replay, "kinds", frozenset())
+    for found, expected in zip(replayed, messages()):
+        assert all(map(torch.equal, found, expected))
+    replay.clear()
 
 
 @pytest.mark.parametrize("text", FIXED)

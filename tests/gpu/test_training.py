@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tersegrad.engine import threads
+from tersegrad.integrations import plain
 from tersegrad.integrations.ddp import attach
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -104,3 +107,24 @@ def work(rank: int, size: int, backend: str, folder: str) -> None:
 @pytest.mark.parametrize(("backend", "size"), [("nccl", 1), ("gloo", 4)])
 def test_ranks_agree_whenever_streams_are_late(backend: str, size: int, tmp_path: Path) -> None:
     multiprocessing.spawn(work, (size, backend, str(tmp_path)), nprocs=size)  # type: ignore[attr-defined, no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    "method", ["dithered_trellis(omega=1)", "error_feedback(sparse_dithering(nu=0.1))", "error_feedback(top_k(fraction=0.05))"]
+)
+def test_threads_of_one_process_hand_over_whole_messages(method: str) -> None:
+    def trained(member: threads.Member, late: bool) -> str:
+        model = Network(late, torch.float32).cuda()
+        handle = plain.attach(model, method, process_group=member)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        generator = torch.Generator().manual_seed(member.rank)
+        for _ in range(6):
+            optimiser.zero_grad()
+            model(torch.randn(16, 257, generator=generator).cuda()).square().mean().backward()
+            handle.reduce()
+            optimiser.step()
+        return _digest(model)
+
+    first, second = (set(threads.run(4, functools.partial(trained, late=late))) for late in (False, True))
+    assert first == second
+    assert len(first) == 1

@@ -503,6 +503,9 @@ def test_clear_errors() -> None:
         ddp.make_hook(None, "two_shot")
     with pytest.raises(BadConfiguration, match="group_bytes"):
         ddp.make_hook("identity", group_bytes=0)
+    for options in ({"warmup_steps": 1.5}, {"check_every": True}, {"dense_below": "1Ki"}, {"measure_every": -1}, {"seed": "x"}):
+        with pytest.raises(BadConfiguration, match=f"{next(iter(options))} is a whole number"):
+            ddp.make_hook("identity", **options)
     model = wrap(net())
     handle = ddp.attach(model, FEEDBACK)
     saved = handle.state_dict()
@@ -546,6 +549,7 @@ def test_report_is_flat_and_says_what_is_dense() -> None:
     assert "shared.weight" not in handle.sent_dense()
     assert isinstance(report["state/bytes"], int)
     assert report["state/bytes"] > 0
+    assert report["state/bytes/peak"] == 2 * report["state/bytes"]
     handle.reset_report()
     assert handle.report()["bytes/sent"] == handle.report()["steps"] == 0
     steps(model, 2, 3)

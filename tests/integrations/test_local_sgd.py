@@ -48,8 +48,9 @@ class Written(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        written = args[0] if result is None and func._schema.is_mutable else result  # as _foreach_copy_ does
         given = {t.untyped_storage().data_ptr() for t in pytree.tree_leaves(args) if isinstance(t, Tensor)}
-        for made in pytree.tree_leaves(result):
+        for made in pytree.tree_leaves(written):
             view = made.untyped_storage().data_ptr() in given and not func._schema.is_mutable
             self.elements += 0 if view or "empty" in func.name() else made.numel()
         return result
@@ -69,6 +70,24 @@ def test_a_pseudo_gradient_is_written_once(dtype: torch.dtype) -> None:
     own = torch.cat([parameters[n].detach().reshape(-1).float() for n in groups[0].names])
     anchors = torch.cat([outer.common()[n].reshape(-1) for n in groups[0].names])
     assert torch.equal(progress, anchors - own)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.25, 1.0])
+def test_parameters_are_pulled_to_the_anchor_in_one_pass(kept: float) -> None:
+    parameters = dict(net().named_parameters())
+    groups, _ = divide(parameters, 1, 1 << 20)
+    outer = Outer(parameters, groups, method("diloco"))
+    anchors = {name: value.clone() for name, value in outer.common().items()}
+    with torch.no_grad():
+        for p in parameters.values():
+            p.add_(torch.randn(p.shape))
+    own = {name: p.detach().clone() for name, p in parameters.items()}
+    with Written() as written:
+        outer.pull(groups[0].number, kept)
+    assert written.elements == (0 if kept == 1 else sum(p.numel() for p in parameters.values()))
+    for name, p in parameters.items():
+        assert torch.equal(p.detach(), torch.lerp(anchors[name], own[name], kept))
+        assert torch.equal(outer.common()[name], anchors[name])
 
 
 def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:

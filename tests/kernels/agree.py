@@ -5,6 +5,7 @@ Run as a program it compares the Triton kernels in Triton's interpreter, which i
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,9 +22,14 @@ Case = Callable[[Any, Put], list[Tensor]]
 CTX = Context(seed=0xFEDCBA9876543210, step=0xFFFFFFF0, buffer=3, sender=5)
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal bit for bit, any NaN being as good as another."""
-    a, b = a.detach().cpu(), b.detach().cpu()
+def same(a: Tensor | float, b: Tensor | float) -> bool:
+    """Equal bit for bit, any NaN being as good as another. Numbers are what tensors without dimensions would be."""
+    a, b = (
+        t.detach().cpu()
+        if isinstance(t, Tensor)
+        else torch.tensor(t, dtype=torch.int64 if isinstance(t, int) else torch.float64)
+        for t in (a, b)
+    )
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point():
@@ -100,7 +106,7 @@ def casts(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
                 used = min(bucket, n)
                 yield pair("ternary", 4 * -(-n // used) + -(-n // 5), bucket, drawn=True)
                 for levels, width in ((3, 3), (7, 4)) if bucket == 128 else ((8, 5),):
-                    yield pair("dithering", 4 * -(-n // used) + -(-n * width // 8), bucket, levels, width, drawn=True)
+                    yield pair("natural_levels", 4 * -(-n // used) + -(-n * width // 8), bucket, levels, width, drawn=True)
 
 
 def refused(sizes: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
@@ -290,6 +296,60 @@ def rotations(sizes: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Case]]:
                 yield f"rotation {block} {n} {kind}", case
 
 
+# Rows, columns, height, width and number kept: tiles of several shapes one after another, and one that is sent whole.
+LAYOUTS = (
+    ((128, 64, 64, 64, 64), (1, 100, 1, 100, 7), (6, 10, 3, 5, 15)),
+    ((64, 128, 64, 64, 4), (8, 58, 4, 29, 9), (3, 1, 1, 1, 1)),
+    ((2, 16384, 1, 16384, 5),),
+)
+
+
+def _regions(layout: tuple[tuple[int, int, int, int, int], ...]) -> tuple[Tensor, int, int]:
+    """The table of a layout, its coordinates and its places."""
+    start, places, rows = 0, 0, []
+    for height, width, *tile, keep in layout:
+        rows.append((start, height, width, *tile, keep))
+        start += height * width
+        places += height * width // (tile[0] * tile[1]) * keep
+    return torch.tensor(rows).reshape(-1), start, places
+
+
+def tiles() -> Iterator[tuple[str, Case]]:
+    """The largest coordinates of tiles, and cosine transforms."""
+    for number, layout in enumerate(LAYOUTS):
+        table, n, count = _regions(layout)
+        for kind, x in inputs(n):
+
+            def chosen(
+                ops: Any, put: Put, x: Tensor = x, n: int = n, count: int = count, table: Tensor = table
+            ) -> list[Tensor]:
+                places, values = put(torch.zeros(count, dtype=torch.int32)), put(torch.zeros(count))
+                finite = ops.chunk_choose(put(x), table, places, values)
+                sums = put(torch.empty(n))
+                again, carried = places.clone(), values.clone()
+                ops.chunk_carry(put(x), put(x.flip(0)), 0.95, sums, table, again, carried)
+                if not bool(finite):
+                    return [finite, sums]
+                dense, added = put(torch.full((n,), 7.0)), put(x)
+                ops.chunk_scatter(places, values, table, dense)
+                ops.chunk_scatter(again, carried, table, added, -0.3)
+                return [finite, places, values, sums, again, carried, dense, added]
+
+            yield f"tiles {number} {kind}", chosen
+            if n < 30_000 and kind in ("ordinary", "huge"):
+
+                def there_and_back(ops: Any, put: Put, x: Tensor = x, n: int = n, table: Tensor = table) -> list[Tensor]:
+                    y, back = put(torch.empty(n)), put(torch.empty(n))
+                    ops.cosine_forward(put(x), table, y)
+                    ops.cosine_inverse(y, table, back)
+                    return [y, back]
+
+                yield f"cosines {number} {kind}", there_and_back
+        # Ties in every tile.
+        rounded = next(x for _, x in inputs(n)).clamp(-2, 2).round()
+        yield f"tiles {number} ties", functools.partial(chosen, x=rounded)
+
+
 def differences(ops: Any, put: Put, cases: Iterator[tuple[str, Case]]) -> list[str]:
     """The cases in which ``ops``, on tensors that went through ``put``, differ from the reference on the CPU."""
     wrong = []
@@ -324,6 +384,7 @@ def interpreted(topic: str) -> list[str]:
         "splits": lambda: splits((5, 600, 2100)),
         "added": lambda: added_up((1, 77, 2100)),
         "sums": lambda: sums((1, 333)),
+        "tiles": tiles,
         "long": long_ones,
         "rotations": lambda: rotations(((1, 4096), (77, 16), (300, 256), (8200, 8192))),
     }
@@ -339,7 +400,7 @@ def whole_tiles() -> Iterator[tuple[str, Case]]:
 def long_ones() -> Iterator[tuple[str, Case]]:
     """A few vectors of more than one chunk and tile."""
     yield from (case for case in sums((9000,)) if "ordinary" in case[0])
-    wanted = ("sign", "fp8 (4096,)", "ternary (1048576,)", "dithering (1048576,", "fp16")
+    wanted = ("sign", "fp8 (4096,)", "ternary (1048576,)", "natural_levels (1048576,", "fp16")
     yield from (case for case in casts((4500,)) if "ordinary" in case[0] and case[0].startswith(wanted))
     yield from (case for case in blocks((8300,)) if "ordinary" in case[0] and ("4104" in case[0] or "8192" in case[0]))
 

@@ -54,6 +54,7 @@ def launches() -> dict[Any, tuple[Any, dict[str, str], dict[str, Any], list[int]
         *agree.added_up((333,)),
         *agree.sums((333,)),
         *agree.rotations(((300, 256), (8200, 8192))),
+        *agree.tiles(),
     ]
     for _, case in [*cases, *agree.long_ones()]:
         case(backend, lambda t: t.clone())

@@ -116,6 +116,7 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "kept_threads": [[]],
         "set_threads": [[0]],
         "follow_threads": [[lambda: 2]],
+        "take_tensors": [[type("NoTensor", (), {})], [type("NoTensor", (), {}), True]],
         "pack_bits": [[octets(n, 8), 3, zeros(packed(n, 3), np.uint8)], [zeros(n, np.int32), 9, zeros(packed(n, 9), np.uint8)]],
         "unpack_bits": [[octets(packed(n, 3)), 3, zeros(n, np.uint8)], [octets(packed(n, 9)), 9, zeros(n, np.int32)]],
         "pack_trits": [[octets(n, 3), zeros(n // 5, np.uint8)]],
@@ -135,8 +136,8 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         "natural_decode": [[octets(38 + n), zeros(n), False, 1.0]],
         "ternary_encode": [[floats(n), zeros(4 * 5 + 60, np.uint8), 64, 5, 6, 7]],
         "ternary_decode": [[octets(4 * 5 + 60, 200), zeros(n), 64, True, 0.5]],
-        "dithering_encode": [[floats(n), zeros(4 * 5 + packed(n, 5), np.uint8), 64, 7, 5, 5, 6, 7]],
-        "dithering_decode": [[octets(4 * 5 + packed(n, 5)), zeros(n), 64, 7, 5, True, 0.5]],
+        "natural_levels_encode": [[floats(n), zeros(4 * 5 + packed(n, 5), np.uint8), 64, 7, 5, 5, 6, 7]],
+        "natural_levels_decode": [[octets(4 * 5 + packed(n, 5)), zeros(n), 64, 7, 5, True, 0.5]],
         "dither_max_bytes": [[n]],
         "dither_encode": [
             [
@@ -183,8 +184,14 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
         ],
         "trellis_max_bytes": [[n]],
         "trellis_encode": [
-            [floats(n), 0.5, states, 14, (states > 8, 1 << 60, 6, 7, 3, 9), zeros(2 + 4 * n, np.uint8), layout(n)]
-            for states in (4, 8, 16, 32)
+            [floats(n), 0.5, states, 14, (drawn, 1 << 60, 6, 7, 3, 9), zeros(2 + 4 * n, np.uint8), layout(n), rdo]
+            for states, drawn, rdo in (
+                (4, False, False),
+                (8, False, True),
+                (16, True, False),
+                (32, True, False),
+                (32, False, True),
+            )
         ],
         "trellis_decode": [
             [octets(50), 8, (False, 0, 0, 0, 0, 0), zeros(n), False, 1.0, layout(n)],

@@ -105,13 +105,13 @@ def test_elias(isa: str, code: int) -> None:
 
 
 @functools.cache
-def rice_wanted(count: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rice_wanted(count: int, k: int) -> tuple[torch.Tensor, int, int]:
     """What the reference writes, which it reads back, its bits, and the best parameter."""
     values, room = heavy(count, seed=count), torch.empty(30 * count + 4, dtype=torch.uint8)
     size, out = int(reference.rice_encode(values, k, room)), torch.empty_like(values)
     assert int(reference.rice_decode(room, k, out)) == size
     assert torch.equal(out, values)
-    return room[:size], reference.rice_bits(values, k), reference.rice_best(values)
+    return room[:size], int(reference.rice_bits(values, k)), int(reference.rice_best(values))
 
 
 @pytest.mark.parametrize("k", [0, 1, 4, 11, 24, 25, 40, 56])

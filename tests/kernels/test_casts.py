@@ -45,11 +45,11 @@ class Case:
         return out
 
 
-def dithering(levels: int, width: int, bucket: int | None = None) -> Case:
+def natural_levels(levels: int, width: int, bucket: int | None = None) -> Case:
     return Case(
         lambda d: 4 * -(-d // (bucket or whole(d))) + -(-d * width // 8),
-        lambda k, x, out: k.dithering_encode(x, out, bucket or whole(x.numel()), levels, width, CTX),
-        lambda k, data, out, w: k.dithering_decode(data, out, bucket or whole(out.numel()), levels, width, w),
+        lambda k, x, out: k.natural_levels_encode(x, out, bucket or whole(x.numel()), levels, width, CTX),
+        lambda k, data, out, w: k.natural_levels_decode(data, out, bucket or whole(out.numel()), levels, width, w),
     )
 
 
@@ -98,10 +98,10 @@ CASES = {
     "ternary": ternary(None),
     "ternary-64": ternary(64),
     "ternary-8192": ternary(8192),
-    "dithering": dithering(8, 5),
-    "dithering-1": dithering(1, 2),
-    "dithering-64": dithering(64, 8),
-    "dithering-bucket": dithering(7, 4, 192),
+    "natural_levels": natural_levels(8, 5),
+    "natural_levels-1": natural_levels(1, 2),
+    "natural_levels-64": natural_levels(64, 8),
+    "natural_levels-bucket": natural_levels(7, 4, 192),
 }
 every = pytest.mark.parametrize("name", CASES)
 
@@ -180,7 +180,7 @@ def test_threads_and_unaligned_memory_change_nothing(name: str) -> None:
             assert torch.equal(out, values), (isa, threads)
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", "sign", "natural", "ternary", "dithering-bucket"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", "sign", "natural", "ternary", "natural_levels-bucket"])
 def test_large_outputs_are_streamed_past_the_caches(name: str) -> None:
     case = CASES[name]
     d = (8 << 20) + 77  # the smallest that is streamed, and a ragged end

@@ -76,6 +76,49 @@ def test_backends_agree(regions: tuple[Region, ...]) -> None:
                 assert torch.equal(theirs, added)
 
 
+@pytest.mark.parametrize("backend", [reference, native], ids=["reference", "native"])
+def test_states_above_all_bounds_are_read(backend: object) -> None:
+    """The number of pairs does not divide 2^31, and with these last pairs a state lies between 2^63 and its next multiple."""
+    numel = 32 * 4096
+    regions, j = tiles.regions(Spec.flat(numel), 64, 2), torch.arange(32)
+    for high in range(301, 349, 4):
+        pairs = torch.stack((97 * j, 4095 - 13 * j), 1).int()
+        pairs[-1] = torch.tensor((0, high))
+        places = pairs.reshape(-1)
+        back = torch.empty_like(places)
+        backend.chunk_decode(coded(native, places, regions, numel), tiles.table(regions), numel, back)  # type: ignore[attr-defined]
+        assert torch.equal(back, places)
+
+
+def test_the_first_and_the_last_pair_with_each_higher_place_are_read() -> None:
+    """Where the root of a pair's rank is closest to a whole number."""
+    high = torch.arange(1, 4096, dtype=torch.int32)
+    places = torch.stack((torch.zeros_like(high), high, high - 1, high), 1).reshape(-1)
+    numel = 2 * 4096 * high.numel()
+    regions = tiles.regions(Spec.flat(numel), 64, 2)
+    back = torch.empty_like(places)
+    native.chunk_decode(coded(native, places, regions, numel), tiles.table(regions), numel, back)
+    assert torch.equal(back, places)
+
+
+@pytest.mark.parametrize("keep", [2, 3, 4, 32])
+def test_many_random_sets_are_read(keep: int) -> None:
+    """Some two hundred streams, of tiles and of a prime number of rows: what is rare in one of them occurs."""
+    g = torch.Generator().manual_seed(keep)
+    chunks = 200 * chunk_sets.STREAM // keep
+    regions = (Region(0, 64, 64 * chunks, 64, 64, keep), Region(4096 * chunks, 8009, 64, 1, 64, keep))
+    numel, found = sum(r.numel for r in regions), []
+    for r in regions:
+        # Numbers without repetition: gaps of random size, in order.
+        gaps = torch.rand(r.count, r.keep + 1, generator=g, dtype=torch.float64).log_().neg_()
+        shares = gaps.cumsum(1)[:, :-1] / gaps.sum(1, keepdim=True)
+        found.append(((r.size - r.keep) * shares).int() + torch.arange(r.keep, dtype=torch.int32))
+    places = torch.cat([f.reshape(-1) for f in found])
+    back = torch.empty_like(places)
+    native.chunk_decode(coded(native, places, regions, numel), tiles.table(regions), numel, back)
+    assert torch.equal(back, places)
+
+
 @pytest.mark.parametrize("regions", LAYOUTS, ids=range(len(LAYOUTS)))
 @pytest.mark.parametrize("decay", [1.0, float(torch.tensor(0.95)), 0.0])
 def test_sums_with_what_is_carried(regions: tuple[Region, ...], decay: float) -> None:

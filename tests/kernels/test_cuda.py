@@ -281,6 +281,33 @@ def test_sparse_messages_with_classes_of_gaps_are_those_of_the_reference(dtype: 
     assert refused > 20
 
 
+@needs_compiler
+@pytest.mark.parametrize("narrow", [False, True])
+def test_gaps_are_coded_with_the_alphabet_that_was_counted(narrow: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    numel, written = 300_000, 0
+    for kind in ("", "steep", "few", "no room", "few bits", "together", "one", "bad"):
+        drawn = torch.rand(2000, generator=generator) ** (9 if kind == "steep" else 4)
+        indices = (drawn * numel).long().unique()[:900].int()
+        indices = torch.arange(40, dtype=torch.int32) if kind == "together" else indices[-1:] if kind == "one" else indices
+        count, values = torch.tensor(indices.numel() - (kind == "few")), torch.randn(indices.numel(), generator=generator)
+        values[0] = torch.inf if kind == "bad" else values[0]
+        classes = reference.gap_classes(indices)
+        bits = int(((classes.long() + 1) // 2 - 1).clamp(min=0).sum()) // (2 if kind == "few bits" else 1) or 8
+        room = 100 if kind == "no room" else 10_000
+        results = []
+        with emulated():
+            for ops in (reference, index):
+                held = torch.zeros(room, dtype=torch.uint8)
+                facts = ops.sparse_encode(indices, values, count, numel, narrow, held, bits).tolist()
+                # Where nothing is written its length means nothing; what was counted does.
+                results.append((facts[0] != 0, facts[2:], [] if facts[0] else [facts[1], *held.tolist()]))
+        assert results[0] == results[1], kind
+        assert results[0][0] == (kind in ("few", "no room", "few bits", "together"))
+        written += not results[0][0]
+    assert written == 4
+
+
 def _vectors() -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(5)
     yield torch.randn(9000, generator=generator)

@@ -42,7 +42,7 @@ def heavy(n: int) -> Tensor:
 
 
 def integers(x: Tensor, step: float, states: int) -> Tensor:
-    chosen = trellis._quantise(x, 0, step, states, 15, None, [])
+    chosen = trellis._quantise(x, 0, step, states, 15, None, [], False)
     assert chosen is not None
     return chosen.n
 
@@ -108,12 +108,18 @@ def settings() -> Iterator[tuple[str, int]]:
 
 
 def agree(
-    x: Tensor, step: float, states: int = 8, chunk: int = 16, ctx: Context | None = None, layout: Tensor | None = None
+    x: Tensor,
+    step: float,
+    states: int = 8,
+    chunk: int = 16,
+    ctx: Context | None = None,
+    layout: Tensor | None = None,
+    rdo: bool = False,
 ) -> bytes:
     """Encode and decode with everything there is; all must agree."""
     step = float(torch.tensor(step, dtype=torch.float32))
     out = torch.empty(reference.trellis_max_bytes(x.numel()), dtype=torch.uint8)
-    nbytes, norm, error = reference.trellis_encode(x, step, states, chunk, ctx, out, layout)
+    nbytes, norm, error = reference.trellis_encode(x, step, states, chunk, ctx, out, layout, None, rdo)
     wanted = out[: int(nbytes)].clone()
     values = reference.trellis_decode(wanted, states, ctx, torch.empty_like(x), None, layout)
     if ctx is None and math.isfinite(float(norm)):
@@ -121,7 +127,7 @@ def agree(
         assert float(error) == pytest.approx(exact, rel=1e-6, abs=1e-9 * float(norm))
     for isa, threads in settings():
         with native.using(isa=isa, threads=threads):
-            got, got_norm, got_error = native.trellis_encode(x, step, states, chunk, ctx, out, layout)
+            got, got_norm, got_error = native.trellis_encode(x, step, states, chunk, ctx, out, layout, None, rdo)
             assert torch.equal(out[: int(got)], wanted), (isa, threads)
             assert float(got_error) == float(error)
             assert float(got_norm) == float(norm)
@@ -141,11 +147,13 @@ def agree(
         pytest.param(1 << 17, 0.3, 16, id="more than 32 symbols"),
         pytest.param(1 << 17, 40.0, 16, id="nearly all zero"),
         pytest.param(1 << 17, 1e37, 14, id="values that overflow"),
+        pytest.param(1 << 17, 2e-31, 14, id="the smallest scale with a normal 2^-24th"),
+        pytest.param(1 << 17, 1e-36, 14, id="a scale without one"),
     ],
 )
 def test_instruction_sets_read_alike(numel: int, step: float, chunk: int) -> None:
     """Chunks in pairs and alone, tables in registers and beyond them; one buffer begins at a cache line and one does not."""
-    x = gaussian(numel, 5) * (step if step > 1e30 else 1.0)
+    x = gaussian(numel, 5) * (1.0 if 1e-30 < step < 1e30 else step)
     step = float(torch.tensor(step))
     out = torch.empty(reference.trellis_max_bytes(numel), dtype=torch.uint8)
     nbytes, _, _ = native.trellis_encode(x, step, 8, chunk, None, out)
@@ -198,6 +206,22 @@ def test_two_segments_agree() -> None:
 
 
 CODED, CLASSED = 2, 3
+
+
+def test_runs_with_and_without_large_numbers_and_classes_agree() -> None:
+    """An encoder expects runs and segments to be like those before them, and has to notice where they are not."""
+    segment, run, columns = 1 << 18, 1 << 15, 512
+    x = gaussian(2 * segment + run + 777)
+    x[2 * run + 5], x[3 * run + 7] = 40.0, -2000.0  # more than 28 steps, and more than 16 bits hold
+    rows = x[segment : 2 * segment].view(-1, columns)
+    rows *= torch.exp2(2 * gaussian(rows.shape[0], 1))[:, None]
+    layout = torch.tensor([x.numel(), columns, 1, 0])
+    data = agree(x, 0.9, chunk=0, layout=layout)
+    # Behind the mode and the lengths of two segments.
+    second = 9 + int.from_bytes(data[1:5], "little")
+    assert (data[9], data[second]) == (CODED, CLASSED)
+    x[3 * run + 7], x[5 * run + 9] = 0.0, math.nan
+    assert agree(x, 0.9, chunk=0, layout=layout) == b"\2"
 
 
 @pytest.mark.parametrize("ctx", [None, CTX])

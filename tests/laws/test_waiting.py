@@ -206,7 +206,10 @@ class Imagined:
         *numbers, out = rest
         arguments: list[Any] = [self._device.memory(x), *numbers, self._device.memory(out), None, None, layout]
         found = native.dither_encode(*arguments)
-        return tuple(self._device.to(t) for t in found)
+        # Numbers, on a CPU.
+        return tuple(
+            self._device.to(torch.as_tensor(t, dtype=torch.int64 if isinstance(t, int) else torch.float64)) for t in found
+        )
 
     def dither_decode(self, data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None) -> Tensor:
         native.dither_decode(self._device.memory(data).contiguous(), self._device.memory(out), weight, layout)
@@ -266,24 +269,47 @@ class Sparse:
 def test_long_index_sets_are_coded_where_they_were_chosen(
     text: str, clustered: bool, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A set that looks random takes one read on either side; one with entropy-coded gaps one more, which the next decoder is spared."""
+    """A set takes one read on either side; entropy-coded gaps one more at first, which the next messages of their kind are spared."""
     numel = 1 << 21
     c, spec, x = parse(text), Spec.flat(numel), vector(numel)
     if clustered:
         x *= torch.linspace(-3, 3, numel).exp()
     monkeypatch.setattr(sparse, "_BEGUN", {})
+    monkeypatch.setattr(sparse, "_GAPS", {})
     here = counted(c, x, spec, None)
     assert (253 in here.data[:6]) == clustered
     monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Sparse(device)))
     there = [counted(c, x, spec, device) for _ in range(2)]
     waits = [(t.encode, t.decode, t.decode_add) for t in there]
-    assert waits == ([(2, 3, 1), (2, 1, 1)] if clustered else [(1, 1, 1), (1, 1, 1)])
+    assert waits == ([(2, 3, 1), (1, 1, 1)] if clustered else [(1, 1, 1), (1, 1, 1)])
     for found in there:
         assert found.data == here.data
         assert torch.equal(found.decoded, here.decoded)
         assert found.added is not None
         assert here.added is not None
         assert torch.equal(found.added, here.added)
+
+
+def test_sets_of_changing_forms_have_the_bytes_of_the_cpu(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which form the last set took decides what is tried first, and nothing else. A wrong guess costs one read."""
+    numel = 1 << 21
+    c, spec = TopK(fraction=0.01), Spec.flat(numel)
+    plain, slope = vector(numel), torch.linspace(-3, 3, numel).exp()
+    zeros, infinite = plain * slope, plain * slope
+    zeros[17_000:] = 0
+    infinite[5] = torch.inf
+    monkeypatch.setattr(sparse, "_BEGUN", {})
+    monkeypatch.setattr(sparse, "_GAPS", {})
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Sparse(device)))
+    kinds = {"clustered": plain * slope, "steeper": plain * slope**3, "plain": plain, "zeros": zeros, "infinite": infinite}
+    order = ["clustered", "clustered", "steeper", "plain", "plain", "clustered", "zeros", "clustered", "infinite", "clustered"]
+    reads = []
+    for kind in order:
+        here, there = counted(c, kinds[kind], spec, None), counted(c, kinds[kind], spec, device)
+        assert there.data == here.data
+        assert torch.equal(there.decoded.nan_to_num(7.0), here.decoded.nan_to_num(7.0))
+        reads.append(there.encode)
+    assert reads == [2, 1, 1, 2, 1, 2, 2, 2, 1, 1]
 
 
 class Levels(Sparse):
@@ -391,13 +417,40 @@ def test_short_trellis_codes_are_written_on_the_host(text: str, device: Device, 
     assert torch.equal(there.decoded, here.decoded)
 
 
+class Looking(Levels):
+    """One that reads as often as a search looks at the whole vector, as CUDA's does."""
+
+    def _operation(self, device: Device, name: str) -> Callable[..., Any]:
+        real = super()._operation(device, name)
+
+        def looks(*given: Any) -> Any:
+            device.wait("a look")
+            device.wait("another")
+            return real(*given)
+
+        return looks if name == "trellis_aim" else real
+
+
+@pytest.mark.parametrize("text", ["trellis(alpha=0.1)", "error_feedback(trellis(alpha=0.1))"])
+def test_a_search_that_no_sample_shortens_runs_on_the_host(text: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    numel = 1 << 16
+    c, x, spec = parse(text), vector(numel), Spec.flat(numel)
+    here = counted(c, x, spec, None)
+    monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Looking(device)))
+    there = counted(c, x, spec, device)
+    assert there.encode == 1
+    assert there.data == here.data
+    assert torch.equal(there.decoded, here.decoded)
+
+
 @pytest.mark.parametrize("numel", [900, 150_000])
 @pytest.mark.parametrize("target", ["alpha=0.1", "nu=0.3", "bits=1"])
+@pytest.mark.parametrize("name", ["sparse_dithering", "trellis"])
 def test_chosen_levels_are_written_on_the_host(
-    target: str, numel: int, device: Device, monkeypatch: pytest.MonkeyPatch
+    name: str, target: str, numel: int, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After one read, whatever is searched for; messages are decoded where they are."""
-    c, x, spec = parse(f"sparse_dithering({target}, rdo=true)"), vector(numel), Spec.flat(numel)
+    c, x, spec = parse(f"{name}({target}, rdo=true)"), vector(numel), Spec.flat(numel)
     here = counted(c, x, spec, None)
     monkeypatch.setitem(kernels._chosen, device.device.type, kernels.overlay(Levels(device)))
     there = counted(c, x, spec, device)

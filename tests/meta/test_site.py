@@ -90,7 +90,7 @@ addEventListener("load", async () => {
   document.querySelector(".md-search__button").click();
   await wait(1500);
   const field = all("input[type=text], input[type=search], input[role=combobox]")[0];
-  field.value = "residual";
+  field.value = "FSDP2";
   field.dispatchEvent(new InputEvent("input", { bubbles: true, composed: true }));
   await wait(2500);
   document.body.dataset.found = all("a").map((a) => a.getAttribute("href") || "").filter((h) => h.includes("?h=")).join(" ");

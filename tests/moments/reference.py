@@ -68,7 +68,7 @@ def check(
 
 
 class Copies:
-    """A model whose parameters are replaced by one copy a sample: the gradient of the copies *is* the shares.
+    """A model whose parameters are replaced by one copy per sample: the gradient of the copies *is* the shares.
 
     Works where samples interact (batch norm in training) and where a parameter is used twice.
     """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +38,7 @@ def test_autocast_on_a_gpu(workers: int, own: bool, monkeypatch: pytest.MonkeyPa
     found: list[tuple[dict[Parameter, Tensor | None], dict[Parameter, Tensor]]] = []
     for kernels in (True, False):
         if not kernels:
-            for rules in ("convolution", "normalisation"):
+            for rules in ("convolution", "linear", "normalisation"):
                 module = importlib.import_module(f"tersegrad.moments.rules.{rules}")
                 monkeypatch.setattr(module, "accelerated", lambda *tensors: False)
         model.zero_grad()
@@ -89,6 +92,57 @@ def test_a_captured_step_gives_what_an_eager_one_gives() -> None:
         assert p.grad is not None, name
         torch.testing.assert_close(moment, expected[p], rtol=1e-3, atol=1e-3 * float(expected[p].max()), msg=name)
         torch.testing.assert_close(gradient, p.grad, rtol=1e-3, atol=1e-3 * float(p.grad.abs().max() + 1e-6), msg=name)
+
+
+def test_passes_on_streams_of_their_own() -> None:
+    """The forward pass on one stream, the backward call on another, and memory that is used again at once."""
+    torch.manual_seed(1)
+    model = vgg(width=16).cuda().train()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(32, 3, 8, 8, device="cuda").to(memory_format=torch.channels_last)
+    labels = torch.arange(32, device="cuda") % 10
+    collector = Collector(model)
+
+    def step(forward: torch.cuda.Stream, backward: torch.cuda.Stream) -> dict[Parameter, Tensor]:
+        forward.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(forward), torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(model(x), labels)
+        backward.wait_stream(forward)
+        with torch.cuda.stream(backward):
+            loss.backward()
+            taken = collector.take()
+            for _ in range(20):
+                torch.randn(1 << 18, device="cuda")
+        torch.cuda.current_stream().wait_stream(backward)
+        return taken
+
+    here = torch.cuda.current_stream()
+    expected = {p: m.clone() for p, m in step(here, here).items()}
+    for _ in range(5):
+        found = step(torch.cuda.Stream(), torch.cuda.Stream())
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(found[p], expected[p], rtol=1e-3, atol=1e-3 * float(expected[p].max()), msg=name)
+
+
+def test_normalisations_and_linear_layers_take_two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tersegrad.kernels.triton import squares
+
+    model = vgg(width=16).cuda().train()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(32, 3, 8, 8, device="cuda").to(memory_format=torch.channels_last)
+    collector = Collector(model)
+    seen: list[tuple[str, int]] = []
+
+    def counted(name: str, plain: Callable[[Any], Any], parts: Any) -> Any:
+        seen.append((name, len(parts)))
+        return plain(parts)
+
+    for name in ("norm", "linear"):
+        monkeypatch.setattr(squares, name, functools.partial(counted, name, getattr(squares, name)))
+    with torch.autocast("cuda", torch.bfloat16):
+        model(x).float().square().sum().backward()
+    assert sorted(seen) == [("linear", 3), ("norm", 8)]
+    assert len(collector.take()) == len(list(model.parameters()))
 
 
 def test_moments_are_the_same_every_time() -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 PROGRAM = """
 import torch
 import triton.runtime.interpreter as interpreter
-from tersegrad.kernels.triton import shares
+from tersegrad.kernels.triton import shares, squares
 
 plain = interpreter._patch_lang_tensor
 
@@ -25,6 +25,7 @@ def with_bounds(tensor, *scope):  # its scalars are arrays of one element, which
 interpreter._patch_lang_tensor = with_bounds
 for seed in range(2):
     shares.agree(seed, "cpu", torch.float32)  # the interpreter gets bfloat16 wrong
+    squares.agree(seed, "cpu", torch.float32)
 for part, workers in ((1, 1), (7, 3), (50, 1), (64, 8), (640, 1)):
     for columns, outputs, places in ((28, 64, 1024), (577, 100, 49), (2304, 256, 64)):
         chosen = shares.tiles(columns, outputs, places, part, workers)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tersegrad
+from tersegrad import advice
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Context, Spec, Stats
 from tersegrad.exchange import Pending, Pipeline, scheme, virtual
@@ -31,7 +32,7 @@ from tersegrad.planner import (
     trip,
 )
 from tersegrad.planner.coding import _Clock, measure_cast
-from tersegrad.planner.plan import LADDER, choose
+from tersegrad.planner.plan import LADDER, WORTH, choose
 from tersegrad.planner.trips import NAMES, ExchangeName
 
 FAST = Coding(1e-9, 5e-10, 4e-10)
@@ -278,9 +279,22 @@ def test_pays_below_is_where_it_stops_to_pay() -> None:
     plan = make_plan(MODEL, Topology(4, Link(1e8, 1e-4)), ALL)
     assert plan.verdict.startswith("compress with ")
     assert plan.pays_below is not None
-    for factor, faster in ((0.9, True), (1.1, False)):
+    for factor, worth in ((0.9, True), (1.1, False)):
         rate = factor * plan.pays_below
-        assert (plan.again(plan.chosen.setting, rate).seconds < plan.again(plan.baseline.setting, rate).seconds) is faster
+        ours, dense = (plan.again(one.setting, rate).seconds for one in (plan.chosen, plan.baseline))
+        assert (ours < (1 - WORTH) * dense) is worth
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.98, 0.999, 1.001, 1.02, 1.1])
+def test_the_verdict_agrees_with_itself_beside_its_border(factor: float) -> None:
+    """Below the rate that it names it advises to compress, above it against that."""
+    border = make_plan(MODEL, Topology(4, Link(1e11, 1e-4)), ALL).pays_below
+    assert border is not None
+    rate = factor * border
+    plan = make_plan(MODEL, Topology(4, Link(rate, 1e-4)), ALL)
+    assert plan.chosen.setting.dense is (factor > 1)
+    assert plan.pays_below is not None
+    assert (plan.pays_below < rate) is (factor > 1)
 
 
 def test_slow_coding_is_not_worth_it() -> None:
@@ -295,6 +309,8 @@ def test_latency_is_named() -> None:
     plan = make_plan(MODEL, Topology(4096, Link(1e8, 0.08)), ALL)
     assert "latency, not bandwidth" in plan.verdict
     assert "exchange less often" in plan.verdict
+    for words, row in (("with Adam", advice.row("adam", 100)), ("with momentum", advice.row("momentum", 100))):
+        assert f"{words}, {row.local} with {row.compressor}" in plan.verdict
 
 
 def test_a_coarser_rung_must_be_worth_it() -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tersegrad import cli
 from tersegrad.cli import app
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.integrations import processes
+from tersegrad.planner import Link
 from tersegrad.report import page, runs
-from tersegrad.train import Job, load, run
+from tersegrad.train import Job, Result, load, run
 from tests.report.browser import needs_browser, use
 
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -59,7 +61,7 @@ def test_a_log_tells_the_whole_run(log: Path) -> None:
         assert one.first["layers"]["1.weight"] == 64 * 64
     numbers = found[1].exchanges[-1]["numbers"]
     assert 0 < numbers["layer/3.weight/message_error"] < 1
-    assert found[1].dense["5.bias"] == "10 elements, fewer than dense_below=1024"
+    assert found[1].sent_dense["5.bias"] == "10 elements, fewer than dense_below=1024"
     assert "message_error" not in found[2].exchanges[-1]["numbers"]  # PowerSGD writes no messages
 
 
@@ -83,6 +85,39 @@ def test_numbers_of_the_page_are_those_of_the_log(log: Path) -> None:
         assert shown["evaluations"]["accuracy"][-1] == pytest.approx(one.number("accuracy"), abs=1e-5)
         cpu, sent = one.number("cpu_seconds"), one.number("bytes_per_step")
         assert shown["seconds"][24] == pytest.approx(cpu + 8 * sent / 1e8, rel=1e-4)  # type: ignore[operator]
+
+
+def test_the_link_that_a_run_measured_is_marked_and_its_latency_counts(log: Path, tmp_path: Path) -> None:
+    found = runs.read([log])
+    assert "measured" not in page.document(found)["links"]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    told = next(line["result"]["report"] for line in lines if "result" in line)
+    told |= {"link/bits_per_second": 9.4e7, "link/latency": 0.08}
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = runs.read([tmp_path])
+    data = page.document(again)
+    assert (data["links"]["measured"], data["links"]["latency"]) == (9.4e7, "80 ms")
+    # bf16 has a fixed size: two collectives of two_shot, an all-to-all and one hop around a ring of two.
+    waits = [shown["seconds"][24] - before.step_seconds(Link(1e8)) for shown, before in zip(data["runs"], found)]
+    assert waits[0] == pytest.approx(2 * 0.08, rel=1e-3)
+    assert waits[1] == pytest.approx(4 * 0.08, rel=1e-3)  # lengths travel first, twice
+    assert waits[2] == pytest.approx(0, abs=1e-4)  # PowerSGD: not known
+    assert waits[3] == pytest.approx(4 * 0.08 / 4, rel=1e-3)  # in every fourth step
+
+
+def test_a_demonstration_without_matplotlib_keeps_its_page_and_its_numbers(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(cli, "display", lambda made: None)
+    results = [
+        Result(Job(**options), 2, 1000, 48, 0.9, 0.1, 1e6, 4.0, 0.1, 0.01, 1.0, {"steps": 48}) for options in SETTINGS[:2]
+    ]
+    cli._show_comparison(results, tmp_path, log)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("figure:")]
+    assert said == ["figure: none, figures need matplotlib: pip install 'tersegrad[report]'"]
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert len(json.loads((tmp_path / "demo.json").read_text())["results"]) == 2
 
 
 def test_texts_of_a_log_stay_texts(log: Path, tmp_path: Path) -> None:
@@ -226,6 +261,16 @@ host.dispatchEvent(new PointerEvent("pointermove", { clientX: at.left + p[0] * r
 out.tip = [document.getElementById("tip").hidden, text("tip")];
 return out;
 """
+
+
+@needs_browser
+def test_the_measured_link_is_drawn(log: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    next(line["result"]["report"] for line in lines if "result" in line)["link/bits_per_second"] = 9.4e7
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = page.write([tmp_path], tmp_path / "report.html")
+    words = use(made, 'return [...document.querySelectorAll("#link .measured")].map((e) => e.textContent);')
+    assert words == ["", "measured: 94 Mbit/s, 0.0 ms"]
 
 
 @needs_browser

@@ -19,6 +19,7 @@ from tersegrad.integrations import processes
 from tersegrad.integrations.processes import Worker
 from tersegrad.train import Job, Progress, Result, gpt, models, result_table, run, snapshots, text, tokens
 from tests.exchange.pool import Pool, pool
+from tests.train import killed
 from tests.train.test_train import job_run, learned, same
 
 SIZE = 4
@@ -266,6 +267,27 @@ def test_a_worker_is_killed_and_six_of_eight_go_on(
     assert sorted(losses) == [15, 18, 21]
     assert max(losses.values()) < before + 0.02
     assert after[0].test_loss < before - 0.05
+
+
+def test_of_eight_processes_one_is_killed_and_six_go_on(corpus: str, tmp_path: Path) -> None:
+    """With kill -9: eight, and the six that resume, have the bits of virtual workers, and the loss goes on where it was."""
+    real, virtual = tmp_path / "real", tmp_path / "virtual"
+    words = ["-m", "tests.train.killed", str(real), corpus]
+    assert processes.launch([*words, "24", "new"], 8) != 0
+    virtual_run(killed.job(virtual, corpus, 12), 8)
+    assert [place.name for place in snapshots.complete(real)] == ["step-00000012"]
+    assert same(learned(real), learned(virtual))
+    assert len(learned(real)) == 8
+    assert processes.launch([*words, "21", "resume"], 6) == 0
+    virtual_run(killed.job(virtual, corpus, 21, resume=True), 6)
+    assert same(learned(real), learned(virtual))
+    for name, tensors in residuals(virtual).items():
+        assert all(torch.equal(kept, residuals(real)[name][tensor]) for tensor, kept in tensors.items())
+    lines = [json.loads(line) for line in (real / "run.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["test_loss"] for line in lines if line.get("test_loss") is not None and "step" in line}
+    assert sorted(losses) == [3, 6, 9, 12, 15, 18, 21]
+    assert max(losses[step] for step in (15, 18, 21)) < losses[12] + 0.02
+    assert losses[21] < losses[12] - 0.05
 
 
 def note(losses: dict[int, float], now: Progress) -> None:

@@ -95,7 +95,7 @@ def test_the_exchange_is_chosen_by_measuring(workers: Pool, tmp_path: Path) -> N
     assert a.report["auto/decisions"] == 1
     assert a.report["auto/choice"] == b.report["auto/choice"]
     assert a.accuracy == b.accuracy
-    assert ("chosen", f"{a.report['auto/choice']}: {a.report['auto/why']}") in result_table(a).rows
+    assert ("auto", f"chose {a.report['auto/choice']}: {a.report['auto/why']}") in result_table(a).rows
     only = Job(compressor="auto", exchange="all_gather", **SMALL)
     assert workers.run(job_run, only)[0].report["exchange"] == "all_gather"
     assert only.label == "auto, all_gather"
@@ -211,6 +211,10 @@ def test_step_time_and_the_words_below_the_table() -> None:
     )
     assert compare.closing([slow, auto]).endswith("auto chose bf16, all_reduce:\n  the link is fast")
     assert comparison_table([slow, auto]).rows[1][:2] == ("auto", "chose bf16, all_reduce")
+    trying = dataclasses.replace(auto, report={**auto.report, "auto/decided": 0, "auto/why": "trying 2 settings until step 28"})
+    assert compare.closing([slow, trying]).endswith(
+        "auto had not decided, used bf16, all_reduce:\n  trying 2 settings until step 28"
+    )
     table = comparison_table([slow, fast])
     assert table.rows[0][0] == "bf16"
     assert "81 ms" in table.rows[0]

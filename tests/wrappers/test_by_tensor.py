@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
+from tersegrad.core.promises import worst
 from tersegrad.core.protocol import Context, Guarantee, Message, Piece, Spec, Stats
 from tersegrad.wrappers import ByTensor, ErrorFeedback
-from tersegrad.wrappers.by_tensor import worst
 from tests.wrappers.toys import Largest, Lottery, Promiseless, Toy
 
 

@@ -59,6 +59,19 @@ def test_extreme_magnitudes_stay_finite(scale: float) -> None:
     assert float((decoded.double() - x.double()).norm()) < float(x.double().norm())
 
 
+def test_columns_of_the_largest_coefficients_stay_finite() -> None:
+    """Between the two passes their sums leave the range of floats, with both signs, so that the second pass would take inf from inf."""
+    signs = torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)
+    coefficients = signs.repeat(64, 1) * torch.finfo(torch.float32).max
+    c = tersegrad.parse("dct(identity)")
+    spec = Spec((Piece((64, 64), 0, 4096),))
+    decoded = restore(c, coefficients.flatten(), spec)
+    assert bool(torch.isfinite(decoded).all())
+    exact = restore(c, coefficients.flatten() / 2**32, spec).double() * 2**32
+    largest = torch.finfo(torch.float32).max
+    assert torch.equal(decoded, exact.clamp(-largest, largest).float())
+
+
 def test_bad_bytes_and_bad_parts_are_refused() -> None:
     c = tersegrad.parse("dct(int8)")
     message, _ = c.encode(torch.randn(100), Spec.flat(100), None, Context())

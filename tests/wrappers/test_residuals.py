@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,9 +93,11 @@ def test_states_of_eight_bits_are_cut_joined_saved_and_carried() -> None:
     assert torch.equal(loaded.residual.unpacked(), kept)
     halved = states.map_tensors(lambda a, b: (a + b) / 2, state, INT8.init(SPEC, "cpu"))
     assert float((halved.residual.unpacked() - kept / 2).abs().max()) <= float(kept.abs().max()) / 127
-    moved, rest = states.carry(state, SPEC, torch.ones(SPEC.numel))
-    assert float((moved.residual.unpacked() - kept - 1).abs().max()) <= (float(kept.abs().max()) + 1) / 127
-    assert not bool(rest.any())
+    moved, rest = states.carry(state, SPEC, torch.full((SPEC.numel,), math.pi))
+    assert float((moved.residual.unpacked() - kept - math.pi).abs().max()) <= (float(kept.abs().max()) + math.pi) / 127
+    # What rounding takes is not lost without a word.
+    assert bool(rest.any())
+    torch.testing.assert_close(moved.residual.unpacked() + rest, kept + math.pi, rtol=0, atol=1e-6)
 
 
 def test_the_residual_of_eight_bits_stays_near_the_exact_one() -> None:

@@ -48,7 +48,7 @@ def test_exact_inside_is_exact_up_to_the_stated_rounding(d: int) -> None:
     c = Rotated(Toy())
     for name, x in vectors(d).items():
         promise = c.guarantee(Spec.flat(d))
-        floor = d * 2.0**-252 / max(float(x.double().square().sum()), 1e-300)  # 2^-126 a coordinate, below all promises
+        floor = d * 2.0**-252 / max(float(x.double().square().sum()), 1e-300)  # 2^-126 per coordinate, below all promises
         assert relative_error(c, x) <= promise.value + floor, name
         assert promise.value < 1e-11
 

@@ -41,15 +41,16 @@ bool sign_split(const float* x, const float* carry, std::size_t n, std::size_t b
 void natural_encode(const float* x, std::size_t n, const Stream& stream, std::uint8_t* out);
 void natural_decode(const std::uint8_t* data, std::size_t n, Sink sink);
 
-// 4 bytes of scale for every `bucket` coordinates (a multiple of 64), then five trits a byte.
+// 4 bytes of scale for every `bucket` coordinates (a multiple of 64), then five trits per byte.
 // Decoding is false where bytes are not canonical trits.
 std::size_t ternary_nbytes(std::size_t n, std::size_t bucket);
 void ternary_encode(const float* x, std::size_t n, std::size_t bucket, const Stream& stream, std::uint8_t* out);
 bool ternary_decode(const std::uint8_t* data, std::size_t n, std::size_t bucket, Sink sink);
 
 // 4 bytes of scale for every `bucket` coordinates (a multiple of 64), then `width` bits per coordinate: level << 1 | sign.
-std::size_t dithering_nbytes(std::size_t n, std::size_t bucket, int width);
-void dithering_encode(const float* x, std::size_t n, std::size_t bucket, int levels, int width, const Stream& stream, std::uint8_t* out);
-void dithering_decode(const std::uint8_t* data, std::size_t n, std::size_t bucket, int levels, int width, Sink sink);
+std::size_t natural_levels_nbytes(std::size_t n, std::size_t bucket, int width);
+void natural_levels_encode(const float* x, std::size_t n, std::size_t bucket, int levels, int width, const Stream& stream,
+                           std::uint8_t* out);
+void natural_levels_decode(const std::uint8_t* data, std::size_t n, std::size_t bucket, int levels, int width, Sink sink);
 
 }  // namespace tersegrad::casts

@@ -49,7 +49,7 @@ struct Layout {
     std::size_t coded(std::size_t length) const { return length - rows * lanes; }
 };
 
-// Which table codes which symbol: one number a symbol, one a step of 64 symbols, or table 0 throughout.
+// Which table codes which symbol: one number per symbol, one per step of 64 symbols, or table 0 throughout.
 struct Contexts {
     const std::uint8_t* data = nullptr;
     bool per_step = false;
@@ -85,7 +85,7 @@ struct EncodeModel {
     EncodeModel(const std::uint16_t* frequencies, int alphabet, int contexts, bool paired = false);
     int alphabet, contexts;
     int shift;                        // where 2^shift >= alphabet and contexts << shift <= 64, else -1
-    std::vector<EncodeTable> tables;  // one a context
+    std::vector<EncodeTable> tables;  // one per context
     EncodeTable flat;                 // shift >= 0: all tables in one, at index context << shift | symbol
     std::vector<std::uint32_t> packed; // alphabet <= 32: those entries of all tables, at index context << 5 | symbol
     std::vector<std::uint8_t> silent;  // by context: 1 where the table leaves no choice, so that its symbols cost nothing
@@ -108,10 +108,10 @@ struct DecodeModel {
     int shift;                         // as in EncodeModel
     int levels;                        // probes of the binary search that follows the coarse table
     bool full;                         // some table holds a symbol with f = 4096
-    std::vector<Images> images;        // one a context, or one flat for contexts per symbol
+    std::vector<Images> images;        // one per context, or one flat for contexts per symbol
 };
 
-// Memory that the caller will need soon, to be fetched into the second-level cache meanwhile. A hint, at most 2 lines a step.
+// Memory that the caller will need soon, to be fetched into the second-level cache meanwhile. A hint, at most 2 lines per step.
 struct Ahead {
     const void *begin = nullptr, *end = nullptr;
 };
@@ -121,6 +121,16 @@ struct Ahead {
 std::uint8_t* encode_chunk(const EncodeModel&, const Layout&, const std::uint8_t* symbols, std::size_t n, int first, Contexts, std::uint8_t* end,
                            std::uint32_t states[kLanes], Ahead ahead = {});
 inline constexpr std::size_t kSlack = 64;
+
+// Two chunks of one block at once, so that they hide each other's latency. `words`: where they end, then where they begin.
+struct EncodeJob {
+    const std::uint8_t* symbols;
+    std::size_t n;
+    Contexts contexts;
+    std::uint8_t* words;
+    std::uint32_t* states;  // kLanes of them
+};
+void encode_two_chunks(const EncodeModel&, const Layout&, int first, EncodeJob&, EncodeJob&);
 
 struct DecodeJob {
     const Layout* layout;
@@ -171,6 +181,14 @@ std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size
 
 // ---- between the files of this topic ----
 namespace detail {
+
+struct EncodeRun {  // an encoder in flight
+    const std::uint8_t* symbols;
+    std::size_t steps;          // whole steps that are left, the last of which is next
+    Contexts contexts;
+    std::uint8_t* words;        // the first one so far
+    std::uint32_t* states;
+};
 
 struct Cursor {  // a decoder in flight
     std::uint32_t states[kLanes];
@@ -229,7 +247,8 @@ inline constexpr std::size_t kAhead = 8;  // steps
 
 
 std::uint8_t* encode_steps_avx2(const EncodeModel&, const std::uint8_t*, std::size_t, Contexts, std::uint8_t*, std::uint32_t*);
-std::uint8_t* encode_steps_avx512(const EncodeModel&, const std::uint8_t*, std::size_t, Contexts, std::uint8_t*, std::uint32_t*, Ahead);
+// Of one run all steps that are left; of two as many as the shorter one has, or none where it would be no faster.
+void encode_steps_avx512(const EncodeModel&, EncodeRun&, EncodeRun*, Ahead);
 void decode_steps_avx2(const DecodeModel&, Cursor&);
 void decode_steps_avx512(const DecodeModel&, Cursor&);
 void decode_two_avx512(const DecodeModel&, Cursor&, Cursor&);
@@ -238,7 +257,7 @@ void mark_present_avx2(const std::uint8_t*, std::size_t, std::uint8_t*);
 void mark_present_avx512(const std::uint8_t*, std::size_t, std::uint8_t*);
 // Adds to counts of up to 32 symbols, and to those of larger ones that occur; returns how many symbols it went through.
 std::size_t count_avx512(const std::uint8_t*, std::size_t, int alphabet, std::uint64_t* counts);
-// The same with one context a step: present[context * 256 + s].
+// The same with one context per step: present[context * 256 + s].
 void mark_present_steps_avx512(const std::uint8_t*, std::size_t, const std::uint8_t* contexts, std::uint8_t* present);
 
 }  // namespace detail

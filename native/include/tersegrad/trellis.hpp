@@ -30,6 +30,7 @@ struct Options {
     int chunk = 16;                 // log2 of the length of rANS chunks, or kAutoChunk
     const Dither* dither = nullptr;
     classes::Rows rows = {};        // where they allow scale classes
+    bool rdo = false;               // without dither: not the nearest sequence, but one that takes fewer bits for its error
 };
 inline constexpr int kAutoChunk = 0;  // 16, or 18 where classes leave less than half a bit per coordinate
 

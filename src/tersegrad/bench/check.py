@@ -60,7 +60,8 @@ def check(
     same = int(again.nbytes) == nbytes and torch.equal(again.payload, message.payload)
     _refuse_unless(same, compressor, "encoding the same tensor twice gives different bytes")
 
-    copy = Message(message.payload.clone(), nbytes)  # nothing but the bytes may reach the decoder
+    # Nothing but the bytes may reach the decoder.
+    copy = Message(message.payload.clone(), nbytes)
     decoded = compressor.decode(copy, spec, ctx)
     _refuse_unless(
         decoded.shape == x.shape and decoded.dtype == torch.float32,

@@ -99,7 +99,8 @@ def race(
     """
     runners = {MEMMOVE: _memmove(nbytes), **bodies}
     repeats = {}
-    for name, body in runners.items():  # the first call warms up; the second tells how often to repeat
+    # The first call warms up; the second tells how often to repeat.
+    for name, body in runners.items():
         body()
         repeats[name] = max(1, min(100_000, math.ceil(shortest / max(_once(body, 1), 1e-7))))
     samples: dict[str, list[float]] = {name: [] for name in runners}

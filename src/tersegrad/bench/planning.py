@@ -86,9 +86,9 @@ def coding_of(text: str, numel: int, device: str, cache: Cache, gradient: Tensor
     )
     found = cache.get(key)
     if found is None:
-        dense = DENSE.get(text)
-        if dense is not None:
-            found = measure_cast(dense, length, device)
+        dtype = DENSE.get(text)
+        if dtype is not None:
+            found = measure_cast(dtype, length, device)
         else:
             found = measure_coding(compressor, numel=length, device=device, workers=workers)
         cache.put(key, found)
@@ -114,11 +114,11 @@ def plan(
         progress(text)
         measured[text] = coding_of(text, found.workload.numel, device, store, found.gradient, topology.workers)
     by_variance = [text for text in measured if needs_second_moment(parse(text))]
-    # What the user names is considered for the verdict, in its place by error.
+    # What the user names is considered for the verdict, in its place by bits.
     named = [str(parse(text)) for text in more if str(parse(text)) not in DENSE]
     ladder = [*LADDER, *(text for text in named if text not in LADDER)]
     if named:
-        ladder.sort(key=lambda text: measured[text].error)
+        ladder.sort(key=lambda text: -measured[text].bits)
     return make_plan(found.workload, topology, measured, ladder, by_variance)
 
 

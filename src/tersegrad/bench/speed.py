@@ -16,7 +16,7 @@ from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, S
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """How fast one compressor is on one tensor. Bytes counted are those of the float32 tensor, 4 a coordinate."""
+    """How fast one compressor is on one tensor. Bytes counted are those of the float32 tensor, 4 per coordinate."""
 
     compressor: str
     numel: int

@@ -23,7 +23,7 @@ from tersegrad.cli import options
 from tersegrad.cli.plan import plan
 from tersegrad.cli.report import display, report
 from tersegrad.cli.show import WIDE, console_of, finish, show
-from tersegrad.core.errors import TersegradError
+from tersegrad.core.errors import MissingExtra, TersegradError
 
 if TYPE_CHECKING:
     from tersegrad.bench import Rate
@@ -119,10 +119,13 @@ def _show_comparison(results: list[Result], out: Path, log: Path) -> None:
     console.print()
     show(compare.comparison_table(results, title, f"{compare.NOTE}\n{bench.describe()}"), wide=190)
     console.print(f"\n{compare.closing(results)}\n", markup=False, highlight=False)
-    figure = figures.seconds_against_link([(r.job.label, r.step_seconds) for r in results], out / "demo")
     document = {"machine": bench.describe(), "results": as_json(results)}
     (out / "demo.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     made = page.write([log], out / "report.html", f"{first.workers} workers learn handwritten digits")
+    try:
+        figure = str(figures.seconds_against_link([(r.job.label, r.step_seconds) for r in results], out / "demo"))
+    except MissingExtra as missing:
+        figure = f"none, {missing}"
     for what, where in (("report", made), ("figure", figure), ("numbers", out / "demo.json")):
         console.print(f"{what}: {where}", markup=False, highlight=False, soft_wrap=True)
     console.print("every compressor: tersegrad demo --compressors", highlight=False)
@@ -353,7 +356,8 @@ def main() -> None:
     """Entry point of the ``tersegrad`` command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark, not a traceback
+            # A terminal that lacks a character gets a question mark, not a traceback.
+            stream.reconfigure(errors="replace")
     try:
         app()
     except SystemExit as end:

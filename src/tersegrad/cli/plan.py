@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ def plan(
     inside: Annotated[str, typer.Option(help="Bandwidth between the workers of one machine.")] = "100Gbit",
     batch: Annotated[int, typer.Option(min=1, help="Samples of one worker in a step (resnet50, gpt2).")] = 32,
     backward_ms: Annotated[str, typer.Option(help="Of one worker's backward pass; auto: measured or estimated here.")] = "auto",
-    device: Annotated[str, typer.Option(help="Where the workers compute and code: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where the workers compute and code: cpu, cuda or cuda:1.")] = "cpu",
     compressor: Annotated[list[str] | None, typer.Option("--compressor", help="Consider this one too; repeatable.")] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Every exchange of every compressor, not only the fastest.")
@@ -38,16 +39,16 @@ def plan(
     json_path: Json = None,
 ) -> None:
     """Does compression pay on my link, and with which setting? Step time, bytes and error of every setting, and a verdict."""
-    import torch
-
     from tersegrad.bench import planning, workloads
     from tersegrad.planner import ETHERNET, Link, Topology
-    from tersegrad.report import plans
+    from tersegrad.report import figures, plans
 
     backward = None if backward_ms == "auto" else _milliseconds(backward_ms)
     rate, delay, within = planning.bandwidth(bandwidth), planning.duration(latency), planning.bandwidth(inside)
-    require(not device.startswith("cuda") or torch.cuda.is_available(), "there is no GPU here: plan with --device cpu")
+    _check_device(device)
     require(figure is None or figure.suffix in (".svg", ".png"), f"a figure is a .svg or .png file, got {figure}")
+    if figure is not None:
+        figures.require_matplotlib()  # before anything is measured
     link = Link(rate, delay, ETHERNET, plans.DIRECT, "tree" if device.startswith("cuda") else "ring", plans.DIRECT)
     topology = Topology(workers, link, per_node, Link(within, latency=20e-6, collectives=link.collectives))
     console = console_of()
@@ -71,6 +72,22 @@ def plan(
         plans.draw(made, figure)
         if json_path != Path("-"):
             console.print(f"figure: {figure}", markup=False, highlight=False)
+
+
+def _check_device(device: str) -> None:
+    """Refuse what no worker could compute on here."""
+    require(
+        re.fullmatch(r"cpu|cuda(:[0-9]+)?", device, re.ASCII) is not None,
+        f"--device is cpu, cuda, or cuda:1 and so on, got {device!r}",
+    )
+    if device == "cpu":
+        return
+    import torch
+
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    require(there > 0, "there is no GPU here: plan with --device cpu")
+    number = int(device.partition(":")[2] or 0)
+    require(number < there, f"there is no {device} here: the last GPU is cuda:{there - 1}")
 
 
 def _milliseconds(text: str) -> float:

@@ -120,7 +120,7 @@ def shorter(
 
     Symbols are asked for once levels no longer are, so they may lie in the same place.
     """
-    if asks(levels(0, 0).device, numel):
+    if numel > SHORT and asks(levels(0, 0).device, numel):
         begun = begin(levels(0, numel).to(torch.float32), symbols(), alphabet, layout, chunk)
         return begun.finish(host.read(begun.told).tolist())
     known = encode(levels, numel, layout, chunk)

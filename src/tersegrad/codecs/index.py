@@ -31,6 +31,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
+from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.reference.index import random_divisor
 
@@ -52,6 +53,7 @@ def dtype(numel: int) -> torch.dtype:
     return torch.int32 if numel <= 1 << 31 else torch.int64
 
 
+@functools.lru_cache(maxsize=1024)
 def max_nbytes(count: int, numel: int) -> int:
     """No set of ``count`` numbers of [0, numel) takes more bytes; grows with ``count`` up to numel / 2."""
     k = min(count, numel - count)
@@ -88,7 +90,7 @@ class Digits:
         return self._code.numel()
 
     def write(self, out: Tensor) -> None:
-        out[: self.size()] = self._code
+        host.lay(out, self._code)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,12 +112,15 @@ class Golomb:
         return out[: int(ops.golomb_encode(self.indices, self.divisor, out))]
 
     def size(self) -> int:
-        return len(self.header) + (self._code.numel() if self.counted is None else self.counted.golomb)
+        if self.counted is not None:
+            return len(self.header) + self.counted.golomb
+        # Another form is nearly always shorter for a short set, so that this one is not written to be measured.
+        if self.indices.numel() <= SHORT:
+            return len(self.header) + int(kernels.get(self.indices.device).golomb_size(self.indices, self.divisor))
+        return len(self.header) + self._code.numel()
 
     def write(self, out: Tensor) -> None:
-        for at, byte in enumerate(self.header):
-            out[at] = byte
-        out[len(self.header) : self.size()] = self._code
+        host.lay(out, bytes(self.header), self._code)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,8 +134,7 @@ class Bitmap:
         return 1 + -(-self.numel // 8)
 
     def write(self, out: Tensor) -> None:
-        out[0] = BITMAP
-        out[1 : self.size()] = kernels.get(self.indices.device).bitmap_encode(self.indices, self.numel)
+        host.lay(out, bytes((BITMAP,)), kernels.get(self.indices.device).bitmap_encode(self.indices, self.numel))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,9 +153,7 @@ class EntropyGaps:
         return 2 + self._classes.numel() + -(-self.open_bits // 8)
 
     def write(self, out: Tensor) -> None:
-        at = 2 + self._classes.numel()
-        out[0], out[1] = ENTROPY_GAPS, self.alphabet
-        out[2:at] = self._classes
+        at = host.lay(out, bytes((ENTROPY_GAPS, self.alphabet)), self._classes)
         kernels.get(self.indices.device).gap_rests_encode(self.indices, out[at:])
 
 
@@ -169,8 +171,7 @@ class EntropyBitmap:
         return 1 + self._code.numel()
 
     def write(self, out: Tensor) -> None:
-        out[0] = ENTROPY_BITMAP
-        out[1 : self.size()] = self._code
+        host.lay(out, bytes((ENTROPY_BITMAP,)), self._code)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,19 +188,25 @@ def encode(indices: Tensor, numel: int, out: Tensor | None = None, counted: Coun
     >>> encode(torch.tensor([5]), 1000).tolist(), encode(torch.arange(1000), 1000).tolist()
     ([1, 64], [0])
     """
+    if out is None:
+        room = max_nbytes(min(indices.numel(), numel), numel)
+        out = torch.empty(room, dtype=torch.uint8, device=indices.device)
+    return out[: write(indices, numel, out, counted)]
+
+
+def write(indices: Tensor, numel: int, out: Tensor, counted: Counted | None = None) -> int:
+    """The same into ``out``; how many bytes they are."""
     count = indices.numel()
     if count > numel:
         raise ValueError(f"{count} distinct indices out of {numel}")
     room = max_nbytes(count, numel)
-    if out is None:
-        out = torch.empty(room, dtype=torch.uint8, device=indices.device)
-    elif out.dtype != torch.uint8 or out.dim() != 1 or not out.is_contiguous() or out.numel() < room:
+    if out.dtype != torch.uint8 or out.dim() != 1 or not out.is_contiguous() or out.numel() < room:
         raise ValueError(f"out must be a contiguous 1-D uint8 tensor of at least {room} bytes")
     if 2 * count > numel:
         indices, counted = kernels.get(indices.device).index_complement(indices, numel), None
     best = _smallest(indices, numel, counted)
     best.write(out)
-    return out[: best.size()]
+    return best.size()
 
 
 class Tried(NamedTuple):
@@ -225,6 +232,12 @@ class Gaps(NamedTuple):
     # The bytes of the best form beside it.
     others: int
 
+    @property
+    def room(self) -> int:
+        """Bits that suffice for sets of about this kind, in steps of an eighth."""
+        step = 1 << max(self.open_bits.bit_length() - 3, 3)
+        return (self.open_bits // step + 1) * step
+
 
 def expected(count: int, numel: int, counted: Counted) -> Literal["golomb"] | Gaps | None:
     """The form that :func:`encode` takes, or that it compares with the Golomb code, by what was counted; None where that does not tell."""
@@ -246,7 +259,8 @@ def _smallest(indices: Tensor, numel: int, counted: Counted | None) -> Form:
         return best
     size = best.size()
     classes = kernels.get(indices.device).gap_histogram(indices, numel).tolist() if counted is None else counted.classes
-    histogram = _occurring(classes)
+    # Later classes have gaps that are too long for the vector.
+    histogram = _occurring(classes[: 2 * numel.bit_length()])
     if k <= SHORT:
         best, size = _shorter(best, size, Bitmap(indices, numel))
     # A divisor of one makes a bitmap of the Golomb code.
@@ -297,8 +311,9 @@ def _entropy(counts: Collection[int]) -> float:
     return sum([n * math.log2(total / n) for n in counts if n])
 
 
-# The middle of every class of gaps.
+# The middle of every class of gaps, and for every Rice parameter about the bits of its unary part beyond the first.
 MIDDLES = [(2.5 + (c + 1) % 2) * 2.0 ** ((c + 1) // 2 - 1) - 1 if c else 0.0 for c in range(128)]
+UNARY = [[g / (1 << s) - 0.5 if g > (1 << s) / 2 else 0.0 for g in MIDDLES] for s in range(RICE_MAX)]
 
 
 def _rice_estimate(histogram: Histogram) -> tuple[int, float]:
@@ -306,12 +321,11 @@ def _rice_estimate(histogram: Histogram) -> tuple[int, float]:
     total = sum([n for _, n in histogram])
     reached = itertools.accumulate(n for _, n in histogram)
     median = next(c for (c, _), below in zip(histogram, reached) if 2 * below >= total)
-    middles = [(n, MIDDLES[c]) for c, n in histogram]
     near = range(min(max(0, median // 2 - 2), RICE_MAX - 1), min(RICE_MAX, median // 2 + 3))
 
     def cost(s: int) -> float:
-        unit = float(1 << s)
-        return total * (1 + s) + sum([n * (g / unit - 0.5) for n, g in middles if g > unit / 2])
+        bits = UNARY[s]
+        return total * (1 + s) + sum([n * bits[c] for c, n in histogram])
 
     # Convex in the parameter: the first of the smallest is where neither neighbour is better.
     at = near[len(near) // 2]
@@ -323,10 +337,10 @@ def _rice_estimate(histogram: Histogram) -> tuple[int, float]:
     return (upper if lower == at else lower), least / 8
 
 
-def decode(data: Tensor, count: int, numel: int, front: Tensor | None = None) -> tuple[Tensor, int]:
+def decode(data: Tensor, count: int, numel: int, front: bytes | None = None) -> tuple[Tensor, int]:
     """The indices, and how many bytes of ``data`` they took; raises :class:`CorruptMessage`.
 
-    ``front``: the first two bytes in the host's memory, where they are there already.
+    ``front``: the first two bytes, where they are known already.
 
     >>> decode(encode(torch.tensor([2, 3, 5, 7]), 10), 4, 10)
     (tensor([2, 3, 5, 7], dtype=torch.int32), 2)
@@ -338,7 +352,7 @@ def decode(data: Tensor, count: int, numel: int, front: Tensor | None = None) ->
     ops = kernels.get(data.device)
     complement = 2 * count > numel
     k = numel - count if complement else count
-    form, parameter = (*(data[:2] if front is None else front).tolist(), 255)[:2]
+    form, parameter = (*(data[:2].tolist() if front is None else front), 255)[:2]
     if form < GOLOMB:
         if k > SHORT:
             raise CorruptMessage(f"{k} indices are too many for the short form")

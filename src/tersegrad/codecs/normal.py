@@ -30,7 +30,8 @@ def tails() -> tuple[int, ...]:
     for n in range(1, 12):  # exp(-g^2/2), by its series
         first += term
         term = -(term * exponent >> _SCALE) // n
-    ratio, shrink = first, first * first >> _SCALE  # e(j+1)/e(j), and how this ratio falls from j to j+1
+    # e(j+1)/e(j), and how this ratio falls from j to j+1.
+    ratio, shrink = first, first * first >> _SCALE
     value, total = one, 0
     sums = [0]
     for _ in range(CELLS * RANGE):
@@ -53,7 +54,8 @@ def quantiles() -> Tensor:
     ([-35429, -1, 1, 35429], 1.0)
     """
     borders = torch.tensor(tails())
-    wanted = (1 << 47) - (2 * torch.arange(32768) + 1) * (1 << 31)  # upper tail at the middle of each 15-bit cell
+    # The upper tail at the middle of each 15-bit cell.
+    wanted = (1 << 47) - (2 * torch.arange(32768) + 1) * (1 << 31)
     cells = torch.searchsorted(-borders, -wanted, right=True) - 1
     upper = (2 * cells + 1).to(torch.int32)
     return torch.cat([-upper.flip(0), upper])

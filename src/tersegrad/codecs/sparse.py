@@ -24,7 +24,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import index, varint
 from tersegrad.codecs.values import Form, Place
-from tersegrad.core import host
+from tersegrad.core import host, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, PACKED, RAW, ZERO
 from tersegrad.core.protocol import Context, Spec
@@ -71,28 +71,45 @@ def chosen(selected: Sequence[Tensor], numel: int, form: Form | None = None, out
         return _first(indices, values, int(count))
     room = indices.numel()
     if form is not None and form.narrow is not None and out is not None and not out.is_cpu and MANY <= room <= numel // 2:
-        ops = kernels.get(count.device)
         most = max_nbytes(room, numel) + form.max_nbytes(room, 1)
-        facts = ops.sparse_encode(indices, values, count, numel, form.narrow, out[:most])
-        unwritten, nbytes, planes, total, infinite, *classes = host.read(facts).tolist()
-        if total >= MANY:
-            found = _first(indices, values, total)._replace(finite=not infinite)
-            if unwritten or infinite:
-                return found
-            found = found._replace(counted=(counted := index.Counted(classes, planes)))
-            takes = index.expected(total, numel, counted)
-            if isinstance(takes, index.Gaps):
-                front = bytes((NORMAL, *varint.write(total), index.ENTROPY_GAPS, takes.alphabet))
-                given = (front, takes.alphabet, takes.open_bits, form.narrow, out[:most])
-                unwritten, nbytes = host.read(ops.sparse_encode_gaps(found.indices, found.values, *given)).tolist()
-                before, behind = len(front) - 2, form.max_nbytes(total, 1)
-                return found if unwritten or nbytes - before - behind >= takes.others else found._replace(nbytes=nbytes)
-            return found._replace(nbytes=nbytes) if takes == "golomb" else found
+        found = _written(indices, values, count, numel, form, out[:most])
+        if found.total >= MANY:
+            return found
+        total = found.total
         indices, values = host.read_all(indices[:total], values[:total])
         return Chosen(indices, values, total)
     if not (codes_there(count.device) and int(count) >= MANY):
         indices, values, count = host.read_all(indices, values, count)
     return _first(indices, values, int(count))
+
+
+# By the numbers of coordinates and of room for indices: bits for what classes of gaps leave open, where the last set had such classes.
+_GAPS: dict[tuple[int, int], int] = {}
+
+
+def _written(indices: Tensor, values: Tensor, count: Tensor, numel: int, form: Form, out: Tensor) -> Chosen:
+    """What a selection found, and its message if a kernel has written the right one: in one read where sets take the same form again."""
+    ops, narrow, kind = kernels.get(count.device), bool(form.narrow), (numel, indices.numel())
+    tried = _GAPS.get(kind, 0)
+    facts = ops.sparse_encode(indices, values, count, numel, narrow, out, tried)
+    unwritten, nbytes, planes, total, infinite, *classes = host.read(facts).tolist()
+    found = _first(indices, values, total)._replace(finite=not infinite)
+    if not MANY <= total <= indices.numel() or infinite or (unwritten and not tried):
+        return found
+    found = found._replace(counted=(counted := index.Counted(classes, planes)))
+    takes = index.expected(total, numel, counted)
+    if not isinstance(takes, index.Gaps):
+        _GAPS.pop(kind, None)
+        if tried and takes == "golomb":
+            unwritten, nbytes = host.read(ops.sparse_encode(indices, values, count, numel, narrow, out)[:2]).tolist()
+        return found._replace(nbytes=nbytes) if takes == "golomb" and not unwritten else found
+    _GAPS[kind] = takes.room
+    before, behind = 1 + varint.nbytes(total), form.max_nbytes(total, 1)
+    if unwritten or not tried:
+        front = bytes((NORMAL, *varint.write(total), index.ENTROPY_GAPS, takes.alphabet))
+        given = (found.indices, found.values, front, takes.alphabet, takes.room, narrow, out)
+        unwritten, nbytes = host.read(ops.sparse_encode_gaps(*given)).tolist()
+    return found if unwritten or nbytes - before - behind >= takes.others else found._replace(nbytes=nbytes)
 
 
 def _first(indices: Tensor, values: Tensor, total: int) -> Chosen:
@@ -153,16 +170,9 @@ def write(
         if not indices.numel():
             out[0] = ZERO
             return 1, written.decoded
-    head = (PACKED if written.packed else NORMAL, *varint.write(indices.numel()))
-    at = len(head)
-    if out.is_cpu:
-        out.numpy()[:at] = head
-    else:
-        out[:at] = host.send(torch.tensor(head, dtype=torch.uint8), out.device)
-    at += index.encode(indices, numel, out[at:], counted).numel()
-    end = at + written.data.numel()
-    out[at:end] = written.data
-    return end, written.decoded
+    at = host.lay(out, bytes((PACKED if written.packed else NORMAL, *varint.write(indices.numel()))))
+    at += index.write(indices, numel, out[at:], counted)
+    return at + host.lay(out[at:], written.data), written.decoded
 
 
 def decode(
@@ -191,16 +201,16 @@ def decode(
 _BEGUN: dict[tuple[int, int], bytes] = {}
 
 
-def _beginning(front: Tensor) -> bytes:
+def _beginning(front: bytes) -> bytes:
     """A message's first bytes, up to the form of its set and what belongs to it; none where kernels do not read it in one go."""
-    if front.numel() < 3 or int(front[0]) != NORMAL:
+    if len(front) < 3 or front[0] != NORMAL:
         return b""
     try:
         at = varint.read(front, 1)[1]
     except CorruptMessage:
         return b""
-    end = {(index.GOLOMB,): at + 1, (index.ENTROPY_GAPS,): at + 2}.get(tuple(front[at : at + 1].tolist()), 0)
-    return bytes(front[:end].tolist())
+    end = {bytes((index.GOLOMB,)): at + 1, bytes((index.ENTROPY_GAPS,)): at + 2}.get(front[at : at + 1], 0)
+    return front[:end]
 
 
 def _decode_at_once(data: Tensor, begun: bytes, numel: int, most: int, narrow: bool, out: Tensor, weight: float | None) -> bool:
@@ -212,20 +222,21 @@ def _decode_at_once(data: Tensor, begun: bytes, numel: int, most: int, narrow: b
         return False
     ops = kernels.get(data.device)
     if begun[at] == index.GOLOMB:
-        return bool(ops.sparse_decode(data, begun, count, numel, random_divisor(count, numel), narrow, out, weight))
+        return trust.holds(ops.sparse_decode(data, begun, count, numel, random_divisor(count, numel), narrow, out, weight))
     alphabet = begun[at + 1] if len(begun) > at + 1 else 0
     if not 1 <= alphabet <= index.CLASSES:
         return False
-    return bool(ops.sparse_decode_gaps(data, begun, count, numel, alphabet, narrow, out, weight))
+    return trust.holds(ops.sparse_decode_gaps(data, begun, count, numel, alphabet, narrow, out, weight))
 
 
-def _front(data: Tensor) -> Tensor:
+def _front(data: Tensor) -> bytes:
     """The mode, the number of coordinates and the form of the index set, in the host's memory."""
-    return host.read(data[: 3 + varint.MAX_NBYTES])
+    most = 3 + varint.MAX_NBYTES
+    return (data.numpy()[:most] if data.is_cpu else host.read(data[:most]).numpy()).tobytes()
 
 
 def read(
-    data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: bool = False, front: Tensor | None = None
+    data: Tensor, spec: Spec, ctx: Context, form: Form, most: int, *, raw: bool = False, front: bytes | None = None
 ) -> Sparse | None:
     """What a message holds, None if it says non-finite; raises :class:`CorruptMessage`.
 
@@ -234,7 +245,7 @@ def read(
     numel = spec.numel
     if front is None:
         front = _front(data)
-    mode = int(front[0]) if front.numel() else -1
+    mode = front[0] if front else -1
     if mode == NON_FINITE and data.numel() == 1:
         return None
     if mode == ZERO and data.numel() == 1:

@@ -55,7 +55,8 @@ def search(ctx: Context, x: Tensor, scale: Tensor, square: Tensor, alpha: float,
     the float32 values that will be decoded.
     """
     n, d = x.shape
-    fine = alpha < 1e-3  # where float32 products cannot tell words apart
+    # Where float32 products cannot tell words apart.
+    fine = alpha < 1e-3
     dtype, margin = (torch.float64, 1e-12) if fine else (torch.float32, 1e-5)
     size = square.sqrt()
     reach = scale / size
@@ -72,7 +73,8 @@ def search(ctx: Context, x: Tensor, scale: Tensor, square: Tensor, alpha: float,
         z = table[draws.long()]
         book = torch.nn.functional.normalize(z.to(dtype), dim=1).t().contiguous()
         trying, start = left, torch.zeros_like(left)
-        while trying.numel():  # once, and again for the few words that the preselection took and the error refuses
+        # Once, and again for the few words that the preselection took and the error refuses.
+        while trying.numel():
             word = run.sphere_first(book, units[trying], least[trying], start)
             trying, word = trying[word >= 0], word[word >= 0]
             good = errors(points(z[word], scale[trying]), x[trying]) <= alpha * square[trying]

@@ -94,7 +94,7 @@ class NaturalDithering(Stateless):
         return 4 * -(-numel // self._bucket(numel))
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        numel, encode = x.numel(), kernels.get(x.device).dithering_encode
+        numel, encode = x.numel(), kernels.get(x.device).natural_levels_encode
         bucket, most = self._bucket(numel), data.numel()
         if self.fixed_size:
             encode(x, data, bucket, self.levels, self.width, ctx)
@@ -130,7 +130,7 @@ class NaturalDithering(Stateless):
             exactly(data, self.max_nbytes(spec))
         else:
             data, width = self._expand(data, spec)
-        kernels.get(data.device).dithering_decode(data, out, self._bucket(spec.numel), self.levels, width, weight)
+        kernels.get(data.device).natural_levels_decode(data, out, self._bucket(spec.numel), self.levels, width, weight)
 
     def _expand(self, data: Tensor, spec: Spec) -> tuple[Tensor, int]:
         """The packed message inside one of mode 0, 1, 2, 4 or 5, and the width of its codes."""

@@ -176,15 +176,12 @@ class QSGD(PackedBlocks):
             known, coded = False, self._elias(levels)
         else:
             known, coded = classed.shorter(
-                lambda begin, end: levels[begin:end], lambda: levels.add_(self.s).view(torch.uint8),
+                lambda begin, end: levels if end - begin == x.numel() else levels[begin:end], lambda: levels.add_(self.s).view(torch.uint8),
                 2 * self.s + 1, spec.layout, x.numel(), self.chunk,
             )  # fmt: skip
-        data[1 : 1 + steps] = scale
         if coded.numel() < packed:
-            data[:1] = CLASSED if known else NORMAL
-            data[1 + steps : 1 + steps + coded.numel()] = coded
-            return 1 + steps + coded.numel()
-        data[:1] = PACKED
+            return host.lay(data, bytes((CLASSED if known else NORMAL,)), scale, coded)
+        host.lay(data, bytes((PACKED,)), scale)
         self._quantise(x, ctx, scale, data[1 + steps : 1 + steps + packed], self._width)
         return 1 + steps + packed
 

@@ -127,7 +127,7 @@ def write_at(
     number, bits = CODERS.index(coder), 0 if chunk == "auto" else rans.chunk_bits(chunk)
     nbytes = kernels.get(x.device).dither_encode(x, nu, 0.0, number, bits, ctx, out, layout=layout)[0]
     # Some kernels have to look at it.
-    return int(nbytes) if nbytes.is_cpu else nbytes
+    return int(nbytes) if isinstance(nbytes, int) or nbytes.is_cpu else nbytes
 
 
 def global_step(x: Tensor, nu: float, scale: Scale) -> Tensor | None:

@@ -7,7 +7,7 @@ Promise  unbiased with omega = (sqrt(d) - 1) / 2, d the coordinates under one sc
          (1 + (d-1) t) / (1 + (d-1) t^2), largest at t = 1 / (1 + sqrt(d)) (for a fixed l1 norm equal others make the l2 norm
          least). |x_i| / M carries float32's rounding and is cut to 30 bits: a bias of at
          most 2^-21 |x_i| + 2^-30 M, and M ||x||_1 above grows by at most a factor 1 + 2^-21, which the value includes.
-Wire     M as float32 for each bucket (NaN: the buffer held NaN or Inf), then trits + 1, five a byte in base 3, the first the
+Wire     M as float32 for each bucket (NaN: the buffer held NaN or Inf), then trits + 1, five per byte in base 3, the first the
          least significant, the last byte padded with zeros. 1.6 bits per coordinate.
 Source   Wen et al., "TernGrad", NeurIPS 2017, without their clipping. The draw of coordinate i has 32 bits: its own 16 on top,
          those of i ^ 1 below, so that small |x_i| / M keep their probability without a second generator call; each draw is

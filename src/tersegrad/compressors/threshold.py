@@ -19,6 +19,7 @@ several messages of tau at once; here it takes about log2(d/count) + 2.4 bits, a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import ClassVar, Literal
 
 import torch
@@ -90,6 +91,6 @@ class Threshold(Stateless):
     def mode(self, data: bytes) -> str:
         return modes.name(data)
 
-    @property
+    @functools.cached_property
     def _form(self) -> Form:
         return Float32() if self.values == "exact" else Signs(float32(self.tau))

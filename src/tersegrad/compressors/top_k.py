@@ -21,6 +21,7 @@ together take about log2 C(d, k) bits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import ClassVar, Literal
 
 import torch
@@ -116,7 +117,7 @@ class TopK(Stateless):
     def mode(self, data: bytes) -> str:
         return modes.name(data)
 
-    @property
+    @functools.cached_property
     def _form(self) -> Form:
         return Float32() if self.values == "float32" else BFloat16()
 

@@ -9,6 +9,9 @@ one decides the next state, so that each coordinate costs as much as on a grid o
   alpha = nu, the bound of Sparse Dithering at half its step. Metrics are rounded to 1/32 of a step, and still classes (below) round
   toward zero; the encoder knows the exact error, and takes a smaller step should it ever exceed the bound. ``alpha=`` searches the
   largest step whose *actual* error is at most alpha, ``bits=`` the smallest step whose message fits the budget; both verify it.
+  ``rdo=true`` takes the sequence with the least sum of the squared error and half a squared step per bit, where bits follow from the
+  counts of the integers, in each class and parity by its own. It may err by more than a step per coordinate, so the guarantee is then the
+  verified one alone. Whoever decodes sees no difference.
 - ``dithered_trellis``, unbiased: x + U is quantised and U is taken off again, U uniform over one period of the code (4 steps) and known
   to both ends. The error is then the gradient of a periodic function of U, so its mean is 0, and its law is the same for every x: omega =
   kappa d step^2 / ||x||^2. A sign for every run of 2^15 coordinates, known to both ends too, cancels what rounded metrics leave.
@@ -42,8 +45,19 @@ from tersegrad import kernels
 from tersegrad.codecs import rans
 from tersegrad.core import buffers, host, modes
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
+from tersegrad.core.search import Bracket
 from tersegrad.core.stateless import Stateless
-from tersegrad.core.targets import Coded, meet_error_aimed, meet_size, one_target, toward_zero
+from tersegrad.core.targets import (
+    COARSE,
+    Coded,
+    aimed_bracket,
+    meet_error,
+    meet_error_aimed,
+    meet_size,
+    one_target,
+    refines,
+    toward_zero,
+)
 from tersegrad.core.text import require
 
 # Mean squared error in squared steps by the number of states: of endless trellises, and what a start in state 0 adds in all.
@@ -52,6 +66,9 @@ KAPPA = {4: (0.26502, 0.306), 8: (0.25962, 0.444), 16: (0.25600, 0.548), 32: (0.
 SLACK = 1 - 2.0**-10
 # Vectors of fewer coordinates do not fill the lanes: they are the host's, wherever they are.
 SHORT = 1 << 14
+_HOST = torch.device("cpu")
+# log2 of how much smaller steps usually are with ``rdo``.
+EXPECTED = 0.125
 # How much the step shrinks where an error exceeds the bound.
 SMALLER = 0.95
 
@@ -96,17 +113,21 @@ class Trellis(_TrellisCoded):
 
     name: ClassVar[str] = "trellis"
     wire_id: ClassVar[int] = 20
-    examples: ClassVar[tuple[str, ...]] = ("trellis(alpha=0.1)", "trellis(nu=0.1)")
+    examples: ClassVar[tuple[str, ...]] = ("trellis(alpha=0.1)", "trellis(nu=0.1)", "trellis(alpha=0.1, rdo=true)")
     corners: ClassVar[tuple[str, ...]] = (
         "trellis(nu=0.5, states=4)",
         "trellis(alpha=0.02, states=16)",
         "trellis(bits=2.5, states=32)",
+        "trellis(nu=0.5, states=4, rdo=true)",
+        "trellis(alpha=0.3, states=32, rdo=true)",
+        "trellis(bits=1.5, rdo=true)",
     )
     nu: float | None = None
     alpha: float | None = None
     bits: float | None = None
     states: int = 8
     chunk: rans.Chunk = "auto"
+    rdo: bool = False
 
     def __post_init__(self) -> None:
         one_target(self.name, self.nu, self.alpha, self.bits)
@@ -139,7 +160,10 @@ class Trellis(_TrellisCoded):
 
     def _encode(self, x: Tensor, out: Tensor, layout: Tensor, left: Tensor | None = None) -> Coded:
         """A message in the first bytes of ``out``; ``left`` becomes what it leaves out."""
-        return _placed(x, out, left, lambda y, room, rest: self._encode_there(y, room, layout, rest))
+        # Without a sample smaller than the vector, a device would be read from for every look of the search.
+        searches = self.alpha is not None and not refines(x.numel()) and kernels.faster(_HOST, "trellis_encode")
+        alone = self.rdo or searches
+        return _placed(x, out, left, lambda y, room, rest: self._encode_there(y, room, layout, rest), host_alone=alone)
 
     def _encode_there(self, x: Tensor, out: Tensor, layout: Tensor, left: Tensor | None) -> Coded:
         run, d, chunk = kernels.get(x.device), x.numel(), _chunk(self.chunk)
@@ -148,8 +172,11 @@ class Trellis(_TrellisCoded):
         room = out if self.bits is None else buffers.empty(run.trellis_max_bytes(d), torch.uint8, x.device)
 
         def encode(step: float | Tensor) -> Coded:
-            nbytes, norm, error = run.trellis_encode(x, step, self.states, chunk, None, room, layout, rest)
+            nbytes, norm, error = run.trellis_encode(x, step, self.states, chunk, None, room, layout, rest, self.rdo)
             return Coded(room, int(nbytes), float(norm), float(error))
+
+        def squares() -> Tensor:
+            return run.sum_squares(x)
 
         def aim(alpha: float, norm: float) -> Tensor:
             return run.trellis_aim(x, alpha, KAPPA[self.states][0], self.states, layout, norm)
@@ -160,11 +187,14 @@ class Trellis(_TrellisCoded):
         if self.nu is not None:
             coded = certified(self.nu)
         elif (alpha := self.alpha) is not None:
-            coded = meet_error_aimed(functools.partial(aim, alpha), alpha, d, encode, lambda: run.sum_squares(x)) or certified(
-                alpha
-            )
+            search = functools.partial(aim, alpha)
+            if self.rdo:
+                found = _chosen_by_bits(aimed_bracket(search, squares), alpha, d, encode)
+                coded = self._shorter(found or certified(alpha), x, out, layout, left)
+            else:
+                coded = meet_error_aimed(search, alpha, d, encode, squares) or certified(alpha)
         else:
-            norm = float(run.sum_squares(x)) if d else 0.0
+            norm = float(squares()) if d else 0.0
             zeros = torch.full((1,), modes.ZERO, dtype=torch.uint8, device=x.device)
             if not 0 < norm < math.inf:
                 coded = encode(1.0)
@@ -175,10 +205,33 @@ class Trellis(_TrellisCoded):
             run.trellis_decode(coded.data, self.states, None, left.copy_(x), -1.0, layout)
         return coded if room is out else dataclasses.replace(coded, buffer=out[: coded.nbytes].copy_(coded.data))
 
+    def _shorter(self, coded: Coded, x: Tensor, out: Tensor, layout: Tensor, left: Tensor | None) -> Coded:
+        """The nearest sequence's message where that is shorter: few counts tell little of what integers cost."""
+        plain = dataclasses.replace(self, rdo=False)
+        other = plain._encode_there(x, torch.empty_like(out), layout, None)
+        return plain._encode_there(x, out, layout, left) if other.nbytes < coded.nbytes else coded
 
-def _placed(x: Tensor, out: Tensor, left: Tensor | None, encode: Callable[[Tensor, Tensor, Tensor | None], Coded]) -> Coded:
-    """A message in the first bytes of ``out``, written where x is or, for short vectors, on the host, after one read."""
-    if x.is_cpu or x.numel() >= SHORT:
+
+def _chosen_by_bits(
+    bracket: Bracket | None, alpha: float, numel: int, encode: Callable[[float | Tensor], Coded]
+) -> Coded | None:
+    """A message with ``rdo`` where the nearest sequence meets the target at the start of a bracket; None where no step met it."""
+    if bracket is None:
+        return encode(1.0)
+    start = Bracket(start=bracket.start - EXPECTED, slope=bracket.slope, tight=bracket.tight)
+    # Where the nearest sequence meets the target is only near: a first message may be far from it, however short the vector.
+    return meet_error(start, alpha, max(numel, COARSE + 1), encode)
+
+
+def _placed(
+    x: Tensor,
+    out: Tensor,
+    left: Tensor | None,
+    encode: Callable[[Tensor, Tensor, Tensor | None], Coded],
+    host_alone: bool = False,
+) -> Coded:
+    """A message in the first bytes of ``out``, written where x is or, if it is short or the host's alone, on the host, after one read."""
+    if x.is_cpu or (x.numel() >= SHORT and not host_alone):
         return encode(x, out, left)
     here = host.empty(out.numel(), torch.uint8, x.device)
     rest = None if left is None else host.empty(x.numel(), torch.float32, x.device)

@@ -9,7 +9,6 @@ whoever holds one keeps its block.
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import threading
 import weakref
@@ -22,10 +21,12 @@ from torch import Tensor
 from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration
 
+_MAPS = hasattr(mmap, "MAP_ANONYMOUS")
 LEAST = 1 << 17  # smaller tensors are left to the C library, which does keep them
 KEPT = 1 << 30  # bytes that wait to be used again, at most
 
 _waiting: dict[int, list[mmap.mmap]] = {}  # by size, the one that was asked for last at the end
+_held = 0  # bytes of them
 _returned: deque[tuple[int, mmap.mmap]] = deque()  # blocks whose tensors have died, not yet sorted in
 _lock = threading.Lock()
 
@@ -40,7 +41,7 @@ def empty(numel: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     True
     """
     nbytes = numel * dtype.itemsize
-    if nbytes < LEAST or torch.device(device).type != "cpu" or not hasattr(mmap, "MAP_ANONYMOUS"):
+    if nbytes < LEAST or not _MAPS or (device if isinstance(device, torch.device) else torch.device(device)).type != "cpu":
         return torch.empty(numel, dtype=dtype, device=device)
     size = _rounded(nbytes)
     block = _take(size)
@@ -64,9 +65,10 @@ def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
 
 def release() -> int:
     """Hand all waiting memory back to the operating system; returns how much it was."""
+    global _held
     _sort_in()
     with _lock:
-        total = _total()
+        total, _held = _held, 0
         _waiting.clear()
     return total
 
@@ -75,21 +77,23 @@ def waiting() -> int:
     """Bytes that wait to be used again."""
     _sort_in()
     with _lock:
-        return _total()
+        return _held
 
 
 def _rounded(nbytes: int) -> int:
     """The next size with three leading binary digits, in whole pages: messages of about one length share a block's size."""
-    unit = max(mmap.PAGESIZE, 1 << math.floor(math.log2(nbytes)) - 3)
+    unit = max(mmap.PAGESIZE, 1 << nbytes.bit_length() - 4)
     return -(-nbytes // unit) * unit
 
 
 def _take(size: int) -> mmap.mmap:
+    global _held
     _sort_in()
     with _lock:
         blocks = _waiting.pop(size, [])
         _waiting[size] = blocks  # now the last
         if blocks:
+            _held -= size
             return blocks.pop()
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -106,25 +110,22 @@ def _give_back(size: int, block: mmap.mmap) -> None:
 
 def _sort_in() -> None:
     """Lay blocks that came back to the others; sizes that were not asked for the longest make room. Never waits."""
+    global _held
     while _returned and _lock.acquire(blocking=False):
         try:
             # Whoever holds the lock sorts in what others return meanwhile; the loop looks again after the lock is free.
             while _returned:
                 size, block = _returned.popleft()
                 _waiting.setdefault(size, []).append(block)
-            excess = _total() - KEPT
-            for size in list(_waiting):
-                while excess > 0 and _waiting[size]:
+                _held += size
+            for size in list(_waiting) if _held > KEPT else ():
+                while _held > KEPT and _waiting[size]:
                     _waiting[size].pop()
-                    excess -= size
+                    _held -= size
                 if not _waiting[size]:
                     del _waiting[size]
         finally:
             _lock.release()
-
-
-def _total() -> int:
-    return sum(size * len(blocks) for size, blocks in _waiting.items())
 
 
 def byte_buffer(out: Tensor | None, nbytes: int, device: torch.device) -> Tensor:

@@ -17,6 +17,16 @@ class RanksDisagree(BadConfiguration):
     """Ranks that exchange with one another were set up differently; the message names the rank and the field."""
 
 
+class RankLost(TersegradError, RuntimeError):
+    """Another rank failed, died or fell silent while this one exchanged with it; torch's own error is the cause of this one."""
+
+    def __init__(self, step: int, cause: BaseException) -> None:
+        super().__init__(
+            f"the exchange of step {step} broke off: another rank failed or left in this step, or said nothing until the process group's "
+            f"timeout. Its own output says why; residuals are those before the step. torch says: {cause}"
+        )
+
+
 class CorruptMessage(TersegradError, ValueError):
     """Bytes that no encoder of ours wrote for this spec: truncated, mutated, or meant for another compressor."""
 

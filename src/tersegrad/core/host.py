@@ -7,6 +7,7 @@ when the call returns.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,6 +82,30 @@ def send(x: Tensor, device: torch.device) -> Tensor:
         return x
     pinned = x if x.is_pinned() else empty(x.numel(), x.dtype, device).view(x.shape).copy_(x)
     return pinned.to(device, non_blocking=True)
+
+
+def lay(out: Tensor, *parts: bytes | Tensor) -> int:
+    """Bytes one after another into the first ones of ``out``, without waiting; how many there are.
+
+    >>> out = torch.zeros(4, dtype=torch.uint8)
+    >>> lay(out, b"ab", torch.tensor([1], dtype=torch.uint8)), out.tolist()
+    (3, [97, 98, 1, 0])
+    """
+    at = 0
+    # Memory is filled in a quarter of the time that it takes to fill a part of a tensor.
+    memory: Any = memoryview(out.numpy()) if out.is_cpu else None  # type: ignore[arg-type]
+    for part in parts:
+        end = at + (len(part) if isinstance(part, bytes) else part.numel())
+        if memory is not None:
+            memory[at:end] = part if isinstance(part, bytes) else part.numpy()
+        elif isinstance(part, Tensor):
+            out[at:end] = part
+        elif len(part) == 1:
+            out[at:end] = part[0]
+        else:
+            out[at:end] = send(torch.frombuffer(bytearray(part), dtype=torch.uint8), out.device)
+        at = end
+    return at
 
 
 def stream(device: torch.device) -> int:

@@ -8,6 +8,7 @@ This file holds the scalar definition on Python integers; the array versions are
 from __future__ import annotations
 
 import enum
+import functools
 
 M0, M1 = 0xD2511F53, 0xCD9E8D57
 W0, W1 = 0x9E3779B9, 0xBB67AE85
@@ -44,7 +45,8 @@ def block(key: int, counter: tuple[int, int, int, int]) -> tuple[int, int, int, 
     return c0, c1, c2, c3
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def derive(seed: int, k: int) -> int:
-    """The seed of child ``k``: the first two words of a block that no coordinate uses."""
+    """The seed of child ``k``: the first two words of a block that no coordinate uses. Every step asks for the same ones."""
     w0, w1, _, _ = block(seed, (k & MASK, Purpose.CHILD << 24, k >> 32, 0))
     return w1 << 32 | w0

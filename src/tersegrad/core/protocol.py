@@ -116,6 +116,9 @@ class Context:
     sender: int = 0
 
     def __post_init__(self) -> None:
+        # A step makes dozens of contexts, nearly all of them good.
+        if 0 <= self.seed < 1 << 64 and 0 <= self.step < 1 << 32 and 0 <= self.buffer < 1 << 16 and 0 <= self.sender < 1 << 16:
+            return
         for name, bits in (("seed", 64), ("step", 32), ("buffer", 16), ("sender", 16)):
             value = getattr(self, name)
             if not 0 <= value < 1 << bits:
@@ -123,11 +126,15 @@ class Context:
 
     def child(self, k: int) -> Context:
         """An independent context for part ``k`` of a composition (a wrapper's second part, a second round)."""
-        return dataclasses.replace(self, seed=philox.derive(self.seed, k))
+        return Context(philox.derive(self.seed, k), self.step, self.buffer, self.sender)
+
+    def sent_by(self, rank: int) -> Context:
+        """The same context for what ``rank`` sends."""
+        return Context(self.seed, self.step, self.buffer, rank)
 
     def shared(self) -> Context:
         """The same context for randomness that every rank draws alike (masks, rotations, codebooks)."""
-        return dataclasses.replace(self, sender=SHARED)
+        return self.sent_by(SHARED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,9 +238,7 @@ class Compressor(Protocol[S]):
 class Accumulator(Protocol):
     """Optional second protocol: decode and add in one pass, ``out += weight * decode(message)``.
 
-    A message that is refused leaves ``out`` as it was. The one exception are dithered messages of several segments (more than
-    2^18 coordinates), whose segments are added as they are read: keeping a copy of ``out`` would cost a third of the time, and
-    whoever adds up messages gives up the sum anyway if one of them is refused.
+    A message that is refused leaves ``out`` as it was.
     """
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor: ...
@@ -375,6 +380,8 @@ def flat_float32(x: Tensor, spec: Spec | None = None) -> Tensor:
     """``x`` as a contiguous, flat float32 tensor without history; a view where possible. It must have ``spec.numel`` elements."""
     if spec is not None and x.numel() != spec.numel:
         raise BadConfiguration(f"the spec has {spec.numel} coordinates, the tensor {x.numel()}: pass the spec of this buffer")
+    if x.dtype == torch.float32:
+        return flat(x)
     if not x.is_floating_point():
         raise BadConfiguration(f"gradients are floating-point tensors, got {x.dtype}: convert with x.float()")
     return flat(x.to(torch.float32))

@@ -361,8 +361,11 @@ def carry(state: Any, spec: Spec, amount: Tensor) -> tuple[Any, Tensor]:
     if name is not None:
         held = getattr(state, name)
         before: Tensor = _open(held)
-        after = (before + amount.to(before.device)).to(before.dtype)
-        return dataclasses.replace(state, **{name: _close(after, held)}), torch.zeros_like(amount)
+        wanted = before.float() + amount.to(before.device, torch.float32)
+        after = _close(wanted.to(before.dtype), held)
+        # What a residual of fewer bits rounds away.
+        left = (wanted - _open(after).float()).to(amount.device, amount.dtype)
+        return dataclasses.replace(state, **{name: after}), left
     for field, value in _fields(state):
         if _is_state(value) and carried(value, spec) is not None:
             after, left = carry(value, spec, amount)

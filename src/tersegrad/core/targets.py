@@ -194,9 +194,10 @@ def meet_error_aimed(
     encode: Callable[[float | Tensor], Coded],
     squares: Callable[[], Tensor],
 ) -> Coded | None:
-    """The same where samples tell the first step: a device is read from once, with the first message, if that one is close to the target.
+    """As :func:`meet_error`, but samples of x choose the first step, on the device, and the first message is encoded with it at once.
 
-    ``aim(norm)`` gives, on the device, what ``dither_aim`` does. ``squares()``: the squared norm of the whole.
+    If the error of that message is close enough to the target, the device is read from only once.
+    ``aim(norm)`` gives, on the device, what ``dither_aim`` does. ``squares()``: the squared norm of the whole vector.
     """
     seen = 0.0
     while True:
@@ -206,7 +207,7 @@ def meet_error_aimed(
         _, at, slope, norm = told.tolist()
         if norm or not 0 < first.norm < math.inf:
             break
-        # The sample was zero, what it is a sample of is not.
+        # The sample is all zeros, the vector is not: aim again with the norm of the whole vector.
         seen = float(squares())
     if not 0 < norm < math.inf:
         return first

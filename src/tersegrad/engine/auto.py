@@ -3,8 +3,8 @@
 The first ``WARM`` steps go through torch's all-reduce in bfloat16 (FSDP2: bfloat16 through its reduce-scatter), and are timed: what does
 not pass in the exchange is computing. Then the link is measured, and on a gradient of the last step the coding of every compressor of the
 ladder (:data:`tersegrad.planner.plan.LADDER`). All numbers are averaged over ranks, so that all of them decide alike. The planner
-forecasts a step with every setting, and the ladder is climbed: from bfloat16 on, a coarser setting must make steps 5 % faster. Where
-finer settings come within ``DOUBT`` of the one that it leads to, a forecast does not tell: each of them does ``TRIAL`` steps, and the
+forecasts a step with every setting, and the ladder is climbed: from bfloat16 on, a setting of fewer bits must make steps 5 % faster. Where
+settings before it come within ``DOUBT`` of the one that it leads to, a forecast does not tell: each of them does ``TRIAL`` steps, and the
 ladder is climbed by the clock.
 
 Every ``CHECK`` steps the ranks compare how long steps take. Where that has changed by more than ``CHANGED`` twice in a row, they time
@@ -57,8 +57,10 @@ class Auto:
         self._decides_at = warmup + WARM
         self.choice, self.why = "bf16", f"measuring until step {self._decides_at}"
         self._seen = -1
-        self._last: tuple[float, float] | None = None  # the clock, and seconds in the integration, when the step before began
-        self._times: list[tuple[float, float]] = []  # of whole steps, and of the integration's part in them
+        # The clock, and seconds in the integration, when the step before began.
+        self._last: tuple[float, float] | None = None
+        # Seconds of whole steps, and of the integration's part in them.
+        self._times: list[tuple[float, float]] = []
         self._sample: Tensor | None = None
         self._reference: float | None = None  # seconds of a step since the decision
         self._strange = 0  # looks in a row at which steps took another time
@@ -68,6 +70,11 @@ class Auto:
     def measuring(self) -> bool:
         """Whether steps are being timed for a decision."""
         return self._seen < self._decides_at
+
+    @property
+    def decided(self) -> bool:
+        """Whether ``choice`` was chosen, and is not one that is being measured or tried."""
+        return self._trial is None and (self.decisions > 0 or not self.measuring)
 
     def restart(self, step: int) -> None:
         """Decide again some steps from now."""
@@ -80,9 +87,9 @@ class Auto:
         if step <= self._seen:
             return
         decided = self._seen >= self._decides_at
-        now, inside = time.perf_counter(), engine.totals.seconds
-        if self._last is not None and inside >= self._last[1]:  # the counters may have been reset
-            self._times.append((now - self._last[0], inside - self._last[1]))
+        now, exchanging = time.perf_counter(), engine.totals.seconds
+        if self._last is not None and exchanging >= self._last[1]:  # the counters may have been reset
+            self._times.append((now - self._last[0], exchanging - self._last[1]))
         if engine.between_steps:
             self._seen = step
             if not decided and step >= self._decides_at:
@@ -124,7 +131,8 @@ class Auto:
             self.why = "one rank has nobody to send to"
             return
         good = self._sample is not None and bool(torch.isfinite(self._sample).all())
-        if _mean(engine, [float(good)]) != [1.0]:  # on every rank: a loss scale may have been too large
+        # On every rank: a loss scale may have been too large.
+        if _mean(engine, [float(good)]) != [1.0]:
             self._decides_at = engine.step + 1
             return
         engine.link = measure_link(link)
@@ -186,10 +194,11 @@ class Auto:
         """Coding of every rung, and seconds of computing in a step, as the mean over ranks (a collective call)."""
         assert self._sample is not None
         x, times = self._sample, self._times[1:] or [(0.0, 0.0)]
-        compute = max(0.0, statistics.median(wall - inside for wall, inside in times))
+        compute = max(0.0, statistics.median(wall - exchanging for wall, exchanging in times))
         found: dict[str, Measured] = {}
         for text in ("bf16", *LADDER):
-            engine.links[-1].barrier()  # all ranks code at once, as they do in a step
+            # All ranks code at once, as they do in a step.
+            engine.links[-1].barrier()
             if text == "bf16" and not self.fixed and not _shards(engine):
                 found[text] = measure_cast(torch.bfloat16, x.numel(), x.device, BUDGET, in_job=True)
             else:
@@ -261,7 +270,7 @@ def _averaged(one: Measured, numbers: Iterator[float]) -> Measured:
 
 @dataclasses.dataclass
 class _Trial:
-    """Settings that are tried one after the other, from exact to coarse; ``seconds``: of their steps, so far."""
+    """Settings that are tried one after the other, in the order of the ladder; ``seconds``: of their steps, so far."""
 
     forecasts: tuple[Forecast, ...]
     told: str

@@ -75,11 +75,17 @@ Moved = tuple[Any, Tensor | None, Sequence[str]]  # a part's state, the residual
 
 def _moved(old: Part, new: Part, spec: Spec, device: torch.device) -> Moved:
     """The state of one part after a change of its compressor."""
-    try:
-        return states.load(new.state, states.state_dict(old.state)), None, ()
-    except BadConfiguration:
-        pass  # another kind of state: only what both carry is kept
     residual = states.carried(old.state, spec)
+    try:
+        loaded = states.load(new.state, states.state_dict(old.state))
+    except BadConfiguration:
+        # Another kind of state: only what both carry is kept.
+        pass
+    else:
+        kept = states.carried(loaded, spec)
+        # A residual of fewer bits rounds.
+        rest = None if residual is None or kept is None else residual.to(device).float() - kept.to(device).float()
+        return loaded, rest, ()
     if residual is None:
         return new.state, None, _other_entries(old.state)
     return (*states.carry(new.state, spec, residual.to(device, torch.float32)), _other_entries(old.state))

@@ -91,11 +91,18 @@ def public(part: Any) -> Public:
     Context(seed=found.seed)
     require(isinstance(found.extra, dict), "the further facts are not a table")
     for group in found.groups:
-        place = group["place"]
+        place, kept = group["place"], group["kept"]
+        at = isinstance(place, list) and len(place) == 2 and all(type(n) is int for n in place)
         require(
-            isinstance(place, list) and len(place) == 2 and all(type(n) is int for n in place),
+            at and 0 <= place[0] < place[1] <= found.size,
             f"a group of the saved state lies at {place!r}, not at a rank of a number of ranks",
         )
+        require(
+            all(isinstance(group[name], str) for name in ("compressor", "exchange")),
+            "a group of the saved state has no compressor or no exchange",
+        )
+        counted = isinstance(kept, dict) and all(type(n) is int and n >= 0 for n in kept.values())
+        require(counted, f"a group of the saved state kept {kept!r}, not numbers of ranges by round")
     return found
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import tersegrad
-from tersegrad.core.errors import BadConfiguration
+from tersegrad.core.errors import BadConfiguration, RankLost
 from tersegrad.core.protocol import Compressor, needs_second_moment
 from tersegrad.core.text import require
 from tersegrad.engine import agreement, checkpoint, replicas
@@ -30,6 +28,7 @@ from tersegrad.engine.settings import Choice, Given, Settings, compressor_of
 from tersegrad.engine.step import Step
 from tersegrad.exchange import Scheme
 from tersegrad.exchange.schemes import AllReduceScheme
+from tersegrad.exchange.steps import broke_off
 from tersegrad.planner import Link, measure_link
 
 Change = dict[int, Left]  # by group: what a change of compressor or exchange could not carry over
@@ -74,7 +73,8 @@ class Engine:
         # Ranks that exchange nothing with one another still belong to one run.
         self._comparing = list({id(link): link for link in (*self.links, *self.agreeing)}.values())
         self._routes = list(routes)
-        self.lanes: list[Lane] = []
+        self._lanes: list[Lane] = []
+        self._deciding = False  # whether a thread has yet to commit or drop the states of the last step
         self.logs = Logs()
         self.now: Callable[[], int] = lambda: self.step  # what logs call the step
         self._agree()
@@ -82,6 +82,29 @@ class Engine:
         self._schemes: dict[tuple[str, int], Scheme] = {}
         self.auto = Auto(settings.auto == "compressor", settings.warmup_steps) if settings.auto else None
         self.lanes = [self.lane(route, settings) for route in routes]
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """The groups with what is used and kept for each. Their states are those of the last step that was committed."""
+        self.settle()
+        return self._lanes
+
+    @lanes.setter
+    def lanes(self, lanes: list[Lane]) -> None:
+        self.settle()
+        self._lanes = lanes
+
+    def later(self, decision: Callable[[], None]) -> None:
+        """Take a decision about states that waits for a device, in another thread; whoever asks for :attr:`lanes` waits for it."""
+        self._aside = self._aside or Aside(self.lanes[0].group.device)
+        self._aside.do(decision)
+        self._deciding = True
+
+    def settle(self) -> None:
+        """Wait until the states of the last step were committed or dropped."""
+        if self._deciding and self._aside is not None:
+            self._deciding = False
+            self._aside.join()
 
     @property
     def overlaps(self) -> bool:
@@ -172,30 +195,33 @@ class Engine:
         """Whether the next step is sent dense."""
         return self.step < self.settings.warmup_steps
 
-    def upcoming(self) -> Choice:
-        """What the schedule says of the next step; it is asked once per step, and nothing changes yet."""
-        if self.settings.schedule is None or self.warming_up:
-            return None
+    def upcoming(self) -> tuple[Given | None, Scheme | str | None]:
+        """Compressor and exchange that the schedule wants from the next step on; it is asked once per step, and nothing changes yet."""
+        if self.settings.schedule is None:
+            return None, None
         if self._upcoming is None or self._upcoming[0] != self.step:
             self._upcoming = self.step, self.settings.schedule(self.step)
-        return self._upcoming[1]
+        choice = self._upcoming[1]
+        return choice if isinstance(choice, tuple) else (choice, None)
 
     def wants_moments(self) -> bool:
         """Whether the next step needs second moments."""
-        choice = _pair(self.upcoming())[0]
-        if choice is not None:
-            return needs_second_moment(self.settings.choose(*_pair(self.upcoming())).compressor)
-        return not self.warming_up and any(lane.by_variance for lane in self.lanes)
+        compressor, exchange = self.upcoming()
+        if self.warming_up:
+            return False
+        if compressor is not None:
+            return needs_second_moment(self.settings.choose(compressor, exchange).compressor)
+        return any(lane.by_variance for lane in self.lanes)
 
     def begin(self, scale: float = 1.0) -> Step:
         """Start the next step (the same call on every rank); ``scale``: the loss scale by which vectors are multiplied."""
         if self.auto is not None:
             self.auto.before(self)
-        compressor, exchange = _pair(self.upcoming())
+        compressor, exchange = self.upcoming()
         if not self._agreed:
             self._agree()
             self._agreed = True
-        if self.settings.schedule is not None and not self.warming_up:
+        if self.settings.schedule is not None:
             self._same({"choice of the schedule": f"{_text(compressor)}, {exchange}"})
         if compressor is not None or exchange is not None:
             self._change(compressor, exchange, None)
@@ -206,13 +232,16 @@ class Engine:
         return step
 
     def passes_by(self) -> bool:
-        """Whether torch's own hook may do the next step: nothing is compressed, and nothing is to be measured or compared."""
+        """Whether torch's own hook may do the next step: nothing is compressed, and nothing is to be measured, compared or asked."""
         if self.auto is not None:
             self.auto.before(self)
             if self.auto.measuring:
                 return False
-        watched = self.settings.measure_every or self.settings.check_every or self.warming_up or not self._agreed
-        return not watched and all(isinstance(lane.scheme, AllReduceScheme) for lane in self.lanes)
+        how, asked = self.settings.scheme, self.settings.measure_every or self.settings.check_every or self.settings.schedule
+        if asked or self.warming_up or not self._agreed or not isinstance(how, AllReduceScheme):
+            return False
+        # The hook knows one precision, that of the settings.
+        return all(lane.scheme == how for lane in self.lanes)
 
     def passed(self, numel: int, nbytes: int, last: bool) -> None:
         """Torch's own hook has taken so many coordinates; ``last`` of its step."""
@@ -232,14 +261,13 @@ class Engine:
         self.totals.lost.add((~finite).long() if isinstance(finite, Tensor) else int(not finite))
         self.totals.warmup += step.dense
         self.logs.closed(step.number, step.layers)
-        every = self.settings.check_every
-        if every and step.number % every == 0:
+        if (every := self.settings.check_every) and step.number % every == 0:
             self.check_replicas()
 
     def aside(self) -> Aside | None:
         """Where the exchanges of the next step run, if not in the thread that starts them: where that has a GPU to keep at work."""
         device = self.lanes[0].group.device
-        if not self.overlaps or device.type != "cuda" or all(lane.fixed_size for lane in self.lanes):
+        if not self.overlaps or device.type != "cuda" or all(lane.fixed_size or not lane.link.beside for lane in self.lanes):
             return None
         if self.auto is not None and self.auto.measuring:
             return None
@@ -264,9 +292,12 @@ class Engine:
         begin, probe = time.perf_counter(), self.totals.meters.first.probe
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            number = self._open[0].number if self._open else self.step
             for step in reversed(self._open):
                 self.dropped(step)
+            if broke_off(error):
+                raise RankLost(number, error) from error
             raise
         finally:
             # Errors are measured for logs and reports: no exchange takes longer for it.
@@ -335,21 +366,8 @@ class Engine:
     def compare(self, rounds: int = 3) -> dict[str, float]:
         """Time dense all-reduces of all groups on this link, for the report (a collective call, between two steps)."""
         require(self.between_steps, "links are compared between two steps")
-        device, link = self.lanes[0].group.device, self.links[-1]
         numel = sum(lane.group.spec.numel for lane in self.lanes)
-        found: dict[str, float] = {}
-        for kind, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
-            buffer, taken = torch.zeros(numel, dtype=dtype, device=device), []
-            for _ in range(rounds + 1):
-                link.barrier()
-                begin = time.perf_counter()
-                link.all_reduce(buffer)
-                taken.append(time.perf_counter() - begin)
-            found[kind] = statistics.median(taken[1:])
-        # The mean over ranks, so that all say the same.
-        both = torch.tensor(list(found.values()), dtype=torch.float32, device=device)
-        link.all_reduce(both)
-        self.dense_seconds = dict(zip(found, (both / link.size).tolist()))
+        self.dense_seconds = self.links[-1].dense_seconds(numel, self.lanes[0].group.device, rounds)
         return self.dense_seconds
 
     def measure_link(self) -> Link:
@@ -372,11 +390,6 @@ def _line(route: Route) -> str:
     group = route.group
     pieces = [(p.name, p.shape, p.start, p.stop) for p in group.spec.pieces]
     return f"{group.number} {group.buffer} {group.dtype} {route.scheme} {route.compressor} {pieces}"
-
-
-def _pair(choice: Choice) -> tuple[Given | None, Scheme | str | None]:
-    """Compressor and exchange of what a schedule returned."""
-    return choice if isinstance(choice, tuple) else (choice, None)
 
 
 def _text(given: Given | None) -> str:

@@ -26,12 +26,12 @@ class Group:
     dtype: torch.dtype  # of the gradients; the buffer itself is float32
     device: torch.device
     branch: int | None = None  # child of the context, where two groups share a buffer's number
-    shared: int | None = None  # the number in contexts, where it is not the engine's
+    buffer_number: int | None = None  # the number in contexts, where it is not the engine's
 
     @property
     def buffer(self) -> int:
         """The group's number in contexts."""
-        return self.number if self.shared is None else self.shared
+        return self.number if self.buffer_number is None else self.buffer_number
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -83,13 +83,17 @@ class Handle:
     def loss_scale(self) -> float:
         """The loss scale of the next step."""
         if self.scaler is None and self._scale is None and not self._looked:
-            self._looked = True
             self._look_for_scaler()
+            self._looked = True
         scale = self.scaler.get_scale() if self.scaler is not None else self._scale
         return 1.0 if scale is None else float(scale)
 
+    def _scaling(self) -> dict[str, str]:
+        """What ranks must agree on: gradients of one scale would be averaged with those of another."""
+        return {"scaler": "none" if self.scaler is None else f"one at {float(self.scaler.get_scale())}"}
+
     def _look_for_scaler(self) -> None:
-        """Raise where residuals would be kept at a loss scale that changes; asked once, in the first step."""
+        """Raise where residuals would be kept at a loss scale that changes; asked once, before the first step that is made."""
         if not any(lane.stateful for lane in self.engine.lanes):
             return
         # Asking an object for its class may run code of its own; its type does not.
@@ -120,6 +124,7 @@ class Handle:
         self, compressor: Given | None = None, exchange: Scheme | str | None = None, groups: Sequence[int] | None = None
     ) -> Change:
         """Use another compressor, exchange or both from the next step on; see :meth:`tersegrad.engine.Engine.change`."""
+        self._in_use()
         self._settle()
         return self.engine.change(compressor, exchange, groups)
 

@@ -176,7 +176,8 @@ class Logs:
 
     def __init__(self) -> None:
         self._logs: list[Log] = []
-        self._waiting: list[Log] = []  # their step has ended, and its seconds are not yet known
+        # Logs whose step has ended, but whose seconds are not yet known.
+        self._waiting: list[Log] = []
         self._layers: dict[str, Layer] = {}
 
     def add(self, one: Log) -> None:

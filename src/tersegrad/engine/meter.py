@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -166,9 +167,8 @@ class WatchedAccumulator(Watched):
     """The same around a compressor that decodes and adds in one pass."""
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
-        begin = time.perf_counter()
-        assert isinstance(self.inner, Accumulator)
-        added = self.inner.decode_add(message, spec, ctx, out, weight)
+        begin, inner = time.perf_counter(), cast(Accumulator, self.inner)
+        added = inner.decode_add(message, spec, ctx, out, weight)
         self.meter.decode += time.perf_counter() - begin
         return added
 
@@ -188,6 +188,7 @@ class TimedGroup(ProcessGroup):
     """A process group that adds up the seconds it is waited for: those that did not overlap with anything."""
 
     waited = 0.0
+    beside = True  # whether exchanges may run in a thread, and on a stream, of their own
 
     @staticmethod
     def of(group: Any) -> TimedGroup:
@@ -197,6 +198,22 @@ class TimedGroup(ProcessGroup):
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         work, out = super().launch(request)
         return _TimedWork(work, self), out
+
+    def dense_seconds(self, numel: int, device: torch.device, rounds: int) -> dict[str, float]:
+        """Seconds of dense all-reduces of so many coordinates, by their dtype (blocking)."""
+        found: dict[str, float] = {}
+        for kind, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
+            buffer, taken = torch.zeros(numel, dtype=dtype, device=device), []
+            for _ in range(rounds + 1):
+                self.barrier()
+                begin = time.perf_counter()
+                self.all_reduce(buffer)
+                taken.append(time.perf_counter() - begin)
+            found[kind] = statistics.median(taken[1:])
+        # The mean over ranks, so that all say the same.
+        both = torch.tensor(list(found.values()), dtype=torch.float32, device=device)
+        self.all_reduce(both)
+        return dict(zip(found, (both / self.size).tolist()))
 
 
 @dataclasses.dataclass(frozen=True)

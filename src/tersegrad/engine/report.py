@@ -64,6 +64,7 @@ def report(engine: Engine) -> Report:
     numels = {p.name: math.prod(p.shape) for lane in engine.lanes for p in lane.group.spec.pieces}
     own = [bits for lane in engine.lanes if (bits := _own_bits(lane)) is not None]
     coordinates = sum(lane.group.spec.numel for lane in engine.lanes)
+    state = sum(lane.memory for lane in engine.lanes)
     out: Report = {
         "compressor": _names({"none" if lane.scheme.compresses else str(lane.compressor) for lane in engine.lanes}),
         "exchange": engine.exchange,
@@ -84,11 +85,15 @@ def report(engine: Engine) -> Report:
         "dense/parameters": len(dense),
         "dense/coordinates": sum(numels.get(name, 0) for name in dense),
         "dense/why": "; ".join(sorted({reason.split(", ")[-1] for reason in dense.values()})),
-        "state/bytes": sum(lane.memory for lane in engine.lanes),
+        "state/bytes": state,
+        # A step that is under way makes its states anew beside the committed ones.
+        "state/bytes/peak": 2 * state,
         "buffers/bytes": buffers.waiting(),
         "groups": len(engine.lanes),
     }
-    left_out = Counter(rank for lane in engine.lanes for _, rank in getattr(lane.exchange, "left_out", ()))
+    left_out = sum(
+        (lane.exchange.left_out.steps for lane in engine.lanes if hasattr(lane.exchange, "left_out")), Counter[int]()
+    )
     if left_out:
         out["workers/left_out"] = ", ".join(f"rank {rank}: {count}" for rank, count in sorted(left_out.items()))
     if own and coordinates:
@@ -106,6 +111,7 @@ def report(engine: Engine) -> Report:
         out |= {
             "auto/choice": found.choice,
             "auto/why": found.why,
+            "auto/decided": int(found.decided),
             "auto/decisions": found.decisions,
             "auto/seconds": found.seconds,
         }
@@ -146,15 +152,15 @@ def _verdict(engine: Engine, waited: float) -> Report:
     least_sent = predict(name, 1, size, Link(1.0), 16, fixed_size=True).sent * t.coordinates
     rate = break_even(least_sent, t.sent, t.seconds - waited)
     out: Report = {"seconds/step": taken, "pays_below": rate}
-    if all(isinstance(lane.scheme, AllReduceScheme) for lane in engine.lanes):
-        return out | {"verdict": "nothing is compressed: gradients go through torch's own all-reduce"}
-    link, dense = engine.link, engine.dense_seconds
+    link, exact = engine.link, engine.dense_seconds
     if link is not None:
         told = predict(name, round(numel), size, link, 16, fixed_size=True).seconds
         out |= {"link/bits_per_second": link.bits_per_second, "link/latency": link.latency, "seconds/step/bf16/predicted": told}
-    if dense is not None:
-        out |= {f"seconds/step/{kind}": seconds for kind, seconds in dense.items()}
-        kind, least = min(dense.items(), key=lambda item: item[1])
+    if all(isinstance(lane.scheme, AllReduceScheme) for lane in engine.lanes):
+        return out | {"verdict": "nothing is compressed: gradients go through torch's own all-reduce"}
+    if exact is not None:
+        out |= {f"seconds/step/{kind}": seconds for kind, seconds in exact.items()}
+        kind, least = min(exact.items(), key=lambda item: item[1])
         word = "pays" if taken < least else "does not pay"
         out["verdict"] = (
             f"compression {word} here: {taken:.4f} s per step in the exchange, {kind} all-reduce takes {least:.4f} s"

@@ -27,8 +27,9 @@ class Options(TypedDict, total=False):
     ``dense_below``: tensors with fewer elements (default 1024; 0 for compressors that decide by the variance over samples) are sent
     with ``dense`` (default: exactly, as float32 or bfloat16), as is everything in the first ``warmup_steps`` steps. ``schedule``: a
     function of the step, the same on every rank, that returns the compressor to use from then on, a pair of compressor and exchange,
-    or None for no change; it is called once per step. ``seed``: of all randomness, the same on every rank. ``check_every`` and
-    ``measure_every``: every so many steps compare the replicas' parameters, and the result with the exact one (a dense exchange).
+    or None for no change; it is called once per step, in the warm-up too. ``seed``: of all randomness, the same on every rank.
+    ``check_every`` and ``measure_every``: every so many steps compare the replicas' parameters, and the result with the exact one (a
+    dense exchange).
     """
 
     dense_below: int | None
@@ -74,12 +75,19 @@ class Settings:
     ) -> Settings:
         """Parse and check what a user said; the exchange is two_shot, or all_gather for compressors that decide by variance.
 
-        "auto" begins with bfloat16: by torch's all-reduce, or through the exchange that the user names.
+        "auto" begins with bfloat16: by torch's all-reduce, or through the exchange that the user names. As exchange it goes with "auto" as
+        compressor, which alone says the same.
         """
         auto: Literal["", "both", "compressor"] = ""
+        exchange = without_auto(compressor, exchange)
         if isinstance(compressor, str) and compressor.strip() == "auto":
             require(schedule is None, "auto and a schedule both choose the compressor: give one of them")
             auto = "both" if exchange is None else "compressor"
+            require(
+                exchange is None or not scheme(exchange).compresses,
+                f'auto chooses a compressor, and {exchange} takes none: attach(model, "auto") chooses the exchange too, or name two_shot, '
+                "all_gather or hierarchical",
+            )
             compressor, exchange = (None, "all_reduce") if exchange is None else ("bf16", exchange)
         chosen = None if compressor is None else compressor_of(compressor)
         by_variance = needs_second_moment(chosen)
@@ -93,8 +101,10 @@ class Settings:
             "measure_every": measure_every,
         }
         for name, value in counts.items():
-            require(value >= 0, f"{name} must not be negative, got {value}")
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            require(whole and value >= 0, f"{name} is a whole number that is not negative, got {value!r}")
         require(schedule is None or callable(schedule), f"schedule is a function of the step, got {schedule!r}")
+        require(isinstance(seed, int), f"seed is a whole number, got {seed!r}")
         Context(seed=seed)  # refuses a seed that does not fit
         how = scheme(exchange if exchange is not None else "all_gather" if by_variance else "two_shot")
         return Settings(
@@ -138,6 +148,16 @@ class Settings:
             "check_every": str(self.check_every),
             "measure_every": str(self.measure_every),
         }
+
+
+def without_auto(compressor: Given | None, exchange: Scheme | str | None, alone: bool = False) -> Scheme | str | None:
+    """The exchange that a user names; None for "auto", which goes with "auto" as compressor. ``alone``: only that is chosen here."""
+    if not isinstance(exchange, str) or exchange.strip() != "auto":
+        return exchange
+    require(not alone, "between nodes auto chooses the compressor alone: leave the exchange out (two_shot), or name all_gather")
+    both = isinstance(compressor, str) and compressor.strip() == "auto"
+    require(both, f'the exchange is chosen together with the compressor: give "auto" for both, or an exchange for {compressor}')
+    return None
 
 
 def compressor_of(given: Given) -> Compressor[Any]:

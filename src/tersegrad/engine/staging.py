@@ -1,4 +1,7 @@
-"""Staging memory: gradients of parameters, in whatever order they come, laid into the flat buffers of their groups."""
+"""Staging: gradients of parameters, in whatever order they come, as the vectors of their groups.
+
+Where a step can work on stretches of a vector, a group's gradients stay where they are; else they are copied into a flat buffer.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,21 @@ from torch import Tensor
 from tersegrad.core import buffers
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.engine.groups import Group
+from tersegrad.engine.step import Step
+from tersegrad.exchange.stretches import Stretches
 
 
 class Staging:
-    """One flat float32 buffer per group, and where in it each parameter's gradient lies."""
+    """The gradients of a step by group, and a flat float32 buffer for each group that needs one."""
 
     def __init__(self, groups: Sequence[Group], parameters: Mapping[str, Tensor]) -> None:
         self._groups = groups
-        self.flats = [torch.zeros(g.spec.numel, dtype=torch.float32, device=g.device) for g in groups]
-        # id of a parameter -> its group, its number among the pieces there, and its place in the group's buffer
-        self._where: dict[int, tuple[int, int, Tensor]] = {}
-        for group, flat in zip(groups, self.flats):
-            for at, (piece, place) in enumerate(zip(group.spec.pieces, self._places(group, flat))):
-                self._where[id(parameters[piece.name])] = group.number, at, place
+        # By group: its buffer, and the places of its parameters in it.
+        self._flats: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        # id of a parameter -> its group, and its number among the pieces there
+        self._where = {
+            id(parameters[piece.name]): (group.number, at) for group in groups for at, piece in enumerate(group.spec.pieces)
+        }
         self.clear()
 
     @staticmethod
@@ -34,6 +39,12 @@ class Staging:
     def clear(self) -> None:
         """Wait for the gradients of the next step."""
         self._missing = [len(g.spec.pieces) for g in self._groups]
+        self._given: list[list[Tensor]] = [[torch.empty(0)] * len(g.spec.pieces) for g in self._groups]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the flat buffers."""
+        return sum(flat.nbytes for flat, _ in self._flats.values())
 
     @property
     def lacking(self) -> list[str]:
@@ -41,25 +52,43 @@ class Staging:
         return [name for group, missing in zip(self._groups, self._missing) if missing for name in group.names]
 
     def put(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[int]:
-        """Copy gradients in; the groups that are complete by them, in ascending order."""
-        complete, places = [], []
-        for parameter in parameters:
+        """Take in gradients, which stay as they are until :meth:`get`; the groups that are complete by them, in ascending order."""
+        complete = []
+        for parameter, gradient in zip(parameters, gradients):
             found = self._where.get(id(parameter))
             if found is None:
                 raise BadConfiguration(
                     f"there is a gradient of shape {tuple(parameter.shape)} for a parameter that was frozen or absent when the "
                     "handle was attached: attach right after building the model"
                 )
-            number, _, place = found
-            places.append(place)
+            number, at = found
+            self._given[number][at] = gradient
             self._missing[number] -= 1
             if not self._missing[number]:
                 complete.append(number)
-        buffers.copy_all(gradients, places)
         return sorted(complete)
 
-    def get(self, results: Mapping[int, Tensor], parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Write the results of groups into the gradients of parameters."""
-        found = [self._where[id(parameter)] for parameter in parameters]
-        parts = {number: self._places(self._groups[number], results[number]) for number in {number for number, _, _ in found}}
-        buffers.copy_all([parts[number][at] for number, at, _ in found], gradients)
+    def vector(self, number: int, step: Step) -> Tensor | Stretches:
+        """A complete group's gradients as one vector, in stretches if ``step`` can do with them."""
+        given = self._given[number]
+        if step.in_stretches(number) and all(g.dtype == torch.float32 and g.is_contiguous() for g in given):
+            return Stretches(given, step.checker())
+        return self.flat(number)
+
+    def flat(self, number: int) -> Tensor:
+        """A complete group's gradients in a flat buffer."""
+        if number not in self._flats:
+            group = self._groups[number]
+            flat = torch.zeros(group.spec.numel, dtype=torch.float32, device=group.device)
+            self._flats[number] = flat, self._places(group, flat)
+        flat, places = self._flats[number]
+        buffers.copy_all(self._given[number], places)
+        return flat
+
+    def get(self, results: Mapping[int, Tensor]) -> None:
+        """Write the results of groups into the gradients that were taken in; those of stretches are there."""
+        for number, result in results.items():
+            if isinstance(result, Tensor):
+                flat, places = self._flats[number]
+                found = places if result is flat else self._places(self._groups[number], result)
+                buffers.copy_all(found, self._given[number])

@@ -3,8 +3,9 @@
 ``submit`` starts a group's exchange and moves the ones before it on by one collective, so that bytes travel while later vectors are
 computed; the order of collectives follows from the order of submitting alone, hence is the same on every rank. On a GPU that may
 happen beside the backward pass (:mod:`tersegrad.engine.aside`). ``results`` finishes all of them. What the integration made of the results
-goes through ``check``, in the dtype and at the scale in which the optimiser will see it, and ``commit`` keeps the new states if everything
-was finite: the decision is the same on every rank, and the one a GradScaler takes.
+goes through ``check``, in the dtype and at the scale in which the optimiser will see it (results that it sees as they are were checked
+when they arrived), and ``commit`` keeps the new states if everything was finite: the decision is the same on every rank, and the one a
+GradScaler takes. ``close`` leaves a GPU's decision to a thread; the engine waits for it before anyone looks at the states.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 import functools
 import math
 import struct
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +22,14 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.compressors import Identity
+from tersegrad.core import trust
 from tersegrad.core.errors import BadConfiguration
 from tersegrad.core.protocol import Stats
+from tersegrad.core.trust import Doubt
 from tersegrad.engine.lane import Lane, Meters
 from tersegrad.engine.layers import Layer
 from tersegrad.exchange import Pending, Pipeline, start
+from tersegrad.exchange.stretches import Stretches
 
 if TYPE_CHECKING:
     from tersegrad.engine.engine import Engine
@@ -39,6 +44,7 @@ class _Flight:
     lane: Lane
     pending: Pending[Any]
     x: Tensor | None
+    seen: bool  # the optimiser will see the result as it is
     counted: bool = False
 
 
@@ -54,17 +60,33 @@ class Step:
         self._pipeline: Pipeline[Any] = Pipeline()
         self._flights: list[_Flight] = []
         self._after: dict[int, Any] = {}  # the tentative states by group
+        self._found: dict[int, Tensor] = {}  # the results that were taken already
+        # What is yet to be looked at of messages; :meth:`deliver` does.
+        self._doubts: list[Doubt] | None = [] if engine.overlaps and not measured else None
         self._flags: list[Tensor] = []
         self.layers: dict[str, Layer] = {}  # what a log of this step will say of each layer
 
-    def submit(self, number: int, x: Tensor, stats: Stats | None = None, *, owned: bool = False) -> None:
-        """Start the exchange of a group's vector, given at the loss scale. ``owned``: ``x`` may be written to."""
-        if self._aside is None:
-            self._submit(number, x, stats, owned)
-        else:
-            self._aside.do(functools.partial(self._submit, number, x, stats, owned))
+    def in_stretches(self, number: int) -> bool:
+        """Whether a group's vector may be given where its pieces lie, as :class:`Stretches`: nobody has to see the whole of it."""
+        lane, auto = self._engine.lanes[number], self._engine.auto
+        whole = self.dense or self.measured or self.scale != 1.0 or (auto is not None and auto.measuring)
+        return not whole and lane.group.device.type == "cpu" and getattr(lane.exchange, "in_stretches", False)
 
-    def _submit(self, number: int, x: Tensor, stats: Stats | None, owned: bool) -> None:
+    def submit(
+        self, number: int, x: Tensor | Stretches, stats: Stats | None = None, *, owned: bool = False, seen: bool = False
+    ) -> None:
+        """Start the exchange of a group's vector, given at the loss scale.
+
+        ``owned``: ``x`` may be written to, and the result may lie there. ``seen``: the optimiser will see the result as it is, so that
+        nobody has to :meth:`check` it. Stretches check what is laid into them.
+        """
+        seen, owned = seen and isinstance(x, Tensor), owned and isinstance(x, Tensor)
+        if self._aside is None:
+            self._submit(number, x, stats, owned, seen)
+        else:
+            self._aside.do(functools.partial(self._submit, number, x, stats, owned, seen))
+
+    def _submit(self, number: int, x: Any, stats: Stats | None, owned: bool, seen: bool) -> None:
         lane, totals = self._engine.lanes[number], self._engine.totals
         if self.scale != 1.0:
             x = x.mul_(1.0 / self.scale) if owned else x * (1.0 / self.scale)
@@ -82,9 +104,12 @@ class Step:
             self._engine.auto.see(self._engine, lane, x)
         totals.meters.first.probing = self.measured or bool(self._due)
         totals.meters.first.layers = self.layers if self._due == "layers" else None
-        pending = start(exchange, x, state, lane.group.spec, ctx, lane.link, stats)
-        self._pipeline.add(pending)
-        self._flights.append(_Flight(lane, pending, x if self.measured else None))
+        into = x if owned and not (times or self.measured) else None
+        with trust.postponing(self._doubts):
+            pending = start(exchange, x, state, lane.group.spec, ctx, lane.link, stats, into)
+            self._pipeline.add(pending)
+        self._flights.append(_Flight(lane, pending, x if self.measured else None, seen))
+        self._look()
 
     def advance(self) -> None:
         """Move every exchange on by one collective."""
@@ -117,13 +142,49 @@ class Step:
         return result if factor == 1.0 else result.mul_(factor)
 
     def results(self) -> dict[int, Tensor]:
-        """The results of all groups, at the loss scale."""
+        """The results of all groups, at the loss scale; of a group that was given in stretches, those, which hold and have checked it."""
         if self._aside is None:
-            self._pipeline.finish()
+            self._finish()
         else:
-            self._aside.do(self._pipeline.finish)
+            self._aside.do(self._finish)
             self._aside.join()
-        return {flight.lane.group.number: self.result(flight.lane.group.number) for flight in self._flights}
+        return {flight.lane.group.number: self._taken(flight) for flight in self._flights}
+
+    def _finish(self) -> None:
+        with trust.postponing(self._doubts):
+            self._pipeline.finish()
+        self._look()
+
+    def deliver(self, take: Callable[[dict[int, Tensor]], None]) -> None:
+        """Hand over the results, before a device has said whether all messages were well-formed; once more where it then says no.
+
+        Those messages are decoded again, which changes the results.
+        """
+        results = self.results()
+        take(results)
+        if not self._doubts:
+            return
+        changed, finite = trust.settle(self._doubts, self._flags)
+        # This read told all flags at once. Where results changed they are checked anew below; where all flags were set none is kept,
+        # because one on the CPU beside later ones on a device would make the host wait for those.
+        self._flags = [] if changed or finite else [torch.tensor(False)]
+        if changed:
+            for result in changed:
+                result.mul_(self.scale)
+            self.check(*(self._taken(flight) for flight in self._flights if flight.seen))
+            take(results)
+
+    def _look(self) -> None:
+        """Check the results that have arrived and that the optimiser will see as they are, while they are near."""
+        for flight in self._flights:
+            if flight.seen and flight.pending.done and flight.lane.group.number not in self._found:
+                self.check(self._taken(flight))
+
+    def _taken(self, flight: _Flight) -> Tensor:
+        number = flight.lane.group.number
+        if number not in self._found:
+            self._found[number] = self.result(number)
+        return self._found[number]
 
     def _measure(self, flight: _Flight, result: Tensor) -> None:
         """Compare with the exact result, which an exchange without compression gives (its bytes are not counted)."""
@@ -146,23 +207,37 @@ class Step:
         """Note whether what the optimiser will see is finite; nothing waits for a device here."""
         self._flags += [_finite(x) for x in outputs]
 
+    def checker(self) -> Callable[[Tensor], None]:
+        """What does as :meth:`check` and holds no step: in a circle, old states would wait for Python's garbage collector."""
+        flags = self._flags
+        return lambda x: flags.append(_finite(x))
+
     def commit(self) -> bool:
         """Keep the new states if everything that was checked is finite on every rank; whether it was."""
         # The one read of a step.
         finite = bool(self._decided())
-        if finite and not self.dense:
-            for number, after in self._after.items():
-                self._engine.lanes[number].state = after
+        self._keep(finite)
         self._engine.closed(self, finite)
         return finite
 
     def close(self) -> None:
-        """As :meth:`commit`; where no state depends on the outcome, a device is not waited for."""
-        if self._keeping:
-            self.commit()
-        else:
-            flag = self._decided()
-            self._engine.closed(self, bool(flag) if flag.is_cpu else flag)
+        """As :meth:`commit`, but the caller does not wait for a device."""
+        flag = self._decided()
+        if flag.is_cpu:
+            self._keep(bool(flag))
+            self._engine.closed(self, bool(flag))
+            return
+        if self._keeping and not self.dense:
+            lanes = self._engine.lanes
+            self._engine.later(lambda: self._keep(bool(flag), lanes))
+        self._engine.closed(self, flag)
+
+    def _keep(self, finite: bool, lanes: Sequence[Lane] | None = None) -> None:
+        """Make the tentative states the committed ones, if everything was finite."""
+        if finite and not self.dense:
+            lanes = self._engine.lanes if lanes is None else lanes
+            for number, after in self._after.items():
+                lanes[number].state = after
 
     @property
     def _keeping(self) -> bool:
@@ -176,6 +251,8 @@ class Step:
                 raise BadConfiguration(
                     f"the exchange of group {flight.lane.group.number} was started and its result never taken"
                 )
+        if self._doubts:
+            raise BadConfiguration("messages of this step have yet to be looked at: take its results by deliver")
         flag = _together(self._flags)
         if self._keeping:
             for link in engine.agreeing:

@@ -84,6 +84,9 @@ class _World:
 class Member(TimedGroup):
     """One rank of a world of threads, as the driver of its exchanges."""
 
+    # What ranks hand to one another is in order because all of them use one stream.
+    beside = False
+
     def __init__(self, world: _World, rank: int) -> None:
         # No process group of torch's, hence no super().__init__.
         self.group, self._world, self.rank, self.size = None, world, rank, world.size

@@ -15,18 +15,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.core import buffers, host
+from tersegrad.core import buffers, host, trust
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats, codes_on_host, has_fixed_size, lengths
 from tersegrad.core.sums import decode_sum
-from tersegrad.exchange.combine import PLAIN, Rule, combine
+from tersegrad.exchange.combine import PLAIN, LeftOut, Rule, combine
 from tersegrad.exchange.steps import AllGather, AllToAll, Part, Steps, announced, in_parts, read_integers
 
 
-def add_up(compressor: Compressor[Any], messages: Sequence[Message], spec: Spec, ctx: Context, device: torch.device) -> Tensor:
-    """The sum, in rank order, of what every rank's message decodes to."""
-    contexts = [dataclasses.replace(ctx, sender=sender) for sender in range(len(messages))]
-    return decode_sum(compressor, messages, spec, contexts, buffers.empty(spec.numel, torch.float32, device))
+def add_up(
+    compressor: Compressor[Any],
+    messages: Sequence[Message],
+    spec: Spec,
+    ctx: Context,
+    device: torch.device,
+    into: Tensor | None = None,
+    weight: float = 1.0,
+) -> Tensor:
+    """``weight`` times the sum, in rank order, of what every rank's message decodes to."""
+    contexts = [ctx.sent_by(sender) for sender in range(len(messages))]
+    out = buffers.float_buffer(into, spec.numel, device)
+
+    def body() -> Tensor:
+        total = decode_sum(compressor, messages, spec, contexts, out)
+        return total if weight == 1.0 else total.mul_(weight)
+
+    return trust.decoded(body)
 
 
 # What a rank announces in place of a length when it has none to send: it could not read what it was sent.
@@ -82,16 +96,23 @@ class AllGatherExchange:
 
     compressor: Compressor[Any]
     rule: Rule = PLAIN
-    # Step and rank of those that the gate left out.
-    left_out: set[tuple[int, int]] = dataclasses.field(default_factory=set, compare=False, repr=False)
+    left_out: LeftOut = dataclasses.field(default_factory=LeftOut, compare=False, repr=False)  # by the gate
 
     def init(self, spec: Spec, device: torch.device | str, rank: int, size: int) -> Any:
         return self.compressor.init(spec, device)
 
     def steps(
-        self, x: Tensor, state: Any, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+        self,
+        x: Tensor,
+        state: Any,
+        spec: Spec,
+        ctx: Context,
+        rank: int,
+        size: int,
+        stats: Stats | None = None,
+        into: Tensor | None = None,
     ) -> Steps[Any]:
-        mine = dataclasses.replace(ctx, sender=rank)
+        mine = ctx.sent_by(rank)
         place = buffers.empty(self.compressor.max_nbytes(spec), torch.uint8, x.device)
         message, state = self.compressor.encode(x, spec, state, mine, stats=stats, out=place)
         limits, fixed = [self.compressor.max_nbytes(spec)] * size, has_fixed_size(self.compressor)
@@ -99,8 +120,7 @@ class AllGatherExchange:
         _, messages = yield from gather_messages(message, limits, fixed, rank, size, on_host)
         if not self.rule.plain:
             return combine(self.rule, self.compressor, messages, spec, ctx, x.device, self.left_out), state
-        total = add_up(self.compressor, messages, spec, ctx, x.device)
-        return total.mul_(1.0 / size) if size > 1 else total, state
+        return add_up(self.compressor, messages, spec, ctx, x.device, into, 1.0 / size), state
 
     def parts(self, state: Any, spec: Spec, rank: int, size: int) -> list[Part]:
         return [Part("first", 0, spec.numel, size, state)]

@@ -32,7 +32,15 @@ class AllReduceExchange:
         return None
 
     def steps(
-        self, x: Tensor, state: Any, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+        self,
+        x: Tensor,
+        state: Any,
+        spec: Spec,
+        ctx: Context,
+        rank: int,
+        size: int,
+        stats: Stats | None = None,
+        into: Tensor | None = None,
     ) -> Steps[None]:
         mean = yield AllReduce(x.detach().reshape(-1).to(DTYPES[self.dtype]) * (1.0 / size))
         return mean.to(torch.float32), None

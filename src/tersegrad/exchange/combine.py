@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.core import host
 from tersegrad.core.protocol import Compressor, Context, Message, Spec, decode_sent, restore
 
 
@@ -45,6 +47,26 @@ class Rule:
 PLAIN = Rule()
 
 
+@dataclasses.dataclass
+class LeftOut:
+    """How many steps each rank was left out of.
+
+    >>> left_out = LeftOut()
+    >>> for step in (7, 7, 8):
+    ...     left_out.add(step, {1})
+    >>> left_out.steps
+    Counter({1: 2})
+    """
+
+    steps: Counter[int] = dataclasses.field(default_factory=Counter)  # by rank
+    _latest: dict[int, int] = dataclasses.field(default_factory=dict)  # by rank
+
+    def add(self, step: int, ranks: Set[int]) -> None:
+        """Count the ranks that were left out of a step, once for a step that is repeated."""
+        self.steps.update(rank for rank in ranks if self._latest.get(rank) != step)
+        self._latest.update(dict.fromkeys(ranks, step))
+
+
 def combine(
     rule: Rule,
     compressor: Compressor[Any],
@@ -52,20 +74,20 @@ def combine(
     spec: Spec,
     ctx: Context,
     device: torch.device,
-    left_out: set[tuple[int, int]] | None = None,
+    left_out: LeftOut | None = None,
 ) -> Tensor:
-    """The update; ``left_out`` gets step and rank of those that the gate kept out."""
+    """The update; ``left_out`` counts those that the gate kept out."""
 
     def sent(rank: int) -> Tensor:
-        return decode_sent(compressor, messages[rank], spec, dataclasses.replace(ctx, sender=rank))
+        return decode_sent(compressor, messages[rank], spec, ctx.sent_by(rank))
 
     ranks = list(range(len(messages)))
     norms = _norms(sent, len(messages), spec) if rule.gate is not None or rule.clip == "median" else {}
     if rule.gate is not None:
-        inside = _passing({rank: math.sqrt(sum(squares)) for rank, squares in norms.items()}, rule.gate)
+        passed = _passing({rank: math.sqrt(sum(squares)) for rank, squares in norms.items()}, rule.gate)
         if left_out is not None:
-            left_out.update((ctx.step, rank) for rank in ranks if rank not in inside)
-        ranks = [rank for rank in ranks if rank in inside]
+            left_out.add(ctx.step, set(ranks) - passed)
+        ranks = [rank for rank in ranks if rank in passed]
     total = torch.zeros(spec.numel, dtype=torch.float32, device=device)
     if not ranks:
         return total.fill_(math.nan)
@@ -84,13 +106,15 @@ def combine(
 
 
 def _norms(sent: Callable[[int], Tensor], size: int, spec: Spec) -> dict[int, list[float]]:
-    """By rank the squared norm of its values of each tensor."""
-    found = {}
+    """By rank the squared norm of its values of each tensor, all in one read of their device."""
+    sizes = [p.numel for p in spec.pieces]
+    scalars: list[Tensor] = []
     for rank in range(size):
         values = sent(rank)
         squares = kernels.get(values.device).sum_squares
-        found[rank] = [float(squares(part)) if part.numel() else 0.0 for part in values.split([p.numel for p in spec.pieces])]
-    return found
+        scalars += [squares(part) for part in values.split(sizes) if part.numel()]
+    known = iter(host.floats(*scalars) if scalars else ())
+    return {rank: [next(known) if numel else 0.0 for numel in sizes] for rank in range(size)}
 
 
 def _median(values: Sequence[float]) -> float:

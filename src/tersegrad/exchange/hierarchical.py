@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tersegrad.core import trust
 from tersegrad.core.protocol import Context, Spec, Stats, flat_float32
 from tersegrad.core.state import slice_spec
 from tersegrad.core.text import require
@@ -87,11 +88,20 @@ class HierarchicalExchange:
         return HierarchicalState(tuple(self.between.init(part, device, node, nodes.count) for part in lanes.values()))
 
     def steps(
-        self, x: Tensor, state: HierarchicalState, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+        self,
+        x: Tensor,
+        state: HierarchicalState,
+        spec: Spec,
+        ctx: Context,
+        rank: int,
+        size: int,
+        stats: Stats | None = None,
+        into: Tensor | None = None,
     ) -> Steps[HierarchicalState]:
         nodes, at, lanes = self._lanes(spec, rank, size)
         node = rank // self.ranks_per_node
-        weight = nodes.count / size  # the mean over nodes of what they exchange is the mean over ranks
+        # The mean over nodes of what they exchange is the mean over ranks.
+        weight = nodes.count / size
         total = yield from self._sum_inside(flat_float32(x), nodes, at, rank)
         total.mul_(weight)
         shares: list[Stats | None] = [None] * len(lanes)
@@ -163,13 +173,16 @@ def _together(lanes: Mapping[int, Steps[Any]], nodes: Nodes, size: int) -> Any:
         for lane, steps in lanes.items():
             answer = answers[lane]
             try:
-                requests[lane] = next(steps) if answer is None else steps.send(answer)
+                # What a lane ends with is sent on at once.
+                with trust.postponing(None):
+                    requests[lane] = next(steps) if answer is None else steps.send(answer)
             except StopIteration as stop:
                 ended[lane] = stop.value
         if not requests:
             return ended
         outgoing: list[list[Tensor]] = [[] for _ in range(size)]
-        incoming: list[list[int]] = [[] for _ in range(size)]  # bytes of each lane, in the order of the lanes
+        # Bytes of each lane, in the order of the lanes.
+        incoming: list[list[int]] = [[] for _ in range(size)]
         for lane, request in requests.items():
             if isinstance(request, AllGather):
                 pieces, lengths = (request.data,) * nodes.count, (request.data.numel(),) * nodes.count

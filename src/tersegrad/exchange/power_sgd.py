@@ -88,7 +88,15 @@ class PowerSGDExchange:
         return Parts(tuple(range(len(spec.pieces))), tuple(found))
 
     def steps(
-        self, x: Tensor, state: Parts, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+        self,
+        x: Tensor,
+        state: Parts,
+        spec: Spec,
+        ctx: Context,
+        rank: int,
+        size: int,
+        stats: Stats | None = None,
+        into: Tensor | None = None,
     ) -> Steps[Parts]:
         pieces = flat_float32(x).split([p.numel for p in spec.pieces])
         before: dict[int, MatrixState] = dict(state.states)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tersegrad.core import buffers
+from tersegrad.core import buffers, trust
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Message, Spec, Stats, codes_on_host, has_fixed_size, lengths
 from tersegrad.core.state import slice_spec
@@ -28,7 +28,7 @@ class Unreadable(CorruptMessage):
 
 def reduce_scatter(
     compressor: Compressor[Any],
-    xs: Sequence[Tensor],
+    xs: Iterable[Tensor],
     states: Sequence[Any],
     parts: Sequence[Spec],
     ctx: Context,
@@ -40,17 +40,23 @@ def reduce_scatter(
     a mean), in rank order, and the next states of all parts.
     """
     messages, after = [], []
+    limits = [compressor.max_nbytes(part) for part in parts]
     for j, x in enumerate(xs):
-        mine = dataclasses.replace(ctx.child(j), sender=rank)
-        place = buffers.empty(compressor.max_nbytes(parts[j]), torch.uint8, x.device)
+        mine = ctx.child(j).sent_by(rank)
+        place = buffers.empty(limits[j], torch.uint8, x.device)
         share = None if stats is None else stats[j]
         message, next_state = compressor.encode(x, parts[j], states[j], mine, stats=share, out=place)
         messages.append(message)
         after.append(next_state)
     device = messages[rank].data.device
-    limits = [compressor.max_nbytes(part) for part in parts]
+
+    def total(everyone: Sequence[Message]) -> Tensor:
+        # What it is used for next does not wait.
+        with trust.postponing(None):
+            return add_up(compressor, everyone, parts[rank], ctx.child(rank), device)
+
     if size == 1:
-        return add_up(compressor, messages, parts[rank], ctx.child(rank), device), tuple(after)
+        return total(messages), tuple(after)
     if has_fixed_size(compressor):
         incoming, outgoing = [limits[rank]] * size, list(limits)
         if lengths(messages) != outgoing:
@@ -76,7 +82,7 @@ def reduce_scatter(
     received = in_parts(arrived, [n for r, n in enumerate(incoming) if r != rank], codes_on_host(compressor, device))
     everyone = [own if r == rank else next(received) for r in range(size)]
     try:
-        return add_up(compressor, everyone, parts[rank], ctx.child(rank), device), tuple(after)
+        return total(everyone), tuple(after)
     except CorruptMessage as failure:
         raise Unreadable(str(failure)) from failure
 
@@ -102,7 +108,15 @@ class ReduceScatterExchange:
         return tuple(self.compressor.init(part, device) for part in self._specs(spec, size))
 
     def steps(
-        self, x: Tensor, state: tuple[Any, ...], spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+        self,
+        x: Tensor,
+        state: tuple[Any, ...],
+        spec: Spec,
+        ctx: Context,
+        rank: int,
+        size: int,
+        stats: Stats | None = None,
+        into: Tensor | None = None,
     ) -> Steps[tuple[Any, ...]]:
         xs = [x[a:b] for a, b in self._ranges()]
         return (yield from reduce_scatter(self.compressor, xs, state, self._specs(spec, size), ctx, rank, size))

@@ -8,6 +8,7 @@ collectives, both on uint8 buffers; the third is torch's own all-reduce, for wha
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -79,9 +80,20 @@ class Exchange(Protocol[R]):
         ...
 
     def steps(
-        self, x: Tensor, state: R, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+        self,
+        x: Tensor,
+        state: R,
+        spec: Spec,
+        ctx: Context,
+        rank: int,
+        size: int,
+        stats: Stats | None = None,
+        into: Tensor | None = None,
     ) -> Steps[R]:
-        """The mean over ranks (float32, the same bits on every rank) and the next state. ``ctx.sender`` is set to the rank."""
+        """The mean over ranks (float32, the same bits on every rank) and the next state. ``ctx.sender`` is set to the rank.
+
+        ``into``: flat float32 memory that the mean may lie in, ``x`` itself if nobody needs it any more; an exchange may take other memory.
+        """
         ...
 
     def parts(self, state: R, spec: Spec, rank: int, size: int) -> list[Part]:
@@ -277,11 +289,29 @@ class ProcessGroup:
         return sum(request.receive) - request.receive[self.rank]
 
 
+def broke_off(error: BaseException) -> bool:
+    """Whether torch raised ``error`` in a collective: another rank has left or fallen silent."""
+    if type(error) is not RuntimeError:
+        return isinstance(error, dist.DistError)
+    # gloo has no type of its own for that, and many texts: it matters where the error came from.
+    *_, (inner, _) = traceback.walk_tb(error.__traceback__)
+    module = str(inner.f_globals.get("__name__"))
+    ours = module.startswith("tersegrad.") and inner.f_code.co_name in ("advance", "wait", "launch", "_launch_pairs")
+    return ours or module.startswith("torch.distributed.")
+
+
 def start(
-    exchange: Exchange[R], x: Tensor, state: R, spec: Spec, ctx: Context, group: ProcessGroup, stats: Stats | None = None
+    exchange: Exchange[R],
+    x: Any,
+    state: R,
+    spec: Spec,
+    ctx: Context,
+    group: ProcessGroup,
+    stats: Stats | None = None,
+    into: Tensor | None = None,
 ) -> Pending[R]:
-    """Run an exchange on a process group, without blocking."""
-    return Pending(exchange.steps(x, state, spec, ctx, group.rank, group.size, stats), group)
+    """Run an exchange on a process group, without blocking. ``x``: a tensor, or what else the exchange takes."""
+    return Pending(exchange.steps(x, state, spec, ctx, group.rank, group.size, stats, into), group)
 
 
 def announced(messages: Sequence[Message], device: torch.device) -> Tensor:

@@ -20,22 +20,23 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from tersegrad.compressors import RandomSparseDithering
-from tersegrad.core import buffers
+from tersegrad.core import buffers, trust
+from tersegrad.core.promises import worst
 from tersegrad.core.protocol import Compressor, Context, Guarantee, Spec, Stats, codes_on_host, has_fixed_size
 from tersegrad.core.state import slice_spec
 from tersegrad.core.text import Configuration
 from tersegrad.exchange.all_gather import gather_messages, refuse
 from tersegrad.exchange.reduce_scatter import Unreadable, reduce_scatter
 from tersegrad.exchange.steps import Part, Steps
+from tersegrad.exchange.stretches import Stretches
 from tersegrad.wrappers import ErrorFeedback
-from tersegrad.wrappers.by_tensor import worst
 
 UNIT = 64  # parts begin at multiples of this many coordinates
 # An ordinary buffer, for which a compressor says what it promises; and the omega where it promises to be exact.
@@ -92,7 +93,9 @@ class TwoShotState:
 
 @dataclasses.dataclass(frozen=True)
 class TwoShotExchange:
-    """Mean over ranks in two compressed rounds."""
+    """Mean over ranks in two compressed rounds. It also takes a vector in :class:`Stretches`, and lays the mean into it."""
+
+    in_stretches: ClassVar[bool] = True
 
     compressor: Compressor[Any]
     second: Compressor[Any] | None = None  # by default that of for_means
@@ -107,11 +110,22 @@ class TwoShotExchange:
         return TwoShotState(tuple(self.compressor.init(p, device) for p in parts), self._second.init(parts[rank], device))
 
     def steps(
-        self, x: Tensor, state: TwoShotState, spec: Spec, ctx: Context, rank: int, size: int, stats: Stats | None = None
+        self,
+        x: Tensor | Stretches,
+        state: TwoShotState,
+        spec: Spec,
+        ctx: Context,
+        rank: int,
+        size: int,
+        stats: Stats | None = None,
+        into: Tensor | None = None,
     ) -> Steps[TwoShotState]:
         at, parts = layout(spec, size)
-        flat = x.detach().reshape(-1)
-        xs = torch.split(flat, [p.numel for p in parts])
+        xs: Iterable[Tensor]
+        if isinstance(x, Tensor):
+            xs = torch.split(x.detach().reshape(-1), [p.numel for p in parts])
+        else:
+            xs = itertools.starmap(x.read, itertools.pairwise(at))
         moment = None if stats is None or stats.second_moment is None else stats.second_moment.reshape(-1)
         shares = None if moment is None else [Stats(moment[a:b]) for a, b in itertools.pairwise(at)]
         fixed = has_fixed_size(self._second)
@@ -126,13 +140,24 @@ class TwoShotExchange:
         again = ctx.child(size)
         limits = [self._second.max_nbytes(p) for p in parts]
         place = buffers.empty(limits[rank], torch.uint8, x.device)
-        own, second = self._second.encode(mean, parts[rank], state.second, dataclasses.replace(again, sender=rank), out=place)
+        own, second = self._second.encode(mean, parts[rank], state.second, again.sent_by(rank), out=place)
         on_host = codes_on_host(self._second, x.device)
         _, all_parts = yield from gather_messages(own, limits, fixed, rank, size, on_host)
-        out = buffers.empty(spec.numel, torch.float32, x.device)
-        for r, message in enumerate(all_parts):
-            self._second.decode(message, parts[r], dataclasses.replace(again, sender=r), out[at[r] : at[r + 1]])
-        return out, TwoShotState(first, second)
+        if isinstance(x, Stretches):
+            for r, message in enumerate(all_parts):
+                where = x.place(at[r], at[r + 1])
+                self._second.decode(message, parts[r], again.sent_by(r), where)
+                x.write(at[r], where)
+            laid: Any = x
+            return laid, TwoShotState(first, second)
+        out = buffers.float_buffer(into, spec.numel, x.device)
+
+        def body() -> Tensor:
+            for r, message in enumerate(all_parts):
+                self._second.decode(message, parts[r], again.sent_by(r), out[at[r] : at[r + 1]])
+            return out
+
+        return trust.decoded(body), TwoShotState(first, second)
 
     def guarantee(self, spec: Spec, size: int) -> Guarantee:
         """What holds of the mean over ``size`` ranks, against (1/p) sum ||x_i||^2, with fresh states."""

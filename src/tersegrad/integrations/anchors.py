@@ -69,9 +69,16 @@ class Outer:
 
     def pull(self, number: int, kept: float) -> None:
         """Move the worker's own parameters to the anchor, keeping a share of them."""
-        anchor = self._anchors[number].detach()
-        if kept < 1:
-            self._write(self._named({number: anchor if kept == 0 else torch.lerp(anchor, self._own(number), kept)}))
+        if kept == 1:
+            return
+        for name, there in self._named({number: self._anchors[number]}).items():
+            own = self._parameters[name].detach()
+            if kept == 0:
+                own.copy_(there)
+            elif own.dtype == torch.float32:
+                torch.lerp(there, own, kept, out=own)
+            else:
+                own.copy_(torch.lerp(there, own.to(torch.float32), kept))
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

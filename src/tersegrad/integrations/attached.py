@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import gc
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -31,8 +34,19 @@ def free(*models: torch.nn.Module) -> None:
 
 def claim(models: Iterable[torch.nn.Module], handle: engine.Handle) -> None:
     """Note that a handle exchanges what these models compute."""
+    _end_threads_at_exit()
     for model in models:
         _handles[model] = weakref.ref(handle)
+
+
+@functools.cache
+def _end_threads_at_exit() -> None:
+    """Free models and handles that nobody uses any more before the interpreter ends.
+
+    They hold one another and, although it was destroyed, their process group with its threads. One of these that frees a tensor while the
+    interpreter ends aborts the process.
+    """
+    atexit.register(gc.collect)
 
 
 def last_hook(model: torch.nn.Module) -> Any:

@@ -62,7 +62,7 @@ class Handle(engine.LateHandle):
         self._buckets: list[_Bucket] = []
         self._passing = False  # torch's own hook does this step
         self._forward: Any = None  # the hook before forward passes, where there is a schedule
-        self.successor: Handle | None = None  # DDP keeps the hook that it has: where this one is detached, another may follow
+        self.successor: Handle | None = None  # DDP keeps its hook: where this one is detached, another may follow
 
     # ------------------------------------------------------------------------------------------------------- its parameters
 
@@ -83,8 +83,8 @@ class Handle(engine.LateHandle):
         link = TimedGroup.of(self._process_group)
         self.rank, self.size = link.rank, link.size
         self._parameters = {name: p for name, p in named.items() if p.requires_grad}
-        groups = make_groups(self._parameters, self._group_bytes, self._settings.dense_below)
-        self._engine = Engine("ddp", [Route(g, link) for g in groups], self._settings, replicated=lambda: named)
+        routes = [Route(g, link) for g in make_groups(self._parameters, self._group_bytes, self._settings.dense_below)]
+        self._engine = Engine("ddp", routes, self._settings, replicated=lambda: named, facts=self._scaling())
         self._staging = Staging(self.groups, self._parameters)
         self._catch_up()
         self._observe()
@@ -135,46 +135,45 @@ class Handle(engine.LateHandle):
         buffer = bucket.buffer()
         if buffer.is_sparse:
             raise BadConfiguration("a gradient is a sparse tensor (sparse=True embedding): build the layer with sparse=False")
-        future: Future[Tensor] = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
-        self._buckets.append(_Bucket(list(bucket.parameters()), list(bucket.gradients()), buffer, future))
+        # A future without devices: means are written on the stream of the hook, which the backward pass waits for by itself.
+        self._buckets.append(taken := _Bucket(list(bucket.parameters()), list(bucket.gradients()), buffer, Future()))
         if self._step is not None:
-            self._take(self._buckets[-1], self._step)
+            self._take(taken, self._step)
         elif bucket.is_last():
             self._bind_to_buckets()
-            step = self._begin()
             for arrived in self._buckets:
-                self._take(arrived, step)
+                self._take(arrived, self._step or self._begin())
         if bucket.is_last():
-            assert self._step is not None
-            self._finish(self._step)
-        return future
+            self._finish(self._step or self._begin())
+        return taken.future
 
     def _begin(self) -> Step:
         self._step = self.engine.begin(self.loss_scale())
         self._staging.clear()
-        self._complete: list[int] = []  # groups that wait for their second moments
+        self._complete: dict[int, bool] = {}  # groups that wait for second moments; whether means are seen as they are
         return self._step
 
     def _take(self, bucket: _Bucket, step: Step) -> None:
+        seen = bucket.buffer.dtype == torch.float32
         for number in self._staging.put(bucket.parameters, bucket.gradients):
             if self.engine.lanes[number].by_variance and not step.dense:
-                self._complete.append(number)
+                self._complete[number] = seen
             else:
-                step.submit(number, self._staging.flats[number], owned=True)
+                step.submit(number, self._staging.vector(number, step), owned=True, seen=seen)
 
     def _finish(self, step: Step) -> None:
         if lacking := self._staging.lacking:
             raise BadConfiguration(f"DDP gave no gradient for some of {lacking}: attach right after building DDP")
         if self._complete:
             self._moments.take()
-        for number in self._complete:
-            flat = self._staging.flats[number]
+        for number, seen in self._complete.items():
+            flat = self._staging.flat(number)
             second = self._moments.of(self.groups[number], self._parameters, flat).mul_(step.scale**-2)
-            step.submit(number, flat, Stats(second), owned=True)
+            step.submit(number, flat, Stats(second), owned=True, seen=seen)
         self._moments.clear()
-        means, buckets, outputs = step.results(), self._buckets, [bucket.buffer for bucket in self._buckets]
-        self._staging.get(means, [p for b in buckets for p in b.parameters], [g for b in buckets for g in b.gradients])
-        step.check(*(means.values() if {x.dtype for x in outputs} == {torch.float32} else outputs))
+        buckets, outputs = self._buckets, [bucket.buffer for bucket in self._buckets]
+        step.deliver(self._staging.get)
+        step.check(*(x for x in outputs if x.dtype != torch.float32))
         step.close()
         self._step, self._buckets = None, []
         if self._settings.schedule is None:
@@ -190,7 +189,7 @@ class Handle(engine.LateHandle):
     # ------------------------------------------------------------------------------------------------------ report and state
 
     def report(self) -> Report:
-        return super().report() | self._moments.report()
+        return super().report() | self._moments.report() | {"staging/bytes": self._staging.nbytes}
 
     def _routes(self, public: Public) -> list[Route]:
         """The groups that were saved: the same bytes are sent whatever group_bytes is now."""

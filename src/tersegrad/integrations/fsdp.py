@@ -28,7 +28,7 @@ from tersegrad.core.protocol import Compressor
 from tersegrad.core.text import require
 from tersegrad.engine import Engine, Group, Options, Settings, Step, TimedGroup
 from tersegrad.engine.engine import Route
-from tersegrad.engine.settings import compressor_of, paired
+from tersegrad.engine.settings import compressor_of, paired, without_auto
 from tersegrad.exchange import Scheme, scheme
 from tersegrad.exchange.schemes import ReduceScatterScheme
 from tersegrad.integrations.attached import claim, free
@@ -64,7 +64,7 @@ class Handle(engine.Handle):
                 unit.crosses = len(routes)
                 routes.append(self._outer_route(unit))
         groups = (*self._shards.values(), *([] if self._between is None else [self._between]))
-        facts = {"reduce_compressor": str(reduce), "between": "nodes" if between is not None else "nothing"}
+        facts = {"reduce_compressor": str(reduce), "between": "nodes" if between is not None else "nothing", **self._scaling()}
         self.engine = Engine("fsdp", routes, settings, replicated=self._replicated, agreeing=groups, facts=facts, hint=HINT)
         self.first: list[Callable[[], None]] = [] if between is None else [self.engine.check_replicas]  # before the first step
 
@@ -72,7 +72,7 @@ class Handle(engine.Handle):
         """The compressed reduce-scatter of a unit."""
         assert unit.reduces is not None
         layout, given = unit.layout, None if self._between is None else self._reduce
-        group = Group(unit.reduces, layout.spec_of_all(), unit.dtype, unit.device, shared=unit.number)
+        group = Group(unit.reduces, layout.spec_of_all(), unit.dtype, unit.device, buffer_number=unit.number)
         return Route(group, link, ReduceScatterScheme(layout.ends), given)
 
     def _outer_route(self, unit: Unit) -> Route:
@@ -80,7 +80,7 @@ class Handle(engine.Handle):
         assert unit.crosses is not None
         assert self._between is not None
         spec, branch = unit.layout.spec(unit.rank), unit.size + unit.rank
-        return Route(Group(unit.crosses, spec, unit.dtype, unit.device, branch, unit.number), self._between)
+        return Route(Group(unit.crosses, spec, unit.dtype, unit.device, branch, buffer_number=unit.number), self._between)
 
     def _replicated(self) -> dict[str, Tensor]:
         return {} if self._between is None else dict(pair for unit in self.units for pair in unit.local())
@@ -178,14 +178,13 @@ def attach(
     shards are averaged between nodes by ``exchange`` (default "two_shot"). ``scaler``: the GradScaler, so that residuals are kept at
     scale 1. ``options``: see :class:`tersegrad.engine.Options`.
     """
+    exchange = without_auto(compressor, exchange, alone=between is not None)
     how = scheme(exchange or "two_shot")
     require(
         between is not None or (exchange is None and reduce_compressor is None),
         "exchange= and reduce_compressor= go with between=: without it compressor= serves the reduce-scatter, which is all there is",
     )
-    require(
-        not how.compresses, f"{how} needs whole matrices, and FSDP shards them: use two_shot or all_gather with a compressor"
-    )
+    require(not how.compresses, f"{how} needs whole matrices, FSDP shards them: use two_shot or all_gather with a compressor")
     settings = Settings.make(compressor, how, **options)
     reduce = None if reduce_compressor is None else paired(compressor_of(reduce_compressor), how, False)
     found = find_units(model)

@@ -180,7 +180,8 @@ def _reduce_dtype(group: Any) -> torch.dtype:
     """The dtype of FSDP's reduced gradients."""
     policy = getattr(group, "mp_policy", None) or getattr(group, "_mp_policy", None)
     first: torch.dtype = group.fsdp_params[0].sharded_param.dtype
-    if policy is None:  # later torch releases keep the policy with each parameter
+    # Later torch releases keep the policy with each parameter.
+    if policy is None:
         policy = getattr(group.fsdp_params[0], "mp_policy", None)
     if policy is None:
         raise private.unknown(f"{type(group).__name__}.mp_policy", _WHO, _ELSE)

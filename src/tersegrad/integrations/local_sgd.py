@@ -116,7 +116,7 @@ class Handle(engine.Handle):
 
     def _depart(self, fragment: int) -> _Flight:
         """Start the exchange of a fragment's pseudo-gradients."""
-        if self.engine.upcoming() is not None:
+        if self.engine.upcoming() != (None, None):
             self._settle()  # a change of compressor finds no exchange under way
         step = self.engine.begin()
         for number in self._fragments[fragment]:
@@ -159,7 +159,7 @@ class Handle(engine.Handle):
     def report(self) -> Report:
         found = super().report()
         steps, numel = self.steps - self._counted, sum(group.spec.numel for group in self.groups)
-        found |= {
+        return found | {
             "method": str(self.method),
             "exchanges": found["steps"],
             "exchanges/dropped": found.pop("steps/dropped"),
@@ -168,7 +168,6 @@ class Handle(engine.Handle):
             "bits_per_coordinate/step": 8 * float(found["bytes/sent"]) / (steps * numel) if steps else 0.0,
             "outer/bytes": 4 * numel * (2 if self.method.momentum else 1),
         }
-        return found
 
     def reset_report(self) -> None:
         super().reset_report()
@@ -191,7 +190,8 @@ class Handle(engine.Handle):
         outer = self._outer.read(own["anchors"], own["momenta"])
         steps, departed, found = extra["steps"], extra["departed"], extra["flights"]
         checkpoint.require(self.method.reaches(steps, departed, found), "the saved rounds do not fit one another")
-        checkpoint.require(own["flights"].keys() == {str(f) for f, *_ in found}, "the saved means are not those under way")
+        held = {fragment: bool(means) for fragment, means in own["flights"].items()}
+        checkpoint.require(held == {str(f): kept for f, _, kept in found}, "the saved means are not those under way")
         flights = []
         for fragment, due, kept in found:
             members = self._fragments[fragment] if kept else []

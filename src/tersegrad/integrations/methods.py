@@ -49,9 +49,10 @@ class Method(Configuration):
         return [f for f in range(self.fragments) if (step + f * self.every // self.fragments) % self.every == 0]
 
     def reaches(self, steps: int, departed: Sequence[tuple[int, int]], flights: Sequence[tuple[int, int, bool]]) -> bool:
-        """Whether a run can be here after ``steps``: (fragment, step of its latest exchange), and (fragment, step it is due at, ...)."""
+        """Whether a run can be here after ``steps``: (fragment, step of its latest exchange), and (fragment, step it is due at, kept)."""
         pairs = [*departed, *((fragment, due) for fragment, due, _ in flights)]
-        if not all(type(number) is int for number in (steps, *itertools.chain(*pairs))):
+        whole = all(type(number) is int for number in (steps, *itertools.chain(*pairs)))
+        if not whole or not all(type(kept) is bool for *_, kept in flights):
             return False
         once = all(len({fragment for fragment, *_ in rows}) == len(rows) for rows in (departed, flights))
         past = all(0 <= fragment < self.fragments and 0 <= step <= steps for fragment, step in departed)

@@ -110,7 +110,8 @@ def join(timeout: float = 600.0) -> Iterator[Worker]:
     )
     try:
         yield Worker(dist.get_rank(), dist.get_world_size(), device)
-        dist.barrier()  # nobody leaves while another still listens to it
+        # Nobody leaves while another still listens to it.
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 

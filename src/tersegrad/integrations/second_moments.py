@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core.errors import MissingStatistics
 from tersegrad.engine import Group
 from tersegrad.moments import Collector
@@ -42,16 +43,19 @@ class Moments:
     def of(self, group: Group, parameters: Mapping[str, Tensor], gradient: Tensor) -> Tensor:
         """The moments of a group, laid out like its gradient."""
         second, at = torch.zeros_like(gradient), 0
-        for piece in group.spec.pieces:
+        places, found = [], []
+        for piece, place in zip(group.spec.pieces, second.split([p.numel for p in group.spec.pieces]), strict=True):
             moment = self._taken.get(parameters[piece.name])
             if moment is not None:
-                second[at : at + piece.numel] = moment.reshape(-1)
+                places.append(place.view(moment.shape))
+                found.append(moment)
             elif bool(gradient[at : at + piece.numel].any()):
                 raise MissingStatistics(
                     f"{piece.name} has a gradient but no second moment: attach(model, ...) or handle.bind(model) before the forward "
                     "pass, and run the model through DistributedDataParallel"
                 )
             at += piece.numel
+        buffers.copy_all(found, places)
         return second
 
     def report(self) -> dict[str, float | str]:

@@ -7,8 +7,9 @@ those of block quantisers in ``schema_blocks.py``.
 
 No operation makes the host wait for a device: lengths, norms, errors and flags are tensors without dimensions on the device of the
 input, and results whose size depends on the data lie in tensors of the largest size, beside their length. The exceptions are
-sequential codes (levels, modelled levels, digits, Elias codes, tables): they take CPU tensors, and return numbers. On the CPU the
-reference may raise where it finds bad input.
+sequential codes (levels, modelled levels, digits, Elias codes, tables), which take CPU tensors and return numbers, and
+:meth:`DitherKernels.may_have_classes`, whose answer the host needs to choose a code. On the CPU lengths and errors may be numbers too,
+where their types say so, and the reference may raise where it finds bad input.
 """
 
 from __future__ import annotations
@@ -75,11 +76,11 @@ class CastKernels(Protocol):
         """Whether the trits are canonical (bool, 0-d). Where not, nothing is added, and what is stored is undefined."""
         ...
 
-    def dithering_encode(self, x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
+    def natural_levels_encode(self, x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
         """``width``: bits per coordinate, enough for ``2 * levels + 2`` codes and at most 8."""
         ...
 
-    def dithering_decode(
+    def natural_levels_decode(
         self, data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None
     ) -> None: ...
 
@@ -123,7 +124,7 @@ class DitherKernels(Protocol):
         carry: Tensor | None = None,
         layout: Tensor | None = None,
         rdo: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[int | Tensor, float | Tensor, float | Tensor]:
         """Write a message for x into ``out``: length in bytes (int64), ||x||^2 (not finite where x is not), squared error (float64).
 
         With ``nu`` > 0 every block takes the step 2 sqrt(nu/n) ||x||, else all take ``step``, a float32 number or a float64 tensor of one
@@ -231,10 +232,10 @@ class RoundingKernels(Protocol):
         ...
 
 
-class SharedKernels(Protocol):
+class DrawnKernels(Protocol):
     """Draws that both ends share (``spec/wire.md``, "Subtractive dithering" and "Spherical compression")."""
 
-    def subtractive_quantise(self, x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> Tensor:
+    def subtractive_quantise(self, x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> int | Tensor:
         """Folded levels (int32) of coordinates start, ...; the largest magnitude (int64, 0-d), or -1: not finite or beyond 2^30."""
         ...
 
@@ -309,12 +310,12 @@ class Kernels(
     ClassKernels,
     CosineKernels,
     DitherKernels,
+    DrawnKernels,
     HadamardKernels,
     PlanarKernels,
     RansKernels,
     RoundingKernels,
     SelectKernels,
-    SharedKernels,
     ShareKernels,
     SumKernels,
     TrellisKernels,

@@ -28,7 +28,7 @@ class BlockKernels(Protocol):
         width: int,
         bfloat16: bool = False,
     ) -> None:
-        """Write one step a block (4 bytes, or 2 as bfloat16) and one signed code of ``width`` bits per coordinate.
+        """Write one step per block (4 bytes, or 2 as bfloat16) and one signed code of ``width`` bits per coordinate.
 
         ``rule``: ``l2`` and ``max`` round stochastically to multiples of norm / levels, ``nearest`` rounds to multiples of
         max / levels. ``steps`` and ``codes`` are uint8 of exactly the right length; with ``width=8`` the codes are int8 levels.

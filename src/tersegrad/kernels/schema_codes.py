@@ -19,7 +19,7 @@ class BitKernels(Protocol):
         ...
 
     def pack_trits(self, trits: Tensor, out: Tensor) -> None:
-        """Five values of 0..2 a byte; ``ValueError`` for any other value."""
+        """Five values of 0..2 per byte; ``ValueError`` for any other value."""
         ...
 
     def unpack_trits(self, data: Tensor, out: Tensor, check: bool) -> None:
@@ -42,27 +42,27 @@ class BitKernels(Protocol):
 class PlanarKernels(Protocol):
     """Codes whose unary parts come first and whose low bits follow. Lengths are int64, 0-d, on the device of ``out``."""
 
-    def planar_gamma_encode(self, values: Tensor, out: Tensor) -> Tensor:
+    def planar_gamma_encode(self, values: Tensor, out: Tensor) -> int | Tensor:
         """Elias gamma codes of int64 ``values`` >= 1 into ``out`` (uint8); their length. ``ValueError`` where ``out`` is too small."""
         ...
 
-    def planar_gamma_decode(self, data: Tensor, out: Tensor) -> Tensor:
+    def planar_gamma_decode(self, data: Tensor, out: Tensor) -> int | Tensor:
         """``out.numel()`` values from the start of ``data``; the bytes used."""
         ...
 
-    def rice_bits(self, values: Tensor, k: int) -> Tensor:
+    def rice_bits(self, values: Tensor, k: int) -> int | Tensor:
         """Bits that all values take together with parameter ``k``, without padding; ``ValueError`` for negative values."""
         ...
 
-    def rice_best(self, values: Tensor) -> Tensor:
+    def rice_best(self, values: Tensor) -> int | Tensor:
         """The smallest ``k`` that minimises :meth:`rice_bits`."""
         ...
 
-    def rice_encode(self, values: Tensor, k: int, out: Tensor) -> Tensor:
+    def rice_encode(self, values: Tensor, k: int, out: Tensor) -> int | Tensor:
         """Rice codes of int64 ``values`` >= 0 into ``out`` (uint8); their length. ``ValueError`` where ``out`` is too small."""
         ...
 
-    def rice_decode(self, data: Tensor, k: int, out: Tensor) -> Tensor:
+    def rice_decode(self, data: Tensor, k: int, out: Tensor) -> int | Tensor:
         """``out.numel()`` values from the start of ``data``; the bytes used."""
         ...
 
@@ -87,7 +87,7 @@ class RansKernels(Protocol):
 
     def rans_encode(
         self, symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
-    ) -> Tensor:
+    ) -> int | Tensor:
         """Write the whole message into ``out`` (at least ``1 + ceil(count * bits / 8)`` bytes); its length, int64, 0-d.
 
         ``chunk``: the log2 of the chunk length, 14 to 18.
@@ -105,7 +105,7 @@ class RansKernels(Protocol):
         """
         ...
 
-    def rans_decode(self, data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
+    def rans_decode(self, data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> int | Tensor:
         """Fill ``out`` with the symbols of the message at the start of ``data``; the message's length, int64, 0-d."""
 
 

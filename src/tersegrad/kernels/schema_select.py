@@ -53,27 +53,32 @@ class SelectKernels(Protocol):
         """``out[indices] += weight * values``, in float32, rounded after the product and after the sum."""
         ...
 
-    def sparse_encode(self, indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor) -> Tensor:
+    def sparse_encode(
+        self, indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor, open_bits: int = 0
+    ) -> Tensor:
         """The message of the first ``count`` of them with a Golomb-coded set; values as float32 or, ``narrow``, as bfloat16.
 
         What became of it, int64: 0 where it was written; its bytes; those of the set's planes; ``count``; 1 where a value is not finite;
         the 128 counts of :meth:`gap_histogram`.
+        With ``open_bits`` the message of all of them with entropy-coded gaps is written instead, as by :meth:`sparse_encode_gaps`; the
+        alphabet follows from the counts. Not where there is room for more than ``count``, or all gaps are 0.
         """
         ...
 
     def sparse_decode(
         self, data: Tensor, front: bytes, count: int, numel: int, divisor: int, narrow: bool, out: Tensor, weight: float | None
     ) -> Tensor:
-        """Such a message to ``out``, or ``weight`` times it added there: whether it was one, bool, 0-d. ``front`` begins it.
+        """Decode a message of :meth:`sparse_encode` into ``out``, or with a ``weight`` add ``weight`` times its values there.
 
-        What it was not leaves ``out`` undefined, with a ``weight`` as it was.
+        ``front``: the bytes that it must begin with. Returns whether ``data`` is such a message (bool, 0-d). Where it is not, ``out`` is
+        undefined without a ``weight`` and unchanged with one.
         """
         ...
 
     def sparse_encode_gaps(
         self, indices: Tensor, values: Tensor, front: bytes, alphabet: int, open_bits: int, narrow: bool, out: Tensor
     ) -> Tensor:
-        """The message of all of them with entropy-coded gaps, whose classes are below ``alphabet`` and leave so many bits open.
+        """The message of all of them with entropy-coded gaps, whose classes are below ``alphabet`` and leave at most so many bits open.
 
         ``front`` begins it, up to its rANS block. What became of it, int64: 0 where it was written; its bytes.
         """
@@ -89,15 +94,15 @@ class SelectKernels(Protocol):
         """The numbers of [0, numel) that are not among ``indices``."""
         ...
 
-    def golomb_size(self, indices: Tensor, divisor: int) -> Tensor:
+    def golomb_size(self, indices: Tensor, divisor: int) -> int | Tensor:
         """Bytes that :meth:`golomb_encode` writes, int64, 0-d."""
         ...
 
-    def golomb_encode(self, indices: Tensor, divisor: int, out: Tensor) -> Tensor:
+    def golomb_encode(self, indices: Tensor, divisor: int, out: Tensor) -> int | Tensor:
         """Planar Golomb code of the gaps into ``out`` (uint8); the number of bytes, int64, 0-d."""
         ...
 
-    def golomb_decode(self, data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor:
+    def golomb_decode(self, data: Tensor, numel: int, divisor: int, out: Tensor) -> int | Tensor:
         """Fill ``out`` with indices from the start of ``data``; the bytes that they took, int64, 0-d."""
         ...
 
@@ -123,11 +128,11 @@ class SelectKernels(Protocol):
         """A class (uint8) for each gap g: 0 for g = 0; 2e - 1 and 2e for the lower and upper half of g + 1 in [2^e, 2^(e+1))."""
         ...
 
-    def gap_rests_encode(self, indices: Tensor, out: Tensor) -> Tensor:
+    def gap_rests_encode(self, indices: Tensor, out: Tensor) -> int | Tensor:
         """The bits that the classes leave open; the number of bytes, int64, 0-d."""
         ...
 
-    def gap_rests_decode(self, data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, Tensor]: ...
+    def gap_rests_decode(self, data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, int | Tensor]: ...
 
     def permuted_indices(self, keys: list[int], rotation: int, numel: int, k: int) -> Tensor:
         """Images of 0..k-1 under the keyed permutation of [0, numel), in that order (not increasing)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -40,5 +41,19 @@ class ShareKernels(Protocol):
         """``x * scale + shift``, and ``delta * factor`` added where it is given, in the dtype and layout of ``x``.
 
         Scale, shift and factor are (workers, channels) float32, one row per worker.
+        """
+        ...
+
+    def share_norm_squares(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """For every (x, delta, mean, inverse) of as many samples: the sums over samples of the squared sums of a channel.
+
+        That is, the last two rows of ``share_norm_sums`` with one worker, summed: (channels,) each.
+        """
+        ...
+
+    def share_linear_squares(self, parts: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """For every (x, delta), (samples, i) and (samples, o) of as many samples: sums over samples z of (delta_z x_z^T)^2, of delta_z^2.
+
+        (o, i) and (o,): the squares of a linear layer's weight and bias.
         """
         ...

@@ -32,12 +32,13 @@ class TrellisKernels(Protocol):
         out: Tensor,
         layout: Tensor | None = None,
         left: Tensor | None = None,
+        rdo: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Write a message for x into ``out``: length in bytes (int64), ||x||^2 (not finite where x is not), squared error (float64).
 
         ``chunk``: the log2 of the length of rANS chunks, 14 to 18, or 0: 16, and 18 where classes leave less than half a bit per
         coordinate. The error is 0 with dither. ``left``, a place of its own, becomes x minus what the message decodes to; it is
-        undefined where x is not finite.
+        undefined where x is not finite. ``rdo``, without ``ctx``: not the nearest sequence, but one that takes fewer bits for its error.
         """
         ...
 

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from tersegrad.core import private
 from tersegrad.core.errors import BadConfiguration, MissingStatistics
 from tersegrad.moments import rules
+from tersegrad.moments.joint import Joint, joins
 from tersegrad.moments.replay import replay
 from tersegrad.moments.shares import Budget, Grouped, Totals, Use, fold
 from tersegrad.moments.site import Site
@@ -82,6 +83,7 @@ class Collector:
         }
         self._over = False  # whether a backward pass has run since it began
         self._held: dict[Parameter, list[_Held]] = {}
+        self._joint = Joint(lambda parameter, squares: _add(self._moments, parameter, squares))
         self._whole: dict[Parameter, Any] = {}  # parameters whose backward calls are shares, with their hooks
         if micro_batches < 1:
             raise BadConfiguration(f"micro_batches must be at least 1, got {micro_batches}")
@@ -94,12 +96,13 @@ class Collector:
 
     def _attach(self) -> None:
         axes = dict.fromkeys(self.model.modules(), self.batch_dim)
-        inside: set[nn.Module] = set()  # of modules whose rule runs their children's parameters too
+        # Children of modules whose rule also covers the children's parameters.
+        covered_above: set[nn.Module] = set()
         for module in self.model.modules():
             if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
                 axes.update(dict.fromkeys(module.modules(), 0 if module.self_attn.batch_first else 1))
             if isinstance(module, nn.MultiheadAttention) and rules.find(module) is not None:
-                inside.update(module.children())
+                covered_above.update(module.children())
         lost: dict[nn.Module, list[Parameter]] = {}
         by_name = dict(self.model.named_modules())
         for name, module in by_name.items():
@@ -111,7 +114,7 @@ class Collector:
             rule = rules.find(module)
             if rule is None or isinstance(module, _HOLDERS):
                 lost.setdefault(host, []).extend(own)
-            elif module not in inside:
+            elif module not in covered_above:
                 ruled = rules.covered(module)
                 lost.setdefault(host, []).extend(p for p in own if not any(p is q for q in ruled))
                 if ruled:
@@ -143,8 +146,7 @@ class Collector:
     def second_moment(self, parameter: Parameter) -> Tensor:
         """Sum over samples of the squared shares: float32, (\\*shape), or (workers, \\*shape) with more than one worker."""
         self._settle(parameter)
-        moment = self._get(self._moments, parameter)
-        return moment if self.workers > 1 else moment[0]
+        return self._get(self._moments, parameter)
 
     def gradient(self, parameter: Parameter) -> Tensor:
         """Each worker's sum of shares, float32 (workers, \\*shape); their sum is the gradient of the loss."""
@@ -155,7 +157,7 @@ class Collector:
     def take(self) -> dict[Parameter, Tensor]:
         """All second moments by parameter; the collector starts anew (the gradients by worker are forgotten too)."""
         self._settle()
-        taken = {p: m if self.workers > 1 else m[0] for p, m in self._moments.items()}
+        taken = self._moments
         self.clear()
         return taken
 
@@ -169,6 +171,7 @@ class Collector:
     def clear(self) -> None:
         """Forget what was collected."""
         self._moments, self._gradients, self._held = {}, {}, {}
+        self._joint.clear()
 
     def remove(self) -> None:
         """Give the model its own forward back. What was collected can still be read."""
@@ -200,12 +203,19 @@ class Collector:
         """Whether a call of the module that owns ``parameters`` is to be recorded; counts the use."""
         if self._paused:
             return False
-        if not private.in_backward():  # otherwise a checkpoint recomputes what was counted before
+        # Otherwise a checkpoint recomputes what was counted before.
+        if not private.in_backward():
             if self._over:
                 self._next()
+            uses = self._uses
             for p in parameters:
-                self._uses[id(p)] = self._uses.get(id(p), 0) + 1
-        return torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
+                number = id(p)
+                uses[number] = uses.get(number, 0) + 1
+        if torch.is_grad_enabled():
+            for p in parameters:
+                if p.requires_grad:
+                    return True
+        return False
 
     @property
     def turn(self) -> tuple[int, dict[int, int]]:
@@ -243,12 +253,18 @@ class Collector:
         )
 
     def _square(self, parameter: Parameter, gradient: Tensor) -> None:
-        _add(self._moments, parameter, gradient.detach().float().square().unsqueeze(0))
+        _add(self._moments, parameter, gradient.detach().float().square())
 
     def _record(
         self, use: Use, saved: Sequence[Tensor], delta: Tensor, fused: bool, turn: int, uses: dict[int, int]
     ) -> Sequence[Tensor | None]:
         self._over = True
+        if self.workers == 1 and self._alone(use, uses):
+            if fused and (pairs := use.pairs(saved, delta)) is not None:
+                return [None if pair is None else self._share(p, *pair) for p, pair in zip(use.parameters, pairs, strict=True)]
+            if not fused and use.joint is not None and joins(delta) and (part := use.part(saved, delta)) is not None:
+                self._joint.add(use.joint, use.parameters, part)
+                return ()
         totals = use.totals(saved, delta, self._budgets[delta.is_cuda], fused or self.workers > 1)
         gradients: list[Tensor | None] = []
         for k, (parameter, total) in enumerate(zip(use.parameters, totals, strict=True)):
@@ -261,13 +277,27 @@ class Collector:
                 kept = tuple(s.detach() for s in saved)  # the graph would be kept with them
                 self._held.setdefault(parameter, []).append(_Held(turn, use, k, kept, delta))
             else:
-                _add(self._moments, parameter, total.squares)
+                self._count(parameter, total.squares)
             if self.workers > 1 and total.gradient is not None:
                 _add(self._gradients, parameter, total.gradient)
             if fused and total.gradient is not None:
                 whole = total.gradient[0] if self.workers == 1 else total.gradient.sum(0)
                 gradients.append(whole if whole.dtype == parameter.dtype else whole.to(parameter.dtype))
         return gradients if fused else ()
+
+    def _alone(self, use: Use, uses: dict[int, int]) -> bool:
+        """Whether the shares of a use can be squared as they are: no other use has some of the same parameters."""
+        whole = self._whole
+        return not [p for p in use.parameters if p is not None and (uses.get(id(p), 1) > 1 or (whole and p in whole))]
+
+    def _share(self, parameter: Parameter | None, gradient: Tensor, squares: Tensor) -> Tensor:
+        assert parameter is not None
+        _add(self._moments, parameter, squares)
+        return gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype)
+
+    def _count(self, parameter: Parameter, squares: Tensor) -> None:
+        """Add (workers, \\*shape) squares to the moment."""
+        _add(self._moments, parameter, squares if self.workers > 1 else squares[0])
 
     # ---- passes ----
 
@@ -287,10 +317,11 @@ class Collector:
 
     def _settle(self, only: Parameter | None = None) -> None:
         """Square what was held back: the shares of all uses of a parameter in one pass are summed first, in chunks of samples."""
+        self._joint.finish()
         for parameter in [p for p in self._held if only is None or p is only]:
             held = self._held.pop(parameter)
             for turn in {h.turn for h in held}:
-                _add(self._moments, parameter, self._squares(parameter, [h for h in held if h.turn == turn]))
+                self._count(parameter, self._squares(parameter, [h for h in held if h.turn == turn]))
 
     def _squares(self, parameter: Parameter, uses: list[_Held]) -> Tensor:
         samples = {h.use.samples for h in uses}
@@ -344,8 +375,6 @@ _HOLDERS = (
 
 
 def _add(table: dict[Parameter, Tensor], parameter: Parameter, value: Tensor) -> None:
-    found = table.get(parameter)
-    if found is None:
-        table[parameter] = value
-    else:
+    found = table.setdefault(parameter, value)
+    if found is not value:
         found += value

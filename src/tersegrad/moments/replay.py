@@ -1,8 +1,9 @@
 """The fallback for modules without a rule: micro-batches.
 
-The module's own forward is run once more on a few slices of its batch, and the gradient of each slice counts as one share. With m
-slices of a batch of B samples the moment has the same mean as the exact one for a gradient that is noise, and a signal enters it
-B/m times as strongly: use more micro-batches than the alpha of the criterion it serves.
+The module's own forward is run once more on a few slices of its batch, and the gradient of each slice counts as one share. Let the
+gradients of B samples have mean s and variance v. The exact moment, the sum of their squares, is about B (v + s^2); with m slices it is
+about B (v + s^2 B/m). So noise counts as it should, and signal B/m times as much. A gradient without any noise passes the criterion
+r^2 > alpha * moment only if m > alpha: use more micro-batches than that alpha.
 
 Where the samples cannot be taken apart (dropout or batch statistics inside, an output without a batch axis), one backward call
 is one share: square(gradient). Gradient accumulation then makes the micro-batches.

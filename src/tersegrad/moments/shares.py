@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.nn import Parameter
 
 from tersegrad import kernels
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.moments.joint import Kind, Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,15 @@ class Use(abc.ABC):
 
     parameters: tuple[Parameter | None, ...]
     samples: int
+    joint: ClassVar[Kind | None] = None  # the operation that finds the squares of several such uses at once
+
+    def part(self, saved: Sequence[Tensor], delta: Tensor) -> Part | None:
+        """What that operation takes of this use; None where it cannot."""
+        return None
+
+    def pairs(self, saved: Sequence[Tensor], delta: Tensor) -> list[tuple[Tensor, Tensor] | None] | None:
+        """What ``totals`` gives for one worker, without the axis of workers, where a faster backend has both; None otherwise."""
+        return None
 
     @abc.abstractmethod
     def per_sample(self, saved: Sequence[Tensor], delta: Tensor, low: int, high: int) -> Sequence[Tensor | None]:
@@ -108,7 +119,8 @@ def fold(shares: Tensor, workers: slice, count: int, gradient: bool, into: Total
     for worker, group in zip(range(workers.start, workers.stop), grouped, strict=True):
         squares = into.squares[worker]
         total = None if into.gradient is None else into.gradient[worker]
-        for one in group:  # a sample's shares are read twice while they are in the cache; reducing over samples is slower
+        # A sample's shares are read twice while they are in the cache; reducing over samples is slower.
+        for one in group:
             squares.addcmul_(one, one)
             if total is not None:
                 total += one
@@ -116,7 +128,8 @@ def fold(shares: Tensor, workers: slice, count: int, gradient: bool, into: Total
 
 
 def _empty(grouped: Tensor, count: int, gradient: bool) -> Totals:
-    like = grouped[0, 0]  # keeps the memory format, so that adding runs through memory in order
+    # Keeps the memory format, so that adding runs through memory in order.
+    like = grouped[0, 0]
     zeros = torch.zeros_like(
         like.unsqueeze(0).expand(count, *like.shape), dtype=torch.float32, memory_format=torch.preserve_format
     )
@@ -146,11 +159,22 @@ class Grouped(Use):
         return [None if r is None else r.unflatten(0, (high - low, self.size)).sum(1, dtype=torch.float32) for r in rows]
 
 
+_HALVES = (torch.bfloat16, torch.float16)
+_LAST = torch.channels_last
+
+
 def accelerated(*tensors: Tensor) -> bool:
     """Whether a faster backend can run on ``tensors``: 16-bit, channels-last (or without positions), on a CUDA device."""
+    first = tensors[0]
+    dtype = first.dtype
+    if not first.is_cuda or dtype not in _HALVES:
+        return False
     for t in tensors:
-        if not t.is_cuda or t.dtype not in (torch.bfloat16, torch.float16) or t.dtype != tensors[0].dtype:
+        axes = t.ndim
+        if (
+            t.dtype != dtype
+            or not t.is_cuda
+            or not (t.is_contiguous(memory_format=_LAST) if axes == 4 else axes == 2 and t.is_contiguous())
+        ):
             return False
-        if not (t.is_contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t.ndim == 2 and t.is_contiguous()):
-            return False
-    return kernels.faster(tensors[0].device, "share_affine", "share_convolution", "share_norm_sums")
+    return kernels.faster(first.device, "share_affine")  # which comes with all the others

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from tersegrad.moments.shares import Use
-from tersegrad.moments.tap import tap
+from tersegrad.moments.tap import tap, watch
 
 if TYPE_CHECKING:
     from tersegrad.moments.collector import Collector
@@ -40,7 +40,8 @@ class Site:
         self._as_it_is = torch.compiler.disable(self._watched)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # a compiled model breaks its graph here and runs this as it is
+        # A compiled model breaks its graph here and runs this as it is.
+        if torch.compiler.is_compiling():
             return self._as_it_is(*args, **kwargs)
         return self._watched(*args, **kwargs)
 
@@ -53,11 +54,15 @@ class Site:
         """The module's own forward."""
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def observe(self, out: Tensor, use: Use, saved: Sequence[Tensor | None]) -> Tensor:
-        """Record shares of parameters whose gradient autograd computes by itself."""
+    def observe(self, out: Tensor, use: Use, saved: Sequence[Tensor], own: bool = False) -> Tensor:
+        """Record shares of parameters whose gradient autograd computes by itself.
+
+        ``own`` says that ``out`` was made from ``saved[0]`` by one function of torch's, which saves it.
+        """
         if not out.requires_grad:
             return out
-        return tap(out, self.collector.recorder(self, use, fused=False), saved)
+        record = self.collector.recorder(self, use, fused=False)
+        return out if own and watch(out, record, saved[1:]) else tap(out, record, saved)
 
     def supply(self, out: Tensor, use: Use, saved: Sequence[Tensor | None]) -> Tensor:
         """Record shares, and give the sum of them as the gradient of the use's parameters (``out`` was made from detached ones)."""

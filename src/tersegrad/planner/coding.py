@@ -130,7 +130,8 @@ def _times(
     out = torch.ones(compressor.max_nbytes(spec), dtype=torch.uint8, device=x.device)
     vectors = itertools.cycle([x.clone() for _ in range(several)])
     targets = itertools.cycle([_touched(x.numel(), x.device) for _ in range(several)])
-    keeps = stats is not None  # moments that repeat themselves would pass the test of variance in the end
+    # Moments that repeat themselves would pass the test of variance in the end.
+    keeps = stats is not None
     message, step = None, 0
     for earlier, moments in history:
         _, state = compressor.encode(earlier, spec, state, Context(step=step), stats=moments, out=out)

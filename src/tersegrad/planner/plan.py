@@ -1,6 +1,6 @@
 """Which compressor and exchange to use on a link: the step time of every setting, ranked, and a verdict.
 
-The verdict climbs a ladder of settings, from exact to coarse: it starts at torch's own all-reduce in bfloat16 and takes a coarser
+The verdict climbs a ladder of settings, from more bits to fewer: it starts at torch's own all-reduce in bfloat16 and takes the next
 setting only where that makes steps at least ``WORTH`` faster than the best one before it. Where none does, it says not to compress,
 and why.
 """
@@ -11,8 +11,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from tersegrad.advice import DEFAULT, row
 from tersegrad.advice import LADDER as LADDER
-from tersegrad.advice import row
 from tersegrad.core.text import require
 from tersegrad.planner.timeline import Waits, simulate
 from tersegrad.planner.trips import ExchangeName, Measured, Topology, trip
@@ -54,11 +54,17 @@ class Setting:
 
 
 BASELINE = Setting("bf16", "all_reduce")
-_LESS_OFTEN = f"{row('adam', 100).local} with {row('adam', 100).compressor}"
+# A plan does not know the optimiser.
+_LESS_OFTEN = "; ".join(
+    f"{optimizer}, {found.local} with {found.compressor}"
+    for optimizer, found in (("with Adam", row("adam", 100)), ("with momentum", row("momentum", 100)))
+)
 
-# Beside the ladder, which is climbed from exact to coarse (docs/plan.md), the table of a plan has these.
+# Beside the ladder (docs/plan.md), the table of a plan has these: faster on a slow link, at a price.
 OTHERS: tuple[str, ...] = (
     "int8",
+    DEFAULT,
+    row("adam", 10).compressor,
     row("momentum", 10).compressor,
     "error_feedback(top_k(fraction=0.01))",
     "vgc(alpha=1.5)",
@@ -198,7 +204,7 @@ class Plan:
     forecasts: tuple[Forecast, ...]
     chosen: Forecast
     baseline: Forecast
-    pays_below: float | None  # bits per second of a machine's link below which the choice (or the ladder's best) beats bf16
+    pays_below: float | None  # bits per second of a machine's link below which the choice (or the ladder's best) is worth it
     measured: Mapping[str, Measured]
 
     def again(self, setting: Setting, bits_per_second: float) -> Forecast:
@@ -222,7 +228,7 @@ class Plan:
         if not chosen.setting.dense:
             words = (
                 f"compress with {chosen.setting.compressor} through {chosen.setting.exchange}: {base.seconds / chosen.seconds:.2g} times "
-                f"as fast as bf16 ({seconds_text(chosen.seconds)} per step instead of {seconds_text(base.seconds)}), and faster than it "
+                f"as fast as bf16 ({seconds_text(chosen.seconds)} per step instead of {seconds_text(base.seconds)}), and worth it "
                 + ("on any link" if self.pays_below == math.inf else f"up to {rate_text(self.pays_below or 0.0)}")
             )
         elif base.waited < WORTH * base.seconds:
@@ -273,10 +279,14 @@ def make_plan(
     wanted = [chosen.setting.compressor] if not chosen.setting.dense else [c for c in ladder if c in measured]
 
     def pays(rate: float) -> bool:
+        # As much faster as the choice asks for, so that no border contradicts it.
         where = at_rate(topology, rate)
-        return min((f.seconds for c in wanted for f in at(where, c)), default=math.inf) < at(where, "bf16")[0].seconds
+        least = min((f.seconds for c in wanted for f in at(where, c)), default=math.inf)
+        return least < (1 - WORTH) * at(where, "bf16")[0].seconds
 
-    return Plan(workload, topology, tuple(forecasts), chosen, base, crossing(pays), measured)
+    rate = topology.link.bits_per_second
+    border = crossing(pays, high=rate) if chosen.setting.dense else crossing(pays, low=rate)
+    return Plan(workload, topology, tuple(forecasts), chosen, base, border, measured)
 
 
 def at_rate(topology: Topology, bits_per_second: float) -> Topology:
@@ -285,7 +295,7 @@ def at_rate(topology: Topology, bits_per_second: float) -> Topology:
 
 
 def choose(forecasts: Sequence[Forecast], ladder: Sequence[str], base: Forecast | None = None) -> Forecast:
-    """The first rung (``base``, by default bf16, then the ladder) that no coarser one beats by ``WORTH``, climbing from the exact end."""
+    """The first rung (``base``, by default bf16, then the ladder) that no later one beats by ``WORTH``, climbing from the first."""
     best = base or next(f for f in forecasts if f.setting == BASELINE)
     for compressor in ladder:
         own = [f for f in forecasts if f.setting.compressor == compressor]

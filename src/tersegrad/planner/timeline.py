@@ -42,7 +42,8 @@ class _Clock:
 
     def __init__(self) -> None:
         self.now, self.free, self.waited = 0.0, 0.0, 0.0
-        self._tolls: list[tuple[float, Leg]] = []  # collectives that take from computing, with when they get the wire
+        # Collectives that take from computing, with when they get the wire.
+        self._tolls: list[tuple[float, Leg]] = []
 
     def work(self, seconds: float) -> None:
         """Compute, and pay the toll of what is on the wire meanwhile."""

@@ -58,7 +58,8 @@ def bits_against_error(panels: Sequence[Panel], stem: Path, title: str = "") -> 
         if title:
             figure.suptitle(title, fontsize=12, fontweight="bold")
         _legend(figure, axes[0], {r.guarantee.kind for r in everything})
-        figure.draw_without_rendering()  # fixes the layout: labels are placed in pixels
+        # Fixes the layout: labels are placed in pixels.
+        figure.draw_without_rendering()
         for axis, panel in zip(axes, panels):
             _label(axis, panel, box)
         stem.parent.mkdir(parents=True, exist_ok=True)

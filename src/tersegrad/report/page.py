@@ -12,6 +12,7 @@ from typing import Any
 
 from tersegrad import __version__
 from tersegrad.core.errors import BadConfiguration
+from tersegrad.planner import Link
 from tersegrad.planner.plan import rate_text, seconds_text
 from tersegrad.report import runs
 from tersegrad.report.runs import RATES, Run, columns, thin, verdict
@@ -28,7 +29,7 @@ MEANINGS = {"bits": "bits_per_coordinate", "error": "message_error", "residual":
 NOTE = (
     "sent: bytes that left a worker in the whole run. bits/coord: of a worker's message, real bytes. error: what a message leaves "
     "out, as a share of what it was to say. above limit: bits more than the best conceivable compressor needs at this error on the "
-    "hardest data. Then the time of a step on links of that speed."
+    "hardest data. Then the time of a step on links of that speed, with the latency that a run measured, if one did."
 )
 
 
@@ -69,22 +70,24 @@ def page(found: Sequence[Run], title: str = "") -> str:
 
 def document(found: Sequence[Run]) -> dict[str, Any]:
     """The numbers of the figures."""
-    ended = [run for run in found if run.result]
-    predicted = None
+    ended, links = [run for run in found if run.result], [runs.at(found, rate) for rate in RATES]
+    predicted, measured = None, runs.measured_link(found)
     if runs.baseline(found) is None and ended:
-        line = [ended[0].predicted_bf16(rate) for rate in RATES]
+        line = [ended[0].predicted_bf16(link) for link in links]
         predicted = None if None in line else [_short(v) for v in line]
     verdicts = [verdict(found, rate) for rate in RATES]
-    links = {"rates": [_short(r) for r in RATES], "verdicts": verdicts, "predicted": predicted, "start": START}
-    return {"runs": [_run(run) for run in found], "links": links}
+    told = {"rates": [_short(r) for r in RATES], "verdicts": verdicts, "predicted": predicted, "start": START}
+    if measured is not None:
+        told |= {"measured": _short(measured.bits_per_second), "latency": seconds_text(measured.latency)}
+    return {"runs": [_run(run, links) for run in found], "links": told}
 
 
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _run(run: Run) -> dict[str, Any]:
-    seconds = [run.step_seconds(rate) for rate in RATES]
+def _run(run: Run, links: Sequence[Link]) -> dict[str, Any]:
+    seconds = [run.step_seconds(link) for link in links]
     exchanges = [{"step": row["exchanged"], **row["numbers"]} for row in run.exchanges]
     return {
         "label": run.label,
@@ -112,7 +115,7 @@ def _layers(run: Run, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         lines = {short: columns(rows, (f"layer/{name}/{long}",))[f"layer/{name}/{long}"] for short, long in MEANINGS.items()}
         known = {short: [v for v in line if v is not None] for short, line in lines.items()}
         means = {short: _short(sum(line) / len(line)) if line else None for short, line in known.items()}
-        out.append({"name": name, "numel": numel, "dense": run.dense.get(name), **means, "over_time": lines})
+        out.append({"name": name, "numel": numel, "dense": run.sent_dense.get(name), **means, "over_time": lines})
     return out
 
 
@@ -138,13 +141,13 @@ def _table(found: Sequence[Run]) -> Table:
     for run in found:
         accuracy, sent = run.number("accuracy"), run.number("bytes_sent")
         last = run.steps[-1] if run.steps else {}
-        chosen = f"chose {run.report['auto/choice']}" if "auto/choice" in run.report else run.first.get("exchange")
-        exchange = ", ".join(str(part) for part in (chosen, run.first.get("local")) if part)
+        through = runs.chosen(run.report, str(run.first.get("exchange") or ""))
+        exchange = ", ".join(str(part) for part in (through, run.first.get("local")) if part)
         row = [str(run.first.get("compressor") or "none"), exchange]
         row += ["not ended" if accuracy is None else f"{100 * accuracy:.1f} %"]
         row += [f"{number((sent if sent is not None else float(last.get('sent', 0))) / 1e6)} MB"]
         row += [number(run.number("bits_per_coordinate")), number(run.number("error"), 2), signed(run.number("above_limit"))]
-        row += ["-" if (taken := run.step_seconds(rate)) is None else seconds_text(taken) for rate in SHOWN]
+        row += ["-" if (taken := run.step_seconds(runs.at(found, rate))) is None else seconds_text(taken) for rate in SHOWN]
         rows.append(tuple(row))
     return Table(tuple(Column(head, number=k > 1) for k, head in enumerate(heads)), tuple(rows))
 

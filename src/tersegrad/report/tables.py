@@ -73,12 +73,13 @@ class Table:
 def number(value: float | None, digits: int = 3) -> str:
     """A number for a cell: ``digits`` significant ones, a dash where there is none.
 
-    >>> number(0.01234), number(12.0), number(1234567.0), number(None), number(0.0), number(2e-7)
-    ('0.0123', '12', '1.23e+06', '-', '0', '2e-07')
+    >>> number(0.01234), number(12.0), number(1670.4), number(1234567.0), number(None), number(0.0), number(2e-7)
+    ('0.0123', '12', '1,670', '1,230,000', '-', '0', '2e-07')
     """
     if value is None or not math.isfinite(value):
         return "-"
-    return f"{value:.{digits}g}"
+    short = f"{value:.{digits}g}"
+    return f"{float(short):,.0f}" if "e+" in short and abs(value) < 1e12 else short
 
 
 def signed(value: float | None) -> str:

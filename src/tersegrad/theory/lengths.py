@@ -86,7 +86,8 @@ def beta_star(nu: float) -> float:
 
     def dual(log_t: float) -> float:
         t = math.exp(log_t)
-        level = (1 + 1 / (4 * t)) / 2  # where 1 + k - t (2k-1)^2 is largest; the best whole k is next to it
+        # Where 1 + k - t (2k-1)^2 is largest; the best whole k is next to it.
+        level = (1 + 1 / (4 * t)) / 2
         best = max(1 + k - t * (2 * k - 1) ** 2 for k in (max(1.0, math.floor(level)), max(1.0, math.ceil(level))))
         return (best + math.log1p(2.0**-best) / LN2 if best > 0 else math.log1p(2.0**best) / LN2) + t / nu
 

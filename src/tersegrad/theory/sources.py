@@ -125,7 +125,8 @@ def _tail(source: Source, start: float, step: float) -> tuple[float, float, floa
     """One-sided mass, entropy and E|k| of the cells beyond ``start``; zero unless the source has a power tail."""
     if math.isinf(source.tail):
         return 0.0, 0.0, 0.0
-    end = 60 / (source.tail - 1)  # in ln(x/start): the slowest integrand, x f(x), has fallen to e^-60 there
+    # In ln(x/start): the slowest integrand, x f(x), has fallen to e^-60 there.
+    end = 60 / (source.tail - 1)
     s = end * (1 + np.polynomial.legendre.leggauss(200)[0]) / 2
     x = start * np.exp(s)
     weight = np.polynomial.legendre.leggauss(200)[1] * (end / 2) * x
@@ -157,7 +158,8 @@ def _randomised(source: Source, step: float) -> Quantised:
     count = _cells(source, step, 0.0)
     j = np.arange(float(count))
     mass, first, square = _panel_sums(source, j * step, step, j * step, 3)
-    up = first / step  # share of each cell [j, j+1] that is rounded up
+    # Share of each cell [j, j+1] that is rounded up.
+    up = first / step
     start = count * step
     tail_mass, tail_entropy, tail_level = _tail(source, start + step / 2, step)
     levels = np.zeros(count + 1)

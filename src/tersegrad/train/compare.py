@@ -7,7 +7,7 @@ from typing import Any
 
 from tersegrad import advice
 from tersegrad.planner.plan import WORTH, seconds_text
-from tersegrad.report.runs import POINT
+from tersegrad.report.runs import POINT, chosen
 from tersegrad.report.tables import Column, Table, number, signed
 from tersegrad.train.jobs import Job, Result
 
@@ -49,13 +49,13 @@ def demonstration(**options: Any) -> list[Job]:
 
 
 def comparison_table(results: Sequence[Result], title: str = "", note: str = "") -> Table:
-    """Accuracy, bytes, bits, distance from the limit, and the step time on every link; one row a run."""
+    """Accuracy, bytes, bits, distance from the limit, and the step time on every link; one row per run."""
     columns = [Column("compressor", number=False), Column("exchange", number=False), Column("accuracy"), Column("sent")]
     columns += [Column("bits/coord"), Column("error"), Column("above limit"), *(Column(name) for name, _ in LINKS)]
     rows = []
     for r in results:
-        chosen = f"chose {r.report['auto/choice']}" if "auto/choice" in r.report else r.job.exchange
-        exchange = f"{chosen}, {r.job.local}" if r.job.local else chosen
+        taken = chosen(r.report, r.job.exchange)
+        exchange = f"{taken}, {r.job.local}" if r.job.local else taken
         row = [r.job.compressor or "none", exchange, f"{100 * r.accuracy:.1f} %", megabytes(r.bytes_sent)]
         row += [f"{r.bits_per_coordinate:.2f}", number(r.error, 2), signed(r.above_limit)]
         rows.append((*row, *(seconds_text(r.step_seconds(speed)) for _, speed in LINKS)))
@@ -75,7 +75,7 @@ def closing(results: Sequence[Result]) -> str:
         lines += [f"  {words}:", *_fastest(base, runs)] if runs else []
     for r in results:
         if "auto/choice" in r.report:
-            lines += [f"auto chose {r.report['auto/choice']}:", f"  {r.report['auto/why']}"]
+            lines += [f"auto {chosen(r.report)}:", f"  {r.report['auto/why']}"]
     return "\n".join(lines)
 
 
@@ -96,7 +96,7 @@ def result_table(result: Result, note: str = "") -> Table:
     rows = [
         ("compressor", r.job.compressor or "-"),
         ("exchange", r.job.exchange),
-        *([("chosen", f"{r.report['auto/choice']}: {r.report['auto/why']}")] if "auto/choice" in r.report else []),
+        *([("auto", f"{chosen(r.report)}: {r.report['auto/why']}")] if "auto/choice" in r.report else []),
         *([("local", r.job.local)] if r.job.local else []),
         ("workers", str(r.workers)),
         ("parameters", f"{r.parameters:,}"),

@@ -124,7 +124,7 @@ def digits() -> Images:
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0)).numpy()
     images, labels = pixels[order].reshape(-1, 1, 8, 8), classes[order]
     cut = len(images) - HELD_OUT
-    return _scaled("digits", images[:cut], labels[:cut], images[cut:], labels[cut:])
+    return scaled("digits", images[:cut], labels[:cut], images[cut:], labels[cut:])
 
 
 def mnist(folder: Path) -> Images:
@@ -134,7 +134,7 @@ def mnist(folder: Path) -> Images:
     if missing := [name for name, path in found.items() if path is None]:
         raise BadConfiguration(f"{folder} lacks the idx files {', '.join(missing)}")
     images, labels, test, test_labels = (_idx(path) for path in found.values() if path is not None)
-    return _scaled(folder.name, images[:, None], labels, test[:, None], test_labels)
+    return scaled(folder.name, images[:, None], labels, test[:, None], test_labels)
 
 
 def cifar10(folder: Path) -> Images:
@@ -149,7 +149,7 @@ def cifar10(folder: Path) -> Images:
             raise BadConfiguration(f"{path} is no CIFAR-10 file: its size is not a multiple of 3073 bytes")
         parts.append(raw.reshape(-1, 3073))
     train, test = np.concatenate(parts[:5]), parts[5]
-    return _scaled("cifar10", train[:, 1:].reshape(-1, 3, 32, 32), train[:, 0], test[:, 1:].reshape(-1, 3, 32, 32), test[:, 0])
+    return scaled("cifar10", train[:, 1:].reshape(-1, 3, 32, 32), train[:, 0], test[:, 1:].reshape(-1, 3, 32, 32), test[:, 0])
 
 
 def _find(folder: Path, stem: str) -> Path | None:
@@ -172,7 +172,8 @@ def _idx(path: Path) -> np.ndarray:
     return body.reshape(shape)
 
 
-def _scaled(name: str, train: np.ndarray, labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray) -> Images:
+def scaled(name: str, train: np.ndarray, labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray) -> Images:
+    """Pixels (n, channels, height, width) of any scale, and their classes."""
     if len(train) != len(labels) or len(test) != len(test_labels) or not len(train) or not len(test):
         raise BadConfiguration(f"{name}: {len(train)} + {len(test)} images with {len(labels)} + {len(test_labels)} labels")
     x, y = (torch.from_numpy(np.ascontiguousarray(a, dtype=np.float32)) for a in (train, test))

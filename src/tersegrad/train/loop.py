@@ -151,7 +151,8 @@ class _Trainer:
 
     def __init__(self, job: Job, worker: Worker, found: Images | Text) -> None:
         self.job, self.worker, self.data = job, worker, found
-        self.steps, self.epoch, self.position = 0, 0, 0  # position: examples of this epoch that all workers have used
+        # Position: examples of this epoch that all workers have used.
+        self.steps, self.epoch, self.position = 0, 0, 0
         self.total_steps, self.rate = self._end(), 0.0  # the learning rate of the latest step
         self.every = max(2, self.total_steps // MEASURED)
         self.settings = models.optimizer(job.optimizer)

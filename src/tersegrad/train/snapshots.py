@@ -1,4 +1,4 @@
-"""Checkpoints of a run in a folder that all workers share: ``step-00000120/`` with ``shared.pt`` and one file a rank.
+"""Checkpoints of a run in a folder that all workers share: ``step-00000120/`` with ``shared.pt`` and one file per rank.
 
 A snapshot counts once ``complete.json`` is there, which is written last: a run that dies while saving continues from the one
 before. The two newest are kept.

@@ -8,3 +8,4 @@ from tersegrad.wrappers.error_feedback import ErrorFeedbackState as ErrorFeedbac
 from tersegrad.wrappers.metered import Metered as Metered
 from tersegrad.wrappers.metered import MeterState as MeterState
 from tersegrad.wrappers.rotated import Rotated as Rotated
+from tersegrad.wrappers.shortest import Shortest as Shortest

@@ -32,11 +32,11 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import varint
-from tersegrad.core import buffers, host
+from tersegrad.core import buffers, host, trust
 from tersegrad.core import state as states
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
+from tersegrad.core.promises import worst
 from tersegrad.core.protocol import (
-    Accumulator,
     Compressor,
     Context,
     Guarantee,
@@ -93,6 +93,18 @@ class ByTensor(Configuration):
         require(self.below >= 0, f"below is a number of elements, got {self.below}")
         require(all(part is not None for _, part in self.rules), "a rule names a pattern and a compressor")
 
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.default, self.small, self.below, self.rules))
+
+    def __hash__(self) -> int:
+        # Layouts are looked up several times in every message.
+        return self._hash
+
+    def __getstate__(self) -> dict[str, object]:
+        # Hashes of texts differ between processes.
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     @property
     def compressors(self) -> tuple[Compressor[Any] | None, ...]:
         """The compressor of each group."""
@@ -129,11 +141,13 @@ class ByTensor(Configuration):
             message, next_state = share.compressor.encode(y, share.spec, before, ctx.child(g), stats=given, out=place)
             messages.append(message)
             after.append((g, next_state))
-        sent: list[Tensor] = []
-        at = host.stream(x.device)
-        for message, length in zip(messages, lengths(messages), strict=True):
-            head = _head(length, x.device, at) if self.fixed_size else _new_head(length, x.device)
-            sent += [head, message.data[:length]]
+        known = lengths(messages)
+        if self.fixed_size:
+            at = host.stream(x.device)
+            heads = [_head(length, x.device, at) for length in known]
+        else:
+            heads = _new_heads(known, x.device)
+        sent = [part for head, message, n in zip(heads, messages, known, strict=True) for part in (head, message.data[:n])]
         nbytes = sum(part.numel() for part in sent)
         if sent:
             torch.cat(sent, out=data[:nbytes])
@@ -157,10 +171,10 @@ class ByTensor(Configuration):
         groups = list(self._read(message, spec, ctx))
         largest = max(groups, key=lambda group: group[1].numel, default=None)
         decoded: list[tuple[Tensor, tuple[tuple[int, int], ...]]] = []
-        fused: Accumulator | None = None
+        fused: Any = None
         for group in groups:
             part, sub, payload, child, runs = group
-            if group is largest and len(runs) == 1 and isinstance(part, Accumulator):
+            if group is largest and len(runs) == 1 and hasattr(part, "decode_add"):
                 fused = part
             else:
                 values = part.decode(payload, sub, child)
@@ -241,11 +255,12 @@ class ByTensor(Configuration):
         A device is not waited for where all lengths are known beforehand, and once where all but one are: that one is what is left.
         """
         shares, end = _layout(self, spec), 0
-        varying = [share for share in shares if not has_fixed_size(share.compressor)]
-        foreseen = [] if data.is_cpu or len(varying) > 1 else _foreseen(shares, data.numel())
+        varying = sum(not has_fixed_size(share.compressor) for share in shares) if not data.is_cpu else 0
+        foreseen = [] if data.is_cpu or varying > 1 else _foreseen(shares, data.numel())
         if varying and foreseen:
             fronts = torch.cat([data[at - varint.nbytes(length) : at] for at, length in foreseen])
-            if host.read(fronts).numpy().tobytes() != b"".join(varint.write(length) for _, length in foreseen):
+            wanted = torch.tensor(list(b"".join(varint.write(length) for _, length in foreseen)), dtype=torch.uint8)
+            if any(trust.numbers(fronts.sub(host.send(wanted, fronts.device)).long())):
                 foreseen = []
         for number, share in enumerate(shares):
             if foreseen:
@@ -271,7 +286,7 @@ class ByTensor(Configuration):
         return all(part is None or has_fixed_size(part) for part in self.compressors)
 
     def max_nbytes(self, spec: Spec) -> int:
-        return sum(share.limit + varint.nbytes(share.limit) for share in _layout(self, spec))
+        return _limit(self, spec)
 
     def wire_omega(self, spec: Spec) -> Omega:
         found = [wire_omega(share.compressor, share.spec) for share in _layout(self, spec)]
@@ -306,6 +321,12 @@ def _layout(rules: ByTensor, spec: Spec) -> tuple[_Share, ...]:
     return tuple(shares)
 
 
+@functools.lru_cache(maxsize=1024)
+def _limit(rules: ByTensor, spec: Spec) -> int:
+    """The most bytes of a message."""
+    return sum(share.limit + varint.nbytes(share.limit) for share in _layout(rules, spec))
+
+
 def _foreseen(shares: Sequence[_Share], total: int) -> list[tuple[int, int]]:
     """Where the groups' messages lie in one of ``total`` bytes, at most one of which varies in length; nothing if they cannot."""
     fixed = sum(share.limit + varint.nbytes(share.limit) for share in shares if has_fixed_size(share.compressor))
@@ -323,37 +344,18 @@ def _foreseen(shares: Sequence[_Share], total: int) -> list[tuple[int, int]]:
     return found
 
 
-def worst(promises: Sequence[Guarantee]) -> Guarantee:
-    """What holds for a vector whose parts are sent with these guarantees.
-
-    >>> print(worst([Guarantee("contractive", 0.5, True), Guarantee("contractive", 0.9, True)]))
-    C(alpha=0.9)
-    >>> print(worst([Guarantee("unbiased", 3.0), Guarantee("contractive", 0.0, True)]))
-    U(omega=3)
-    >>> print(worst([Guarantee("unbiased", 3.0), Guarantee("contractive", 0.5, True)]))
-    none
-    """
-    kinds = {p.kind for p in promises}
-    value, sure = max((p.value for p in promises), default=0.0), all(p.sure for p in promises)
-    if "none" in kinds:
-        return Guarantee("none")
-    lossy = {p.kind for p in promises if p.value > 0}
-    if "unbiased" in kinds and "contractive" not in lossy:
-        return Guarantee("unbiased", value, sure)
-    if "unbiased" in kinds and value >= 1:
-        return Guarantee("none")
-    return Guarantee("contractive", value, sure)
-
-
-def _new_head(length: int, device: torch.device) -> Tensor:
-    """What stands before a message of this length."""
-    return host.send(torch.frombuffer(bytearray(varint.write(length)), dtype=torch.uint8), device)
+def _new_heads(lengths: Sequence[int], device: torch.device) -> list[Tensor]:
+    """What stands before messages of these lengths."""
+    heads = [varint.write(length) for length in lengths]
+    if not heads:
+        return []
+    return list(host.send(torch.frombuffer(bytearray(b"".join(heads)), dtype=torch.uint8), device).split([*map(len, heads)]))
 
 
 @functools.lru_cache(maxsize=1024)
 def _head(length: int, device: torch.device, stream: int) -> Tensor:
-    """The same, kept."""
-    return _new_head(length, device)
+    """The same for one message, kept."""
+    return _new_heads([length], device)[0]
 
 
 @functools.lru_cache(maxsize=1024)

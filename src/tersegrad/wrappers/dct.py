@@ -30,7 +30,7 @@ from tersegrad.core import buffers
 from tersegrad.core.numbers import HUGE
 from tersegrad.core.protocol import Context, Message, Spec
 from tersegrad.core.text import require
-from tersegrad.wrappers.transformed import Transformed, enlarged
+from tersegrad.wrappers.transformed import SHRINK, Transformed, enlarged, ranges
 
 LARGEST_BLOCK = 256
 
@@ -80,9 +80,13 @@ class DCT(Transformed):
         return self._back(sent, spec, buffers.empty(spec.numel, torch.float32, sent.device))
 
     def _back(self, sent: Tensor, spec: Spec, out: Tensor) -> Tensor:
-        kernels.get(sent.device).cosine_inverse(sent, tiles.table(self.regions(spec)), out)
-        # Finite coefficients near the largest float may leave its range.
-        return out.clamp_(-HUGE, HUGE)
+        ops, table = kernels.get(sent.device), tiles.table(self.regions(spec))
+        # Finite coefficients near the largest float may leave its range, between the two passes too.
+        _, big = ranges(ops.abs_max(sent))
+        if sent.is_cpu and not bool(big):
+            return ops.cosine_inverse(sent, table, out).clamp_(-HUGE, HUGE)
+        factor = torch.where(big, SHRINK, 1.0)
+        return ops.cosine_inverse(sent * factor, table, out).div_(factor).clamp_(-HUGE, HUGE)
 
     def rounding(self) -> float:
         return 2 * (math.sqrt(self.block) + 2) * 2.0**-24

@@ -6,8 +6,20 @@ from typing import Any
 
 from tersegrad import compressors
 from tersegrad.core.protocol import Compressor
+from tersegrad.wrappers.aligned import Aligned
 from tersegrad.wrappers.dct import DCT
 from tersegrad.wrappers.error_feedback import ErrorFeedback
+from tersegrad.wrappers.shortest import Shortest
+
+
+def fewest_bits(alpha: float) -> Compressor[Any]:
+    """The shortest message for an error that we know of: signs, classes and levels by their bits, scalar or on a trellis."""
+    choices = (
+        compressors.SparseDithering(alpha=alpha, chunk=18, rdo=True),
+        compressors.Trellis(alpha=alpha, rdo=True),
+        compressors.Trellis(alpha=alpha, states=32, chunk=18, rdo=True),
+    )
+    return Aligned(Shortest(choices))
 
 
 def strom(tau: float) -> Compressor[Any]:

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 pytest.importorskip("sklearn")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAdam, FedAvg, QFedAvg
+from flwr.serverapp.strategy import DifferentialPrivacyClientSideAdaptiveClipping, FedAdam, FedAvg, QFedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import tersegrad
@@ -223,6 +223,36 @@ def test_a_strategy_gets_the_metrics_that_it_reads() -> None:
     strategy, arrays = federation(lacking, nodes=2, rounds=2, inner=inner)
     assert refused(strategy) == {(0, "metrics")}
     assert arrays is not None
+
+
+@pytest.mark.parametrize("loss", [-1.0, -0.5, -1e308])
+def test_a_negative_loss_does_not_stop_training(loss: float) -> None:
+    """QFedAvg takes a power of the loss: one negative number made every aggregate NaN, with nobody refused."""
+
+    def negative(node: int, records: dict[str, Any]) -> None:
+        if node == 0:
+            records["metrics"]["loss"] = loss
+
+    inner = QFedAvg(
+        client_learning_rate=0.2, q=0.1, train_loss_key="loss", fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1
+    )
+    strategy, arrays = federation(negative, inner=inner)
+    assert refused(strategy) == {(0, "metrics")}
+    assert arrays is not None
+    assert float(np.abs(arrays["0.weight"].numpy() - network().state_dict()["0.weight"].numpy()).max()) > 0.01
+
+
+@pytest.mark.parametrize("bit", [1e6, -1e6, 1.5])
+def test_the_bound_of_adaptive_clipping_is_not_anybodys(bit: float) -> None:
+    """Its exponential is the bound's factor: one large number made the bound zero for good, and a negative one infinite."""
+
+    def claims(node: int, records: dict[str, Any]) -> None:
+        records["metrics"]["norm_bit"] = bit if node == 0 else node % 2
+
+    inner = DifferentialPrivacyClientSideAdaptiveClipping(fedavg(), noise_multiplier=0.0, num_sampled_clients=3)
+    strategy, _ = federation(claims, inner=inner)
+    assert refused(strategy) == {(0, "metrics")}
+    assert 0.05 < inner.clipping_norm < 0.2
 
 
 @pytest.mark.parametrize("kind", ["lacking", "more", "weight", "large", "arrays"])

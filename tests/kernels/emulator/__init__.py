@@ -10,12 +10,11 @@ import os
 import pathlib
 import re
 import shutil
-import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
 
-from tersegrad.kernels.cuda import loader
+from tersegrad.kernels.cuda import graphs, loader, replay
 
 HEADER = pathlib.Path(__file__).parent / "cuda_on_cpu.hpp"
 
@@ -52,11 +51,29 @@ def library(name: str) -> ctypes.CDLL:
 
 def _launch(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[loader.Argument, ...]) -> None:
     held = ctypes.create_string_buffer(4096)
-    kinds, _ = loader.packed(arguments, held)
-    # Each parameter begins at a multiple of its size.
-    places = [struct.calcsize(f"{kinds[:i]}0{kind}") for i, kind in enumerate(kinds)]
-    pointers = (ctypes.c_void_p * len(kinds))(*(ctypes.addressof(held) + at for at in places))
+    _run(name, kernel, blocks, threads, held, loader.packed(arguments, held).offsets)
+
+
+def _run(
+    name: str, kernel: str, blocks: int, threads: int, parameters: ctypes.Array[ctypes.c_char], at: tuple[int, ...]
+) -> None:
+    pointers = (ctypes.c_void_p * len(at))(*(ctypes.addressof(parameters) + offset for offset in at))
     getattr(library(name), f"run_{kernel}")(ctypes.c_uint(blocks), ctypes.c_uint(threads), pointers)
+
+
+class Emulated:
+    """A graph in the emulation: it has copies of parameters, as the driver has, and runs nothing but the launches that it is made of."""
+
+    def __init__(self, device: int, launches: list[graphs.Launched]) -> None:
+        self._launches, self._copies = launches, [launched.parameters.raw for launched in launches]
+
+    def update(self, number: int) -> None:
+        self._copies[number] = self._launches[number].parameters.raw
+
+    def run(self, stream: int) -> None:
+        for launched, copy in zip(self._launches, self._copies):
+            held = ctypes.create_string_buffer(copy, len(copy))
+            _run(launched.name, launched.kernel, launched.blocks, launched.threads, held, launched.layout.offsets)
 
 
 @contextlib.contextmanager
@@ -67,3 +84,17 @@ def emulated() -> Iterator[None]:
         yield
     finally:
         loader.launcher = before
+
+
+@contextlib.contextmanager
+def replaying() -> Iterator[None]:
+    """The same, and launches are replayed by graphs of the emulation."""
+    before = replay.kinds, replay.maker
+    replay.kinds, replay.maker = frozenset({"cpu"}), Emulated
+    replay.clear()
+    try:
+        with emulated():
+            yield
+    finally:
+        replay.clear()
+        replay.kinds, replay.maker = before

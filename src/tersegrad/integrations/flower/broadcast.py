@@ -116,11 +116,11 @@ class Broadcast:
         self,
         downlink: Compressor[Any],
         snapshot: Compressor[Any],
-        dense: Sequence[str] = envelope.RUNNING,
+        beside: Sequence[str] = envelope.RUNNING,
         memory: int = 2 << 30,
         seed: int | None = None,
     ) -> None:
-        self.downlink, self.snapshot, self.dense, self.memory = contraction(downlink), snapshot, tuple(dense), memory
+        self.downlink, self.snapshot, self.beside, self.memory = contraction(downlink), snapshot, tuple(beside), memory
         self.step = 0
         self.epoch = secrets.randbits(30) if seed is None else 1
         self.model: Model | None = None
@@ -133,7 +133,7 @@ class Broadcast:
 
     def begin(self, arrays: ArrayRecord) -> Model:
         """The next broadcast, of this model."""
-        layout, before = Layout.of(arrays, self.dense), self.model
+        layout, before = Layout.of(arrays, self.beside), self.model
         if before is None or not layout.same_model(before.layout):
             self.versions, before = {}, None
         model = Model.of(arrays, layout if before is None else before.layout)
@@ -204,7 +204,7 @@ class Broadcast:
         if self.model is None:
             return {}
         kinds = {name: self.model.values[name].dtype.kind for name in self.model.layout.beside}
-        return {name: "name matches dense=" if kind == "f" else "not floating-point" for name, kind in kinds.items()}
+        return {name: "name matches beside=" if kind == "f" else "not floating-point" for name, kind in kinds.items()}
 
 
 def contraction(compressor: Compressor[Any]) -> Compressor[Any]:

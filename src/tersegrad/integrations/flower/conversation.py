@@ -7,7 +7,7 @@ One round is :meth:`Conversation.ask`, then :meth:`Conversation.hear`. What goes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
@@ -29,7 +29,7 @@ class Conversation:
     """What the server says to its clients and hears from them.
 
     ``budgets`` are the compressors of updates by name; ``choose`` names a client's. ``needed`` are metrics that training replies
-    must have beside the weight.
+    must have beside the weight, with the largest value of each.
     """
 
     def __init__(
@@ -39,13 +39,14 @@ class Conversation:
         ledger: Ledger,
         budgets: Mapping[str, Compressor[Any]],
         choose: Callable[[ClientRecord], str] | None = None,
-        needed: Sequence[str] = (),
+        needed: Mapping[str, float] | None = None,
     ) -> None:
         self.broadcast, self.gate, self.ledger = broadcast, gate, ledger
-        self.budgets, self.choose, self.needed = budgets, choose, tuple(needed)
+        self.budgets, self.choose, self.needed = budgets, choose, dict(needed or {})
         self.clients: dict[int, ClientRecord] = {}
         self._asked: dict[int, Question] = {}
-        self._round: RoundReport | None = None  # the one that waits for replies; None where nobody was asked
+        # The round that waits for replies; None where nobody was asked.
+        self._round: RoundReport | None = None
 
     def ask(self, messages: Iterable[Message], server_round: int, arrays: ArrayRecord, train: bool) -> list[Message]:
         """The inner strategy's messages, with the model compressed for each client."""
@@ -151,7 +152,7 @@ class Conversation:
             raise Refused("error", reply.error.reason or f"the client reports error {reply.error.code}")
         if oversized is not None:
             raise oversized
-        self.gate.check_metrics(reply.content, self.needed if train else ())
+        self.gate.check_metrics(reply.content, self.needed if train else {})
         if train:
             update = self.gate.take(reply.content, question, model)
             (place,) = reply.content.array_records

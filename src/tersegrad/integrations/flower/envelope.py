@@ -87,7 +87,8 @@ def _read_npy(data: bytes) -> np.ndarray[Any, Any]:
         if len(rest) != math.prod(shape) * dtype.itemsize:
             raise CorruptMessage(f"an array of {dtype} and shape {shape} does not take {len(rest)} bytes")
         found = np.frombuffer(rest, dtype=dtype).reshape(shape, order="F" if fortran else "C")
-        return np.array(found, dtype=dtype.newbyteorder("="), order="C")  # a copy: torch wants memory that may be written
+        # A copy: torch wants memory that may be written.
+        return np.array(found, dtype=dtype.newbyteorder("="), order="C")
     except CorruptMessage:
         raise
     except (ValueError, SyntaxError, TypeError, KeyError, struct.error, MemoryError, RecursionError, OverflowError) as error:
@@ -116,11 +117,11 @@ class Layout:
     packed: tuple[bool, ...]
 
     @staticmethod
-    def of(record: ArrayRecord, dense: Sequence[str] = RUNNING) -> Layout:
-        """The layout of a model: floating-point arrays are compressed, unless their name matches a pattern of ``dense``."""
+    def of(record: ArrayRecord, beside: Sequence[str] = RUNNING) -> Layout:
+        """The layout of a model: floating-point arrays are compressed, unless their name matches a pattern of ``beside``."""
 
         def compressed(name: str, array: Array) -> bool:
-            return "float" in array.dtype and not any(fnmatchcase(name, pattern) for pattern in dense)
+            return "float" in array.dtype and not any(fnmatchcase(name, pattern) for pattern in beside)
 
         packed = tuple(compressed(name, array) for name, array in record.items())
         if not any(packed):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -95,7 +96,7 @@ class Gate:
         text = f"{extra} bytes beside the frame, at most {room} are taken (max_extra={self.max_extra})"
         return extra + ours, Refused("oversized", text)
 
-    def check_metrics(self, content: RecordDict, needed: Sequence[str] = ()) -> None:
+    def check_metrics(self, content: RecordDict, needed: Mapping[str, float] = types.MappingProxyType({})) -> None:
         """Flower's strategies give up the whole round for one reply with odd metrics; so such a reply is turned away here."""
         if len(content.metric_records) != 1:
             raise Refused("metrics", f"a reply has one MetricRecord, this one {len(content.metric_records)}")
@@ -103,9 +104,10 @@ class Gate:
         for name, value in metrics.items():
             if not all(_finite(v) for v in (value if isinstance(value, list) else [value])):
                 raise Refused("metrics", f"{name[:80]} is not finite")
-        for name in needed:
-            if not isinstance(metrics.get(name), (int, float)):
-                raise Refused("metrics", f"{name} must be a number, got {str(metrics.get(name))[:80]}")
+        for name, most in needed.items():
+            found = metrics.get(name)
+            if not isinstance(found, (int, float)) or not 0 <= found <= most:
+                raise Refused("metrics", f"{name} must be a number from 0 to {most:g}, got {str(found)[:80]}")
         if self.weight_key is None:
             return
         weight = metrics.get(self.weight_key)

@@ -49,7 +49,8 @@ class LocalGrid(Grid):
         self.contexts = {node: Context(RUN, node, dict(config), RecordDict(), run) for node, config in configs.items()}
         self.bytes_up = self.bytes_down = 0
         self._replies: dict[str, list[Message]] = {}
-        if TaskIdentity._run_id is None:  # Flower's own processes set this; here there is only ours
+        # Flower's own processes set this; here there is only ours.
+        if TaskIdentity._run_id is None:
             TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, 1 << 62, 0
 
     def restart(self, node: int) -> None:
@@ -109,7 +110,8 @@ def _carried(message: Message) -> tuple[Message, int]:
     contents = {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
     nbytes = sum(map(len, contents.values()))
     arrived = cast(Message, inflate_object_from_contents(name, contents))
-    arrived.metadata.__dict__["_message_id"] = name  # as Flower's own grid does: the id is not part of what it names
+    # As Flower's own grid does: the id is not part of what it names.
+    arrived.metadata.__dict__["_message_id"] = name
     return arrived, nbytes
 
 

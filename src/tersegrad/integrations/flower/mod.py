@@ -81,7 +81,8 @@ class CompressMod:
         order, framed = Order.unpack(record[KEY].data)
         if order.layout is not None:
             layout = Layout.from_facts(order.layout, self.max_numel)
-            if layout != memory.layout:  # another model: what was left out of the old one is meaningless
+            # Another model: what was left out of the old one is meaningless.
+            if layout != memory.layout:
                 memory.entries, memory.compressor, memory.frame = {}, "", b""
             memory.layout = layout
         # Who holds the new version already got the same message before.

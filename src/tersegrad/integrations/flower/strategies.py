@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,12 +49,16 @@ def weight_key(strategy: Any) -> str | None:
     return next((s.weighted_by_key for s in nested(strategy) if hasattr(s, "weighted_by_key")), None)
 
 
-def metrics_read(strategy: Any) -> tuple[str, ...]:
-    """Other metrics without which training replies make a strategy give up the round: QFedAvg's loss, adaptive clipping's bit."""
-    found = [s.train_loss_key for s in nested(strategy) if hasattr(s, "train_loss_key")]
+def metrics_read(strategy: Any) -> dict[str, float]:
+    """Other metrics that a strategy computes with, and how large they may be; none may be negative.
+
+    QFedAvg gives up the round without a loss, and takes a power of it: a negative one makes the model NaN. Adaptive clipping scales its
+    bound by the exponential of the mean of bits: a large one would make the bound zero for good, a negative one infinite.
+    """
+    found = {s.train_loss_key: math.inf for s in nested(strategy) if hasattr(s, "train_loss_key")}
     if any(isinstance(s, DifferentialPrivacyClientSideAdaptiveClipping) for s in nested(strategy)):
-        found.append("norm_bit")
-    return tuple(found)
+        found["norm_bit"] = 1
+    return found
 
 
 def _names(strategy: Any, keep: Sequence[str] | None) -> tuple[str, ...]:

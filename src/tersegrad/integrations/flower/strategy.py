@@ -44,7 +44,7 @@ class CompressedStrategy(Strategy):
     - ``clip_beside``: the same for the arrays beside the update, as differences to the server's; by default as ``clip``.
     - ``max_weight``: refuse replies that claim a larger weight (``num-examples``).
     - ``max_extra``: bytes of metrics and other records that a reply may carry beside the model's arrays.
-    - ``dense``: name patterns of arrays that are sent uncompressed (running statistics, by default); integers always are.
+    - ``beside``: name patterns of arrays that travel uncompressed beside the update (running statistics, by default); integers always do.
     - ``patience``, ``quorum``: once this share of a round's replies is there, wait only so many seconds for the others.
     - ``memory``: bytes for the versions that clients hold; the least recently used are forgotten beyond it.
     - ``history``: how many rounds are kept in full in ``rounds``; totals are those of all rounds.
@@ -67,7 +67,7 @@ class CompressedStrategy(Strategy):
         clip_beside: float | None = None,
         max_weight: float = 2.0**31,
         max_extra: int = 1 << 18,
-        dense: Sequence[str] = envelope.RUNNING,
+        beside: Sequence[str] = envelope.RUNNING,
         patience: float | None = None,
         quorum: float = 0.5,
         memory: int = 2 << 30,
@@ -87,7 +87,7 @@ class CompressedStrategy(Strategy):
         offered = {str(c): c for c in compressors.values()}
         self.inner, self.patience, self.quorum, self.keep = inner, patience, quorum, keep
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.broadcast = Broadcast(usable(downlink), usable(snapshot), dense, memory, seed)
+        self.broadcast = Broadcast(usable(downlink), usable(snapshot), beside, memory, seed)
         self.gate = Gate(offered, accept, clip, clip_beside, max_weight, max_extra, strategies.weight_key(inner))
         self.ledger, needed = Ledger(history), strategies.metrics_read(inner)
         self.conversation = Conversation(self.broadcast, self.gate, self.ledger, compressors, choose, needed)

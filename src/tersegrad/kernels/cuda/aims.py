@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tersegrad.core import host, targets
 from tersegrad.core.numbers import TINY
-from tersegrad.kernels.cuda import scratch
-from tersegrad.kernels.cuda.dither import groups_of
+from tersegrad.kernels.cuda import classes, replay, scratch
+from tersegrad.kernels.cuda.dither import draws_of, groups_of
 from tersegrad.kernels.cuda.loader import Double, launch
 from tersegrad.kernels.cuda.trellis import ENCODE, KNOWN, NEAR_STATES, Chosen, trellis_error
 from tersegrad.kernels.reference.aims import searched
@@ -27,12 +27,17 @@ WARPS = 8
 
 def norm_step(x: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
     """A step from the squared norm, and that norm, in one launch."""
+    return _norm_step(x.contiguous(), float(by), float(over), float(factor), float(otherwise))
+
+
+@replay.operation
+def _norm_step(x: Tensor, by: float, over: float, factor: float, otherwise: float) -> Tensor:
     n, device = x.numel(), x.device
     found = torch.empty(2, dtype=torch.float64, device=device)
     chunks = max(1, -(-n // CHUNK))
     memory, (arrived, sums) = scratch.zeros(device, 8, 8 * chunks)
     numbers = map(Double, (by, over, factor, otherwise))
-    launch(AIM, "norm_step", -(-chunks // 16), 512, x.contiguous(), n, *numbers, arrived, sums, found)
+    launch(AIM, "norm_step", -(-chunks // 16), 512, x, n, *numbers, arrived, sums, found)
     # What the kernel uses is kept until here.
     del memory
     return found
@@ -51,11 +56,17 @@ def dither_aim(x: Tensor, alpha: float, carry: Tensor | None = None, norm: float
     n, device = x.numel(), x.device
     if n == 0:
         return host.send(torch.tensor([TINY, 0.0, 0.0, norm], dtype=torch.float64), device)
+    return _dither_aim(x.contiguous(), alpha, None if carry is None else carry.contiguous(), norm)
+
+
+@replay.operation
+def _dither_aim(x: Tensor, alpha: float, carry: Tensor | None, norm: float) -> Tensor:
+    n, device = x.numel(), x.device
     told = torch.empty(4, dtype=torch.float64, device=device)
     coarse, fine = max(1, n // targets.COARSE), max(1, n // targets.FINE)
     groups, refined = groups_of(n, fine), targets.refines(n)
     memory, (search, errors, norms) = scratch.empty(device, SEARCH, 8 * groups, 8 * groups)
-    given = (x.contiguous(), x if carry is None else carry.contiguous(), int(carry is not None), n)
+    given = (x, x if carry is None else carry, int(carry is not None), n)
     target = _target(n, alpha, targets.MARGIN, 12.0, n // coarse + 1, norm)
     launch(AIM, "dither_aim_coarse", 1, 1024, *given, coarse, int(refined), *target, search, told)
     for _ in range(targets.FINE_LOOKS if refined else 0):
@@ -70,8 +81,24 @@ def trellis_aim(x: Tensor, alpha: float, kappa: float, states: int, layout: Tens
     n, device = x.numel(), x.device
     if not targets.refines(n):
         return searched(trellis_error, x, alpha, kappa, states, layout, norm)
-    told = torch.empty(4, dtype=torch.float64, device=device)
     small, large = targets.strided(x, targets.COARSE), targets.strided(x, targets.FINE).contiguous()
+    return _trellis_aim(small, large, n, alpha, kappa, states, norm, classes.regions_of(layout, n, device), layout is not None)
+
+
+@replay.operation
+def _trellis_aim(
+    small: Tensor,
+    large: Tensor,
+    n: int,
+    alpha: float,
+    kappa: float,
+    states: int,
+    norm: float,
+    regions: classes.Regions,
+    classed: bool,
+) -> Tensor:
+    device = small.device
+    told = torch.empty(4, dtype=torch.float64, device=device)
     source, target = f"trellis_viterbi_{states}.cu", _target(n, alpha, targets.TRELLIS_MARGIN, 1.0, kappa * small.numel(), norm)
     # The step of the next look lies at the beginning of what the search knows.
     held, (search, near, bytes_) = scratch.empty(device, SEARCH, WARPS * _decisions(states), small.numel() + 15)
@@ -80,7 +107,7 @@ def trellis_aim(x: Tensor, alpha: float, kappa: float, states: int, layout: Tens
         _look_at_sample(large, states, target, search, told)
     else:
         for _ in range(targets.FINE_LOOKS):
-            chosen = Chosen(large, held[:1], states, 0, None, layout)
+            chosen = Chosen(large, (0.0, held[:1]), states, 0, draws_of(None), regions, classed)
             launch(ENCODE, "trellis_aim_whole", 1, 256, n, *target, chosen.sums, search, told)
     # What the kernels use is kept until here.
     del held

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels.cuda import scratch
-from tersegrad.kernels.cuda.loader import launch
+from tersegrad.kernels.cuda.loader import Bytes, launch
 from tersegrad.kernels.reference.classes import BLOCK, CLASSES, OCTAVES
 from tersegrad.kernels.reference.rans import SEGMENT, pieces
 
@@ -23,7 +23,7 @@ THREADS, SHARE = 256, 8
 LONGEST_ROW = 1 << 20
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Regions:
     """The regions of all segments: a table of them, and the first one of each segment and of the end."""
 
@@ -149,7 +149,7 @@ class Read:
 
 def read(
     regions: Regions,
-    data: Tensor,
+    data: Bytes,
     count: int,
     known: int,
     offsets: int,
@@ -162,7 +162,7 @@ def read(
     segments, where = len(pieces(count, SEGMENT)), regions.where
     tables = segments * most
     memory, (told, octaves, q, masks, contexts, entries, only) = scratch.empty(
-        data.device,
+        state.device,
         8 * regions.number * TOLD,
         regions.room,
         2 * tables * 256,
@@ -183,7 +183,7 @@ def read(
 
 
 def decode_chunks(
-    found: Read, data: Tensor, count: int, known: int, offsets: int, words: int, marks: int, out: Tensor, state: Tensor
+    found: Read, data: Bytes, count: int, known: int, offsets: int, words: int, marks: int, out: Tensor, state: Tensor
 ) -> None:
     """Decode the chunks of segments with classes."""
     launch(

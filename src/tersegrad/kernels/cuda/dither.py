@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.core import host
+from tersegrad.core import host, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
-from tersegrad.kernels.cuda import classes, rans, scratch
-from tersegrad.kernels.cuda.loader import Double, launch
+from tersegrad.kernels.cuda import classes, rans, replay, scratch
+from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, launch
 from tersegrad.kernels.reference.classes import cut
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _decode_segment as decode_segment
@@ -101,14 +101,16 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
     segments = len(pieces(count, SEGMENT))
     regions = classes.regions_of(layout, count, device)
     place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
-    known, begins, state = _decode(regions, data, count, place)
-    wrong, left_over = host.read(state).tolist()
+    given = (regions, Bytes(data), Varying(data.numel()), place)
+    wrong, left_over = trust.numbers(_decode(*given))
     if wrong == CORRUPT:
         raise CorruptMessage("not a message of dithered levels: a segment, a table or an escape is malformed")
     if wrong != FINE:
         # Another form: nothing was written.
         return _decode_on_host(data, out, weight, layout)
     if left_over:
+        # Rare enough to do it once more, keeping what is known of segments.
+        known, begins, _ = _decoded(*given)
         limits, marks = begins.tolist(), known.view(segments, PLACES)[:, ONLY].tolist()
         lengths, listed = pieces(count, SEGMENT), pieces_of(layout, count, [[count, count, 1, 0]])
         for s in (s for s in range(segments) if marks[s] == -1):
@@ -118,10 +120,17 @@ def dither_decode(data: Tensor, out: Tensor, weight: float | None, layout: Tenso
     return out if place is out else put(out, place, weight)
 
 
-def _decode(regions: classes.Regions, data: Tensor, count: int, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Decode into ``place``: what is known of segments, where they begin, and what is wrong and left over."""
-    segments, device = len(pieces(count, SEGMENT)), data.device
-    state = torch.zeros(2, dtype=torch.int64, device=device)
+@replay.operation
+def _decode(regions: classes.Regions, data: Bytes, size: Varying, place: Tensor) -> Tensor:
+    """Decode into ``place``: what is wrong, and whether something is left over."""
+    return _decoded(regions, data, size, place)[2]
+
+
+def _decoded(regions: classes.Regions, data: Bytes, size: Varying, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and before it what is known of segments, and where they begin."""
+    count, device = place.numel(), place.device
+    segments = len(pieces(count, SEGMENT))
+    state, _ = scratch.kept(device, 16)
     listed = (8 * segments * PLACES, 8 * (segments + 1))
     chunks = 8 * segments * CHUNKS
     memory, (known, begins, q, cells, offsets, words, marks, places) = scratch.empty(
@@ -129,7 +138,7 @@ def _decode(regions: classes.Regions, data: Tensor, count: int, place: Tensor) -
     )
     launch(
         DECODE, "dither_open", segments, THREADS,
-        data, data.numel(), count, begins, known, q, cells, offsets, words, state,
+        data, size, count, begins, known, q, cells, offsets, words, state,
     )  # fmt: skip
     found = classes.read(regions, data, count, known, offsets, words, state)
     classes.decode_chunks(found, data, count, known, offsets, words, marks, place, state)
@@ -145,6 +154,25 @@ def _decode(regions: classes.Regions, data: Tensor, count: int, place: Tensor) -
     return memory[: segments * PLACES], memory[segments * PLACES + segments * PLACES % 2 :][: segments + 1], state
 
 
+# Whether levels are drawn, and from what, as kernels take it.
+Draws = tuple[int, int | Varying, int | Varying, int | Varying, int | Varying]
+# A step, or where one lies, as kernels take it.
+Step = tuple[float | VaryingFloat, Tensor | int]
+
+
+def draws_of(ctx: Context | None) -> Draws:
+    """The numbers of a context: those of another step are others."""
+    if ctx is None:
+        return 0, 0, 0, 0, 0
+    sender, seed = ctx.buffer << 16 | ctx.sender, ctx.seed
+    return 1, Varying(ctx.step), Varying(sender), Varying(seed & 0xFFFFFFFF), Varying(seed >> 32)
+
+
+def step_of(step: float | Tensor) -> Step:
+    """A number, or where one lies."""
+    return (0.0, step) if isinstance(step, Tensor) else (VaryingFloat(float(step)), 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Described:
     """The levels of a vector and what its segments say of them, on the device; addresses in ``memory``."""
@@ -153,20 +181,23 @@ class _Described:
     result: Tensor
     segments: int
     regions: classes.Regions
-    draws: tuple[int, int, int, int, int]
+    draws: Draws
     summed: list[int]
     places: list[int]
 
 
 def _describe(
-    total: Tensor, nu: float, step: float | Tensor, chunk: int, ctx: Context | None, layout: Tensor | None
+    total: Tensor,
+    nu: float,
+    step: Step,
+    chunk: int,
+    draws: Draws,
+    regions: classes.Regions,
+    classed: bool,
 ) -> _Described:
     n, device = total.numel(), total.device
-    regions = classes.regions_of(layout, n, device)
     segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
-    result, (_, *summed) = scratch.zeros(
-        device, 8 * RESULTS, *(classes.summed(regions, segments) if layout is not None else ())
-    )
+    result, (_, *summed) = scratch.kept(device, 8 * RESULTS, *(classes.summed(regions, segments) if classed else ()))
     # Levels are read sixteen at a time.
     memory, places = scratch.empty(
         device, n + 15, 2 * n, 4 * blocks, 4 * blocks, 8 * blocks, 8 * blocks, 24 * blocks, 16 * segments,
@@ -174,13 +205,9 @@ def _describe(
         8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
     )  # fmt: skip
     levels, _, steps, scales, norms, errors, counts, _, known, q, tables, codes, escapes, planes, *_ = places
-    draws = (0, 0, 0, 0, 0)
-    if ctx is not None:
-        draws = (1, ctx.step, ctx.buffer << 16 | ctx.sender, ctx.seed & 0xFFFFFFFF, ctx.seed >> 32)
-    given = (0.0, step) if isinstance(step, Tensor) else (float(step), 0)
     launch(
         ENCODE, "dither_levels", blocks, 512,
-        total, n, Double(nu), *given, *draws, levels, steps, scales, norms, errors, counts, result,
+        total, n, Double(nu), *step, *draws, levels, steps, scales, norms, errors, counts, result,
     )  # fmt: skip
     launch(
         DESCRIBE, "dither_segments", 2 * segments, 512,
@@ -193,14 +220,55 @@ def rans_encode_trying(
     symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, layout: Tensor
 ) -> Tensor:
     """The length of the message of ``symbols``, and how many segments of ``levels`` gain from classes, on the device."""
+    regions = classes.regions_of(layout, levels.numel(), levels.device)
+    return _tried(symbols.contiguous(), alphabet, chunk, out, levels.contiguous(), regions)
+
+
+@replay.operation
+def _tried(
+    symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, regions: classes.Regions
+) -> Tensor:
     found = torch.empty(2, dtype=torch.int64, device=symbols.device)
-    said = _describe(levels.contiguous(), 0.0, 1.0, chunk, None, layout)
+    said = _describe(levels, 0.0, (1.0, 0), chunk, draws_of(None), regions, True)
     chosen = classes.search(said.regions, levels.numel(), chunk, said.summed, said.places[0], said.places[8], said.result)
     head = rans.write_block(symbols, alphabet, None, 1, True, chunk or USUAL_CHUNK, out)
     launch(DESCRIBE, "dither_tried", 1, 32, said.segments, said.places[8], said.result, head, found)
     # What the kernels use is kept until here.
     del said, chosen
     return found
+
+
+@replay.operation
+def _encode(
+    total: Tensor,
+    nu: float,
+    step: Step,
+    chunk: int,
+    draws: Draws,
+    regions: classes.Regions,
+    classed: bool,
+    out: Tensor,
+    rest: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Write a message, and what it leaves out into ``rest``: what is known of it, as in dither.cuh."""
+    n, said = total.numel(), _describe(total, nu, step, chunk, draws, regions, classed)
+    segments, result, places = said.segments, said.result, said.places
+    levels, words, steps, scales, norms, errors, _, sums = places[:8]
+    known, _, tables, codes, _, planes, numbers, offsets, states = places[8:]
+    described, held = tables, said.memory
+    if classed:
+        described, held = classes.choose(regions, n, chunk, said.summed, levels, known, tables, words, numbers, states, result)
+    launch(ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, levels, known, codes, words, numbers, states, result)
+    launch(ENCODE, "dither_close", 1, THREADS, n, known, numbers, offsets, norms, errors, sums, result)
+    launch(
+        ENCODE, "dither_write", segments * SHARE, THREADS,
+        total, n, SHARE, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
+    )  # fmt: skip
+    if rest is not None:
+        launch(ENCODE, "dither_left", -(-n // 1024), 256, total, n, *draws, levels, steps, scales, known, result, rest)
+    # What the kernels use is kept until here.
+    del said, held
+    return result, result[:RESULTS]
 
 
 def dither_encode(
@@ -215,7 +283,7 @@ def dither_encode(
     carry: Tensor | None = None,
     layout: Tensor | None = None,
     rdo: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[int | Tensor, float | Tensor, float | Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory; and what it leaves out into ``left``.
 
     Short messages, the published code, ``rdo`` and segments with very many escapes are left to the CPU's kernels over a copy.
@@ -226,26 +294,9 @@ def dither_encode(
         return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout, rdo)
     if chunk and not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
-    said = _describe(total, nu, step, chunk, ctx, layout)
-    segments, result, regions, draws, places = said.segments, said.result, said.regions, said.draws, said.places
-    levels, words, steps, scales, norms, errors, _, sums = places[:8]
-    known, _, tables, codes, _, planes, numbers, offsets, states = places[8:]
-    described, held = tables, said.memory
-    if layout is not None:
-        described, held = classes.choose(regions, n, chunk, said.summed, levels, known, tables, words, numbers, states, result)
-    launch(ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, levels, known, codes, words, numbers, states, result)
-    launch(ENCODE, "dither_close", 1, THREADS, n, known, numbers, offsets, norms, errors, sums, result)
-    launch(
-        ENCODE, "dither_write", segments * SHARE, THREADS,
-        total, n, SHARE, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
-    )  # fmt: skip
-    rest = left
-    if left is not None:
-        rest = left if left.is_contiguous() else torch.empty(n, dtype=torch.float32, device=device)
-        launch(ENCODE, "dither_left", -(-n // 1024), 256, total, n, *draws, levels, steps, scales, known, result, rest)
-    # What the kernels use is kept until here.
-    found = host.read(result[:RESULTS])
-    del said, held
+    regions = classes.regions_of(layout, n, device)
+    rest = left if left is None or left.is_contiguous() else torch.empty(n, dtype=torch.float32, device=device)
+    found = host.read(_encode(total, nu, step_of(step), chunk, draws_of(ctx), regions, layout is not None, out, rest)[1])
     wrong = int(found[WRONG])
     if wrong == MANY_ESCAPES:
         return _encode_on_host(total, nu, step, coder, chunk, ctx, out, left, layout)

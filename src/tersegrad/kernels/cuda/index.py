@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.kernels.cuda import rans, scratch
-from tersegrad.kernels.cuda.loader import launch, scan
+from tersegrad.kernels.cuda import rans, replay, scratch
+from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, VaryingFloat, launch, scan
 from tersegrad.kernels.reference.rans import USUAL, raw_bits
 from tersegrad.kernels.reference.select import index_dtype
 
@@ -30,6 +30,8 @@ SOURCE, GAPS = "index.cu", "gaps.cu"
 STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES = range(6)
 FINE, CORRUPT, TOO_SMALL, UNSORTED = range(4)
 THREADS = 256
+# The form of a set, and how many classes of gaps a byte can tell.
+ENTROPY_GAPS, MOST_CLASSES = 253, 256
 # Indices that a block has.
 SPAN = 8 * THREADS
 
@@ -45,12 +47,12 @@ def _wide(indices: Tensor) -> int:
 def _planes(
     indices: Tensor, count: Tensor, numel: int, divisor: int, values: Tensor | None, room: int
 ) -> tuple[Tensor, Tensor]:
-    """The planes of a Golomb code that has at most ``room`` bytes, and what is known of it (places as in index.cuh).
+    """The planes of a Golomb code that has at most ``room`` bytes (-1: only their length), and what is known of it, as in index.cuh.
 
     ``divisor`` 0: the one for random sets of ``count``. With ``values``, the gaps' classes are counted and the values looked at.
     """
     device, spans = indices.device, -(-indices.numel() // SPAN)
-    head = torch.zeros(CLASSES + 128, dtype=torch.int64, device=device)
+    head, _ = scratch.kept(device, 8 * (CLASSES + 128))
     number = room // 4 + 2
     memory, (words, sums) = scratch.empty(device, 4 * number, 16 * (spans + 1))
     given = (indices, _wide(indices), indices.numel(), count, numel, divisor)
@@ -62,7 +64,7 @@ def _planes(
     return memory, head
 
 
-def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
+def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> int | Tensor:
     """The planes in the first bytes of ``out``; their length, int64, 0-d."""
     room = out.numel()
     if indices.numel() == 0:
@@ -79,12 +81,50 @@ def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
     return torch.tensor(length)
 
 
-def sparse_encode(indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor) -> Tensor:
+def sparse_encode(
+    indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor, open_bits: int = 0
+) -> Tensor:
     """The whole message, for which the host does not wait."""
     indices, values = indices.contiguous(), values.contiguous()
+    if open_bits and out.numel() < _least(len(_front(indices.numel())), indices.numel(), MOST_CLASSES):
+        facts = _sparse_encode(indices, values, count, numel, narrow, out).clone()
+        facts[STATUS] = TOO_SMALL
+        return facts
+    if open_bits:
+        return _sparse_encode_counted(indices, values, count, numel, narrow, open_bits, out)
+    return _sparse_encode(indices, values, count, numel, narrow, out)
+
+
+@replay.operation
+def _sparse_encode(indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor) -> Tensor:
     words, head = _planes(indices, count, numel, 0, values, out.numel())
     blocks = min(-(-out.numel() // 1024), 1024)
     launch(SOURCE, "sparse_write", blocks, THREADS, words, values, int(narrow), out.numel(), out, head)
+    return head
+
+
+def _front(count: int) -> bytes:
+    """What begins a message with entropy-coded gaps; its last byte, the alphabet, is left to the device."""
+    front = [0]
+    while count >= 128:
+        front.append(count & 127 | 128)
+        count >>= 7
+    return bytes((*front, count, ENTROPY_GAPS, 0))
+
+
+def _least(at: int, count: int, alphabet: int) -> int:
+    """Bytes that a rANS block of classes asks for behind the first ``at``."""
+    return at + 1 + -(-count * raw_bits(alphabet) // 8)
+
+
+@replay.operation
+def _sparse_encode_counted(
+    indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, open_bits: int, out: Tensor
+) -> Tensor:
+    """The message with entropy-coded gaps, and what a Golomb code would take."""
+    head, alphabet = _planes(indices, count, numel, 0, values, -1)[1], scratch.empty(out.device, 8)[0]
+    launch(GAPS, "gaps_alphabet", 1, 128, indices.numel(), head, alphabet)
+    _write_gaps(indices, values, _front(indices.numel()), alphabet, open_bits, narrow, out, head)
     return head
 
 
@@ -92,22 +132,43 @@ def sparse_encode_gaps(
     indices: Tensor, values: Tensor, front: bytes, alphabet: int, open_bits: int, narrow: bool, out: Tensor
 ) -> Tensor:
     """The whole message, for which the host does not wait."""
-    indices, values, count, device = indices.contiguous(), values.contiguous(), indices.numel(), out.device
-    at, room = len(front), out.numel()
-    head = torch.zeros(CLASSES, dtype=torch.int64, device=device)
-    if room < at + 1 + -(-count * raw_bits(alphabet) // 8):
-        return head[:2].fill_(TOO_SMALL)
-    classes = torch.empty(count, dtype=torch.uint8, device=device)
-    memory, words = _rests(indices, classes, -(-open_bits // 8), head)
+    if out.numel() < _least(len(front), indices.numel(), alphabet):
+        return torch.full((2,), TOO_SMALL, dtype=torch.int64, device=out.device)
+    return _sparse_encode_gaps(indices.contiguous(), values.contiguous(), front, alphabet, open_bits, narrow, out)
+
+
+@replay.operation
+def _sparse_encode_gaps(
+    indices: Tensor, values: Tensor, front: bytes, alphabet: int, open_bits: int, narrow: bool, out: Tensor
+) -> Tensor:
+    head, _ = scratch.kept(out.device, 16)
+    _write_gaps(indices, values, front, alphabet, open_bits, narrow, out, head)
+    return head
+
+
+def _write_gaps(
+    indices: Tensor,
+    values: Tensor,
+    front: bytes,
+    alphabet: int | Tensor,
+    open_bits: int,
+    narrow: bool,
+    out: Tensor,
+    head: Tensor,
+) -> None:
+    """The message, if nothing is wrong by ``head``, which is told whether it was written and its length."""
+    count, device, at, room = indices.numel(), out.device, len(front), out.numel()
+    classes, (own, (own_head,)) = _between(count, torch.uint8, device), scratch.zeros(device, 8 * CLASSES)
+    memory, words = _rests(indices, classes, -(-open_bits // 8), own_head)
     block = rans.write_block(classes, alphabet, None, 1, True, USUAL, out[at:])
-    blocks = min(-(-room // 1024), 1024)
-    given = (int.from_bytes(front, "little"), at, block, words, values, int(narrow), count)
-    launch(GAPS, "gaps_close", blocks, THREADS, *given, room, out, head)
-    del memory
-    return head[:2]
+    known = alphabet if isinstance(alphabet, Tensor) else 0
+    given = (int.from_bytes(front, "little"), at, known, block, words, values, int(narrow), count)
+    launch(GAPS, "gaps_close", min(-(-room // 1024), 1024), THREADS, *given, room, out, own_head, head)
+    # What the kernels use is kept until here.
+    del memory, own
 
 
-def _rests(indices: Tensor, classes: Tensor | None, room: int, head: Tensor) -> tuple[Tensor, int]:
+def _rests(indices: Tensor, classes: Tensor | None, room: int, head: Argument) -> tuple[Tensor, int]:
     """The bits that classes of gaps leave open, in memory to be kept and at this address; writes the ``classes``."""
     count, spans, number = indices.numel(), -(-indices.numel() // SPAN), room // 4 + 2
     memory, (words, sums) = scratch.empty(indices.device, 4 * number, 8 * (spans + 1))
@@ -132,7 +193,7 @@ def gap_histogram(indices: Tensor, numel: int) -> Tensor:
     return counts
 
 
-def gap_rests_encode(indices: Tensor, out: Tensor) -> Tensor:
+def gap_rests_encode(indices: Tensor, out: Tensor) -> int | Tensor:
     """The bits that classes leave open, in the first bytes of ``out``; their length. Whether there is room the host would wait for."""
     room = out.numel()
     head = torch.zeros(CLASSES, dtype=torch.int64, device=out.device)
@@ -144,33 +205,34 @@ def gap_rests_encode(indices: Tensor, out: Tensor) -> Tensor:
 
 
 def _read_gaps(
-    data: Tensor, front: bytes, block: Tensor | None, classes: Tensor, numel: int, behind: int, out: Tensor
+    data: Bytes, size: Varying, front: bytes, block: Tensor | None, classes: Tensor, numel: int, behind: int, out: Tensor
 ) -> Tensor:
     """Fill ``out`` with the indices whose gaps have these classes; what is known of them, places as in index.cuh.
 
     Open bits follow ``front`` and the rANS ``block``, if there is one; ``behind`` bytes must follow them, -1 for any number.
     """
-    device, count, at = data.device, classes.numel(), len(front)
+    device, count, at = out.device, classes.numel(), len(front)
     spans = -(-count // SPAN)
-    head = torch.zeros(CLASSES, dtype=torch.int64, device=device)
+    head, _ = scratch.kept(device, 8 * CLASSES)
     memory, (widths, steps, sums) = scratch.empty(device, 8 * (spans + 1), 8 * count, 8 * (spans + 1))
-    # What a thread reads must be there, even where there are no bytes.
-    held = data if data.numel() else classes
-    launch(GAPS, "gap_spans", spans, THREADS, held, at, int.from_bytes(front, "little"), classes, count, widths, head)
+    launch(GAPS, "gap_spans", spans, THREADS, data, at, int.from_bytes(front, "little"), classes, count, widths, head)
     scan(GAPS, widths, 1, spans + 1)
-    given = (held, at, data.numel(), 0 if block is None else block, classes, count, numel)
+    given = (data, at, size, 0 if block is None else block, classes, count, numel)
     launch(GAPS, "gap_steps", spans, THREADS, *given, widths, steps, sums, head)
     scan(GAPS, sums, 1, spans + 1)
-    launch(GAPS, "gap_indices", spans, THREADS, data.numel(), count, numel, steps, sums, behind, _wide(out), out, head)
+    launch(GAPS, "gap_indices", spans, THREADS, size, count, numel, steps, sums, behind, _wide(out), out, head)
     del memory
     return head
 
 
-def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, int | Tensor]:
     out = torch.empty(classes.numel(), dtype=index_dtype(numel), device=data.device)
     if not classes.numel():
         return out, torch.zeros((), dtype=torch.int64)
-    status, _, length = host.read(_read_gaps(data.contiguous(), b"", None, classes.contiguous(), numel, -1, out)[:3]).tolist()
+    data, classes = data.contiguous(), classes.contiguous()
+    # What a thread reads must be there, even where there are no bytes.
+    given = Bytes(data if data.numel() else classes), Varying(data.numel())
+    status, _, length = host.read(_read_gaps(*given, b"", None, classes, numel, -1, out)[:3]).tolist()
     if status == CORRUPT:
         raise CorruptMessage(
             "not an index set: its gaps end early, its padding is not zero, or an index lies outside the vector"
@@ -178,42 +240,54 @@ def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor,
     return out, torch.tensor(length)
 
 
-def _read_planes(data: Tensor, front: bytes, numel: int, divisor: int, behind: int, out: Tensor) -> Tensor:
-    """Fill ``out`` with indices from the bytes that follow ``front``; what is known of them, places as in index.cuh.
+def _read_planes(
+    data: Bytes, size: Varying, front: bytes, count: int, numel: int, divisor: int, behind: int, out: Tensor
+) -> Tensor:
+    """Fill ``out`` with ``count`` indices from the bytes that follow ``front``; what is known of them, places as in index.cuh.
 
     ``behind``: how many bytes follow them, -1 for any number.
     """
-    device, at, count = data.device, len(front), out.numel()
-    nbytes, spans = data.numel() - at, -(-count // SPAN)
-    # The quotients of indices within the vector add up to at most numel / divisor.
-    scanned = min(nbytes, (numel // divisor + count) // 8 + 1)
-    head = torch.zeros(CLASSES, dtype=torch.int64, device=device)
-    if count > 8 * scanned or count > numel:
-        return head.fill_(CORRUPT)
-    parts, first = -(-scanned // (4 * THREADS)), int.from_bytes(front, "little")
+    device, at, spans = out.device, len(front), -(-count // SPAN)
+    most = _scanned(count, numel, divisor)
+    head, _ = scratch.kept(device, 8 * CLASSES)
+    parts, first = -(-most // (4 * THREADS)), int.from_bytes(front, "little")
     memory, (counts, ones, rests, longs, sums) = scratch.empty(
         device, 8 * (parts + 1), 8 * count, 8 * count, 8 * (spans + 1), 8 * (spans + 1)
     )
-    launch(SOURCE, "ones_count", parts, THREADS, data, at, first, scanned, counts, head)
+    launch(SOURCE, "ones_count", parts, THREADS, data, size, at, first, most, counts, head)
     scan(SOURCE, counts, 1, parts + 1)
-    launch(SOURCE, "ones_place", parts, THREADS, data, at, scanned, counts, count, ones, head)
-    given = (data, at, nbytes, count)
+    launch(SOURCE, "ones_place", parts, THREADS, data, size, at, most, counts, count, ones, head)
+    given = (data, size, at, count)
     launch(SOURCE, "golomb_longs", spans, THREADS, *given, numel, divisor, ones, longs, head)
     scan(SOURCE, longs, 1, spans + 1)
     launch(SOURCE, "golomb_rests", spans, THREADS, *given, divisor, longs, rests, sums, head)
     scan(SOURCE, sums, 1, spans + 1)
-    shape = (nbytes, count, numel, divisor)
+    shape = (size, at, count, numel, divisor)
     launch(SOURCE, "golomb_indices", spans, THREADS, *shape, ones, rests, sums, behind, _wide(out), out, head)
     # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
     del memory
     return head
 
 
-def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor:
+def _scanned(count: int, numel: int, divisor: int) -> int:
+    """Bytes that the unary parts have at most: the quotients of indices within the vector add up to at most numel / divisor."""
+    return (numel // divisor + count) // 8 + 1
+
+
+def _too_short(nbytes: int, count: int, numel: int, divisor: int) -> bool:
+    """Whether so many bytes cannot hold the set."""
+    return count > 8 * min(nbytes, _scanned(count, numel, divisor)) or count > numel
+
+
+def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> int | Tensor:
     """Fill ``out`` with indices from the start of ``data``; the bytes used, int64, 0-d."""
-    if out.numel() == 0:
+    count = out.numel()
+    if count == 0:
         return torch.zeros((), dtype=torch.int64)
-    status, _, length = host.read(_read_planes(data.contiguous(), b"", numel, divisor, -1, out)[:3]).tolist()
+    status = length = CORRUPT
+    if not _too_short(data.numel(), count, numel, divisor):
+        head = _read_planes(Bytes(data.contiguous()), Varying(data.numel()), b"", count, numel, divisor, -1, out)
+        status, _, length = host.read(head[:3]).tolist()
     if status == CORRUPT:
         raise CorruptMessage("not an index set: it ends early, its padding is not zero, or an index lies outside the vector")
     return torch.tensor(length)
@@ -223,36 +297,78 @@ def sparse_decode(
     data: Tensor, front: bytes, count: int, numel: int, divisor: int, narrow: bool, out: Tensor, weight: float | None
 ) -> Tensor:
     """The whole message, for which the host does not wait; whether it was one, int64, 0-d."""
-    data, behind = data.contiguous(), (2 if narrow else 4) * count
-    indices = torch.empty(count, dtype=index_dtype(numel), device=out.device)
-    if data.numel() < len(front) + behind:
+    behind, nbytes = (2 if narrow else 4) * count, data.numel() - len(front)
+    if nbytes < behind or _too_short(nbytes, count, numel, divisor):
         return torch.zeros((), dtype=torch.int64, device=out.device)
-    head = _read_planes(data, front, numel, divisor, behind, indices)
-    return _put(data, indices, narrow, out, weight, head)
+    given = Bytes(data.contiguous()), Varying(data.numel())
+    return _sparse_decode(*given, front, count, numel, divisor, narrow, out, _weight(weight))[1]
+
+
+def _weight(weight: float | None) -> VaryingFloat | None:
+    return None if weight is None else VaryingFloat(float(weight))
+
+
+@replay.operation
+def _sparse_decode(
+    data: Bytes,
+    size: Varying,
+    front: bytes,
+    count: int,
+    numel: int,
+    divisor: int,
+    narrow: bool,
+    out: Tensor,
+    weight: VaryingFloat | None,
+) -> tuple[Tensor, Tensor]:
+    indices = _between(count, index_dtype(numel), out.device)
+    head = _read_planes(data, size, front, count, numel, divisor, (2 if narrow else 4) * count, indices)
+    return _put(data, size, indices, narrow, out, weight, head)
+
+
+def _between(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """So many numbers that kernels hand on."""
+    return scratch.empty(device, dtype.itemsize * count)[0].view(dtype)[:count]
 
 
 def sparse_decode_gaps(
     data: Tensor, front: bytes, count: int, numel: int, alphabet: int, narrow: bool, out: Tensor, weight: float | None
 ) -> Tensor:
     """The same for a message with entropy-coded gaps."""
-    data, behind = data.contiguous(), (2 if narrow else 4) * count
-    if data.numel() < len(front) + behind:
+    if data.numel() < len(front) + (2 if narrow else 4) * count:
         return torch.zeros((), dtype=torch.int64, device=out.device)
-    indices = torch.empty(count, dtype=index_dtype(numel), device=out.device)
-    classes = torch.empty(count, dtype=torch.uint8, device=out.device)
-    block = rans.read_block(data[len(front) :], alphabet, None, 1, classes)
-    head = _read_gaps(data, front, block, classes, numel, behind, indices)
-    return _put(data, indices, narrow, out, weight, head)
+    data = data.contiguous()
+    given = Bytes(data), Varying(data.numel()), Varying(data.numel() - len(front))
+    return _sparse_decode_gaps(*given, front, count, numel, alphabet, narrow, out, _weight(weight))[1]
 
 
-def _put(data: Tensor, indices: Tensor, narrow: bool, out: Tensor, weight: float | None, head: Tensor) -> Tensor:
-    """The values at the end of a message to ``out``, if it is right: whether it is."""
+@replay.operation
+def _sparse_decode_gaps(
+    data: Bytes,
+    size: Varying,
+    behind_front: Varying,
+    front: bytes,
+    count: int,
+    numel: int,
+    alphabet: int,
+    narrow: bool,
+    out: Tensor,
+    weight: VaryingFloat | None,
+) -> tuple[Tensor, Tensor]:
+    indices = _between(count, index_dtype(numel), out.device)
+    classes = _between(count, torch.uint8, out.device)
+    block = rans.read_known(Bytes(data.data[len(front) :]), behind_front, alphabet, None, 1, classes)
+    head = _read_gaps(data, size, front, block, classes, numel, (2 if narrow else 4) * count, indices)
+    return _put(data, size, indices, narrow, out, weight, head)
+
+
+def _put(
+    data: Bytes, size: Varying, indices: Tensor, narrow: bool, out: Tensor, weight: VaryingFloat | None, head: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The values at the end of a message to ``out``, if it is right: what is known of it, and whether it is."""
     count = indices.numel()
     if weight is None:
-        out.zero_()
-    values = data[data.numel() - (2 if narrow else 4) * count :]
-    adds = (0.0, 0) if weight is None else (float(weight), 1)
-    launch(
-        SOURCE, "sparse_read", _blocks(count), THREADS, values, int(narrow), count, indices, _wide(indices), *adds, out, head
-    )
-    return head[STATUS] == FINE
+        scratch.zero(out, 4 * out.numel())
+    adds = (0.0, 0) if weight is None else (weight, 1)
+    given = (data, size, int(narrow), count, indices, _wide(indices))
+    launch(SOURCE, "sparse_read", _blocks(count), THREADS, *given, *adds, out, head)
+    return head, head[WHOLE]

@@ -3,13 +3,15 @@
 A cached cubin is named by a hash of its source, its architecture and NVRTC's version and options, and begins with a hash of itself: one
 that was damaged, or cut short, is compiled again. Nothing of this needs ``nvcc``. Kernels run on torch's current stream.
 
-All integer parameters of kernels are 64-bit, all real ones float32 (or :class:`Double`), and tensors are pointers.
+All integer parameters of kernels are 64-bit, all real ones float32 (or :class:`Double`), and tensors are pointers. Numbers that differ from
+call to call are :class:`Varying`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import os
@@ -19,7 +21,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,13 +30,37 @@ from tersegrad.core import private
 from tersegrad.kernels.cuda import nvrtc
 
 SOURCES = pathlib.Path(__file__).parent / "sources"
-Argument = Tensor | int | float
 
 
 class Double(float):
     """A number that a kernel takes as float64."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Varying:
+    """An integer that differs from call to call, such as a step's number: no key of ``replay.py`` has it, kernels get it as it is."""
+
+    value: int | float
+
+
+class VaryingFloat(Varying):
+    """The same, a float32."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Bytes:
+    """A message whose length differs from call to call."""
+
+    data: Tensor
+
+    def data_ptr(self) -> int:
+        return self.data.data_ptr()
+
+    def numel(self) -> int:
+        return self.data.numel()
+
+
+Argument = Tensor | Bytes | int | float | Varying
 Launcher = Callable[[str, str, int, int, tuple[Argument, ...]], None]
 
 
@@ -107,16 +133,25 @@ def why_missing() -> str | None:
     return driver if isinstance(driver, str) else nvrtc.why_missing()
 
 
-def _call(function: str, *arguments: Any) -> None:
+def entry(*names: str) -> Any:
+    """A function of the driver: the first of these that it has."""
     driver = _driver()
     if isinstance(driver, str):
         raise DriverError(driver)
-    code = getattr(driver, function)(*arguments)
+    found = next((function for name in names if (function := getattr(driver, name, None)) is not None), None)
+    if found is None:
+        raise DriverError(f"CUDA's driver has no {names[-1]}")
+    return found
+
+
+def call(function: str, *arguments: Any) -> None:
+    """Call the driver."""
+    code = entry(function)(*arguments)
     if code:
-        raise DriverError(f"{function}: {_told(code)}")
+        raise DriverError(f"{function}: {told(code)}")
 
 
-def _told(code: int) -> str:
+def told(code: int) -> str:
     """The driver's words for an error."""
     text, driver = ctypes.c_char_p(), _driver()
     if not isinstance(driver, str):
@@ -128,40 +163,63 @@ def _told(code: int) -> str:
 def _module(name: str, device: int) -> ctypes.c_void_p:
     major, minor = torch.cuda.get_device_capability(device)
     module = ctypes.c_void_p()
-    _call("cuModuleLoadData", ctypes.byref(module), cubin(name, f"sm_{major}{minor}"))
+    call("cuModuleLoadData", ctypes.byref(module), cubin(name, f"sm_{major}{minor}"))
     return module
 
 
 @functools.cache
-def _function(name: str, kernel: str, device: int) -> int:
+def function_of(name: str, kernel: str, device: int) -> int:
+    """The driver's handle of a kernel."""
     function = ctypes.c_void_p()
-    _call("cuModuleGetFunction", ctypes.byref(function), _module(name, device), kernel.encode())
+    call("cuModuleGetFunction", ctypes.byref(function), _module(name, device), kernel.encode())
     return function.value or 0
 
 
-_KINDS: dict[type, str] = {int: "q", bool: "q", float: "f", Double: "d"}
-_Layout = tuple[struct.Struct, tuple[int, ...], str]
-# By the types of parameters: how they lie in memory, which of them are tensors, and their kinds.
-_layouts: dict[tuple[type, ...], _Layout] = {}
+_KINDS: dict[type, str] = {int: "q", bool: "q", float: "f", Double: "d", Varying: "q", VaryingFloat: "f"}
 
 
-def _laid_out(types: tuple[type, ...]) -> _Layout:
-    kinds = "".join([_KINDS.get(t, "P") for t in types])
-    return struct.Struct(kinds), tuple(i for i, kind in enumerate(kinds) if kind == "P"), kinds
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """How parameters of some types lie in memory."""
+
+    packer: struct.Struct
+    kinds: str
+    # Which of them are addresses, and which are varying numbers.
+    pointers: tuple[int, ...]
+    varying: tuple[int, ...]
+    # Each begins at a multiple of its size.
+    offsets: tuple[int, ...]
 
 
-def packed(arguments: tuple[Argument, ...], into: Any) -> tuple[str, int]:
-    """Put the parameters of a kernel into memory as it takes them; their kinds in the terms of :mod:`struct`, and their bytes."""
+_layouts: dict[tuple[type, ...], Layout] = {}
+
+
+def layout_of(arguments: tuple[Argument, ...]) -> Layout:
+    """That of the parameters of a kernel."""
     types = tuple(map(type, arguments))
     layout = _layouts.get(types)
     if layout is None:
-        layout = _layouts[types] = _laid_out(types)
-    packer, tensors, kinds = layout
+        kinds = "".join([_KINDS.get(t, "P") for t in types])
+        layout = _layouts[types] = Layout(
+            struct.Struct(kinds),
+            kinds,
+            tuple(i for i, kind in enumerate(kinds) if kind == "P"),
+            tuple(i for i, t in enumerate(types) if issubclass(t, Varying)),
+            tuple(struct.calcsize(f"{kinds[:i]}0{kind}") for i, kind in enumerate(kinds)),
+        )
+    return layout
+
+
+def packed(arguments: tuple[Argument, ...], into: Any) -> Layout:
+    """Put the parameters of a kernel into memory as it takes them."""
+    layout = layout_of(arguments)
     values: list[Any] = list(arguments)
-    for i in tensors:
+    for i in layout.pointers:
         values[i] = values[i].data_ptr()
-    packer.pack_into(into, 0, *values)
-    return kinds, packer.size
+    for i in layout.varying:
+        values[i] = values[i].value
+    layout.packer.pack_into(into, 0, *values)
+    return layout
 
 
 # The driver's words for a launch with all parameters in one piece of memory.
@@ -169,10 +227,11 @@ _POINTER, _SIZE = 1, 2
 
 
 class _Launching(threading.local):
-    """A thread's memory for the parameters of a launch, which the driver copies, and the device that it has used."""
+    """A thread's memory for the parameters of a launch, which the driver copies; the device that it used; who is told of launches."""
 
     def __init__(self) -> None:
         self.device = -1
+        self.recorder: Recorder | None = None
         self.parameters = ctypes.create_string_buffer(4096)
         self.size = ctypes.c_size_t()
         places = (_POINTER, ctypes.addressof(self.parameters), _SIZE, ctypes.addressof(self.size), None)
@@ -180,48 +239,56 @@ class _Launching(threading.local):
         self.extra = ctypes.addressof(self.held)
 
 
-_thread = _Launching()
+class Recorder(Protocol):
+    """Who keeps launches to run them again, and the memory between them (``replay.py``)."""
+
+    def add(self, name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None: ...
+
+    def take(self, words: int, device: torch.device) -> Tensor:
+        """So many int64, which others use once the launches are over."""
+        ...
+
+
+thread = _Launching()
 
 
 @functools.cache
 def _launches() -> Callable[..., int]:
     """The driver's launch, told the types of what it takes, so that a call converts nothing."""
-    driver = _driver()
-    if isinstance(driver, str):
-        raise DriverError(driver)
     pointer, number = ctypes.c_void_p, ctypes.c_uint
-    function: Any = driver.cuLaunchKernel
+    function = entry("cuLaunchKernel")
     function.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
     return function  # type: ignore[no-any-return]
 
 
 def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None:
-    mine = _thread
+    mine = thread
     # Where all are addresses of memory that a launch before has used, this one runs where that did.
     index = mine.device
     for value in arguments:
         if isinstance(value, Tensor):
             index = value.get_device()
             break
-    if index != _current_device():
+    if index != current_device():
         with torch.cuda.device(index):
             return _on_gpu(name, kernel, blocks, threads, arguments)
-    if mine.device != index:
-        # The driver knows no context in a thread that has not used torch's device yet.
-        torch.cuda.set_device(index)
-        mine.device = index
-    mine.size.value = packed(arguments, mine.parameters)[1]
-    function = _function(name, kernel, index)
-    code = _launches()(function, blocks, 1, 1, threads, 1, 1, 0, _stream(index), None, mine.extra)
+    use_device(index)
+    mine.size.value = packed(arguments, mine.parameters).packer.size
+    function = function_of(name, kernel, index)
+    code = _launches()(function, blocks, 1, 1, threads, 1, 1, 0, stream_of(index), None, mine.extra)
     if code:
-        raise DriverError(f"{kernel}: {_told(code)}")
+        raise DriverError(f"{kernel}: {told(code)}")
 
 
-# The ways that torch and Triton themselves go to these numbers take a tenth of the time of the public ones.
-_current_device: Callable[[], int] = private.fast("_cuda_getDevice", torch.cuda.current_device)
-_stream: Callable[[int], int] = private.fast(
-    "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
-)
+def use_device(index: int) -> None:
+    """The driver knows no context in a thread that has not used torch's device yet."""
+    if thread.device != index:
+        torch.cuda.set_device(index)
+        thread.device = index
+
+
+current_device = private.current_device
+stream_of = private.current_stream
 
 
 # What :func:`launch` goes through; tests put an emulation on the CPU in its place.
@@ -232,6 +299,8 @@ def launch(name: str, kernel: str, blocks: int, threads: int, *arguments: Argume
     """Run a kernel of a source on the current stream; nothing where there are no blocks."""
     if blocks > 0:
         launcher(name, kernel, blocks, threads, arguments)
+        if thread.recorder is not None:
+            thread.recorder.add(name, kernel, blocks, threads, arguments)
 
 
 def scan(name: str, sums: Tensor | int, rows: int, n: int) -> None:

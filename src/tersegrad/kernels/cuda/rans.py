@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.kernels.cuda import scratch
-from tersegrad.kernels.cuda.loader import launch
+from tersegrad.kernels.cuda import replay, scratch
+from tersegrad.kernels.cuda.loader import Bytes, Varying, launch
 from tersegrad.kernels.reference.rans import LONGEST, SHORTEST, lanes_of, pieces, raw_bits
 from tersegrad.kernels.reference.rans_tables import STEP, TOTAL
 
@@ -31,6 +31,7 @@ def _each(contexts: Tensor | None, count: int) -> int:
     return 2
 
 
+@replay.operation
 def write_block(
     symbols: Tensor, alphabet: int | Tensor, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
 ) -> Tensor:
@@ -50,7 +51,7 @@ def write_block(
     cells = num_contexts * most
     symbols = symbols.contiguous()
     known = symbols if contexts is None else contexts.contiguous()
-    head, (_, counts, present) = scratch.zeros(device, 8 * PLACES, 8 * cells, 4 * cells)
+    head, (_, counts, present) = scratch.kept(device, 8 * PLACES, 8 * cells, 4 * cells)
     sizes = (count, *size, num_contexts)
     blocks = min(-(-count // 4096), 1024)
     launch(SOURCE, "rans_count", blocks, 256, symbols, known, each, *sizes, int(sample), counts, present, head)
@@ -92,7 +93,7 @@ def write_block(
 
 def rans_encode(
     symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
-) -> Tensor:
+) -> int | Tensor:
     """Write the whole message into ``out``; its length, int64, 0-d."""
     if symbols.numel() == 0:
         return torch.zeros((), dtype=torch.int64)
@@ -105,37 +106,44 @@ def rans_encode(
 
 def read_block(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
     """Fill ``out`` with symbols, at least one, for which the host does not wait; the block's description, int64."""
-    count, device, data = out.numel(), out.device, data.contiguous()
+    data = data.contiguous()
+    # What a thread reads must be there, even where there are no bytes.
+    held = data if data.numel() else torch.empty(16, dtype=torch.uint8, device=out.device)
+    return read_known(Bytes(held), Varying(data.numel()), alphabet, contexts, num_contexts, out)
+
+
+@replay.operation
+def read_known(data: Bytes, size: Varying, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
+    """The same for bytes of which there is at least one; ``size`` of them are the block's."""
+    count, device = out.numel(), out.device
     each = _each(contexts, count)
+    head, _ = scratch.kept(device, 8 * PLACES)
     if alphabet == 1:
-        out.zero_()
-        return torch.zeros(PLACES, dtype=torch.int64, device=device)
+        scratch.zero(out, count)
+        return head
     known = data if contexts is None else contexts.contiguous()
     cells, slots_number = num_contexts * alphabet, num_contexts * TOTAL
     most = len(pieces(count, 1 << SHORTEST))
-    head = torch.zeros(PLACES, dtype=torch.int64, device=device)
     memory, (q, frequencies, slots, symbols, offsets, words) = scratch.empty(
         device, 2 * cells, 4 * cells, 4 * slots_number, slots_number, 8 * most, 8 * most
     )
     sizes = (count, alphabet, num_contexts)
-    # What a thread reads must be there, even where there are no bytes.
-    held = data if data.numel() else memory
-    launch(SOURCE, "rans_parse", 1, 32, held, data.numel(), *sizes, q, head)
+    launch(SOURCE, "rans_parse", 1, 32, data, size, *sizes, q, head)
     launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, 0, frequencies, head)
     launch(SOURCE, "rans_cells", num_contexts, 256, frequencies, alphabet, slots, symbols, head)
-    launch(SOURCE, "rans_offsets", 1, 256, held, data.numel(), count, alphabet, offsets, words, head)
+    launch(SOURCE, "rans_offsets", 1, 256, data, size, count, alphabet, offsets, words, head)
     launch(
         SOURCE, "rans_decode_chunks", most, 32,
-        held, data.numel(), known, each, *sizes, slots, symbols, offsets, words, head, out,
+        data, size, known, each, *sizes, slots, symbols, offsets, words, head, out,
     )  # fmt: skip
     blocks = min(-(-count // 256), 1024)
-    launch(SOURCE, "rans_decode_plain", blocks, 256, held, known, each, *sizes, frequencies, head, out)
+    launch(SOURCE, "rans_decode_plain", blocks, 256, data, known, each, *sizes, frequencies, head, out)
     # What the kernels use is kept until here.
     del memory
     return head
 
 
-def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
+def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> int | Tensor:
     """Fill ``out`` with symbols; the number of bytes read, int64, 0-d."""
     if contexts is not None and out.numel() and int(contexts.max()) >= num_contexts:
         raise ValueError("a context is not below the number of contexts")

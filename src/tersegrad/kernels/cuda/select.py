@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from tersegrad.kernels.cuda import scratch
-from tersegrad.kernels.cuda.loader import Argument, launch, scan
+from tersegrad.kernels.cuda import replay, scratch
+from tersegrad.kernels.cuda.loader import Argument, VaryingFloat, launch, scan
 from tersegrad.kernels.reference.select import INFINITE_KEY, index_dtype, sample_runs
 
 __all__ = [
@@ -38,13 +38,11 @@ class _Slots:
     def __init__(self, x: Tensor, *more: int) -> None:
         self.n, self.device = x.numel(), x.device
         self.tiles = -(-self.n // TILE)
-        sizes = (2 * self.tiles * SLOTS, 4 * self.tiles * SLOTS, 8 * (self.tiles + 1))
-        self.memory, (self.offsets, self.values, self.places, *self.more) = scratch.empty(x.device, *sizes, *more)
-
-    @property
-    def count(self) -> int:
-        """Where it stands how many passed."""
-        return self.places + 8 * self.tiles
+        sizes = (2 * self.tiles * SLOTS, 4 * self.tiles * SLOTS)
+        self.memory, (self.offsets, self.values, *self.more) = scratch.empty(x.device, *sizes, *more)
+        # The last of them: how many passed.
+        self.places = torch.empty(self.tiles + 1, dtype=torch.int64, device=x.device)
+        self.count = self.places[self.tiles]
 
     def collect(self, kernel: str, *source: Argument, after: tuple[Argument, ...] = ()) -> None:
         """Run the pass."""
@@ -61,7 +59,7 @@ class _Slots:
         room = min(limit, self.n)
         indices, values = _room(self.n, room, self.device)
         self.spread(kernel, *source, room=room, wide=indices.dtype == torch.int64, indices=indices, values=values)
-        return indices, values, self.memory[(self.count - self.memory.data_ptr()) // 8]
+        return indices, values, self.count
 
 
 def _room(numel: int, room: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -75,14 +73,18 @@ def _nothing(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def select_compact(x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     if x.numel() == 0:
         return _nothing(x)
-    x = x.contiguous()
-    if isinstance(key, Tensor):
-        least = key.reshape(1).to(torch.int64)
-    else:
-        least = torch.full((1,), key, dtype=torch.int64, device=x.device)
-    slots = _Slots(x)
-    slots.collect("select_collect", x, x.numel(), least)
-    return slots.taken("select_spread", x, x.numel(), least, limit=limit)
+    return _compact(x.contiguous(), key.reshape(1).to(torch.int64) if isinstance(key, Tensor) else key, limit)
+
+
+@replay.operation
+def _compact(x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    slots = _Slots(x, 8)
+    (least,) = slots.more
+    if isinstance(key, int):
+        scratch.set_number(least, key)
+    at = least if isinstance(key, int) else key
+    slots.collect("select_collect", x, x.numel(), at)
+    return slots.taken("select_spread", x, x.numel(), at, limit=limit)
 
 
 def select_sample_key(x: Tensor, k: int) -> Tensor:
@@ -91,22 +93,30 @@ def select_sample_key(x: Tensor, k: int) -> Tensor:
     count = 16 * runs if runs else x.numel()
     if count == 0 or k == 0:
         return torch.full((), INFINITE_KEY, dtype=torch.int32, device=x.device)
-    sample = x = x.contiguous()
-    if runs:
-        sample = torch.empty(count, dtype=torch.float32, device=x.device)
-        launch(SOURCE, "select_sample", -(-count // THREADS), THREADS, x, everything, runs, sample)
+    return _sample_key(x.contiguous(), k, everything, runs, count)[0].clamp(1, INFINITE_KEY).to(torch.int32)
+
+
+@replay.operation
+def _sample_key(x: Tensor, k: int, everything: int, runs: int, count: int) -> Tensor:
     state = torch.empty(3, dtype=torch.int64, device=x.device)
+    memory, (sampled,) = scratch.empty(x.device, 4 * count if runs else 0)
+    if runs:
+        launch(SOURCE, "select_sample", -(-count // THREADS), THREADS, x, everything, runs, sampled)
     # All of the sample is looked through, since there is no room for candidates.
-    _digits(sample, -(-k * count // x.numel()), (sample, 0, state, state), state)
-    return state[0].clamp(1, INFINITE_KEY).to(torch.int32)
+    sample: Argument = sampled if runs else x
+    _digits(sample, count, x.device, -(-k * count // x.numel()), (sample, 0, state, state), state)
+    # What the kernels use is kept until here.
+    del memory
+    return state
 
 
-def _digits(x: Tensor, k: int, candidates: tuple[Argument, ...], state: Argument) -> None:
-    """Find the key of the k-th largest, digit by digit, among candidates if they are enough, else in all of x."""
-    histogram = torch.zeros(BINS + 1, dtype=torch.int64, device=x.device)
-    blocks = min(-(-x.numel() // 2048), 528)
+def _digits(x: Argument, n: int, device: torch.device, k: int, candidates: tuple[Argument, ...], state: Argument) -> None:
+    """Find the key of the k-th largest, digit by digit, among candidates if they are enough, else in all n of x."""
+    memory, (histogram,) = scratch.zeros(device, 8 * (BINS + 1))
+    blocks = min(-(-n // 2048), 528)
     for shift, bits in ((20, 11), (10, 10), (0, 10)):
-        launch(SOURCE, "select_digit", blocks, THREADS, x, x.numel(), *candidates, k, shift, bits, state, histogram)
+        launch(SOURCE, "select_digit", blocks, THREADS, x, n, *candidates, k, shift, bits, state, histogram)
+    del memory
 
 
 def _candidates(n: int, k: int) -> tuple[int, int]:
@@ -120,44 +130,60 @@ def _candidates(n: int, k: int) -> tuple[int, int]:
 
 
 def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    n, k = x.numel(), min(k, x.numel())
-    if k == 0:
-        return _nothing(x)
-    x, wide = x.contiguous(), index_dtype(n) == torch.int64
+    k = min(k, x.numel())
+    return _top_k(x.contiguous(), k) if k else _nothing(x)
+
+
+@replay.operation
+def _top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    n, wide = x.numel(), index_dtype(x.numel()) == torch.int64
     rank, room = _candidates(n, k)
     spans = min(-(-n // 256), SPANS)
-    slots = _Slots(x, 8, (8 if wide else 4) * room, 4 * room, 24, 16 * (spans + 1))
-    key, origins, candidates, state, places = slots.more
+    slots = _Slots(x, 8, (8 if wide else 4) * room, 4 * room, 16 * (spans + 1))
+    key, origins, candidates, places = slots.more
+    state = torch.empty(3, dtype=torch.int64, device=x.device)
     if room:
         launch(SOURCE, "select_bound", 1, 1024, x, n, rank, key)
         slots.collect("select_collect", x, n, key)
         slots.spread("select_spread", x, n, key, room=room, wide=wide, indices=origins, values=candidates)
     which = (room, key, slots.count, k)
-    _digits(x, k, (candidates, *which[:3]), state)
+    _digits(x, n, x.device, k, (candidates, *which[:3]), state)
     launch(SOURCE, "select_count", -(-spans // WARPS), 32 * WARPS, x, n, candidates, *which, state, spans, places)
     scan(SOURCE, places, 2, spans + 1)
     indices, values = _room(n, k, x.device)
     into = (places, int(wide), indices, values)
     launch(SOURCE, "select_place", -(-spans // WARPS), 32 * WARPS, x, n, candidates, origins, *which, state, spans, *into)
-    return indices, values, slots.memory[(state - slots.memory.data_ptr()) // 8 + CHOSEN]
+    return indices, values, state[CHOSEN]
 
 
-def _put(indices: Tensor, values: Tensor, weight: float, adds: bool, out: Tensor) -> None:
-    bad = torch.zeros(1, dtype=torch.int64, device=out.device)
+@replay.operation
+def _put(indices: Tensor, values: Tensor, weight: VaryingFloat | None, out: Tensor) -> Tensor:
+    """To their places, or ``weight`` times as much added there; whether indices are wrong."""
+    bad, _ = scratch.kept(out.device, 8)
     count, wide = indices.numel(), int(indices.dtype == torch.int64)
-    arguments = (indices.contiguous(), values.contiguous(), count, wide, out.numel(), float(weight), int(adds), out, bad)
-    launch(SOURCE, "sparse_put", -(-count // THREADS), THREADS, *arguments)
+    if weight is None:
+        scratch.zero(out, 4 * out.numel())
+    adds = (0.0, 0) if weight is None else (weight, 1)
+    launch(SOURCE, "sparse_put", -(-count // THREADS), THREADS, indices, values, count, wide, out.numel(), *adds, out, bad)
+    return bad
+
+
+def _put_anywhere(indices: Tensor, values: Tensor, weight: float | None, out: Tensor) -> None:
+    place = out if out.is_contiguous() else out.contiguous()
+    bad = _put(indices.contiguous(), values.contiguous(), None if weight is None else VaryingFloat(float(weight)), place)
+    if place is not out:
+        out.copy_(place)
     # On a device that would wait: there they come from a decoder, which checks.
     if bad.is_cpu and int(bad):
         raise ValueError("indices must increase strictly and lie within the vector")
 
 
 def sparse_scatter(indices: Tensor, values: Tensor, out: Tensor) -> None:
-    _put(indices, values, 0.0, False, out.zero_())
+    _put_anywhere(indices, values, None, out)
 
 
 def sparse_scatter_add(indices: Tensor, values: Tensor, weight: float, out: Tensor) -> None:
-    _put(indices, values, weight, True, out)
+    _put_anywhere(indices, values, weight, out)
 
 
 def _step(

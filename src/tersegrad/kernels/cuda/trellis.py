@@ -7,13 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.core import host
+from tersegrad.core import host, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
-from tersegrad.kernels.cuda import classes, scratch
-from tersegrad.kernels.cuda.dither import CHUNKS, ERROR, ESCAPES, LENGTH, NORM, PLANE_WORDS, RESULTS, SHARE, WRONG
-from tersegrad.kernels.cuda.loader import launch
+from tersegrad.kernels.cuda import classes, replay, scratch
+from tersegrad.kernels.cuda.dither import (
+    CHUNKS,
+    ERROR,
+    ESCAPES,
+    LENGTH,
+    NORM,
+    PLANE_WORDS,
+    RESULTS,
+    SHARE,
+    WRONG,
+    Draws,
+    Step,
+    draws_of,
+    step_of,
+)
+from tersegrad.kernels.cuda.loader import Bytes, Varying, launch
 from tersegrad.kernels.reference.classes import CLASSES
 from tersegrad.kernels.reference.dither import USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _put as put
@@ -56,62 +70,60 @@ def _encode_on_host(
     out: Tensor,
     layout: Tensor | None,
     left: Tensor | None,
+    rdo: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rest = None if left is None else host.empty(x.numel(), torch.float32, out.device)
     room = host.empty(reference.trellis_max_bytes(x.numel()), torch.uint8, out.device)
-    length, norm, error = _cpu().trellis_encode(host.read(x), float(step), states, chunk, ctx, room, layout, rest)
+    length, norm, error = _cpu().trellis_encode(host.read(x), float(step), states, chunk, ctx, room, layout, rest, rdo)
     out[: int(length)] = room[: int(length)].to(out.device)
     if left is not None and rest is not None:
         left.copy_(rest)
     return length, norm, error
 
 
-def draws_of(ctx: Context | None) -> tuple[int, int, int, int, int]:
-    """Whether there is dither, and what it is drawn from."""
-    if ctx is None:
-        return 0, 0, 0, 0, 0
-    return 1, ctx.step, ctx.buffer << 16 | ctx.sender, ctx.seed & 0xFFFFFFFF, ctx.seed >> 32
-
-
 class Chosen:
     """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments and their classes."""
 
     def __init__(
-        self, x: Tensor, step: float | Tensor, states: int, chunk: int, ctx: Context | None, layout: Tensor | None
+        self,
+        x: Tensor,
+        step: Step,
+        states: int,
+        chunk: int,
+        draws: Draws,
+        regions: classes.Regions,
+        classed: bool,
     ) -> None:
-        n, device = x.numel(), x.device
+        n, device, drawn = x.numel(), x.device, draws[0]
         self.n, self.segments, self.parts = n, len(pieces(n, SEGMENT)), -(-n // CHUNK)
-        self.run, drawn = min(RUN, chunk or USUAL_CHUNK), int(ctx is not None)
-        self.regions = classes.regions_of(layout, n, device)
+        self.run, self.regions = min(RUN, chunk or USUAL_CHUNK), regions
         # What is counted of classes: by levels, of coordinates close to zero, and, with dither, of symbols.
         searched: list[int] = []
-        if layout is not None:
+        if classed:
             searched = [*classes.summed(self.regions, self.segments), 4 * CLASSES * self.segments]
             searched += [4 * CLASSES * TABLES * 128 * self.segments] * drawn
-        self.result, (_, self.known, *summed) = scratch.zeros(device, 8 * RESULTS, 4 * KNOWN * self.segments, *searched)
+        self.result, (_, self.known, *summed) = scratch.kept(device, 8 * RESULTS, 4 * KNOWN * self.segments, *searched)
         # Bytes are read sixteen at a time.
         self.memory, places = scratch.empty(
-            device, n + 15, n + 15 if drawn else 0, 0 if layout is None else n + 15, *[8 * self.parts] * 5,
+            device, n + 15, n + 15 if drawn else 0, n + 15 if classed else 0, *[8 * self.parts] * 5,
             8 * PLACES * self.segments, 8 * classes.PLACES_OF_SEGMENT * self.segments, 16 * self.segments, 4 * CLASSES * self.segments,
         )  # fmt: skip
         self.bytes, self.contexts, levels, norms, *self.products = places[:8]
         self.described, self.scalars, self.sums, self.info = places[8:]
-        # A number, or where one lies.
-        self.step: tuple[float, Tensor | int] = (0.0, step) if isinstance(step, Tensor) else (float(step), 0)
-        self.given = (x, n, self.run, *self.step, *draws_of(ctx))
+        self.step, self.given = step, (x, n, self.run, *step, *draws)
         self.states, self.classes = states, 0
         warps = 2 * -(-n // (1 << self.run))
         self.kept, (self.decisions,) = scratch.empty(
             device, warps * (1 << self.run) * states // 16 if states > NEAR_STATES else 0
         )
-        self._search(levels if layout is not None else 0)
+        self._search(levels if classed else 0)
         launch(ENCODE, "trellis_sums", -(-self.parts // 16), 512, *self.given, self.bytes, norms, *self.products[:2])
         launch(
             ENCODE, "trellis_fit", self.segments, 128,
             n, self.run, *self.step, drawn, chunk or USUAL_CHUNK, norms, *self.products[:2], self.known, self.described, self.scalars,
             self.sums, self.result,
         )  # fmt: skip
-        if layout is not None:
+        if classed:
             counted, near, self.tops, self.counts = summed[:3], summed[3], summed[1], summed[-1]
             self.found = classes.search(self.regions, n, chunk, counted, levels, self.scalars, self.result)
             if not drawn:
@@ -149,33 +161,33 @@ def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = N
     if x.numel() < SHORTEST_VECTOR:
         found: tuple[Tensor, Tensor] = _cpu().trellis_error(host.read(x), step, states, layout)
         return found
-    chosen = Chosen(x.contiguous(), step, states, 0, None, layout)
-    launch(ENCODE, "trellis_totals", 1, THREADS, chosen.n, chosen.sums, chosen.result)
-    sums = chosen.result[:RESULTS].view(torch.float64)
+    regions = classes.regions_of(layout, x.numel(), x.device)
+    sums = _errors(x.contiguous(), step_of(step), states, regions, layout is not None)[:RESULTS].view(torch.float64)
     return sums[ERROR], sums[NORM]
 
 
-def trellis_encode(
+@replay.operation
+def _errors(x: Tensor, step: Step, states: int, regions: classes.Regions, classed: bool) -> Tensor:
+    chosen = Chosen(x, step, states, 0, draws_of(None), regions, classed)
+    launch(ENCODE, "trellis_totals", 1, THREADS, chosen.n, chosen.sums, chosen.result)
+    return chosen.result
+
+
+@replay.operation
+def _encode(
     x: Tensor,
-    step: float | Tensor,
+    step: Step,
     states: int,
     chunk: int,
-    ctx: Context | None,
+    draws: Draws,
+    regions: classes.Regions,
+    classed: bool,
     out: Tensor,
-    layout: Tensor | None = None,
-    left: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory.
-
-    Short vectors and those with very many escapes are left to the CPU's kernels over a copy.
-    """
-    n, device, drawn = x.numel(), x.device, int(ctx is not None)
-    if chunk and not SHORTEST <= chunk <= LONGEST:
-        raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
-    if n < SHORTEST_VECTOR:
-        return _encode_on_host(x, step, states, chunk, ctx, out, layout, left)
-    x = x.contiguous()
-    chosen = Chosen(x, step, states, chunk, ctx, layout)
+    rest: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Write a message, and what it leaves out into ``rest``: what is known of it, as in dither.cuh."""
+    n, device, drawn = x.numel(), x.device, draws[0]
+    chosen = Chosen(x, step, states, chunk, draws, regions, classed)
     segments, result, known = chosen.segments, chosen.result, chosen.described
     memory, (words, tables, codes, escapes, planes, numbers, offsets, coded) = scratch.empty(
         device, 2 * n, segments * TABLES_ROOM, 4 * segments * TABLES * 128, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
@@ -187,11 +199,11 @@ def trellis_encode(
         escapes, planes, result,
     )  # fmt: skip
     told, held = tables, memory
-    if layout is not None:
+    if classed:
         told = chosen.found.described
         most = CLASSES * TABLES if drawn else CLASS_TABLES
         held, (bits, class_codes) = scratch.empty(device, segments * most * TABLE_BYTES, 4 * segments * most * 128)
-    if layout is not None and drawn:
+    if classed and drawn:
         pairs = (chosen.bytes, chosen.contexts, chosen.found.classes, chosen.info)
         launch(DITHERED, "trellis_dithered_names", segments, 32, chosen.tops, chosen.info)
         launch(
@@ -206,7 +218,7 @@ def trellis_encode(
             DITHERED, "trellis_dithered_class_chunks", segments * CHUNKS // 4, 128,
             n, *pairs, known, class_codes, words, numbers, coded, result,
         )  # fmt: skip
-    elif layout is not None:
+    elif classed:
         by = (chosen.bytes, chosen.classes, chosen.info)
         launch(CLASSED, "trellis_class_tables", segments, 512, n, *by, known, bits, tables, class_codes, result)
         launch(
@@ -222,18 +234,43 @@ def trellis_encode(
         ENCODE, "trellis_write", segments * SHARE, THREADS,
         x, n, drawn, SHARE, chosen.bytes, known, *chosen.regions.where, told, tables, words, numbers, coded, offsets, planes, result, out,
     )  # fmt: skip
-    rest = left
-    if left is not None and not drawn:
-        rest = left if left.is_contiguous() else torch.empty(n, dtype=torch.float32, device=device)
+    if rest is not None:
         launch(
             CLASSED, "trellis_left", -(-n // 1024), 256,
             x, n, *chosen.step, chosen.bytes, chosen.classes, chosen.info, chosen.scalars, known, result, rest,
         )  # fmt: skip
     # What the kernels use is kept until here.
-    found = host.read(result[:RESULTS])
     del memory, held, chosen
+    return result, result[:RESULTS]
+
+
+def trellis_encode(
+    x: Tensor,
+    step: float | Tensor,
+    states: int,
+    chunk: int,
+    ctx: Context | None,
+    out: Tensor,
+    layout: Tensor | None = None,
+    left: Tensor | None = None,
+    rdo: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write a message into ``out``: length, ||x||^2 and the squared error, in the host's memory.
+
+    Short vectors, ``rdo`` and those with very many escapes are left to the CPU's kernels over a copy.
+    """
+    n, device, drawn = x.numel(), x.device, int(ctx is not None)
+    if chunk and not SHORTEST <= chunk <= LONGEST:
+        raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
+    if n < SHORTEST_VECTOR or rdo:
+        return _encode_on_host(x, step, states, chunk, ctx, out, layout, left, rdo)
+    x, regions = x.contiguous(), classes.regions_of(layout, n, device)
+    rest = None if drawn else left
+    if rest is not None and not rest.is_contiguous():
+        rest = torch.empty(n, dtype=torch.float32, device=device)
+    found = host.read(_encode(x, step_of(step), states, chunk, draws_of(ctx), regions, layout is not None, out, rest)[1])
     if int(found[WRONG]) == MANY_ESCAPES:
-        return _encode_on_host(x, step, states, chunk, ctx, out, layout, left)
+        return _encode_on_host(x, step, states, chunk, ctx, out, layout, left, False)
     if left is not None and drawn:
         trellis_decode(out[: int(found[LENGTH])], states, ctx, left.copy_(x), -1.0, layout)
     elif left is not None and rest is not None and rest is not left:
@@ -264,7 +301,9 @@ def trellis_decode(
         # The mode of a message without segments.
         return reference.trellis_decode(host.read(data), states, ctx, out, weight, layout)
     place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
-    wrong, _, others = host.read(_decode(data, states, ctx, place, classes.regions_of(layout, count, device))).tolist()
+    regions = classes.regions_of(layout, count, device)
+    state = _decode(Bytes(data), Varying(data.numel()), states, draws_of(ctx), place, regions)[1]
+    wrong, _, others = trust.numbers(state)
     if wrong == CORRUPT:
         raise CorruptMessage("not a trellis-coded message: a segment, a table or an escape is malformed")
     if wrong != FINE or others:
@@ -272,19 +311,22 @@ def trellis_decode(
     return out if place is out else put(out, place, weight)
 
 
-def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor, regions: classes.Regions) -> Tensor:
+@replay.operation
+def _decode(
+    data: Bytes, size: Varying, states: int, draws: Draws, place: Tensor, regions: classes.Regions
+) -> tuple[Tensor, Tensor]:
     """Decode into ``place``: what is wrong, and whether there are segments for others."""
-    count, device, drawn, *draws = place.numel(), data.device, *draws_of(ctx)
+    count, device, drawn = place.numel(), place.device, draws[0]
     segments, code = len(pieces(count, SEGMENT)), GENERATORS[states]
     chunks, tables = 8 * segments * CHUNKS, segments * TABLES
-    state = torch.zeros(3, dtype=torch.int64, device=device)
+    state, _ = scratch.kept(device, 24)
     memory, (known, begins, q, cells, entries, only, offsets, words, marks, places) = scratch.empty(
         device, 8 * segments * PLACES, 8 * (segments + 1), 2 * tables * 128, 0 if drawn else 8 * segments * TOTAL, 4 * tables * 129,
         tables, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES,
     )  # fmt: skip
     launch(
         OPEN, "trellis_open", segments, THREADS,
-        data, data.numel(), count, drawn, begins, known, q, cells, entries, only, offsets, words, state,
+        data, size, count, drawn, begins, known, q, cells, entries, only, offsets, words, state,
     )  # fmt: skip
     # Whose classes these are, as in classes_decode.cu, and how many tables a segment has at most.
     whose, most = (2, CLASSES * TABLES) if drawn else (1, CLASS_TABLES)
@@ -292,7 +334,7 @@ def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor, regio
     if drawn:
         launch(
             DECODE, "trellis_dithered_chunks", segments * CHUNKS // 4, 128,
-            data, count, *code, *draws, known, entries, offsets, words, marks, place, state,
+            data, count, *code, *draws[1:], known, entries, offsets, words, marks, place, state,
         )  # fmt: skip
     else:
         launch(
@@ -301,12 +343,12 @@ def _decode(data: Tensor, states: int, ctx: Context | None, place: Tensor, regio
         )  # fmt: skip
     launch(
         DECODE, "trellis_class_decode", segments * CHUNKS // 4, 128,
-        data, count, *code, drawn, *draws, most, known, found.masks, found.contexts, found.entries, offsets, words, marks, place, state,
+        data, count, *code, *draws, most, known, found.masks, found.contexts, found.entries, offsets, words, marks, place, state,
     )  # fmt: skip
     launch(
         DECODE, "trellis_plain", segments * RUNS, 64,
-        data, count, *code, drawn, *draws, RUNS, most, known, only, found.masks, found.contexts, found.only, marks, place, state,
+        data, count, *code, *draws, RUNS, most, known, only, found.masks, found.contexts, found.only, marks, place, state,
     )  # fmt: skip
-    launch(DECODE, "trellis_escapes", segments, 1024, data, count, drawn, *draws, known, marks, places, place, state)
+    launch(DECODE, "trellis_escapes", segments, 1024, data, count, *draws, known, marks, places, place, state)
     del memory, found
-    return state
+    return state, state[:3]

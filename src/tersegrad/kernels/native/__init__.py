@@ -18,6 +18,7 @@ from tersegrad.kernels.native import (
     classes,
     cosine,
     dither,
+    drawn,
     hadamard,
     levels,
     modelled,
@@ -26,7 +27,6 @@ from tersegrad.kernels.native import (
     rans,
     rounding,
     select,
-    shared,
     trellis,
     variance,
 )
@@ -37,6 +37,7 @@ from tersegrad.kernels.native.chunks import *
 from tersegrad.kernels.native.classes import *
 from tersegrad.kernels.native.cosine import *
 from tersegrad.kernels.native.dither import *
+from tersegrad.kernels.native.drawn import *
 from tersegrad.kernels.native.hadamard import *
 from tersegrad.kernels.native.levels import *
 from tersegrad.kernels.native.modelled import *
@@ -46,13 +47,12 @@ from tersegrad.kernels.native.powers import *
 from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
 from tersegrad.kernels.native.select import *
-from tersegrad.kernels.native.shared import *
 from tersegrad.kernels.native.trellis import *
 from tersegrad.kernels.native.variance import *
 
 # What is implemented here; everything else is the reference's.
 _TOPICS = (
-    align, bits, casts, chunks, classes, cosine, dither, hadamard, levels, modelled, planar, powers, rans, rounding, select, shared,
+    align, bits, casts, chunks, classes, cosine, dither, drawn, hadamard, levels, modelled, planar, powers, rans, rounding, select,
     trellis, variance,
 )  # fmt: skip
 OPERATIONS = tuple(name for topic in _TOPICS for name in topic.__all__)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from torch import Tensor
 
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import array, flag, module
+from tersegrad.kernels.native.module import flag, module
 
 __all__ = [
     "bf16_decode",
     "bf16_encode",
-    "dithering_decode",
-    "dithering_encode",
     "fp8_decode",
     "fp8_encode",
     "fp16_decode",
     "fp16_encode",
     "natural_decode",
     "natural_encode",
+    "natural_levels_decode",
+    "natural_levels_encode",
     "sign_decode",
     "sign_encode",
     "sign_split",
@@ -36,74 +36,74 @@ def _source(ctx: Context) -> tuple[int, int, int]:
 
 def bf16_encode(x: Tensor, out: Tensor) -> None:
     """Nearest bfloat16, ties to even; finite values stay finite."""
-    module.bf16_encode(array(x), array(out))
+    module.bf16_encode(x, out)
 
 
 def bf16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """The float32 values of bfloat16 numbers."""
-    module.bf16_decode(array(data), array(out), *_sink(weight))
+    module.bf16_decode(data, out, *_sink(weight))
 
 
 def fp16_encode(x: Tensor, out: Tensor) -> None:
     """A shared power of two, then half precision."""
-    module.fp16_encode(array(x), array(out))
+    module.fp16_encode(x, out)
 
 
 def fp16_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """Half-precision numbers times their scale."""
-    module.fp16_decode(array(data), array(out), *_sink(weight))
+    module.fp16_decode(data, out, *_sink(weight))
 
 
 def fp8_encode(x: Tensor, out: Tensor, block: int) -> None:
-    """One power of two a block, then e4m3."""
-    module.fp8_encode(array(x), array(out), block)
+    """One power of two per block, then e4m3."""
+    module.fp8_encode(x, out, block)
 
 
 def fp8_decode(data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None:
     """e4m3 numbers times their block's scale."""
-    module.fp8_decode(array(data), array(out), block, *_sink(weight))
+    module.fp8_decode(data, out, block, *_sink(weight))
 
 
 def sign_encode(x: Tensor, out: Tensor, block: int) -> None:
     """The mean magnitude of each block, then one bit per coordinate."""
-    module.sign_encode(array(x), array(out), block)
+    module.sign_encode(x, out, block)
 
 
 def sign_decode(data: Tensor, out: Tensor, block: int, weight: float | None = None) -> None:
     """Plus or minus the scale of the block."""
-    module.sign_decode(array(data), array(out), block, *_sink(weight))
+    module.sign_decode(data, out, block, *_sink(weight))
 
 
 def sign_split(x: Tensor, carry: Tensor, out: Tensor, left: Tensor, block: int) -> Tensor:
     """The message of ``x + carry``, and what it leaves out."""
-    return flag(module.sign_split(array(x), array(carry), array(out), array(left), block))
+    return flag(module.sign_split(x, carry, out, left, block))
 
 
 def natural_encode(x: Tensor, out: Tensor, ctx: Context) -> None:
     """Sign bits and randomly rounded exponents."""
-    module.natural_encode(array(x), array(out), *_source(ctx))
+    module.natural_encode(x, out, *_source(ctx))
 
 
 def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> None:
     """Powers of two."""
-    module.natural_decode(array(data), array(out), *_sink(weight))
+    module.natural_decode(data, out, *_sink(weight))
 
 
 def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
-    """Scales and random trits, five a byte."""
-    module.ternary_encode(array(x), array(out), bucket, *_source(ctx))
+    """Scales and random trits, five per byte."""
+    module.ternary_encode(x, out, bucket, *_source(ctx))
 
 
 def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None = None) -> Tensor:
     """Trits less one, times the scale of their bucket; whether they are canonical."""
-    return flag(module.ternary_decode(array(data), array(out), bucket, *_sink(weight)))
+    return flag(module.ternary_decode(data, out, bucket, *_sink(weight)))
 
 
-def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
+def natural_levels_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
     """Norms and random levels."""
-    module.dithering_encode(array(x), array(out), bucket, levels, width, *_source(ctx))
+    module.natural_levels_encode(x, out, bucket, levels, width, *_source(ctx))
 
 
-def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
+def natural_levels_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
     """Powers of two of the norm of their bucket."""
-    module.dithering_decode(array(data), array(out), bucket, levels, width, *_sink(weight))
+    module.natural_levels_decode(data, out, bucket, levels, width, *_sink(weight))

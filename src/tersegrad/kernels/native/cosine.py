@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from torch import Tensor
 
-from tersegrad.kernels.native.module import array, module
+from tersegrad.kernels.native.module import module
 from tersegrad.kernels.reference.chunks import areas
 from tersegrad.kernels.reference.cosine import cosines
 
@@ -15,16 +14,16 @@ __all__ = ["cosine_forward", "cosine_inverse"]
 
 
 @functools.lru_cache(maxsize=512)
-def _basis(n: int, transposed: bool) -> Any:
+def _basis(n: int, transposed: bool) -> Tensor:
     wide = cosines(n).double()
-    return array((wide.T if transposed else wide).contiguous().reshape(-1))
+    return (wide.T if transposed else wide).contiguous().reshape(-1)
 
 
 def _both(x: Tensor, regions: Tensor, out: Tensor, forward: bool) -> Tensor:
     for area in areas(regions):
         end = area.start + area.rows * area.cols
         module.cosine_transform(
-            array(x[area.start : end]), array(out[area.start : end]), area.rows, area.cols, area.height, area.width,
+            x[area.start : end], out[area.start : end], area.rows, area.cols, area.height, area.width,
             _basis(area.height, False), _basis(area.width, forward), forward,
         )  # fmt: skip
     return out

@@ -8,7 +8,7 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import array, module, rows_of
+from tersegrad.kernels.native.module import module, rows_of
 from tersegrad.kernels.reference.aims import searched
 
 __all__ = ["trellis_aim", "trellis_decode", "trellis_encode", "trellis_error", "trellis_max_bytes"]
@@ -33,8 +33,9 @@ def trellis_encode(
     out: Tensor,
     layout: Tensor | None = None,
     left: Tensor | None = None,
+    rdo: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    nbytes, norm, error = module.trellis_encode(array(x), float(step), states, chunk, _draws(ctx), array(out), rows_of(layout))
+    nbytes, norm, error = module.trellis_encode(x, float(step), states, chunk, _draws(ctx), out, rows_of(layout), rdo)
     if left is not None:
         trellis_decode(out[:nbytes], states, ctx, left.copy_(x), -1.0, layout)
     return torch.tensor(nbytes), torch.tensor(norm, dtype=torch.float64), torch.tensor(error, dtype=torch.float64)
@@ -44,13 +45,13 @@ def trellis_decode(
     data: Tensor, states: int, ctx: Context | None, out: Tensor, weight: float | None, layout: Tensor | None = None
 ) -> Tensor:
     add = weight is not None
-    if not module.trellis_decode(array(data), states, _draws(ctx), array(out), add, weight if add else 1.0, rows_of(layout)):
+    if not module.trellis_decode(data, states, _draws(ctx), out, add, weight if add else 1.0, rows_of(layout)):
         raise CorruptMessage("not a trellis-coded message for this vector")
     return out
 
 
 def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    error, norm = module.trellis_error(array(x), step, states, rows_of(layout))
+    error, norm = module.trellis_error(x, step, states, rows_of(layout))
     return torch.tensor(error, dtype=torch.float64), torch.tensor(norm, dtype=torch.float64)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core import buffers
-from tersegrad.kernels.native.module import array, flag, module, number
+from tersegrad.kernels.native.module import flag, module, number
 
 __all__ = ["hybrid_select", "variance_select"]
 
@@ -27,7 +27,5 @@ def _select(
     r: Tensor, v: Tensor, x: Tensor, s: Tensor, alpha: float, tau: float, zeta: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     next_r, next_v = (buffers.empty(x.numel(), torch.float32, x.device) for _ in range(2))
-    indices, values, finite = module.variance_select(
-        array(r), array(v), array(x), array(s), alpha, zeta, tau, array(next_r), array(next_v)
-    )
+    indices, values, finite = module.variance_select(r, v, x, s, alpha, zeta, tau, next_r, next_v)
     return next_r, next_v, torch.from_numpy(indices), torch.from_numpy(values), number(len(indices)), flag(finite)

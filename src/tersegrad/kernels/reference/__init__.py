@@ -8,6 +8,7 @@ from tersegrad.kernels.reference.chunks import *
 from tersegrad.kernels.reference.class_tables import *
 from tersegrad.kernels.reference.cosine import *
 from tersegrad.kernels.reference.dither import *
+from tersegrad.kernels.reference.drawn import *
 from tersegrad.kernels.reference.hadamard import *
 from tersegrad.kernels.reference.index import *
 from tersegrad.kernels.reference.levels import *
@@ -18,7 +19,6 @@ from tersegrad.kernels.reference.rans import *
 from tersegrad.kernels.reference.rans_tables import *
 from tersegrad.kernels.reference.rounding import *
 from tersegrad.kernels.reference.select import *
-from tersegrad.kernels.reference.shared import *
 from tersegrad.kernels.reference.shares import *
 from tersegrad.kernels.reference.sparse import *
 from tersegrad.kernels.reference.trellis import *

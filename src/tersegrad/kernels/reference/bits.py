@@ -66,7 +66,7 @@ def _shifted(x: Tensor, left: int) -> Tensor:
 
 
 def pack_trits(trits: Tensor, out: Tensor) -> None:
-    """Five values of 0..2 a byte."""
+    """Five values of 0..2 per byte."""
     if bool((trits > 2).any()):
         raise ValueError("trits are 0, 1 or 2")
     groups = trits.new_zeros((trits.numel() + 4) // 5 * 5)

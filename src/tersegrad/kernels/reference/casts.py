@@ -21,14 +21,14 @@ from tersegrad.kernels.schema import Cast
 __all__ = [
     "bf16_decode",
     "bf16_encode",
-    "dithering_decode",
-    "dithering_encode",
     "fp8_decode",
     "fp8_encode",
     "fp16_decode",
     "fp16_encode",
     "natural_decode",
     "natural_encode",
+    "natural_levels_decode",
+    "natural_levels_encode",
     "sign_decode",
     "sign_encode",
     "sign_split",
@@ -223,15 +223,17 @@ def _inverses(scales: Tensor, count: int, bucket: int) -> Tensor:
 
 
 def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
-    """The largest magnitude of each bucket, then trits (1 + sign where a draw falls below |x| / largest, else 1), five a byte."""
-    bucket = min(bucket, max(x.numel(), 1))  # a configuration from outside must not size the padding
+    """The largest magnitude of each bucket, then trits (1 + sign where a draw falls below |x| / largest, else 1), five per byte."""
+    # A configuration from outside must not size the padding.
+    bucket = min(bucket, max(x.numel(), 1))
     count = x.numel()
     if count == 0:
         return
     finite = _finite(x)
     scales = _padded(x, bucket).abs().amax(1).clamp(min=SMALLEST)
     own = _padded(random_u16(ctx, Purpose.ROUNDING, 0, -(-count // 2) * 2, x.device), 2).to(torch.int64)
-    u = (own << 16 | own.flip(1)).reshape(-1)[:count]  # 32 bits: a coordinate's own, then its neighbour's
+    # 32 bits: a coordinate's own, then its neighbour's.
+    u = (own << 16 | own.flip(1)).reshape(-1)[:count]
     share = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
     hit = (u >> 2) < (share * 2.0**30).to(torch.int64)
     trits = 1 + torch.where(hit, torch.where(_bits(x) < 0, -1, 1), 0)
@@ -257,9 +259,10 @@ def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None 
     return fine
 
 
-def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
+def natural_levels_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
     """The L2 norm of each bucket, then ``level << 1 | sign`` in ``width`` bits; level k > 0 is 2^(k - levels) of the norm."""
-    bucket = min(bucket, max(x.numel(), 1))  # a configuration from outside must not size the padding
+    # A configuration from outside must not size the padding.
+    bucket = min(bucket, max(x.numel(), 1))
     count = x.numel()
     if count == 0:
         return
@@ -267,7 +270,8 @@ def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: in
     norms = block_sum_squares(x, bucket).sqrt()
     scales = norms.clamp(SMALLEST, LARGEST).to(torch.float32)
     y = (x.abs() * _inverses(scales, count, bucket)).clamp(max=1.0)
-    z = y + y.clamp(min=2.0 ** (1 - levels))  # its fraction is the chance to go up, and its exponent the level
+    # Its fraction is the chance to go up, and its exponent the level.
+    z = y + y.clamp(min=2.0 ** (1 - levels))
     level = (_bits(z) + 64 + (_draws(x, ctx) << 7) >> 23) - (128 - levels)
     codes = level << 1 | ((_bits(x) < 0) & (level > 0))
     shifts = torch.arange(width, dtype=torch.int32, device=x.device)
@@ -275,7 +279,7 @@ def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: in
     _put(out, torch.where(finite, scales, math.nan), torch.where(finite, packed, 0))
 
 
-def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
+def natural_levels_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
     """Powers of two of the norm of their bucket."""
     count = out.numel()
     bucket = min(bucket, max(count, 1))

@@ -262,24 +262,24 @@ class _Reader:
         self._words, self._left, self.state = words, count, 0
         if not count:
             raise CorruptMessage("a stream of chunk sets has no words")
-        self._fill()
-        self._fill()
+        self._fill(LOWEST)
 
-    def _fill(self) -> None:
-        if self.state < LOWEST and self._left:
+    def _fill(self, least: int) -> None:
+        if self.state < least and self._left:
             self._left -= 1
             self.state = self.state << 32 | next(self._words)
 
     def split(self, found: Split) -> int:
+        self._fill(LOWEST)
         slot = self.state & 0xFFFF
         j = next(j for j, end in enumerate(found.starts[1:]) if slot < end)
         self.state = (found.starts[j + 1] - found.starts[j]) * (self.state >> 16) + slot - found.starts[j]
-        self._fill()
         return found.first + j
 
     def digit(self, size: int) -> int:
+        # The least state that a writer leaves behind a digit.
+        self._fill(-(-LOWEST // size) * size)
         self.state, value = divmod(self.state, size)
-        self._fill()
         return value
 
     def finish(self) -> None:
@@ -288,7 +288,8 @@ class _Reader:
 
 
 def _read(reader: _Reader, runs: list[tuple[Area, int, int]], places: list[int]) -> None:
-    last: tuple[list[tuple[Node, int]], ...] = ([], [])  # nodes with one and with two, and where their places stand
+    # Nodes with one and with two, and where their places stand.
+    last: tuple[list[tuple[Node, int]], ...] = ([], [])
     for area, chunks, first in runs:
         for chunk in range(chunks):
             at = first + chunk * area.keep

@@ -279,7 +279,7 @@ def dither_encode(
     carry: Tensor | None = None,
     layout: Tensor | None = None,
     rdo: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[int | Tensor, float | Tensor, float | Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error; and what it leaves out into ``left``."""
     x = x if carry is None else x + carry
     data, norm, error = _message(x, nu, float(step), coder, chunk, ctx, _pieces_of(layout, x.numel(), []), rdo)

@@ -41,7 +41,8 @@ def signs(numel: int, ctx: Context, device: torch.device) -> Tensor:
     c2, c3 = torch.full_like(index, ctx.step), torch.full_like(index, ctx.buffer << 16 | ctx.sender)
     k0, k1 = ctx.seed & MASK, ctx.seed >> 32
     for _ in range(10):
-        p0, p1 = philox.M0 * c0, philox.M1 * c2  # wraps modulo 2^64, which keeps all 64 bits of the product
+        # Wraps modulo 2^64, which keeps all 64 bits of the product.
+        p0, p1 = philox.M0 * c0, philox.M1 * c2
         c0, c1, c2, c3 = (p1 >> 32 & MASK) ^ c1 ^ k0, p1 & MASK, (p0 >> 32 & MASK) ^ c3 ^ k1, p0 & MASK
         k0, k1 = k0 + philox.W0 & MASK, k1 + philox.W1 & MASK
     words = torch.stack((c0, c1, c2, c3), 1)  # (blocks, 4)

@@ -82,21 +82,21 @@ def _golomb_parts(indices: Tensor, divisor: int) -> tuple[Tensor, Tensor, Tensor
     return quotients, torch.where(rests >= short, moved >> 1, rests), (moved & 1)[rests >= short]
 
 
-def golomb_size(indices: Tensor, divisor: int) -> Tensor:
+def golomb_size(indices: Tensor, divisor: int) -> int | Tensor:
     """Bytes that :func:`golomb_encode` writes, int64, 0-d."""
     quotients, rests, last = _golomb_parts(indices, divisor)
     sizes = (quotients + 1).sum(), rests.numel() * _split(divisor)[0], last.numel()
     return torch.as_tensor(sum((bits + 7) // 8 for bits in sizes), device=indices.device)
 
 
-def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> Tensor:
+def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> int | Tensor:
     """The planes in the first bytes of ``out``; their length, int64, 0-d."""
     quotients, rests, last = _golomb_parts(indices, divisor)
     widths = torch.full_like(rests, _split(divisor)[0])
     return put([unary_plane(quotients), field_plane(rests, widths), write_bits(last)], out)
 
 
-def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> Tensor:
+def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> int | Tensor:
     """Fill ``out`` with indices from the start of ``data``; the bytes used, int64, 0-d."""
     width, short = _split(divisor)
     quotients, used = read_unary(data, out.numel())
@@ -164,11 +164,11 @@ def gap_classes(indices: Tensor) -> Tensor:
     return torch.where(e > 0, 2 * e + half - 1, 0).to(torch.uint8)
 
 
-def gap_rests_encode(indices: Tensor, out: Tensor) -> Tensor:
+def gap_rests_encode(indices: Tensor, out: Tensor) -> int | Tensor:
     return put([field_plane(_gaps(indices) + 1, _rest_bits(gap_classes(indices)))], out)
 
 
-def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, int | Tensor]:
     widths = _rest_bits(classes)
     if bool((widths > 55).any()):
         raise _outside()

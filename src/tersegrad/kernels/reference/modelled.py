@@ -1,9 +1,11 @@
 """Levels coded with given probabilities, in plain Python: the definition that the C++ version reproduces bit for bit.
 
-The stream begins with the bit 0. Row c of the table, (classes, 1 + 2 reach), holds chances of a one in 2^16. A level a of class c
-becomes yes-no decisions about h = a >> shift: h >= 1 (entry 0); if so h > k for k = 1 .. reach (entries 1 ..) until a no, else h < -k for
-k = 0 .. reach - 1 (entries reach + 1 ..) until a no. Where no no came, the Elias gamma code of h - reach or 1 - reach - h follows with even
-odds: its width in unary, then the bits below the leading one from the top; at last the ``shift`` low bits of a, lowest first.
+The stream begins with the bit 0. A level a of class c is sent as yes-or-no answers; row c of the table, (classes, 1 + 2 reach), holds
+for each question the chance of a yes, in units of 2^-16. The questions are about h = a >> shift. The first is whether h >= 1 (entry 0).
+After a yes the next ones are whether h > k for k = 1, ..., reach (entries 1 to reach), after a no whether h < -k for
+k = 0, ..., reach - 1 (entries reach + 1 to 2 reach); the first no to one of these ends them. Where all of these are answered by yes,
+the Elias gamma code of h - reach or of 1 - reach - h follows at even odds: its width in unary, then the bits below the leading one,
+from the top. Last come the ``shift`` low bits of a at even odds, lowest first.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ _LARGEST = (1 << 63) - 1
 def log2(v: Tensor) -> Tensor:
     """The floor of log2 of int64 values >= 1, exactly."""
     n = torch.frexp(v.double())[1].long() - 1
-    return n - (v >> n == 0).long()  # conversion to float64 may round up to the next power of two
+    # Conversion to float64 may round up to the next power of two.
+    return n - (v >> n == 0).long()
 
 
 # Planes
@@ -124,12 +125,12 @@ def _read_gamma(data: Tensor, count: int) -> tuple[Tensor, int]:
     return torch.ones_like(n) << n | low, used + more
 
 
-def planar_gamma_encode(values: Tensor, out: Tensor) -> Tensor:
+def planar_gamma_encode(values: Tensor, out: Tensor) -> int | Tensor:
     """The codes of int64 ``values`` in the first bytes of ``out``; their length, int64, 0-d."""
     return put(_gamma_planes(values), out)
 
 
-def planar_gamma_decode(data: Tensor, out: Tensor) -> Tensor:
+def planar_gamma_decode(data: Tensor, out: Tensor) -> int | Tensor:
     """Fill ``out`` from the start of ``data``; the bytes used, int64, 0-d."""
     values, used = _read_gamma(data, out.numel())
     out.copy_(values)
@@ -144,7 +145,7 @@ def _check_rice(values: Tensor) -> None:
         raise ValueError("Rice codes are for values of at least 0")
 
 
-def rice_bits(values: Tensor, k: int) -> Tensor:
+def rice_bits(values: Tensor, k: int) -> int | Tensor:
     """Bits of all planes together, without padding."""
     _check_rice(values)
     q = values >> k
@@ -152,7 +153,7 @@ def rice_bits(values: Tensor, k: int) -> Tensor:
     return (q.clamp(max=RICE_LIMIT) + 1 + k).sum() + (2 * log2(escapes) + 1).sum()
 
 
-def rice_best(values: Tensor) -> Tensor:
+def rice_best(values: Tensor) -> int | Tensor:
     """The smallest parameter with the fewest bits."""
     best, least = 0, int(rice_bits(values, 0))
     for k in range(1, RICE_MAX + 1):
@@ -164,7 +165,7 @@ def rice_best(values: Tensor) -> Tensor:
     return torch.tensor(best, device=values.device)
 
 
-def rice_encode(values: Tensor, k: int, out: Tensor) -> Tensor:
+def rice_encode(values: Tensor, k: int, out: Tensor) -> int | Tensor:
     """The codes of int64 ``values`` in the first bytes of ``out``; their length, int64, 0-d."""
     _check_rice(values)
     q = values >> k
@@ -172,7 +173,7 @@ def rice_encode(values: Tensor, k: int, out: Tensor) -> Tensor:
     return put(planes + _gamma_planes(q[q >= RICE_LIMIT] - (RICE_LIMIT - 1)), out)
 
 
-def rice_decode(data: Tensor, k: int, out: Tensor) -> Tensor:
+def rice_decode(data: Tensor, k: int, out: Tensor) -> int | Tensor:
     """Fill ``out`` from the start of ``data``; the bytes used, int64, 0-d."""
     q, used = read_unary(data, out.numel())
     if bool((q > RICE_LIMIT).any()):

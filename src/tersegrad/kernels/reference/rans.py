@@ -203,7 +203,7 @@ def _unpack_raw(data: Tensor, count: int, bits: int, alphabet: int) -> Tensor:
 
 def rans_encode(
     symbols: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
-) -> Tensor:
+) -> int | Tensor:
     """Write the whole message into ``out``; its length, int64, 0-d."""
     counts = rans_histogram(symbols, alphabet, contexts, num_contexts, sample)
     length = encode_counted(symbols, alphabet, contexts, num_contexts, counts, chunk, out)
@@ -238,7 +238,7 @@ def encode_counted(
     return most
 
 
-def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
+def rans_decode(data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> int | Tensor:
     """Fill ``out`` with symbols; the number of bytes read, int64, 0-d."""
     return torch.tensor(decode_block(data, alphabet, contexts, num_contexts, out), device=out.device)
 

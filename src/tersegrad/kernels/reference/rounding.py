@@ -46,7 +46,8 @@ def philox_blocks(key: int, c0: Tensor, c1: Tensor, c2: int, c3: int) -> Tensor:
     c, d = torch.full_like(a, c2), torch.full_like(a, c3)
     k0, k1 = key & MASK, key >> 32 & MASK
     for _ in range(10):
-        p0, p1 = a * philox.M0, c * philox.M1  # int64 products wrap, their bits are those of the unsigned product
+        # int64 products wrap; their bits are those of the unsigned product.
+        p0, p1 = a * philox.M0, c * philox.M1
         a, b, c, d = (p1 >> 32 & MASK) ^ b ^ k0, p1 & MASK, (p0 >> 32 & MASK) ^ d ^ k1, p0 & MASK
         k0, k1 = k0 + philox.W0 & MASK, k1 + philox.W1 & MASK
     return torch.stack((a, b, c, d), dim=1)
@@ -151,7 +152,7 @@ def _largest_step(levels: int) -> float:
 
 
 def block_steps(x: Tensor, rule: RoundingRule, block: int, levels: int, bfloat16: bool = False) -> Tensor:
-    """One float32 step a block; 0 for a zero block, NaN for one with NaN or Inf."""
+    """One float32 step per block; 0 for a zero block, NaN for one with NaN or Inf."""
     if rule == "l2":
         scale = block_sum_squares(x, block).sqrt()
     else:

@@ -5,10 +5,12 @@ Exact in float64 where the fast kernels accumulate in float32; the rules of ``mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-__all__ = ["share_affine", "share_convolution", "share_norm_sums"]
+__all__ = ["share_affine", "share_convolution", "share_linear_squares", "share_norm_squares", "share_norm_sums"]
 
 
 def share_convolution(
@@ -59,3 +61,15 @@ def share_affine(x: Tensor, scale: Tensor, shift: Tensor, delta: Tensor | None =
     else:
         torch.addcmul(torch.addcmul(b, parts, a), delta.unflatten(0, (workers, -1)), f, out=place)
     return out
+
+
+def share_norm_squares(parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Squares of the shares of normalisations; see the schema."""
+    found = (share_norm_sums(*part).sum(1) for part in parts)
+    return [(scale, shift) for _, _, scale, shift in found]
+
+
+def share_linear_squares(parts: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Squares of the shares of linear layers; see the schema."""
+    squared = ((x.double().square(), delta.double().square()) for x, delta in parts)
+    return [((d.T @ x).float(), d.sum(0).float()) for x, d in squared]

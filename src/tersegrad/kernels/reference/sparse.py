@@ -25,14 +25,16 @@ from tersegrad.kernels.reference.select import index_dtype, sparse_scatter, spar
 
 __all__ = ["sparse_decode", "sparse_decode_gaps", "sparse_encode", "sparse_encode_gaps"]
 
-GOLOMB = 250
+GOLOMB, ENTROPY_GAPS = 250, 253
 WRITTEN, NO_ROOM = 0, 2
 
 
-def sparse_encode(indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor) -> Tensor:
-    total, facts = int(count), torch.zeros(5 + 128, dtype=torch.int64)
+def sparse_encode(
+    indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor, open_bits: int = 0
+) -> Tensor:
+    room, total, facts = indices.numel(), int(count), torch.zeros(5 + 128, dtype=torch.int64)
     facts[3] = total
-    if total == 0 or total > indices.numel():
+    if total == 0 or total > room:
         facts[0] = NO_ROOM
         return facts.to(out.device)
     indices, values = indices[:total], values[:total]
@@ -47,6 +49,14 @@ def sparse_encode(indices: Tensor, values: Tensor, count: Tensor, numel: int, na
     planes = planes[: int(golomb_encode(indices.cpu(), divisor, planes))]
     message = torch.cat((torch.tensor([*front, left, GOLOMB], dtype=torch.uint8), planes, _bytes(values, narrow)))
     facts[1], facts[2] = message.numel(), planes.numel()
+    if open_bits:
+        alphabet = 1 + int(facts[5:].nonzero()[-1])
+        gaps = torch.tensor([NO_ROOM, 0])
+        if total == room and alphabet > 1:
+            beginning = bytes((*front, left, ENTROPY_GAPS, alphabet))
+            gaps = sparse_encode_gaps(indices, values, beginning, alphabet, open_bits, narrow, out)
+        facts[:2] = gaps
+        return facts.to(out.device)
     if message.numel() > out.numel():
         facts[0] = NO_ROOM
     else:
@@ -63,12 +73,12 @@ def _bytes(values: Tensor, narrow: bool) -> Tensor:
 def sparse_encode_gaps(
     indices: Tensor, values: Tensor, front: bytes, alphabet: int, open_bits: int, narrow: bool, out: Tensor
 ) -> Tensor:
-    classes, rests = gap_classes(indices.cpu()), torch.empty(-(-open_bits // 8), dtype=torch.uint8)
+    classes, rests = gap_classes(indices.cpu()), torch.empty(8 * indices.numel(), dtype=torch.uint8)
     block = torch.empty(1 + -(-classes.numel() * raw_bits(alphabet) // 8), dtype=torch.uint8)
     block = block[: int(rans_encode(classes, alphabet, None, 1, True, USUAL, block))]
-    gap_rests_encode(indices.cpu(), rests)
+    rests = rests[: int(gap_rests_encode(indices.cpu(), rests))]
     message = torch.cat((torch.tensor(list(front), dtype=torch.uint8), block, rests, _bytes(values, narrow)))
-    if message.numel() > out.numel():
+    if message.numel() > out.numel() or rests.numel() > -(-open_bits // 8):
         return torch.tensor([NO_ROOM, 0], device=out.device)
     out[: message.numel()] = message.to(out.device)
     return torch.tensor([WRITTEN, message.numel()], device=out.device)

@@ -28,7 +28,8 @@ from tersegrad.kernels.reference.rans import SEGMENT, encode_counted, lanes_of, 
 from tersegrad.kernels.reference.rans_tables import rans_histogram, rans_write_tables
 from tersegrad.kernels.reference.rounding import ordered_sum, random_u16, sum_squares
 from tersegrad.kernels.reference.trellis_classes import Found, find
-from tersegrad.kernels.reference.trellis_code import GRID, Grid, nearest_labels
+from tersegrad.kernels.reference.trellis_code import GRID, Grid, integers, nearest_labels
+from tersegrad.kernels.reference.trellis_rates import PASSES, prices
 
 __all__ = ["trellis_error", "trellis_max_bytes"]
 
@@ -100,7 +101,7 @@ class _Chosen:
 
 
 def _quantise(
-    x: Tensor, start: int, step: float, states: int, run: int, ctx: Context | None, regions: list[Region]
+    x: Tensor, start: int, step: float, states: int, run: int, ctx: Context | None, regions: list[Region], rdo: bool
 ) -> _Chosen | None:
     """The integers of a segment; None where a coordinate is too large."""
     grid = grid_of(x.numel(), run)
@@ -111,12 +112,14 @@ def _quantise(
         return None
     y = torch.round(scaled).to(torch.int64)
     # Levels are multiples of two steps, or, because dither hides small numbers from the indices, of a quarter.
-    found = find(y, 2 * GRID if ctx is None else 1 << UNIT - 2, regions, ctx is not None)
+    found = find(y, 2 * GRID if ctx is None else 1 << UNIT - 2, regions, ctx is not None, rdo)
     if ctx is not None:
         return _dithered(y, Dither(ctx, start, grid, x.device), grid, states, found)
     still = None if found is None else found.still_each
     label = nearest_labels(y, grid, states, still).long()
-    n = 4 * (y - GRID * label + 2 * GRID >> 7) + label
+    for _ in range(PASSES if rdo else 0):
+        label = nearest_labels(y, grid, states, still, prices(y, label, found)).long()
+    n = integers(y, label)
     if found is not None and still is not None:
         n = torch.where(still, 2 * torch.sign(y) * (y.abs() + found.of_each(list(found.adds)) >> 6), n)
     return _Chosen(n, n >> 1, None, found)
@@ -125,7 +128,7 @@ def _quantise(
 def _dithered(y: Tensor, dither: Dither, grid: Grid, states: int, found: Found | None) -> _Chosen:
     y = dither.sign * y + dither.u + 128 >> UNIT - 5
     label = nearest_labels(y, grid, states).long()
-    n = 4 * (y - GRID * label + 2 * GRID >> 7) + label
+    n = integers(y, label)
     t = dither.t.gather(1, (n & 1)[:, None])[:, 0]
     m = (n << UNIT) - dither.u - t >> UNIT + 1
     return _Chosen(n, torch.where(t >= 0, m, -m), dither, found)
@@ -246,7 +249,7 @@ def _fit(x: Tensor, chosen: _Chosen, norm: float) -> tuple[list[float], float]:
 
 
 def _segment(
-    x: Tensor, start: int, step: float, states: int, chunk: int, ctx: Context | None, regions: list[Region]
+    x: Tensor, start: int, step: float, states: int, chunk: int, ctx: Context | None, regions: list[Region], rdo: bool
 ) -> tuple[bytes, float, float]:
     """The bytes of one segment, its squared norm and its squared error; no bytes where it is not finite."""
     norm = float(sum_squares(x))
@@ -256,7 +259,7 @@ def _segment(
         return bytes([ZERO]), 0.0, 0.0
     run = min(RUN, chunk or USUAL_CHUNK)
     raw = bytes([RAW]) + bytes(x.cpu().numpy().tobytes())
-    chosen = _quantise(x, start, step, states, run, ctx, regions)
+    chosen = _quantise(x, start, step, states, run, ctx, regions, rdo)
     if chosen is None:
         return raw, norm, 0.0
     scales, error = [step], 0.0
@@ -276,7 +279,7 @@ def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = N
         part = x[at : at + length]
         norm = float(sum_squares(part))
         regions = cut(known, at, at + length)
-        chosen = _quantise(part, at, step, states, RUN, None, regions) if 0 < norm < math.inf else None
+        chosen = _quantise(part, at, step, states, RUN, None, regions, False) if 0 < norm < math.inf else None
         norms.append(norm)
         errors.append(0.0 if chosen is None else _fit(part, chosen, norm)[1])
         at += length

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.reference.classes import BLOCK, CLASSES, COUNTED, EXACT, Region, choose, log2_near, read_classes
+from tersegrad.kernels.reference.lowering import log2_sixteenths
 
 __all__ = ["Found", "find", "read"]
 
@@ -26,6 +27,8 @@ EIGHTHS, CLOSE, ZEROS = 8, 2, 7
 # Rounding adds half a level, less by so much for each bit by which a one is dearer than a zero, in 1/64 of a level: the least sum of the
 # squared error and 3/8 of a squared step for each bit. A bit of this kind counts up to the most.
 HALF, PER_BIT, MOST_BITS = 32, 3, 8
+# The same with ``rdo``: half a squared step for each bit, which counts in sixteenths.
+FOURTH, MOST_SIXTEENTHS = 4, 112
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Found:
         return struct.pack("<H", sum(1 << c for c, still in zip(numbers, self.still, strict=True) if not still))
 
 
-def find(y: Tensor, unit: int, regions: list[Region], dithered: bool) -> Found | None:
+def find(y: Tensor, unit: int, regions: list[Region], dithered: bool, rdo: bool) -> Found | None:
     """Classes of integers ``y`` that are rounded to multiples of ``unit``; None where none are worth telling."""
     level = torch.div(y + unit // 2, unit, rounding_mode="floor").clamp(-HIGHEST, HIGHEST)
     window = min((int(y.abs().max()) + unit // 2) // unit, HIGHEST)
@@ -78,12 +81,15 @@ def find(y: Tensor, unit: int, regions: list[Region], dithered: bool) -> Found |
     zero = level[taken] == 0
     every, close, zeros = (torch.bincount(h, minlength=tables) for h in (here, here[near], here[zero]))
     still = ((EIGHTHS * close > CLOSE * every) | (EIGHTHS * zeros > ZEROS * every)).tolist()
-    return Found(side, number.long(), tuple(still), bits, tuple(_adds(row, window) for row in counts.tolist()))
+    return Found(side, number.long(), tuple(still), bits, tuple(_adds(row, window, rdo) for row in counts.tolist()))
 
 
-def _adds(counts: list[int], window: int) -> int:
+def _adds(counts: list[int], window: int, rdo: bool) -> int:
     """What rounding adds in a still class with these counts."""
     zeros, ones = counts[window], counts[window - 1] + counts[window + 1]
+    if rdo:
+        dearer = MOST_SIXTEENTHS if not ones else log2_sixteenths(2 * zeros, ones) if 2 * zeros > ones else 0
+        return HALF - min(dearer, MOST_SIXTEENTHS) // FOURTH
     return HALF - PER_BIT * (min(max(log2_near(2 * zeros, ones), 0), MOST_BITS) if ones else MOST_BITS)
 
 

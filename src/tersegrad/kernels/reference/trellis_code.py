@@ -39,9 +39,14 @@ def branches(states: int) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int,
     return tuple((a[0], b[0]) for a, b in pairs), tuple((a[1], b[1]) for a, b in pairs)
 
 
-def start_penalty(states: int) -> int:
-    """More than any path can gain by a start outside of state 0, which it could leave in log2(states) steps."""
-    return 4096 * (states.bit_length() - 1) + 1
+def start_penalty(states: int, most: int) -> int:
+    """More than any path can gain by a start outside of state 0, which it could leave in log2(states) steps of at most so much."""
+    return most * (states.bit_length() - 1) + 1
+
+
+def integers(y: Tensor, label: Tensor) -> Tensor:
+    """The integers nearest to y / 32 that have these labels."""
+    return 4 * (y - GRID * label + 2 * GRID >> 7) + label
 
 
 class Grid:
@@ -67,23 +72,26 @@ class Grid:
         return self.steps_first(torch.ones(self.count, dtype=torch.bool, device=device))
 
 
-def nearest_labels(y: Tensor, grid: Grid, states: int, still: Tensor | None = None) -> Tensor:
+def nearest_labels(y: Tensor, grid: Grid, states: int, still: Tensor | None = None, prices: Tensor | None = None) -> Tensor:
     """The labels, n mod 4, of the admissible integers nearest to y / 32 (Viterbi's algorithm, y an integer vector); uint8.
 
-    Coordinates that are ``still`` leave the states alone; their labels mean nothing.
+    Coordinates that are ``still`` leave the states alone; their labels mean nothing. ``prices``, (count, 4): what each label adds to
+    the squared distance.
     """
     device = y.device
     rows, active = grid.steps_first(y), grid.active(device)
     if still is not None:
         active = active & ~grid.steps_first(still)
     before, label = (torch.tensor(t, device=device) for t in branches(states))
-    cost = torch.full((states, rows.shape[1]), start_penalty(states), dtype=torch.int32, device=device)
+    most = 4 * GRID * GRID + (0 if prices is None else int(prices.max()))
+    added = None if prices is None else torch.stack([grid.steps_first(p.contiguous()) for p in prices.unbind(1)], 1).int()
+    cost = torch.full((states, rows.shape[1]), start_penalty(states, most), dtype=torch.int32, device=device)
     cost[0] = 0
     subsets = GRID * torch.arange(4, dtype=rows.dtype, device=device)[:, None]
     taken = torch.empty((rows.shape[0], *cost.shape), dtype=torch.bool, device=device)
     for t in range(rows.shape[0]):
         f = (rows[t] - subsets + 2 * GRID & 4 * GRID - 1) - 2 * GRID
-        metric = (f * f).to(torch.int32)
+        metric = (f * f).to(torch.int32) if added is None else (f * f).to(torch.int32) + added[t]
         first = cost[before[:, 0]] + metric[label[:, 0]]
         second = cost[before[:, 1]] + metric[label[:, 1]]
         taken[t] = second < first

@@ -30,12 +30,13 @@ def trellis_encode(
     out: Tensor,
     layout: Tensor | None = None,
     left: Tensor | None = None,
+    rdo: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a message into ``out``: length, ||x||^2 and the squared error."""
     known = pieces_of(layout, x.numel(), [])
     parts, norms, errors, at = [], [], [], 0
     for length in pieces(x.numel(), SEGMENT):
-        data, norm, error = segment(x[at : at + length], at, float(step), states, chunk, ctx, cut(known, at, at + length))
+        data, norm, error = segment(x[at : at + length], at, float(step), states, chunk, ctx, cut(known, at, at + length), rdo)
         parts.append(data)
         norms.append(norm)
         errors.append(error)

@@ -6,13 +6,29 @@ import functools
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["OPERATIONS", "available", "share_affine", "share_convolution", "share_norm_sums"]
+__all__ = [
+    "OPERATIONS",
+    "available",
+    "share_affine",
+    "share_convolution",
+    "share_linear_squares",
+    "share_norm_squares",
+    "share_norm_sums",
+]
 
-OPERATIONS = ("share_affine", "share_convolution", "share_norm_sums")
+OPERATIONS = (
+    "share_affine",
+    "share_convolution",
+    "share_linear_squares",
+    "share_norm_squares",
+    "share_norm_sums",
+)
 
 
 @functools.cache
@@ -21,7 +37,9 @@ def available() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     try:
-        _shares().check()
+        for call in range(2):  # Triton's way, then directly
+            _shares().agree(1 + call, "cuda", torch.bfloat16)
+            _squares().agree(1 + call, "cuda", torch.bfloat16)
     except Exception as error:
         warnings.warn(f"plain torch instead of the Triton kernels: {type(error).__name__}: {error}", stacklevel=2)
         return False
@@ -31,6 +49,11 @@ def available() -> bool:
 @functools.cache
 def _shares() -> Any:
     return importlib.import_module("tersegrad.kernels.triton.shares")
+
+
+@functools.cache
+def _squares() -> Any:
+    return importlib.import_module("tersegrad.kernels.triton.squares")
 
 
 def share_convolution(
@@ -57,4 +80,16 @@ def share_norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> 
 def share_affine(x: Tensor, scale: Tensor, shift: Tensor, delta: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
     """What batch norm and its backward pass do with each worker's part; see the schema."""
     found: Tensor = _shares().affine(x, scale, shift, delta, factor)
+    return found
+
+
+def share_norm_squares(parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Squares of the shares of normalisations; see the schema."""
+    found: list[tuple[Tensor, Tensor]] = _squares().norm(parts)
+    return found
+
+
+def share_linear_squares(parts: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Squares of the shares of linear layers; see the schema."""
+    found: list[tuple[Tensor, Tensor]] = _squares().linear(parts)
     return found

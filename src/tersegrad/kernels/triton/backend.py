@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from tersegrad.kernels.triton.blocks import quantise_blocks, split_blocks
-from tersegrad.kernels.triton.buckets import dithering_decode, dithering_encode, ternary_decode, ternary_encode
+from tersegrad.kernels.triton.buckets import natural_levels_decode, natural_levels_encode, ternary_decode, ternary_encode
 from tersegrad.kernels.triton.casts import (
     bf16_decode,
     bf16_encode,
@@ -25,6 +25,7 @@ from tersegrad.kernels.triton.hadamard import rotate, rotate_where, unrotate
 from tersegrad.kernels.triton.philox import random_u16
 from tersegrad.kernels.triton.signs import sign_decode, sign_encode, sign_split
 from tersegrad.kernels.triton.sums import abs_max, block_abs_max, block_sum_abs, block_sum_squares, sum_abs, sum_squares
+from tersegrad.kernels.triton.tiles import chunk_carry, chunk_choose, chunk_scatter, cosine_forward, cosine_inverse
 
 __all__ = [
     "abs_max",
@@ -33,16 +34,21 @@ __all__ = [
     "block_abs_max",
     "block_sum_abs",
     "block_sum_squares",
+    "chunk_carry",
+    "chunk_choose",
+    "chunk_scatter",
+    "cosine_forward",
+    "cosine_inverse",
     "dequantise_blocks",
     "dequantise_messages",
-    "dithering_decode",
-    "dithering_encode",
     "fp8_decode",
     "fp8_encode",
     "fp16_decode",
     "fp16_encode",
     "natural_decode",
     "natural_encode",
+    "natural_levels_decode",
+    "natural_levels_encode",
     "quantise_blocks",
     "random_u16",
     "rotate",

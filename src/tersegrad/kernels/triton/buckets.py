@@ -120,7 +120,7 @@ def _ternary_encode(
 
 
 def ternary_encode(x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
-    """The largest magnitude of each bucket, then trits, five a byte."""
+    """The largest magnitude of each bucket, then trits, five per byte."""
     n = x.numel()
     if n == 0:
         return
@@ -192,7 +192,7 @@ def ternary_decode(data: Tensor, out: Tensor, bucket: int, weight: float | None 
 
 
 @triton.jit(do_not_specialize=["n", "head", "levels", "least", "step", "who", "k0", "k1"])
-def _dithering_encode(
+def _natural_levels_encode(
     x, inverses, out, n, head, levels, least, step, who, k0, k1,
     BUCKET: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
@@ -214,7 +214,7 @@ def _dithering_encode(
             pack(code & ((1 << WIDTH) - 1), row, codes, left, WIDTH, ALIGN, RAGGED)
 
 
-def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
+def natural_levels_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: int, ctx: Context) -> None:
     """The L2 norm of each bucket, then ``level << 1 | sign`` in ``width`` bits; level k > 0 is 2^(k - levels) of the norm."""
     n = x.numel()
     if n == 0:
@@ -223,12 +223,12 @@ def dithering_encode(x: Tensor, out: Tensor, bucket: int, levels: int, width: in
     inverses = _scaled(fold(chunk_sums(x, bucket, SQUARES)), out, raised, True)
     numbers = (n, 4 * buckets, levels, 2.0 ** (1 - levels), *draws_of(ctx))
     kind = {"BUCKET": bucket if buckets > 1 else 0, "WIDTH": width, "ROWS": 128, "ALIGN": alignment(out, 4 * buckets)}
-    launch(_dithering_encode, cdiv(n, 1024), (x, inverses, out), numbers, **kind, num_warps=1)
+    launch(_natural_levels_encode, cdiv(n, 1024), (x, inverses, out), numbers, **kind, num_warps=1)
     poison(raised, out, 4 * buckets, NAN, 0)
 
 
 @triton.jit(do_not_specialize=["n", "head", "levels", "weight"])
-def _dithering_decode(
+def _natural_levels_decode(
     data, out, n, head, levels, weight,
     BUCKET: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, ALIGN: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
@@ -244,7 +244,7 @@ def _dithering_decode(
             emit(out + base + i, value, inside(i, left, RAGGED), weight, WEIGHTED)
 
 
-def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
+def natural_levels_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width: int, weight: float | None = None) -> None:
     """Powers of two of the norm of their bucket."""
     n = out.numel()
     if n == 0:
@@ -252,4 +252,4 @@ def dithering_decode(data: Tensor, out: Tensor, bucket: int, levels: int, width:
     buckets = cdiv(n, bucket)
     numbers = (n, 4 * buckets, levels, 0.0 if weight is None else float(weight))
     kind = {"BUCKET": bucket if buckets > 1 else 0, "WIDTH": width, "TILE": 2048, "ALIGN": alignment(data, 4 * buckets)}
-    launch(_dithering_decode, cdiv(n, 2048), (data, out), numbers, **kind, WEIGHTED=weight is not None)
+    launch(_natural_levels_decode, cdiv(n, 2048), (data, out), numbers, **kind, WEIGHTED=weight is not None)

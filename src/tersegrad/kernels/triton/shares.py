@@ -10,6 +10,8 @@ over all samples, with numbers by worker and channel.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tersegrad.core import private
 from tersegrad.kernels.reference.shares import share_affine, share_convolution, share_norm_sums
 from tersegrad.kernels.triton.launch import launch
 
@@ -122,11 +125,11 @@ class Call:
     def __call__(self, *tensors: Tensor) -> Tensor:
         """What the kernel makes of ``tensors``, float32."""
         out = torch.empty(self.shape, dtype=torch.float32, device=tensors[0].device)
-        aligned = True
-        for t in tensors:
-            aligned = aligned and t.data_ptr() % 16 == 0
+        pointers = [t.data_ptr() for t in tensors]
+        aligned = functools.reduce(operator.or_, pointers) % 16 == 0
         if aligned and self._direct is not None:
-            self._direct(*tensors, out, *self.numbers)
+            # Addresses: of a tensor the launcher would ask where it lies.
+            self._direct(*pointers, out.data_ptr(), *self.numbers, stream=private.current_stream(out.get_device()))
             return out
         compiled = self.kernel[self.grid](*tensors, out, *self.numbers, **self.options)
         if aligned and compiled is not None and _DIRECT:  # Triton's interpreter compiles nothing
@@ -134,7 +137,8 @@ class Call:
         return out
 
 
-_DIRECT = tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 3)  # compiled kernels take all arguments since then
+# Since Triton 3.3 compiled kernels take all arguments.
+_DIRECT = tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 3)
 _calls: dict[Any, Call] = {}
 
 
@@ -217,7 +221,7 @@ def _norm_sums(
 def norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
     """(4, samples, channels) float32: sums over positions of delta * (x - mean) * inverse, and of delta; then their squares.
 
-    ``x`` and ``delta`` are channels-last (or have no positions); the statistics are (workers, channels), one row a worker.
+    ``x`` and ``delta`` are channels-last (or have no positions); the statistics are (workers, channels), one row per worker.
     """
     key = (x.shape, mean.shape, x.dtype, x.device)
     call = _calls.get(key)
@@ -253,14 +257,8 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor, delta: Tensor | None, factor
     return out
 
 
-def check() -> None:
-    """Raise unless all kernels agree with the reference here, on shapes with a rest in every tile."""
-    for call in range(2):  # Triton's way, then directly
-        agree(1 + call, "cuda", torch.bfloat16)
-
-
 def agree(seed: int, device: str, dtype: torch.dtype) -> None:
-    """Raise unless all kernels agree with the reference on ``device``."""
+    """Raise unless all kernels agree with the reference on ``device``, on shapes with a rest in every tile."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def made(*shape: int) -> Tensor:

@@ -32,7 +32,7 @@ class ConvolutionUse(Use):
     samples: int
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
-    padding: tuple[int, ...]  # last axis first, both sides, as F.pad takes it
+    padding: Sequence[int]  # last axis first, both sides, as F.pad takes it
     padding_mode: str
     groups: int
 
@@ -54,26 +54,45 @@ class ConvolutionUse(Use):
         return weight, bias
 
     def totals(self, saved: Sequence[Tensor], delta: Tensor, budget: Budget, gradient: bool) -> list[Totals | None]:
-        x, bias = saved[0], self.bias is not None and self.bias.requires_grad
-        delta = delta.to(memory_format=torch.channels_last) if _channels_last(x) else delta
-        if not (self.weight.requires_grad and self.groups == 1 and self.padding_mode == "zeros" and accelerated(x, delta)):
+        found = self._found(saved[0], delta, budget.workers)
+        if found is None:
             return super().totals(saved, delta, budget, gradient)
         budget.part(self.samples)
+        return [
+            None if pair is None else Totals(*pair) for pair in self._views(found, (budget.workers,), (2 * found.shape[2],))
+        ]
+
+    def pairs(self, saved: Sequence[Tensor], delta: Tensor) -> list[tuple[Tensor, Tensor] | None] | None:
+        found = self._found(saved[0], delta, 1)
+        return None if found is None else self._views(found)
+
+    def _found(self, x: Tensor, delta: Tensor, workers: int) -> Tensor | None:
+        """What the kernel makes of them, where it can: (workers, 2, row)."""
+        if self.groups != 1 or self.padding_mode != "zeros" or not self.weight.requires_grad:
+            return None
+        if not accelerated(x, delta):
+            delta = delta.to(memory_format=torch.channels_last) if _channels_last(x) else delta
+            if not accelerated(x, delta):
+                return None
         right, left, bottom, top = self.padding
         if right != left or bottom != top:
             x, left, top = F.pad(x, self.padding).contiguous(memory_format=torch.channels_last), 0, 0
+        kernel, bias = tuple(self.weight.shape[2:]), self.bias is not None and self.bias.requires_grad
+        return kernels.get(x.device).share_convolution(x, delta, kernel, self.stride, self.dilation, (top, left), workers, bias)
+
+    def _views(
+        self, found: Tensor, axis: tuple[int, ...] = (), stride: tuple[int, ...] = ()
+    ) -> list[tuple[Tensor, Tensor] | None]:
+        """(sums, squares) of weight and bias in it, with an axis of workers where one is given."""
         o, i, height, width = self.weight.shape
-        workers, kernel = budget.workers, (height, width)
-        found = kernels.get(x.device).share_convolution(
-            x, delta, kernel, self.stride, self.dilation, (top, left), workers, bias
-        )
-        row = found.shape[2]  # of (worker, sums or squares): the weight as (o, height, width, i), then the bias
-        size, step = (workers, o, i, height, width), (2 * row, row // o - bias, 1, width * i, i)
-        weights = Totals(found.as_strided(size, step, 0), found.as_strided(size, step, row))
-        if not bias:
-            return [weights, None]
-        sums, squares = (found.as_strided((workers, o), (2 * row, 1), end - o) for end in (row, 2 * row))
-        return [weights, Totals(sums, squares)]
+        row, each = found.shape[2], i * height * width
+        # A row has the weight as (o, height, width, i), then the bias.
+        size, step, end = (*axis, o, i, height, width), (*stride, each, 1, width * i, i), o * each
+        weight = found.as_strided(size, step, 0), found.as_strided(size, step, row)
+        if row == end:
+            return [weight, None]
+        size, step = (*axis, o), (*stride, 1)
+        return [weight, (found.as_strided(size, step, end), found.as_strided(size, step, row + end))]
 
     def _weight(self, x: Tensor, d: Tensor) -> Tensor:
         kernel = self.weight.shape[2:]
@@ -120,7 +139,7 @@ def _channels_last(x: Tensor) -> bool:
     return x.ndim == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous()
 
 
-def _pad(x: Tensor, padding: tuple[int, ...], mode: str) -> Tensor:
+def _pad(x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
     if not any(padding):
         return x
     return F.pad(x, padding) if mode == "zeros" else F.pad(x, padding, mode=mode)
@@ -133,17 +152,18 @@ def convolution(site: Site, x: Tensor) -> Tensor:
     if x.ndim == spatial + 1:  # one sample without a batch axis
         return convolution(site, x.unsqueeze(0)).squeeze(0)
     x = autocast(x)
+    weight, bias = module.weight, module.bias
     use = ConvolutionUse(
-        module.weight,
-        module.bias,
+        weight,
+        bias,
         x.shape[0],
         module.stride,
         module.dilation,
-        tuple(private.get(module, "_reversed_padding_repeated_twice")),
+        private.get(module, "_reversed_padding_repeated_twice"),
         module.padding_mode,
         module.groups,
     )
-    out = private.get(module, "_conv_forward")(x, module.weight.detach(), detached(module.bias))
+    out = private.get(module, "_conv_forward")(x, weight.detach(), detached(bias))
     return site.supply(out, use, (x,))
 
 

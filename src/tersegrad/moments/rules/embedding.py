@@ -68,7 +68,8 @@ def embedding(site: Site, ids: Tensor) -> Tensor:
     """Rule of Embedding."""
     module: Any = site.module
     if module.max_norm is not None:
-        with torch.no_grad():  # looked-up rows are shrunk in place, as F.embedding does, before the use is recorded
+        # Looked-up rows are shrunk in place, as F.embedding does, before the use is recorded.
+        with torch.no_grad():
             torch.embedding_renorm_(module.weight, ids.contiguous(), module.max_norm, module.norm_type)
     out = torch.nn.functional.embedding(
         ids, module.weight, module.padding_idx, None, 2.0, module.scale_grad_by_freq, module.sparse

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from tersegrad.moments.shares import Budget, Totals, Use, fold
+from tersegrad.moments.joint import Part, joins
+from tersegrad.moments.shares import Budget, Totals, Use, accelerated, fold
 from tersegrad.moments.site import Site, autocast, detached
 
 
@@ -45,6 +46,13 @@ class LinearUse(Use):
         weight = torch.bmm(d.mT, x) if self.weight.requires_grad else None
         bias = d.sum(1, dtype=torch.float32) if self.bias is not None and self.bias.requires_grad else None
         return weight, bias
+
+    joint = "share_linear_squares"
+
+    def part(self, saved: Sequence[Tensor], delta: Tensor) -> Part | None:
+        x = saved[0]
+        fits = x.ndim == 2 and self.axis == 0 and self.weight.requires_grad and accelerated(x, delta)
+        return (x, delta) if fits else None
 
     def totals(self, saved: Sequence[Tensor], delta: Tensor, budget: Budget, gradient: bool) -> list[Totals | None]:
         x, weight, bias = saved[0], None, None
@@ -79,4 +87,6 @@ def linear(site: Site, x: Tensor) -> Tensor:
     bias: Parameter | None = module.bias  # type: ignore[assignment]
     x = autocast(x)
     use = LinearUse(weight, bias, x.shape[site.axis], site.axis)
+    if site.collector.workers == 1 and joins(x) and accelerated(x):  # a joint launch finds the squares alone
+        return site.observe(F.linear(x, weight, bias), use, (x,), own=weight.requires_grad)
     return site.supply(F.linear(x, weight.detach(), detached(bias)), use, (x,))

@@ -7,6 +7,7 @@ shares still sum to the gradient exactly; their squares are the spread of the sa
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 from tersegrad import kernels
 from tersegrad.core import private
+from tersegrad.moments.joint import Part
 from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site
 
@@ -36,13 +38,26 @@ class BatchNormUse(Use):
     def nbytes(self, saved: Sequence[Tensor], delta: Tensor) -> int:
         return 4 * saved[0].numel() // self.samples
 
-    def totals(self, saved: Sequence[Tensor], delta: Tensor, budget: Budget, gradient: bool) -> list[Totals | None]:
+    joint = "share_norm_squares"
+
+    def part(self, saved: Sequence[Tensor], delta: Tensor) -> Part | None:
         x, mean, inverse = saved
-        delta = delta.to(memory_format=torch.channels_last) if x.ndim == 4 and x.is_cuda else delta
-        if len(self.wanted) < 2 or not accelerated(x, delta) or mean.dtype != torch.float32:
+        gamma, beta = self.gamma, self.beta
+        if gamma is None or beta is None or not gamma.requires_grad or not beta.requires_grad or mean.dtype != torch.float32:
+            return None
+        if not accelerated(x, delta):
+            delta = delta.to(memory_format=torch.channels_last) if x.ndim == 4 and x.is_cuda else delta
+            if not accelerated(x, delta):
+                return None
+        return x, delta, mean, inverse
+
+    def totals(self, saved: Sequence[Tensor], delta: Tensor, budget: Budget, gradient: bool) -> list[Totals | None]:
+        part = self.part(saved, delta)
+        if part is None:
             return super().totals(saved, delta, budget, gradient)
         budget.part(self.samples)
-        found = kernels.get(x.device).share_norm_sums(x, delta, mean, inverse)
+        x = part[0]
+        found = kernels.get(x.device).share_norm_sums(*part)
         gamma, beta, *squares = found.view(4, budget.workers, -1, x.shape[1]).sum(2).unbind()
         return [Totals(gamma, squares[0]), Totals(beta, squares[1])]
 
@@ -60,27 +75,35 @@ class BatchNormUse(Use):
         return gamma, beta
 
 
+@functools.cache
+def _torchs() -> tuple[Any, Any]:
+    """F.batch_norm that returns the statistics it used too, and the check before it."""
+    return private.of("_batch_norm_impl_index"), private.of("nn.functional._verify_batch_size")
+
+
 def batch_norm(site: Site, x: Tensor) -> Tensor:
     """Rule of BatchNorm1d, 2d and 3d."""
     module: Any = site.module
+    normalised, verify = _torchs()
     private.get(module, "_check_input_dim")(x)
-    training = module.training or (module.running_mean is None and module.running_var is None)
+    # Each of these is looked up in Python code of the module's.
+    weight, bias, mean, var = module.weight, module.bias, module.running_mean, module.running_var
+    training = module.training or (mean is None and var is None)
     momentum = 0.0 if module.momentum is None else module.momentum
     if training:
-        private.of("nn.functional._verify_batch_size")(x.size())
-    if module.training and module.track_running_stats and module.num_batches_tracked is not None:
-        module.num_batches_tracked.add_(1)
+        verify(x.size())
+    if module.training and module.track_running_stats and (tracked := module.num_batches_tracked) is not None:
+        tracked.add_(1)
         if module.momentum is None:
-            momentum = 1.0 / float(module.num_batches_tracked)
-    keep = not module.training or module.track_running_stats
-    mean, var = (module.running_mean, module.running_var) if keep else (None, None)
-    saved_mean: Any
-    out, saved_mean, saved_inverse, *_ = private.of("_batch_norm_impl_index")(  # F.batch_norm, with the statistics it used
-        x, module.weight, module.bias, mean, var, training, momentum, module.eps, torch.backends.cudnn.enabled
+            momentum = 1.0 / float(tracked)
+    if module.training and not module.track_running_stats:
+        mean = var = None
+    out, saved_mean, saved_inverse, _, _ = normalised(
+        x, weight, bias, mean, var, training, momentum, module.eps, torch.backends.cudnn.enabled
     )
     if not training:
         saved_mean, saved_inverse = mean, (var + module.eps).rsqrt()
-    return site.observe(out, BatchNormUse(module.weight, module.bias, x.shape[0]), (x, saved_mean, saved_inverse))
+    return site.observe(out, BatchNormUse(weight, bias, x.shape[0]), (x, saved_mean, saved_inverse), own=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

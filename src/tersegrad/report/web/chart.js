@@ -122,7 +122,7 @@ const Chart = (function () {
     return one.points.map((p) => [x.at(p[0]), y.at(p[1]), one.name + (p[2] ? "\n" + p[2] : "")]);
   }
 
-  // spec: {label, empty, x, y, series: [{name, number, points: [[x, y, words]], line, marks, dash, still}], area, mark};
+  // spec: {label, empty, x, y, series: [{name, number, points: [[x, y, words]], line, marks, dash, still}], area, mark, measured: [x, words]};
   // a series that is "still" is no run: it does not widen the axes.
   function draw(host, spec) {
     const width = Math.max(280, Math.min(host.clientWidth || 800, 1100));
@@ -153,6 +153,12 @@ const Chart = (function () {
     if (spec.mark) {
       const line = { x1: x.at(spec.mark), x2: x.at(spec.mark), y1: TOP, y2: height - BOTTOM, class: "mark" };
       make(inside, "line", { stroke: "var(--soft)", "stroke-width": 1.5, "stroke-dasharray": "3 3", ...line });
+    }
+    if (spec.measured) {
+      const [value, words] = spec.measured, at = x.at(value), right = at < width / 2;
+      make(inside, "line", { x1: at, x2: at, y1: TOP, y2: height - BOTTOM, class: "measured", stroke: "currentColor", "stroke-width": 1 });
+      const place = { x: at + (right ? 5 : -5), y: TOP + 15, "text-anchor": right ? "start" : "end" };
+      make(inside, "text", { ...place, class: "measured" }, words);
     }
     host.points = shown.flatMap((one) => series(inside, one, x, y));
   }

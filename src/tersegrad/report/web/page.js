@@ -127,6 +127,7 @@
       label: "Time of a training step against the speed of a worker's link",
       series: series,
       mark: links.rates[k],
+      measured: links.measured ? [links.measured, `measured: ${rate(links.measured)}, ${links.latency}`] : null,
       x: { name: "speed of a worker's link", log: true, text: rate },
       y: { name: "time of a step", log: true, text: seconds },
       empty: "no run has ended yet",

@@ -52,21 +52,34 @@ extern "C" __global__ void gap_rests_write(const void* indices, i64 wide, i64 co
     }
 }
 
-// The message whose set has entropy-coded gaps: `at` bytes that begin it, the rANS block that lies behind them already, the bits that
-// classes leave open, and the values.
+// The size of the alphabet of classes, by their counts in `head`; 128 threads. It has two at least, and the set has `room` indices.
+extern "C" __global__ void gaps_alphabet(i64 room, i64* head, i64* alphabet) {
+    __shared__ int last;
+    if (threadIdx.x == 0) last = 0;
+    __syncthreads();
+    if (head[CLASSES + threadIdx.x]) atomicMax(&last, (int)threadIdx.x);
+    __syncthreads();
+    if (threadIdx.x) return;
+    if (last == 0 || head[COUNT] != room) head[STATUS] = TOO_SMALL;
+    *alphabet = larger(last, 1) + 1;
+}
+
+// The message whose set has entropy-coded gaps: `at` bytes that begin it, the last of which the device may know; the rANS block that lies
+// behind them already; the bits that classes leave open, whose length is `told`; and the values. `head`: whether it was written.
 extern "C" __global__ void gaps_close(
-    u64 front, i64 at, const i64* block, const u8* words, const float* values, i64 narrow, i64 count, i64 room, u8* out, i64* head
+    u64 front, i64 at, const i64* alphabet, const i64* block, const u8* words, const float* values, i64 narrow, i64 count, i64 room, u8* out,
+    const i64* told, i64* head
 ) {
     if (head[STATUS] != FINE) return;
     const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
-    const i64 rests = head[LENGTH], second = at + block[BLOCK_LENGTH], third = second + rests, total = third + (narrow ? 2 : 4) * count;
-    if (block[BLOCK_STATUS] != FINE || total > room) {
+    const i64 rests = told[LENGTH], second = at + block[BLOCK_LENGTH], third = second + rests, total = third + (narrow ? 2 : 4) * count;
+    if (told[STATUS] != FINE || block[BLOCK_STATUS] != FINE || total > room) {
         head[STATUS] = TOO_SMALL;
         return;
     }
     if (me == 0) {
         head[WHOLE] = total;
-        for (int k = 0; k < at; ++k) out[k] = (u8)(front >> 8 * k);
+        for (int k = 0; k < at; ++k) out[k] = (u8)(k + 1 == at && alphabet ? *alphabet : front >> 8 * k);
     }
     for (i64 b = me; b < rests; b += stride) out[second + b] = words[b];
     for (i64 j = me; j < count; j += stride) put_value(out + third, j, values[j], narrow);

@@ -65,7 +65,7 @@ extern "C" __global__ void golomb_survey(
     if (asked && threadIdx.x < 128 && classes[threadIdx.x]) atomicAdd((u64*)&head[CLASSES + threadIdx.x], (u64)classes[threadIdx.x]);
 }
 
-// The planes into cleared words of `capacity` bytes.
+// The planes into cleared words of `capacity` bytes; a negative one asks for their length alone.
 extern "C" __global__ void golomb_write(
     const void* indices, i64 wide, i64 room, const i64* counted, i64 numel, i64 divisor, const i64* places, i64 capacity, u32* words, i64* head
 ) {
@@ -76,7 +76,7 @@ extern "C" __global__ void golomb_write(
     const i64 length = third + bytes_of(long_places[gridDim.x]);
     const bool fits = length <= capacity, sorted = head[STATUS] != UNSORTED;
     if (me == 0) head[LENGTH] = length;
-    if (me == 0 && !fits && sorted) head[STATUS] = TOO_SMALL;
+    if (me == 0 && !fits && sorted && capacity >= 0) head[STATUS] = TOO_SMALL;
     if (!fits || !sorted) return;
     i64 quotients[SHARE], rests[SHARE], bits = 0, longs = 0, total;
     const i64 first = me * SHARE;
@@ -143,8 +143,10 @@ __device__ __forceinline__ u32 four_bytes(const u8* data, i64 nbytes, i64 at) {
     return word;
 }
 
+// Of a message of `size` bytes what follows the first `at` is read here, `most` bytes of it.
 // How many ones every 1024 bytes have; 256 threads. Nothing is read of a message that begins otherwise than by `front`, `at` bytes of it.
-extern "C" __global__ void ones_count(const u8* data, i64 at, u64 front, i64 scanned, i64* counts, i64* head) {
+extern "C" __global__ void ones_count(const u8* data, i64 size, i64 at, u64 front, i64 most, i64* counts, i64* head) {
+    const i64 scanned = smaller(size - at, most);
     if (blockIdx.x == 0 && threadIdx.x == 0 && !begins(data, at, front)) head[STATUS] = CORRUPT;
     i64 total;
     block_scan(__popc(four_bytes(data + at, scanned, 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x))), &total);
@@ -152,7 +154,10 @@ extern "C" __global__ void ones_count(const u8* data, i64 at, u64 front, i64 sca
 }
 
 // Where the first `count` ones stand; nothing but zeros may follow in the last one's byte.
-extern "C" __global__ void ones_place(const u8* data, i64 at, i64 scanned, const i64* places, i64 count, i64* ones, i64* head) {
+extern "C" __global__ void ones_place(
+    const u8* data, i64 size, i64 at, i64 most, const i64* places, i64 count, i64* ones, i64* head
+) {
+    const i64 scanned = smaller(size - at, most);
     data += at;
     i64 total;
     const i64 from = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
@@ -169,11 +174,11 @@ extern "C" __global__ void ones_place(const u8* data, i64 at, i64 scanned, const
     }
 }
 
-// The planes of a set as they lie in a message; `nbytes` follow the first `at`.
+// The planes of a set as they lie in a message of `size` bytes: `nbytes` follow the first `at`.
 struct Planes {
     const u8* data;
     i64 nbytes, count, width, shorts;
-    __device__ Planes(const u8* message, i64 at, i64 nbytes, i64 count, i64 divisor) : data(message + at), nbytes(nbytes), count(count) {
+    __device__ Planes(const u8* message, i64 size, i64 at, i64 count, i64 divisor) : data(message + at), nbytes(size - at), count(count) {
         width = bit_length((u64)divisor) - 1;
         shorts = ((i64)2 << width) - divisor;
     }
@@ -183,13 +188,13 @@ struct Planes {
 
 // How many remainders of each span are long.
 extern "C" __global__ void golomb_longs(
-    const u8* message, i64 at, i64 nbytes, i64 count, i64 numel, i64 divisor, const i64* ones, i64* sums, i64* head
+    const u8* message, i64 size, i64 at, i64 count, i64 numel, i64 divisor, const i64* ones, i64* sums, i64* head
 ) {
-    const Planes planes(message, at, nbytes, count, divisor);
+    const Planes planes(message, size, at, count, divisor);
     i64 longs = 0, total;
     if (head[STATUS] == FINE) {
         const i64 used = head[USED], quotients = ones[count - 1] - (count - 1);
-        if (quotients > numel / divisor || !plane_fits(planes.data, nbytes, used, count * planes.width)) {
+        if (quotients > numel / divisor || !plane_fits(planes.data, planes.nbytes, used, count * planes.width)) {
             head[STATUS] = CORRUPT;
         } else {
             const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
@@ -202,12 +207,12 @@ extern "C" __global__ void golomb_longs(
 
 // The remainders, and their sums over spans.
 extern "C" __global__ void golomb_rests(
-    const u8* message, i64 at, i64 nbytes, i64 count, i64 divisor, const i64* places, i64* rests, i64* sums, i64* head
+    const u8* message, i64 size, i64 at, i64 count, i64 divisor, const i64* places, i64* rests, i64* sums, i64* head
 ) {
-    const Planes planes(message, at, nbytes, count, divisor);
+    const Planes planes(message, size, at, count, divisor);
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), used = head[USED], third = used + bytes_of(count * planes.width);
     bool fine = head[STATUS] == FINE;
-    if (fine && !plane_fits(planes.data, nbytes, third, places[gridDim.x])) {
+    if (fine && !plane_fits(planes.data, planes.nbytes, third, places[gridDim.x])) {
         head[STATUS] = CORRUPT;
         fine = false;
     }
@@ -232,11 +237,12 @@ extern "C" __global__ void golomb_rests(
 
 // The indices. `behind` bytes must follow the planes, if it is not negative.
 extern "C" __global__ void golomb_indices(
-    i64 nbytes, i64 count, i64 numel, i64 divisor, const i64* ones, const i64* rests, const i64* places, i64 behind, i64 wide, void* out, i64* head
+    i64 size, i64 at, i64 count, i64 numel, i64 divisor, const i64* ones, const i64* rests, const i64* places, i64 behind, i64 wide, void* out,
+    i64* head
 ) {
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
     const bool fine = head[STATUS] == FINE;
-    if (fine && first == 0 && behind >= 0 && head[LENGTH] + behind != nbytes) head[STATUS] = CORRUPT;
+    if (fine && first == 0 && behind >= 0 && head[LENGTH] + behind != size - at) head[STATUS] = CORRUPT;
     i64 held[SHARE], sum = 0, total;
 #pragma unroll
     for (int a = 0; a < SHARE; ++a) sum += held[a] = fine && first + a < count ? rests[first + a] : 0;
@@ -253,11 +259,13 @@ extern "C" __global__ void golomb_indices(
     }
 }
 
-// The values at the end of a message to their places, if all of it is right.
+// The values at the end of a message to their places, if all of it is right, and in place WHOLE whether it is.
 extern "C" __global__ void sparse_read(
-    const u8* values, i64 narrow, i64 count, const void* indices, i64 wide, float weight, i64 adds, float* out, const i64* head
+    const u8* data, i64 size, i64 narrow, i64 count, const void* indices, i64 wide, float weight, i64 adds, float* out, i64* head
 ) {
     const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u8* values = data + size - (narrow ? 2 : 4) * count;
+    if (j == 0) head[WHOLE] = head[STATUS] == FINE;
     if (j >= count || head[STATUS] != FINE) return;
     const float value = __uint_as_float(narrow ? ((u32)values[2 * j] | (u32)values[2 * j + 1] << 8) << 16 : load32(values + 4 * j));
     const i64 i = index_at(indices, wide, j);

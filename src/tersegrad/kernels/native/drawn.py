@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
-from tersegrad.kernels.native.module import array, module, number
-from tersegrad.kernels.reference import shared as reference
+from tersegrad.kernels.native.module import module
+from tersegrad.kernels.reference import drawn as reference
 
 __all__ = [
     "random_rows",
@@ -25,27 +25,27 @@ def _draws(ctx: Context, purpose: int) -> tuple[int, int, int, int]:
 
 
 def subtractive_bins(ctx: Context, start: int, out: Tensor) -> None:
-    module.subtractive_bins(_draws(ctx, Purpose.DITHER), start, array(out))
+    module.subtractive_bins(_draws(ctx, Purpose.DITHER), start, out)
 
 
 def subtractive_octaves(ctx: Context, start: int, out: Tensor) -> None:
-    module.subtractive_octaves(_draws(ctx, Purpose.DITHER), start, array(out))
+    module.subtractive_octaves(_draws(ctx, Purpose.DITHER), start, out)
 
 
-def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> Tensor:
-    return number(module.subtractive_quantise(array(x), step, _draws(ctx, Purpose.DITHER), start, array(levels)))
+def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> int | Tensor:
+    return int(module.subtractive_quantise(x, step, _draws(ctx, Purpose.DITHER), start, levels))
 
 
 def subtractive_restore(levels: Tensor, step: float, ctx: Context, start: int, out: Tensor, weight: float | None) -> None:
     if weight is None:
-        module.subtractive_restore(array(levels), step, _draws(ctx, Purpose.DITHER), start, array(out))
+        module.subtractive_restore(levels, step, _draws(ctx, Purpose.DITHER), start, out)
     else:
-        module.subtractive_restore_add(array(levels), step, _draws(ctx, Purpose.DITHER), start, weight, array(out))
+        module.subtractive_restore_add(levels, step, _draws(ctx, Purpose.DITHER), start, weight, out)
 
 
 def random_rows(ctx: Context, purpose: int, rows: Tensor, width: int) -> Tensor:
     out = torch.empty(rows.numel() * width, dtype=torch.int32)
-    module.random_rows(_draws(ctx, purpose), array(rows), width, array(out))
+    module.random_rows(_draws(ctx, purpose), rows, width, out)
     return out.view(rows.numel(), width)
 
 
@@ -54,5 +54,5 @@ def sphere_first(book: Tensor, units: Tensor, least: Tensor, start: Tensor) -> T
         return reference.sphere_first(book, units, least, start)
     first = torch.empty_like(start)
     d, words = book.shape
-    module.sphere_first(array(book.view(-1)), words, array(units.reshape(-1)), d, array(least), array(start), array(first))
+    module.sphere_first(book.view(-1), words, units.reshape(-1), d, least, start, first)
     return first

@@ -8,7 +8,7 @@
 
 #include "tersegrad/philox.hpp"
 
-namespace tersegrad::shared {
+namespace tersegrad::drawn {
 
 inline constexpr float level_limit = 1073741824.0f;  // |x / step| from here on is not coded
 
@@ -43,4 +43,4 @@ extern const Implementation portable;
 extern const Implementation avx2, avx512;
 #endif
 }  // namespace detail
-}  // namespace tersegrad::shared
+}  // namespace tersegrad::drawn

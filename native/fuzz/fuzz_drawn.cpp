@@ -12,14 +12,14 @@
 #include "tersegrad/modelled.hpp"
 #include "tersegrad/rans.hpp"
 #include "tersegrad/runtime.hpp"
-#include "tersegrad/shared.hpp"
+#include "tersegrad/drawn.hpp"
 
 using namespace tersegrad;
 
 static std::mt19937_64 source(11);
 
 [[noreturn]] static void fail(const char* what) {
-    std::fprintf(stderr, "fuzz_shared: %s\n", what);
+    std::fprintf(stderr, "fuzz_drawn: %s\n", what);
     std::exit(1);
 }
 
@@ -99,10 +99,10 @@ int main(int argc, char** argv) {
             std::vector<float> out(n);
             std::vector<std::uint8_t> bins(n), octaves(n);
             std::vector<std::int32_t> q(n);
-            shared::restore(back.data(), n, step, draws, start, out.data());
-            shared::bins(draws, start, n, bins.data());
-            shared::octaves(draws, start, n, octaves.data());
-            const auto top = shared::quantise(x.data(), n, step >= 0x1p-126f ? step : 1.0f, draws, start, q.data());
+            drawn::restore(back.data(), n, step, draws, start, out.data());
+            drawn::bins(draws, start, n, bins.data());
+            drawn::octaves(draws, start, n, octaves.data());
+            const auto top = drawn::quantise(x.data(), n, step >= 0x1p-126f ? step : 1.0f, draws, start, q.data());
             if (top < 0) std::fill(q.begin(), q.end(), 0);
             if (!isa) wanted = out, wanted_levels = q, wanted_bins = bins, wanted_octaves = octaves;
             if (bins != wanted_bins || octaves != wanted_octaves) fail("instruction sets see another dither");
@@ -110,6 +110,6 @@ int main(int argc, char** argv) {
         }
         classed += try_classes();
     }
-    std::printf("fuzz_shared: %ld of %ld mutated streams and %ld of as many mutated classes accepted\n", accepted, trials, classed);
+    std::printf("fuzz_drawn: %ld of %ld mutated streams and %ld of as many mutated classes accepted\n", accepted, trials, classed);
     return 0;
 }

@@ -3,9 +3,9 @@
 #include <cfloat>
 #include <cmath>
 
-#include "tersegrad/shared.hpp"
+#include "tersegrad/drawn.hpp"
 
-namespace tersegrad::shared::detail {
+namespace tersegrad::drawn::detail {
 namespace {
 
 inline std::int32_t folded(std::int32_t q, std::int32_t u) { return u >= 32768 ? q : -q; }
@@ -100,4 +100,4 @@ std::int64_t first_plain(const float* book, std::size_t words, const float* unit
 }
 
 }  // namespace
-}  // namespace tersegrad::shared::detail
+}  // namespace tersegrad::drawn::detail

@@ -1,4 +1,4 @@
-#include "tersegrad/shared.hpp"
+#include "tersegrad/drawn.hpp"
 
 #include <nanobind/stl/tuple.h>
 
@@ -26,19 +26,19 @@ std::int64_t quantise(Array<const float> x, float step, Draws draws, std::uint64
     apart(levels, x);
     const Stream stream = stream_of(draws, start, x.size());
     const Work work;
-    return shared::quantise(x.data(), x.size(), step, stream, start, levels.data());
+    return drawn::quantise(x.data(), x.size(), step, stream, start, levels.data());
 }
 
 void bins(Draws draws, std::uint64_t start, Array<std::uint8_t> out) {
     const Stream stream = stream_of(draws, start, out.size());
     const Work work;
-    shared::bins(stream, start, out.size(), out.data());
+    drawn::bins(stream, start, out.size(), out.data());
 }
 
 void octaves(Draws draws, std::uint64_t start, Array<std::uint8_t> out) {
     const Stream stream = stream_of(draws, start, out.size());
     const Work work;
-    shared::octaves(stream, start, out.size(), out.data());
+    drawn::octaves(stream, start, out.size(), out.data());
 }
 
 void restore(Array<const std::int32_t> levels, float step, Draws draws, std::uint64_t start, Array<float> out) {
@@ -46,7 +46,7 @@ void restore(Array<const std::int32_t> levels, float step, Draws draws, std::uin
     apart(out, levels);
     const Stream stream = stream_of(draws, start, out.size());
     const Work work;
-    shared::restore(levels.data(), out.size(), step, stream, start, out.data());
+    drawn::restore(levels.data(), out.size(), step, stream, start, out.data());
 }
 
 void restore_add(Array<const std::int32_t> levels, float step, Draws draws, std::uint64_t start, float weight, Array<float> out) {
@@ -54,7 +54,7 @@ void restore_add(Array<const std::int32_t> levels, float step, Draws draws, std:
     apart(out, levels);
     const Stream stream = stream_of(draws, start, out.size());
     const Work work;
-    shared::restore_add(levels.data(), out.size(), step, stream, start, weight, out.data());
+    drawn::restore_add(levels.data(), out.size(), step, stream, start, weight, out.data());
 }
 
 void rows(Draws draws, Array<const std::int64_t> rows, std::size_t width, Array<std::int32_t> out) {
@@ -67,7 +67,7 @@ void rows(Draws draws, Array<const std::int64_t> rows, std::size_t width, Array<
         stream_of(draws, bind::product(static_cast<std::size_t>(rows.data()[r]), padded), padded);
     }
     const Work work;
-    shared::random_rows(stream, rows.data(), rows.size(), width, out.data());
+    drawn::random_rows(stream, rows.data(), rows.size(), width, out.data());
 }
 
 void first(Array<const float> book, std::size_t words, Array<const float> units, std::size_t d, Array<const float> least,
@@ -78,7 +78,7 @@ void first(Array<const float> book, std::size_t words, Array<const float> units,
            "the sizes of the book, the units and the results differ");
     apart(out, book, units, least, start);
     const Work work;
-    shared::sphere_first(book.data(), words, units.data(), n, d, least.data(), start.data(), out.data());
+    drawn::sphere_first(book.data(), words, units.data(), n, d, least.data(), start.data(), out.data());
 }
 
 bind::Registrar registrar([](nb::module_& m) {

@@ -1,13 +1,13 @@
-#include "tersegrad/shared.hpp"
+#include "tersegrad/drawn.hpp"
 
 #include <algorithm>
 #include <atomic>
 
-#include "shared_loops.hpp"
+#include "drawn_loops.hpp"
 #include "tersegrad/runtime.hpp"
 #include "tersegrad/threads.hpp"
 
-namespace tersegrad::shared {
+namespace tersegrad::drawn {
 namespace detail {
 const Implementation portable = {largest_plain, quantise_plain, bins_plain, octaves_plain, restore_plain, first_plain};
 }
@@ -100,4 +100,4 @@ void sphere_first(const float* book, std::size_t words, const float* units, std:
     });
 }
 
-}  // namespace tersegrad::shared
+}  // namespace tersegrad::drawn

@@ -1,5 +1,5 @@
-#include "shared_loops.hpp"
+#include "drawn_loops.hpp"
 
-namespace tersegrad::shared::detail {
+namespace tersegrad::drawn::detail {
 const Implementation avx512 = {largest_plain, quantise_plain, bins_plain, octaves_plain, restore_plain, first_plain};
 }

@@ -52,7 +52,7 @@ def subtractive_octaves(ctx: Context, start: int, out: Tensor) -> None:
         out += sizes >= 32768 - (32768 >> octave)
 
 
-def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> Tensor:
+def subtractive_quantise(x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> int | Tensor:
     if not x.numel():
         return torch.zeros((), dtype=torch.int64, device=x.device)
     # Torch rounds the step to float32, and so the quotient.

@@ -1,0 +1,121 @@
+"""Local steps: every worker trains parameters of its own, and what it learned is exchanged every so many steps.
+
+The published methods compress the gradient of every step. The other way to send less is to send less often. A worker takes some steps of
+its own optimiser from parameters that all share (the *anchor*). How far it came goes through the package's exchange between virtual
+workers, both rounds, as real bytes, in every round of a run; the anchor moves by the mean, and all go on from there
+(``integrations/local_sgd.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+import tersegrad
+from experiments.variance_based.batched import Buffers, Method, State
+from experiments.variance_based.layout import Layout
+from experiments.variance_based.network import Mode
+from tersegrad import Context, Spec
+from tersegrad.exchange import scheme, virtual
+from tersegrad.integrations import local_sgd
+
+
+@dataclasses.dataclass(frozen=True)
+class Local(Method):
+    """Steps alone, then an exchange of what was learned; the compressor keeps no state.
+
+    ``growing``: rounds grow longer as the learning rate falls, in proportion, so that workers drift apart equally far in every round; the
+    first are as long as ``how`` says (the linear one of the rules that Gu et al. 2024 compare: A quadratic synchronization rule for
+    distributed deep learning).
+    """
+
+    mode: ClassVar[Mode] = "workers"
+    how: str = "local_sgd(every=14)"
+    compressor: str = "dithered_trellis(omega=1)"
+    exchange: str = "two_shot"
+    growing: bool = False
+
+    def step(self, buffers: Buffers, state: State) -> None:
+        """Nothing is sent between exchanges."""
+        buffers.words.zero_()
+
+    def ends(self, steps: int, rates: list[float], epoch: int) -> set[int]:
+        """The steps of a run after which workers exchange, the last among them.
+
+        ``rates`` are the epochs' learning rates, without warm-up; ``epoch`` its steps, than which no growing round is longer.
+        """
+        every, found, last = local_sgd.method(self.how).every, {steps - 1}, -1
+        for step in range(steps):
+            grown = every * max(rates) / max(rates[step // epoch], 1e-12)
+            if step - last >= (min(round(grown), epoch) if self.growing else every):
+                found.add(step)
+                last = step
+        return found
+
+
+def mean_of(exchange: Any, xs: list[Tensor], ranks: list[Any], spec: Spec, ctx: Context, sent: list[int]) -> Tensor:
+    """What every rank decodes, as ``virtual.run`` gives it, but only the first decodes the last round; bytes are added to ``sent``.
+
+    The states that the exchange leaves are dropped: for compressors that keep none.
+    """
+    running = [exchange.steps(x, state, spec, ctx, rank, len(xs)) for rank, (x, state) in enumerate(zip(xs, ranks))]
+    values: list[Tensor | None] = [None] * len(xs)
+    inside = [0] * len(xs)
+    while True:
+        requests = []
+        for generator, value in zip(running, values):
+            try:
+                requests.append(generator.send(value))
+            except StopIteration as stop:
+                for other in running[1:]:
+                    other.close()
+                mean: Tensor = stop.value[0]
+                return mean
+        values = list(virtual.deliver(requests, sent, inside))
+
+
+class Outer:
+    """The rounds of one run: the anchor, the exchange, and the bytes that it took."""
+
+    def __init__(self, method: Local, layout: Layout, anchor: Tensor, workers: int, seed: int) -> None:
+        self.method, self.layout, self.anchor, self.seed = method, layout, anchor, seed
+        self.how = local_sgd.method(method.how)
+        compressor = tersegrad.parse(method.compressor)
+        self.exchange = scheme(method.exchange).make(compressor)
+        self.spec = layout.spec
+        self.ranks = virtual.init(self.exchange, self.spec, workers, anchor.device)
+        if compressor.init(self.spec, anchor.device) is not None:
+            raise ValueError(f"{method.compressor} keeps a state, which the exchange of this experiment would drop")
+        self.velocity = torch.zeros_like(anchor)
+        self.sent = [0] * workers
+        self.count, self.seconds = 0, 0.0
+
+    def end_round(self, params: Tensor, step: int) -> None:
+        """Exchange what the workers' ``params`` (workers, padded) have learned, and let all start from the new anchor."""
+        begun = time.perf_counter()
+        xs = [self.layout.packed(self.anchor - own) for own in params]
+        ctx = Context(seed=self.seed, step=self.count)
+        mean = torch.zeros_like(self.anchor)
+        flat = mean_of(self.exchange, xs, self.ranks, self.spec, ctx, self.sent)
+        self.layout.unpack(flat, mean)
+        self.velocity.mul_(self.how.momentum).add_(mean)
+        self.anchor.sub_(mean + self.how.momentum * self.velocity, alpha=self.how.rate(step + 1))
+        params.copy_(self.anchor.expand_as(params))
+        self.count += 1
+        self.seconds += time.perf_counter() - begun
+
+    def message_bytes(self, steps: int) -> float:
+        """Bytes per step and worker, so that their ratio to 4 N is that of what leaves a worker to a float32 all-reduce in every step.
+
+        Such an all-reduce sends 2 (p - 1)/p times 4 N bytes per worker.
+        """
+        workers = len(self.sent)
+        return sum(self.sent) / workers / (2 * (workers - 1) / workers) / steps
+
+    def described(self) -> dict[str, Any]:
+        """For the result file."""
+        return {"rounds": self.count, "sent": self.sent, "seconds": round(self.seconds, 1)}
