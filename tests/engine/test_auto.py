@@ -162,7 +162,10 @@ def job_trial(kind: str, slow: str) -> dict[str, Any]:
     def forecast(setting: Setting, *_: object, **__: object) -> Forecast:
         return Forecast(setting, told[setting.compressor] + (setting.exchange == "all_gather"), 0.0, 1.0, 1.0, 0.0)
 
-    with world(FAST, TRIAL=4, forecast=forecast, time=clock) as said:
+    def mix(best: Forecast, *_: object) -> Forecast:
+        return best
+
+    with world(FAST, TRIAL=4, forecast=forecast, mix=mix, time=clock) as said:
         run, used, decided = start(kind, "auto", dense_below=20), [], []
         for step in range(3 + 3 * 4 + 2):
             run.steps(step, step + 1)
@@ -184,6 +187,56 @@ def test_what_a_forecast_does_not_tell_the_clock_does(ranks: Pool, kind: str) ->
             assert one["decided"] == [0] * 15 + [1] * 2
             assert "tried: a step takes 50.0 s" in one["report"]["auto/why"]
             assert len(one["said"]) == (rank == 0)
+
+
+def job_groups(slow: bool) -> dict[str, Any]:
+    """A forecast by which the first two groups may have finer settings in the same time; ``slow``: the clock says otherwise."""
+    clock = Clock()
+
+    def mix(best: Forecast, finer: list[Setting], *_: object) -> Forecast:
+        return dataclasses.replace(best, mixed=(*finer, *[best.setting] * (len(run.handle.engine.lanes) - 2)))
+
+    with world(SLOW, TRIAL=4, DOUBT=-1.0, time=clock, mix=mix) as said:
+        run, choices, lanes = start("ddp", "auto", dense_below=20, group_bytes=1000), [], []
+        for step in range(3 + 2 * 4 + 2):
+            run.steps(step, step + 1)
+            choices.append(str(run.handle.report()["auto/choice"]))
+            lanes.append([f"{lane.compressor}, {lane.scheme.name}" for lane in run.handle.engine.lanes])
+            clock.now += 60.0 if slow and "group" in choices[-1] else 50.0
+        run.handle.check_replicas()
+        saved = run.handle.state_dict()
+        other = start("ddp", "auto", dense_below=20, group_bytes=1000)
+        other.model.load_state_dict(run.model.state_dict())
+        other.handle.load_state_dict(saved)
+        restored = [f"{lane.compressor}, {lane.scheme.name}" for lane in other.handle.engine.lanes]
+        for each in (run, other):
+            each.steps(20, 22)
+        return {
+            "choices": choices, "lanes": lanes, "restored": restored, "same": run.bits() == other.bits(),
+            "report": run.handle.report(), "said": said,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_groups_that_the_backward_pass_hides_get_finer_settings(ranks: Pool, slow: bool) -> None:
+    for rank, one in enumerate(ranks.run(job_groups, slow)):
+        before, plain, mixed = one["lanes"][0], one["lanes"][4], one["lanes"][8]
+        assert len(plain) > 2
+        assert len(set(before)) == len(set(plain)) == 1
+        assert mixed[:2] == ["identity, all_reduce", f"{LADDER[0]}, two_shot"]
+        assert mixed[2:] == plain[2:]
+        assert one["lanes"][3:7] == [plain] * 4
+        assert one["lanes"][7:11] == [mixed] * 4
+        assert one["lanes"][11:] == [plain if slow else mixed] * 2
+        assert one["choices"][8] == f"{plain[0]}; bf16, all_reduce for group 0; {mixed[1]} for group 1 of {len(plain)}"
+        assert one["choices"][12] == one["choices"][4 if slow else 8]
+        assert one["report"]["auto/decisions"] == 1
+        assert "one setting for all" in one["report"]["auto/why"] or slow
+        assert "groups of their own 60.0 s" in one["report"]["auto/why"] or not slow
+        assert len(one["said"]) == (rank == 0)
+        # A checkpoint goes on group by group.
+        assert one["restored"] == one["lanes"][12]
+        assert one["same"]
 
 
 def job_chosen_anew() -> dict[str, Any]:
@@ -284,7 +337,7 @@ def test_a_checkpoint_continues_with_the_choice(ranks: Pool) -> None:
 
 def job_real() -> dict[str, Any]:
     run = start("ddp", "auto")
-    for step in range(auto.WARM + (1 + len(LADDER)) * auto.TRIAL + 2):
+    for step in range(auto.WARM + (3 + len(LADDER)) * auto.TRIAL + 2):
         run.steps(step, step + 1)
     return dict(run.handle.report())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -27,21 +28,24 @@ def ranks() -> Iterator[Pool]:
         yield p
 
 
-def job_measure() -> tuple[Link, float]:
-    found = measure_link(rounds=3, enough=0.01)
-    x, taken = torch.zeros(1 << 20), []
-    for _ in range(5):
-        dist.barrier()
-        begin = time.perf_counter()
-        dist.all_reduce(x)
-        taken.append(time.perf_counter() - begin)
-    return found, min(taken)
+def job_measure() -> list[tuple[Link, float]]:
+    """A link and the time of an all-reduce, in turn, so that a slow moment of the machine meets both."""
+    found, x = [], torch.zeros(1 << 20)
+    for _ in range(3):
+        one, taken = measure_link(rounds=3, enough=0.01), []
+        for _ in range(5):
+            dist.barrier()
+            begin = time.perf_counter()
+            dist.all_reduce(x)
+            taken.append(time.perf_counter() - begin)
+        found.append((one, statistics.median(taken)))
+    return found
 
 
 def test_all_ranks_measure_the_same_link(ranks: Pool) -> None:
     found = ranks.run(job_measure)
-    measured = found[0][0]
-    assert all(other == measured for other, _ in found)
+    measured = found[0][0][0]
+    assert all(len({one for one, _ in turn}) == 1 for turn in zip(*found))
     assert 1e7 < measured.bits_per_second < 1e13
     assert 0 < measured.latency < 0.5
     assert 0.05 <= measured.direct <= 1
@@ -53,8 +57,8 @@ def test_all_ranks_measure_the_same_link(ranks: Pool) -> None:
     assert cores > 3 or measured.toll > 0
     assert cores < 6 or measured.toll == 0
     # Loopback on a shared machine: the order of magnitude is what can be asked for.
-    told = predict("all_reduce", 1 << 20, 3, measured).seconds
-    assert 0.05 < told / max(taken for _, taken in found) < 20
+    ratios = [predict("all_reduce", 1 << 20, 3, turn[0][0]).seconds / max(taken for _, taken in turn) for turn in zip(*found)]
+    assert 0.05 < statistics.median(ratios) < 20
 
 
 def job_lengths() -> tuple[int, int]:

@@ -32,7 +32,7 @@ from tersegrad.planner import (
     trip,
 )
 from tersegrad.planner.coding import _Clock, measure_cast
-from tersegrad.planner.plan import LADDER, WORTH, choose
+from tersegrad.planner.plan import HIDDEN, LADDER, WORTH, choose, mix
 from tersegrad.planner.trips import NAMES, ExchangeName
 
 FAST = Coding(1e-9, 5e-10, 4e-10)
@@ -321,6 +321,38 @@ def test_a_coarser_rung_must_be_worth_it() -> None:
     assert choose([base, one, two], ["a", "b"]) is one
     assert choose([base, two], ["a", "b"]) is two
     assert choose([base], ["a", "b"]) is base
+
+
+def test_what_the_backward_pass_hides_gets_finer_settings() -> None:
+    """As many of the first groups as fit in the time of the step, the finest setting first, and never the last group."""
+    groups = [1_000_000, 2_000_000, 2_000_000, 1_400_000, 200_000]  # an exchange passes while the next group is computed
+    model = Workload("m", tuple(reversed(groups)), 0.1, 1.0, dense_below=0)
+    where = Topology(4, Link(1.3e8, latency=1e-4))
+    coarse, medium = Measured(Coding(2e-9, 2e-9), 2.0, 0.01), Measured(Coding(1e-9, 1e-9), 6.0, 0.001, True)
+    found = {"coarse": coarse, LADDER[0]: medium, "bf16": Measured(Coding(1e-10, 1e-10), 16.0, 0.0, True)}
+    best = forecast(Setting("coarse", "two_shot"), model, where, coarse, groups=groups)
+    finer = [Setting("bf16", "all_reduce"), Setting(LADDER[0], "two_shot")]
+    mixed = mix(best, finer, model, where, found, groups)
+    assert mixed.mixed == (finer[0], finer[1], finer[1], best.setting, best.setting)
+    assert mixed.setting == best.setting
+    assert mixed.seconds <= (1 + HIDDEN) * best.seconds
+    assert mixed.sent > best.sent
+
+    def seconds(chosen: list[Setting]) -> float:
+        """The step with these settings, group by group."""
+        parts = [(s.exchange, n, where, found[s.compressor]) for s, n in zip(chosen, groups)]
+        trips = [trip(name, n, where, m.bits, m.coding, m.fixed_size) for name, n, where, m in parts]
+        return 0.1 + simulate([n / sum(groups) for n in groups], trips).seconds
+
+    chosen = list(mixed.mixed)
+    assert seconds(chosen) == pytest.approx(mixed.seconds)
+    for more in ([finer[0], finer[0], *chosen[2:]], [*chosen[:3], finer[1], chosen[4]]):
+        assert seconds(more) > (1 + HIDDEN) * best.seconds
+    # Where nothing is hidden, or there is one group, nothing is mixed.
+    slow = Topology(4, Link(1e6, latency=1e-3))
+    waiting = forecast(best.setting, model, slow, coarse, groups=groups)
+    assert mix(waiting, finer, model, slow, found, groups) == waiting
+    assert mix(best, finer, model, where, found, [sum(groups)]) == best
 
 
 def test_of_two_exchanges_that_take_as_long_the_one_that_compresses_once_is_taken() -> None:

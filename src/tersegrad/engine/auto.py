@@ -7,6 +7,10 @@ forecasts a step with every setting, and the ladder is climbed: from bfloat16 on
 settings before it come within ``DOUBT`` of the one that it leads to, a forecast does not tell: each of them does ``TRIAL`` steps, and the
 ladder is climbed by the clock.
 
+Where exchanges start during the backward pass, what it hides may as well be sent with more bits: if the forecast says that the groups which
+are complete first can have finer settings in the same time, that mixture is tried against the one setting for all, and kept if the clock
+agrees.
+
 Every ``CHECK`` steps the ranks compare how long steps take. Where that has changed by more than ``CHANGED`` twice in a row, they time
 ``WARM`` steps and decide again; a setting that is still within 5 % of the best stays. Every decision is logged and in the report.
 """
@@ -20,7 +24,7 @@ import math
 import statistics
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +32,7 @@ from torch import Tensor
 
 from tersegrad.planner import Coding, Forecast, Measured, Setting, Topology, Workload, forecast, measure_coding, measure_link
 from tersegrad.planner.coding import LONG, measure_cast
-from tersegrad.planner.plan import LADDER, WORTH, choose, rate_text, seconds_text
+from tersegrad.planner.plan import LADDER, TIE, WORTH, choose, mix, rate_text, seconds_text
 from tersegrad.planner.trips import ExchangeName
 from tersegrad.recipes import parse
 
@@ -65,6 +69,7 @@ class Auto:
         self._reference: float | None = None  # seconds of a step since the decision
         self._strange = 0  # looks in a row at which steps took another time
         self._trial: _Trial | None = None
+        self._mixing: Callable[[Forecast], Forecast] | None = None  # until a decision looked at the groups one by one
 
     @property
     def measuring(self) -> bool:
@@ -79,7 +84,7 @@ class Auto:
     def restart(self, step: int) -> None:
         """Decide again some steps from now."""
         self._decides_at, self._reference, self._strange = step + WARM, None, 0
-        self._times, self._sample, self._last, self._trial = [], None, None, None
+        self._times, self._sample, self._last, self._trial, self._mixing = [], None, None, None, None
 
     def before(self, engine: Engine) -> None:
         """Before every step, on every rank (a collective call in the steps that decide or look)."""
@@ -147,16 +152,19 @@ class Auto:
             f"computing {seconds_text(compute)}, link {rate_text(engine.link.bits_per_second)} and {seconds_text(engine.link.latency)} for "
             f"each of {link.size} ranks"
         )
-        doubtful = [] if best is kept else _finer(forecasts, base, best)
-        self._times = []
+        self._times, self._mixing = [], lambda chosen: self._mix(engine, chosen, forecasts, measured, compute)
+        doubtful = [] if best is kept else [f for f in _finer(forecasts, best) if f.seconds <= (1 + DOUBT) * best.seconds]
         if doubtful:
-            self._trial = _Trial((*doubtful, best), told, engine.step + TRIAL)
-            self.why = f"trying {len(doubtful) + 1} settings until step {engine.step + TRIAL * (len(doubtful) + 1)}: {told}"
-            self._use(engine, doubtful[0].setting)
+            self._begin_trial(engine, _Trial((*doubtful, best), told, _by_ladder))
         else:
-            self._settle(
-                engine, best, f"a step would take {seconds_text(best.seconds)}, with bf16 {seconds_text(base.seconds)}: {told}"
-            )
+            why = f"a step would take {seconds_text(best.seconds)}, with bf16 {seconds_text(base.seconds)}: {told}"
+            self._settle(engine, best, why, told)
+
+    def _begin_trial(self, engine: Engine, trial: _Trial) -> None:
+        self._trial, count = trial, len(trial.forecasts)
+        trial.until = engine.step + TRIAL
+        self.why = f"trying {count} settings until step {engine.step + TRIAL * count}: {trial.told}"
+        self._use(engine, trial.forecasts[0])
 
     def _try(self, engine: Engine, trial: _Trial) -> None:
         """Go on to the next setting of a trial, or choose by the times of all."""
@@ -167,24 +175,46 @@ class Auto:
         trial.seconds.append(taken)
         trial.until = engine.step + TRIAL
         if len(trial.seconds) < len(trial.forecasts):
-            self._use(engine, trial.forecasts[len(trial.seconds)].setting)
+            self._use(engine, trial.forecasts[len(trial.seconds)])
             return
         self._trial = None
         timed = [dataclasses.replace(f, seconds=t) for f, t in zip(trial.forecasts, trial.seconds)]
-        best = choose(timed, [f.setting.compressor for f in timed[1:]], base=timed[0])
-        others = ", ".join(f"{f.setting.compressor} {seconds_text(f.seconds)}" for f in timed if f is not best)
-        self._settle(engine, best, f"tried: a step takes {seconds_text(best.seconds)}, with {others}: {trial.told}")
+        best = trial.choose(timed)
+        others = ", ".join(f"{_name_of(f, timed)} {seconds_text(f.seconds)}" for f in timed if f is not best)
+        why = f"tried: a step takes {seconds_text(best.seconds)}, with {others}: {trial.told}"
+        self._settle(engine, best, why, trial.told)
 
-    def _use(self, engine: Engine, setting: Setting) -> None:
-        self.choice = str(setting)
-        if setting != self._now(engine):
-            self._apply(engine, setting)
+    def _mix(
+        self, engine: Engine, chosen: Forecast, forecasts: Sequence[Forecast], measured: dict[str, Measured], compute: float
+    ) -> Forecast:
+        """The same with finer settings for the groups that the backward pass hides, where there are such."""
+        if chosen.setting.dense or self.fixed or not engine.overlaps or _shards(engine):
+            return chosen
+        work, topology, groups = self._workload(engine, compute)
+        return mix(chosen, [f.setting for f in _finer(forecasts, chosen)], work, topology, measured, groups)
 
-    def _settle(self, engine: Engine, best: Forecast, why: str) -> None:
-        """Take a setting, and say so."""
+    def _use(self, engine: Engine, what: Forecast) -> None:
+        setting = what.setting
+        self.choice = _told(what)
+        if setting.dense:
+            engine.change(None, "all_reduce")
+        elif self.fixed or _shards(engine):
+            engine.change(setting.compressor)
+        else:
+            engine.change(setting.compressor, setting.exchange)
+        for finer in dict.fromkeys(what.mixed[: what.mixed.index(setting)] if what.mixed else ()):
+            numbers = [number for number, one in enumerate(what.mixed) if one == finer]
+            engine.change(None if finer.dense else finer.compressor, finer.exchange, numbers)
+
+    def _settle(self, engine: Engine, best: Forecast, why: str, told: str) -> None:
+        """Take a setting, and say so; but try first what else it could be for some groups."""
+        mixing, self._mixing = self._mixing, None
+        if mixing is not None and (mixed := mixing(best)).mixed:
+            self._begin_trial(engine, _Trial((best, mixed), told, _unless_slower))
+            return
         self.decisions += 1
         self.why = why
-        self._use(engine, best.setting)
+        self._use(engine, best)
         link = engine.links[-1]
         if link.global_rank(link.rank) == 0:
             # At this level, so that it is seen without any set-up: what is sent changes here.
@@ -211,12 +241,7 @@ class Auto:
         return {text: _averaged(one, averaged) for text, one in found.items()}, compute
 
     def _forecasts(self, engine: Engine, measured: dict[str, Measured], compute: float) -> list[Forecast]:
-        sizes = [piece.numel for lane in engine.lanes for piece in lane.group.spec.pieces]
-        work = Workload(
-            "model", tuple(reversed(sizes)), (1 - BACKWARD) * compute, BACKWARD * compute, engine.settings.dense_below
-        )
-        assert engine.link is not None
-        topology, groups = Topology(engine.links[-1].size, engine.link), [lane.group.spec.numel for lane in engine.lanes]
+        work, topology, groups = self._workload(engine, compute)
         overlaps = engine.overlaps
         return [
             forecast(
@@ -231,6 +256,15 @@ class Auto:
             for name in self._exchanges(engine, text)
         ]
 
+    def _workload(self, engine: Engine, compute: float) -> tuple[Workload, Topology, list[int]]:
+        """What the planner asks for, and the coordinates of our groups in the order in which they are complete."""
+        sizes = [piece.numel for lane in engine.lanes for piece in lane.group.spec.pieces]
+        work = Workload(
+            "model", tuple(reversed(sizes)), (1 - BACKWARD) * compute, BACKWARD * compute, engine.settings.dense_below
+        )
+        assert engine.link is not None
+        return work, Topology(engine.links[-1].size, engine.link), [lane.group.spec.numel for lane in engine.lanes]
+
     def _exchanges(self, engine: Engine, text: str) -> Sequence[ExchangeName]:
         if _shards(engine):
             return ("reduce_scatter",)
@@ -244,14 +278,6 @@ class Auto:
             return Setting("bf16", "all_reduce")
         name = self._exchanges(engine, "")[0] if self.fixed or _shards(engine) else _name(engine)
         return Setting(str(engine.settings.compressor), name)
-
-    def _apply(self, engine: Engine, setting: Setting) -> None:
-        if setting.dense:
-            engine.change(None, "all_reduce")
-        elif self.fixed or _shards(engine):
-            engine.change(setting.compressor)
-        else:
-            engine.change(setting.compressor, setting.exchange)
 
 
 def _numbers(one: Measured) -> list[float]:
@@ -270,20 +296,46 @@ def _averaged(one: Measured, numbers: Iterator[float]) -> Measured:
 
 @dataclasses.dataclass
 class _Trial:
-    """Settings that are tried one after the other, in the order of the ladder; ``seconds``: of their steps, so far."""
+    """Settings that are tried one after the other; ``choose``: among them, by the clock; ``seconds``: of their steps, so far."""
 
     forecasts: tuple[Forecast, ...]
     told: str
-    until: int
+    choose: Callable[[Sequence[Forecast]], Forecast]
+    until: int = 0
     seconds: list[float] = dataclasses.field(default_factory=list)
 
 
-def _finer(forecasts: Sequence[Forecast], base: Forecast, best: Forecast) -> list[Forecast]:
-    """The settings before ``best`` on the ladder, each with its fastest exchange, that a forecast does not tell from it."""
-    rungs = [base.setting.compressor, *LADDER]
+def _by_ladder(timed: Sequence[Forecast]) -> Forecast:
+    return choose(timed, [f.setting.compressor for f in timed[1:]], base=timed[0])
+
+
+def _unless_slower(timed: Sequence[Forecast]) -> Forecast:
+    """The second, which is finer, where it takes as long as the first."""
+    plain, mixed = timed
+    return mixed if mixed.seconds <= (1 + TIE) * plain.seconds else plain
+
+
+def _finer(forecasts: Sequence[Forecast], best: Forecast) -> list[Forecast]:
+    """The settings before ``best`` on the ladder, each with its fastest exchange."""
+    rungs = ["bf16", *LADDER]
     before = rungs[: rungs.index(best.setting.compressor)]
-    fastest = [min((f for f in forecasts if f.setting.compressor == text), key=lambda f: f.seconds) for text in before]
-    return [f for f in fastest if f.seconds <= (1 + DOUBT) * best.seconds]
+    return [min((f for f in forecasts if f.setting.compressor == text), key=lambda f: f.seconds) for text in before]
+
+
+def _told(what: Forecast) -> str:
+    """For logs and reports."""
+    text = str(what.setting)
+    for finer in dict.fromkeys(one for one in what.mixed if one != what.setting):
+        numbers = [number for number, one in enumerate(what.mixed) if one == finer]
+        text += f"; {finer} for {f'groups {numbers[0]} to {numbers[-1]}' if len(numbers) > 1 else f'group {numbers[0]}'}"
+    return text + (f" of {len(what.mixed)}" if what.mixed else "")
+
+
+def _name_of(one: Forecast, timed: Sequence[Forecast]) -> str:
+    """The compressor, or how one of two with the same compressor differs from the other."""
+    if all(other is one or other.setting.compressor != one.setting.compressor for other in timed):
+        return one.setting.compressor
+    return "groups of their own" if one.mixed else "one setting for all"
 
 
 def _name(engine: Engine) -> ExchangeName:

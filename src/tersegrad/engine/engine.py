@@ -184,7 +184,7 @@ class Engine:
             self.settings = dataclasses.replace(self.settings, compressor=lanes[0].compressor)
         if self.auto is not None:
             if self.settings.auto == "both":
-                self.settings = self.settings.choose(lanes[0].compressor, lanes[0].scheme)
+                self.settings = self.settings.choose(lanes[-1].compressor, lanes[-1].scheme)
             self.auto.restart(step)
         self._upcoming, self._agreed = None, False
 

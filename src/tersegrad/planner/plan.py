@@ -15,7 +15,7 @@ from tersegrad.advice import DEFAULT, row
 from tersegrad.advice import LADDER as LADDER
 from tersegrad.core.text import require
 from tersegrad.planner.timeline import Waits, simulate
-from tersegrad.planner.trips import ExchangeName, Measured, Topology, trip
+from tersegrad.planner.trips import ExchangeName, Measured, Topology, Trip, trip
 from tersegrad.theory import iteration_factor_contractive
 
 # Bytes of float32 gradient in one of DDP's buckets, and in one of our groups; in one of our groups on a GPU.
@@ -23,6 +23,7 @@ BUCKET, GPU_GROUP = 25 << 20, 128 << 20
 FIRST_BUCKET = 1 << 20  # of DDP
 WORTH = 0.05
 TIE = 0.03  # two exchanges of one compressor that differ by less are alike: all_gather is taken, which compresses once
+HIDDEN = 0.01  # of a step that finer settings for the groups that the backward pass hides may cost
 MOMENTS = 0.4  # of forward and backward that the statistics of variance-based compressors add
 
 # Steps to an accuracy, against those without compression, where they were measured: MNIST, four hosts, plain SGD, three seeds
@@ -137,6 +138,7 @@ class Forecast:
     bits: float  # per coordinate, of a message
     error: float  # of a message
     by_variance: bool = False
+    mixed: tuple[Setting, ...] = ()  # by group, where the first groups have a finer setting than ``setting``
 
     @property
     def iterations(self) -> tuple[float, str] | None:
@@ -166,25 +168,71 @@ def forecast(
     ``groups``: coordinates of the groups in the order in which they are complete, where they are not the usual ones. ``moments``:
     seconds that second moments add, where they are known.
     """
-    backward, numel = workload.backward, workload.numel
-    bits, means = measured.bits, measured.means
-    if setting.dense:
-        groups = groups or workload.buckets()
-    else:
-        groups = groups or workload.groups()
+    groups = groups or (workload.buckets() if setting.dense else workload.groups())
+    segments = [workload.backward * n / workload.numel for n in groups]
+    if by_variance:
+        # Moments are whole only when the backward pass has ended.
+        extra = MOMENTS * workload.compute if moments is None else moments
+        segments = [workload.backward + extra, *([0.0] * (len(groups) - 1))]
+    trips, bits = _trips(setting, workload, topology, measured, groups, by_variance)
+    line = simulate(segments, trips, waits or ("end" if setting.dense else "pipeline"))
+    sent = sum(t.sent for t in trips)
+    return Forecast(setting, workload.forward + line.seconds, line.waited, sent, bits, measured.error, by_variance)
+
+
+def _trips(
+    setting: Setting,
+    workload: Workload,
+    topology: Topology,
+    measured: Measured,
+    groups: Sequence[int],
+    by_variance: bool = False,
+) -> tuple[list[Trip], float]:
+    """The exchanges of all groups, and bits per coordinate, small tensors among them."""
+    bits, means, numel = measured.bits, measured.means, workload.numel
+    if not setting.dense:
         small = 0 if by_variance else sum(n for n in workload.numels if n < workload.dense_below)
         bits = (measured.bits * (numel - small) + 32 * small) / numel
         if means is not None:
             means = dataclasses.replace(means, bits=(means.bits * (numel - small) + 32 * small) / numel)
-    segments = [backward * n / numel for n in groups]
-    if by_variance:
-        # Moments are whole only when the backward pass has ended.
-        extra = MOMENTS * workload.compute if moments is None else moments
-        segments = [backward + extra, *([0.0] * (len(groups) - 1))]
-    trips = [trip(setting.exchange, n, topology, bits, measured.coding, measured.fixed_size, means) for n in groups]
-    line = simulate(segments, trips, waits or ("end" if setting.dense else "pipeline"))
-    sent = sum(t.sent for t in trips)
-    return Forecast(setting, workload.forward + line.seconds, line.waited, sent, bits, measured.error, by_variance)
+    return [trip(setting.exchange, n, topology, bits, measured.coding, measured.fixed_size, means) for n in groups], bits
+
+
+def mix(
+    best: Forecast,
+    finer: Sequence[Setting],
+    workload: Workload,
+    topology: Topology,
+    measured: Mapping[str, Measured],
+    groups: Sequence[int],
+) -> Forecast:
+    """``best`` with finer settings, the finest first, for the groups that are complete first, as far as steps take as long.
+
+    What the backward pass hides may be sent with more bits; the last group has nothing to hide behind. ``groups``: coordinates of our
+    engine's groups, in the order in which they are complete.
+    """
+    segments = [workload.backward * n / workload.numel for n in groups]
+
+    def trips(setting: Setting) -> list[Trip]:
+        return _trips(setting, workload, topology, measured[setting.compressor], groups)[0]
+
+    coarse, found, mixed = trips(best.setting), list[Trip](), list[Setting]()
+    limit = (1 + HIDDEN) * simulate(segments, coarse).seconds
+    for setting in finer:
+        own, low, high = trips(setting), len(found), len(groups) - 1
+        while low < high:  # the longest stretch of groups, by bisection
+            middle = (low + high + 1) // 2
+            fits = simulate(segments, [*found, *own[len(found) : middle], *coarse[middle:]]).seconds <= limit
+            low, high = (middle, high) if fits else (low, middle - 1)
+        mixed += [setting] * (low - len(found))
+        found += own[len(found) : low]
+    if not mixed:
+        return best
+    whole = [*found, *coarse[len(found) :]]
+    line = simulate(segments, whole)
+    by_group = (*mixed, *[best.setting] * (len(groups) - len(mixed)))
+    sent = sum(t.sent for t in whole)
+    return dataclasses.replace(best, seconds=workload.forward + line.seconds, waited=line.waited, sent=sent, mixed=by_group)
 
 
 def exchanges(topology: Topology, by_variance: bool) -> tuple[ExchangeName, ...]:
