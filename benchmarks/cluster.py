@@ -35,7 +35,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import chosen, planned
-from benchmarks.host import Sample, Span, Task
+from benchmarks.host import Sample, Span, Task, laps
 from benchmarks.methods import Method
 from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
 from benchmarks.vectors import TRANSFORMER, What, describe
@@ -350,7 +350,7 @@ def steps(
                             if Method.parse(text).compressor == "auto":  # it decides on the link that it will have
                                 cluster.hosts.run("decide", size=size)
                             found = cluster.hosts.run("step_times", count, size=size)
-                            gathered[text] += [max(t) for t in zip(*(f["samples"] for f in found))]
+                            gathered[text] += laps([f["marks"] for f in found])
                             reports[text] = found[0]["report"]
                     for text in texts:
                         report, made = reports[text], Method.parse(text)
@@ -608,7 +608,7 @@ def predict(
                         # Connections that were fast a moment ago share a slow link unevenly at first.
                         cluster.hosts.run("step_times", 3, size=size)
                         found = cluster.hosts.run("step_times", count, size=size)
-                        taken[text] += [max(t) for t in zip(*(f["samples"] for f in found))]
+                        taken[text] += laps([f["marks"] for f in found])
                         said = [None if trial is None else trial[f"bits_per_coordinate{end}"] for end in ("", "/sent")]
                         told[text].append(planned.foresee(text, known, link, size, *said).seconds)
                 for text in texts:

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -424,18 +424,29 @@ def train(size: int, steps: int, every: int, target: float | None) -> dict[str, 
 
 
 def step_times(size: int, count: int) -> dict[str, Any]:
-    """Seconds of so many steps, each on the clock."""
+    """When so many steps began and ended: the time before the first, and after each."""
     training = TRAINING["now"]
     if training.handle is not None:
         training.handle.reset_report()
-    samples = []
     World.barrier(size)
+    marks = [time.perf_counter()]
     for _ in range(count):
-        begin = time.perf_counter()
         training.step()
-        samples.append(time.perf_counter() - begin)
+        marks.append(time.perf_counter())
     report = None if training.handle is None else training.handle.report()
-    return {"samples": samples, "report": report}
+    return {"marks": marks, "report": report}
+
+
+def laps(marks: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of every step from the marks of all hosts: it ends when the last host has ended it, and then the next one begins.
+
+    (A host's own steps are longer and shorter in turn, as hosts on the same cores overtake one another; the longest of them would count
+    the same wait twice.)
+
+    >>> laps([[0.0, 2.0, 3.0], [0.5, 1.0, 4.0]])
+    [1.5, 2.0]
+    """
+    return [b - a for a, b in itertools.pairwise(max(times) for times in zip(*marks))]
 
 
 def decide(size: int, name: str = "now") -> list[float]:
@@ -489,8 +500,8 @@ def link(size: int) -> Link:
     return measure_link(World.groups[size])
 
 
-def phases(size: int, task: Task, count: int, moments: bool) -> list[tuple[float, float, float]]:
-    """Seconds of forward, backward and optimiser of steps without any exchange, all hosts busy."""
+def phases(size: int, task: Task, count: int, moments: bool) -> list[list[float]]:
+    """Begin of steps without any exchange, all hosts busy, and ends of their forward, backward and optimiser."""
     training = Training("float32", size, task)
     collector = Collector(training.model.module) if moments else None
     samples = []
@@ -508,10 +519,10 @@ def phases(size: int, task: Task, count: int, moments: bool) -> list[tuple[float
             times.append(time.perf_counter())
             training.optimiser.step()
             times.append(time.perf_counter())
-            samples.append(tuple(b - a for a, b in itertools.pairwise(times)))
+            samples.append(times)
     if collector is not None:
         collector.remove()
-    return samples[2:]  # type: ignore[return-value]
+    return samples[2:]
 
 
 def codings(size: int, texts: list[str], task: Task) -> dict[str, Measured]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -57,9 +58,10 @@ def learn(hosts: Hosts, texts: Sequence[str], task: Task, size: int) -> Known:
     """Forward, backward and coding, all hosts busy."""
 
     def phases(moments: bool) -> list[float]:
-        # A step is as long as that of the slowest host, phase by phase.
-        rounds = zip(*hosts.run("phases", task, 8, moments, size=size))
-        return [statistics.median(times) for times in zip(*([max(t) for t in zip(*together)] for together in rounds))]
+        # A step begins with the first host, and each of its phases ends with the last one.
+        rounds = list(zip(*hosts.run("phases", task, 8, moments, size=size)))
+        ends = [[min(first), *map(max, others)] for first, *others in (zip(*together) for together in rounds)]
+        return [statistics.median(times) for times in zip(*([b - a for a, b in itertools.pairwise(marks)] for marks in ends))]
 
     forward, backward, optimiser = phases(False)
     more = sum(phases(True)) - forward - backward - optimiser

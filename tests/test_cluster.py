@@ -149,7 +149,8 @@ def test_a_planner_knows_what_a_job_would_tell_it() -> None:
             more = 0.01 if job == "phases" and arguments[-1] else 0.0
             coding = Measured(Coding(1e-9, 1e-9), 9.0, 0.1)
             answers: dict[str, list[object]] = {
-                "phases": [[(0.02, 0.04 + more, 0.01)] * 3] * size,
+                # The second host begins later and ends its forward pass earlier than the first.
+                "phases": [[[1.0, 1.02, 1.06 + more, 1.065 + more]] * 3, [[1.01, 1.015, 1.05, 1.07 + more]] * 3],
                 "codings": [{"bf16": coding, "qsgd(bits=4)": coding}] * size,
             }
             return answers.get(job, [None] * size)
