@@ -442,9 +442,6 @@ def laps(marks: Sequence[Sequence[float]]) -> list[float]:
 
     (A host's own steps are longer and shorter in turn, as hosts on the same cores overtake one another; the longest of them would count
     the same wait twice.)
-
-    >>> laps([[0.0, 2.0, 3.0], [0.5, 1.0, 4.0]])
-    [1.5, 2.0]
     """
     return [b - a for a, b in itertools.pairwise(max(times) for times in zip(*marks))]
 

@@ -162,6 +162,12 @@ def test_a_planner_knows_what_a_job_would_tell_it() -> None:
     assert slow > 3 * fast > 0.2
 
 
+def test_a_step_ends_with_the_last_host() -> None:
+    """Hosts that overtake one another have long and short steps of their own, whose longest would count waiting twice."""
+    assert host.laps([[0.0, 2.0, 3.0, 5.0], [0.5, 1.0, 4.0, 4.5]]) == [1.5, 2.0, 1.0]
+    assert sum(host.laps([[0.0, 2.0, 3.0, 5.0], [0.5, 1.0, 4.0, 4.5]])) == 5.0 - 0.5
+
+
 QSGD = LADDER[0]
 
 
