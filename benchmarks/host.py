@@ -289,13 +289,16 @@ def wires(size: int, nbytes: int, rounds: int) -> list[list[Span]]:
 
 
 def directly(size: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds in which every host sends ``nbytes`` to each other host: by our exchange and by gloo's all-to-all, in turn."""
-    group = ProcessGroup(World.groups[size])
+    """Seconds in which every host sends ``nbytes`` to each other host: by our exchanges and by gloo's collectives, in turn."""
+    group, theirs = ProcessGroup(World.groups[size]), World.groups[size]
     lengths = tuple(0 if r == World.rank else nbytes for r in range(size))
     data, out = torch.zeros(2, (size - 1) * nbytes, dtype=torch.uint8)
+    mine, everyone = torch.zeros(nbytes, dtype=torch.uint8), list(torch.zeros(size, nbytes, dtype=torch.uint8).unbind())
     ways: dict[str, Callable[[], Any]] = {
-        "pairs": lambda: group.launch(AllToAll(data, lengths, lengths))[0].wait(),
-        "gloo": lambda: dist.all_to_all_single(out, data, list(lengths), list(lengths), group=World.groups[size]),
+        "to all": lambda: group.launch(AllToAll(data, lengths, lengths))[0].wait(),
+        "gloo's all-to-all": lambda: dist.all_to_all_single(out, data, list(lengths), list(lengths), group=theirs),
+        "gather": lambda: group.launch(AllGather(mine))[0].wait(),
+        "gloo's all-gather": lambda: dist.all_gather(everyone, mine, group=theirs),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for name, run in [*ways.items()] * rounds:

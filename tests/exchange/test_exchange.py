@@ -25,8 +25,8 @@ from tersegrad.exchange import (
     virtual,
 )
 from tersegrad.exchange.all_gather import gather_messages
-from tersegrad.exchange.steps import broke_off
-from tests.exchange.pool import Pool
+from tersegrad.exchange.steps import SHORT, broke_off
+from tests.exchange.pool import Pool, pool
 from tests.laws.test_guarantees import Noisy, slack
 from tests.laws.zoo import adversarial
 
@@ -84,6 +84,28 @@ def interleaved(d: int) -> bytes:
         for p in pendings:
             p.advance()
     return b"".join(p.wait()[0].numpy().tobytes() for p in pendings)
+
+
+def all_at_once(lengths: list[int]) -> list[bytes]:
+    """What gathers of bytes of a rank's own and exchanges with all others bring, all under way before the first is waited for."""
+    group = ProcessGroup()
+    started = []
+    for k, n in enumerate(lengths):
+        mine = torch.full((n,), 10 * k + group.rank, dtype=torch.uint8)
+        started.append(group.launch(AllGather(mine)))
+        share = (n,) * group.size
+        started.append(group.launch(AllToAll(mine.repeat(group.size), share, share)))
+    for work, _ in started:
+        work.wait()
+    return [out.numpy().tobytes() for _, out in started]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_long_and_short_messages_that_are_under_way_together_arrive_at_their_places(size: int) -> None:
+    lengths = [100_000, 8, SHORT, SHORT + 1, 1, 300_000]
+    expected = [b"".join(bytes([10 * k + r]) * n for r in range(size)) for k, n in enumerate(lengths) for _ in range(2)]
+    with pool(size) as ranks:
+        assert ranks.run(all_at_once, lengths) == [expected] * size
 
 
 @pytest.mark.parametrize("kind", KINDS)

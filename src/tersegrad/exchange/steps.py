@@ -21,6 +21,7 @@ from tersegrad.core.protocol import Context, Message, Spec, Stats, lengths
 
 R = TypeVar("R")
 TAG = 0x7465  # of our transfers between two ranks, so that they never meet a program's own
+SHORT = 1 << 15  # bytes of a message that fits into a connection's buffers, so that nothing waits behind it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,27 +249,31 @@ class ProcessGroup:
         if isinstance(request, AllReduce):
             return dist.all_reduce(request.data, group=self.group, async_op=True), request.data
         if isinstance(request, AllGather):
-            out = buffers.empty(self.size * request.data.numel(), torch.uint8, request.data.device)
-            return self._all_gather(out, request.data, group=self.group, async_op=True), out
+            mine = request.data
+            out = buffers.empty(self.size * mine.numel(), torch.uint8, mine.device)
+            if out.is_cpu and self.size == 2 and mine.numel() > SHORT:
+                return self._launch_pairs((mine, mine), out.chunk(2)), out
+            return self._all_gather(out, mine, group=self.group, async_op=True), out
         out = buffers.empty(sum(request.receive), torch.uint8, request.data.device)
         if out.is_cpu:
-            return self._launch_pairs(request, out), out
+            parts, places = torch.split(request.data, list(request.send)), torch.split(out, list(request.receive))
+            return self._launch_pairs(parts, places), out
         work = dist.all_to_all_single(
             out, request.data, list(request.receive), list(request.send), group=self.group, async_op=True
         )
         return work, out
 
-    def _launch_pairs(self, request: AllToAll, out: Tensor) -> _Works:
-        """An all-to-all of messages between pairs of ranks, all receptions posted before anything is sent.
+    def _launch_pairs(self, parts: Sequence[Tensor], places: Sequence[Tensor]) -> _Works:
+        """A part to every rank and one from each, as messages between pairs; all receptions are posted before anything is sent.
 
         gloo sends when the receiver has said that it is ready, on the connection that its own bytes take. Its all-to-all begins by
-        sending, so that this word waits behind a whole message, and a link carries one direction after the other.
+        sending, so that this word waits behind a whole message, and a link carries one direction after the other; so does half of its
+        all-gather where the ranks before and after a rank in the ring are the same one.
         """
-        parts, places = torch.split(request.data, list(request.send)), torch.split(out, list(request.receive))
         others = [(self.rank + d) % self.size for d in range(1, self.size)]
         given: dict[str, Any] = {"group": self.group, "tag": TAG}
-        works = [dist.irecv(places[r], group_src=r, **given) for r in reversed(others) if request.receive[r]]
-        works += [dist.isend(parts[r], group_dst=r, **given) for r in others if request.send[r]]
+        works = [dist.irecv(places[r], group_src=r, **given) for r in reversed(others) if places[r].numel()]
+        works += [dist.isend(parts[r], group_dst=r, **given) for r in others if parts[r].numel()]
         places[self.rank].copy_(parts[self.rank])
         return _Works(works)
 
