@@ -35,7 +35,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import chosen, planned
-from benchmarks.host import Sample, Span, Task, laps
+from benchmarks.host import SETTLED, Sample, Span, Task, laps
 from benchmarks.methods import Method
 from benchmarks.network import HEADERS, Hosts, Network, NoNetwork, interruptible, parse_rate, rate_text
 from benchmarks.vectors import TRANSFORMER, What, describe
@@ -54,7 +54,6 @@ TRAINING = [
 ]  # fmt: skip
 SGD = "sgd(lr=0.5)"  # without momentum, which would multiply what error feedback sends late
 RATES = ["10mbit", "100mbit", "1gbit", "unlimited"]
-SETTLED = 40  # steps of a new network after which its messages are about as long as later on
 
 MethodsOption = Annotated[list[str] | None, typer.Option("--method", help="compressor + exchange + optimiser; repeatable.")]
 RatesOption = Annotated[list[str] | None, typer.Option("--rate", help="10mbit, 1gbit, ... or unlimited; repeatable.")]

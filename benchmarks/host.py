@@ -6,6 +6,7 @@ end. Jobs are functions that take a group size first; the caller gives their nam
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -50,6 +51,7 @@ from tersegrad.planner.coding import measure_cast
 from tersegrad.wrappers import ErrorFeedback
 
 PORT = 29400
+SETTLED = 40  # steps of a new network after which its messages are about as long as later on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -525,20 +527,25 @@ def phases(size: int, task: Task, count: int, moments: bool) -> list[list[float]
     return samples[2:]
 
 
-def codings(size: int, texts: list[str], task: Task) -> dict[str, Measured]:
-    """What the planner measures of coding: on a gradient of the task, all hosts at the same method."""
+def gradients(size: int, task: Task) -> Iterator[tuple[Tensor, Stats]]:
+    """Gradients of the task and their second moments, step by step, without any exchange."""
     training = Training("float32", size, task)
     collector = Collector(training.model.module)
     parameters = list(training.model.module.parameters())
-    history: list[tuple[Tensor, Stats]] = []
-    with training.model.no_sync():
-        for _ in range(6):
+    with training.model.no_sync(), contextlib.ExitStack() as stack:
+        stack.callback(collector.remove)
+        for _ in range(SETTLED):
             training.step()
             moments = collector.take()
             x = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
-            history.append((x, Stats(torch.cat([moments[p].reshape(-1) for p in parameters]))))
-    collector.remove()
-    (x, stats), pieces = history.pop(), [Piece(tuple(p.shape), 0, p.numel(), f"p{k}") for k, p in enumerate(parameters)]
+            yield x, Stats(torch.cat([moments[p].reshape(-1) for p in parameters]))
+
+
+def codings(size: int, texts: list[str], task: Task) -> dict[str, Measured]:
+    """What the planner measures of coding: on a gradient of the task, all hosts at the same method, after as many steps as it takes to settle."""
+    ((x, stats),) = collections.deque(gradients(size, task), maxlen=1)
+    shapes = [p.shape for p in network(task.seed, task.width).parameters()]
+    spec = Spec(tuple(Piece(tuple(shape), 0, shape.numel(), f"p{k}") for k, shape in enumerate(shapes)))
     found = {}
     for text in texts:
         method = Method.parse(text)
@@ -549,7 +556,8 @@ def codings(size: int, texts: list[str], task: Task) -> dict[str, Measured]:
         else:
             compressor = tersegrad.parse(method.compressor)
             given = stats if needs_second_moment(compressor) else None
-            found[text] = measure_coding(compressor, x, given, Spec(tuple(pieces)), history=history, in_job=True)
+            earlier = itertools.islice(gradients(size, task), SETTLED - 1)
+            found[text] = measure_coding(compressor, x, given, spec, history=earlier, in_job=True)
     return found
 
 

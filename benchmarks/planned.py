@@ -14,6 +14,7 @@ from benchmarks.methods import Method
 from benchmarks.network import Hosts, rate_text
 from tersegrad.core.protocol import needs_second_moment
 from tersegrad.planner import Forecast, Link, Measured, Setting, Topology, Workload, forecast
+from tersegrad.planner.plan import WORTH
 from tersegrad.report.tables import Column, Table
 
 METHODS = [
@@ -103,7 +104,10 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
             "times the fastest": named.measured / fastest.measured,
         }
     free = [row for (_, rate), row in groups.items() if rate is None]
-    advises = all(Method.parse(min(row, key=lambda c: c.predicted).method).dense for row in free)
+    # As a plan's verdict does: it compresses only where that is worth it.
+    advises = all(
+        min(c.predicted for c in row) >= (1 - WORTH) * min(c.predicted for c in row if Method.parse(c.method).dense) for row in free
+    )
     return {"median": statistics.median(off), "worst": off[-1], "winners": lost, "dense without a limit": advises}
 
 

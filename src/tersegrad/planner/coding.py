@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def measure_coding(
     stats: Stats | None = None,
     spec: Spec | None = None,
     *,
-    history: Sequence[tuple[Tensor, Stats | None]] = (),
+    history: Iterable[tuple[Tensor, Stats | None]] = (),
     numel: int = LONG,
     device: torch.device | str = "cpu",
     budget: float = 0.3,
@@ -124,7 +124,7 @@ def _times(
     spec: Spec,
     budget: float,
     clock: _Clock,
-    history: Sequence[tuple[Tensor, Stats | None]] = (),
+    history: Iterable[tuple[Tensor, Stats | None]] = (),
 ) -> _Times:
     state, several = compressor.init(spec, x.device), _several(x.numel())
     out = torch.ones(compressor.max_nbytes(spec), dtype=torch.uint8, device=x.device)
