@@ -103,12 +103,16 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
             "named": named.label,
             "times the fastest": named.measured / fastest.measured,
         }
-    free = [row for (_, rate), row in groups.items() if rate is None]
-    # As a plan's verdict does: it compresses only where that is worth it.
-    advises = all(
-        min(c.predicted for c in row) >= (1 - WORTH) * min(c.predicted for c in row if Method.parse(c.method).dense) for row in free
-    )
-    return {"median": statistics.median(off), "worst": off[-1], "winners": lost, "dense without a limit": advises}
+    free = {f"{hosts} hosts": advice(row) for (hosts, rate), row in groups.items() if rate is None}
+    return {"median": statistics.median(off), "worst": off[-1], "winners": lost, "without a limit": free}
+
+
+def advice(row: Sequence[Cell]) -> dict[str, Any]:
+    """What a plan would say: compress where that is worth it (``WORTH``), else not; and what the clock says of the same method."""
+    dense = min((c for c in row if Method.parse(c.method).dense), key=lambda c: c.predicted)
+    named = min(row, key=lambda c: c.predicted)
+    against = named.predicted >= (1 - WORTH) * dense.predicted
+    return {"against": against, "named": named.label, "dense": dense.label, "times as fast": dense.measured / named.measured}
 
 
 def table(cells: Sequence[Cell], links: Sequence[dict[str, Any]], title: str) -> Table:
@@ -131,7 +135,14 @@ def table(cells: Sequence[Cell], links: Sequence[dict[str, Any]], title: str) ->
         f"{100 * told['worst']:.0f} % at worst (target {100 * TARGETS['worst']:.0f}). The method that it names is the fastest, or within "
         f"{100 * (RIGHT - 1):.0f} % of it, in {len(told['winners']) - len(wrong)} of {len(told['winners'])} cells"
         + "".join(f"; not with {where}: {w['named']}, {w['times the fastest']:.2f} times" for where, w in wrong.items())
-        + f". Without a limit it {'advises against' if told['dense without a limit'] else 'ADVISES'} compression. "
-        f"Measured links: {found}."
+        + "".join(f". Without a limit, with {where}, it {advised(a)}" for where, a in told["without a limit"].items())
+        + f". Measured links: {found}."
     )
     return Table(tuple(columns), rows, title, note)
+
+
+def advised(found: dict[str, Any]) -> str:
+    """``advice`` in words."""
+    if found["against"]:
+        return "advises against compression"
+    return f"advises {found['named']}, by the clock {found['times as fast']:.2f} times as fast as {found['dense']}"

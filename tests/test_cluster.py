@@ -136,7 +136,12 @@ def test_predictions_say_how_far_they_are_off() -> None:
     told = planned.summary(cells)
     assert told["median"] == pytest.approx(0.175)
     assert told["worst"] == pytest.approx(3.0)
-    assert told["dense without a limit"]
+    assert told["without a limit"]["2 hosts"]["against"]
+    assert planned.advised(told["without a limit"]["2 hosts"]) == "advises against compression"
+    worth = planned.advice([planned.Cell("bf16", 2, None, 0.1, 0.1), planned.Cell("qsgd(bits=4)", 2, None, 0.09, 0.08)])
+    assert planned.advised(worth) == "advises qsgd(bits=4), by the clock 1.25 times as fast as bf16"
+    tie = planned.advice([planned.Cell("bf16", 2, None, 0.1, 0.1), planned.Cell("qsgd(bits=4)", 2, None, 0.096, 0.08)])
+    assert tie["against"]
     assert told["winners"]["2 hosts, unlimited"]["times the fastest"] == pytest.approx(2.0)
     table = planned.table(cells, [{"hosts": 2, "rate": 1e8, "bits_per_second": 9e7, "latency": 1e-3, "direct": 0.7}], "")
     assert table.rows[0][-1] == "+10 %"
