@@ -542,7 +542,7 @@ def gradients(size: int, task: Task) -> Iterator[tuple[Tensor, Stats]]:
 
 
 def codings(size: int, texts: list[str], task: Task) -> dict[str, Measured]:
-    """What the planner measures of coding: on a gradient of the task, all hosts at the same method, after as many steps as it takes to settle."""
+    """What the planner measures of coding: on a gradient of the task, when messages have settled, all hosts at the same method."""
     ((x, stats),) = collections.deque(gradients(size, task), maxlen=1)
     shapes = [p.shape for p in network(task.seed, task.width).parameters()]
     spec = Spec(tuple(Piece(tuple(shape), 0, shape.numel(), f"p{k}") for k, shape in enumerate(shapes)))
