@@ -11,7 +11,8 @@
 namespace tersegrad::dither {
 namespace {
 
-constexpr std::size_t kStreamFrom = 4u << 20;  // outputs of that many floats leave the caches anyway: write around them
+constexpr std::size_t kStreamFrom = 4u << 20;          // outputs of that many floats leave the caches anyway: write around them
+constexpr std::size_t kStreamSymbolsFrom = 32u << 20;  // and so do that many symbols
 
 // Canonical LEB128 of a length; 0 bytes read means malformed.
 std::size_t read_varint(const std::uint8_t* data, std::size_t size, std::size_t& value) {
@@ -101,8 +102,10 @@ public:
             Fast x, y;
             if (open(a, to_first, 0, x) && open(b, to_second, 1, y)) {
                 if (!x.good || !y.good) return false;
-                std::vector<detail::Track> both = x.tracks;
-                both.insert(both.end(), y.tracks.begin(), y.tracks.end());
+                std::vector<detail::Track> both;
+                for (std::size_t c = 0; c < std::max(x.tracks.size(), y.tracks.size()); ++c)
+                    for (const Fast* one : {&x, &y})
+                        if (c < one->tracks.size()) both.push_back(one->tracks[c]);
                 return run(both, stream) && close(a, to_first, x) && close(b, to_second, y);
             }
         }
@@ -122,7 +125,8 @@ public:
         rans::Contexts contexts;
         int tables = 1;
         if (data[0] == classed && !read_classes(p, to, start, contexts, tables)) return false;
-        return rans::decode_message(p.body, p.body_size, n, 2 * p.window + 1, contexts, tables, symbols) == p.body_size &&
+        const bool stream = whole_ >= kStreamSymbolsFrom && !p.tail_size;  // escapes are looked for among the symbols
+        return rans::decode_message(p.body, p.body_size, n, 2 * p.window + 1, contexts, tables, symbols, stream) == p.body_size &&
                read_escapes(p, symbols, n, c.escapes);
     }
 
@@ -220,9 +224,9 @@ private:
             cursor.symbols = rest_;
             if (!f.chunks[c].finish(*f.model)) return false;
             if (f.symbols) std::memcpy(f.symbols + done, rest_, end - done);
-            for (std::size_t i = done; i < end; ++i) {
-                const int k = static_cast<int>(rest_[i - done]) - p.window;
-                to.put(i, detail::limited(static_cast<float>(k) * p.scales[i / kScaleBlock]));
+            for (std::size_t i = done, stop; i < end; i = stop) {
+                stop = std::min(end, (i / kScaleBlock + 1) * kScaleBlock);
+                ops().scale(rest_ + (i - done), stop - i, p.window, p.scales[i / kScaleBlock], to.add, to.weight, to.out + i);
             }
         }
         return unescape(p, to, f.symbols);
@@ -282,8 +286,8 @@ bool decode_segments(const std::uint8_t* data, std::size_t size, const Into& to,
     std::atomic<bool> good{true};
     if (to.add) {
         // A message that is refused must add nothing, so all of it is read before anything is added.
-        std::unique_ptr<std::uint8_t[]> own(symbols ? nullptr : new std::uint8_t[to.n + 64]);
-        if (!symbols) symbols = own.get();
+        std::unique_ptr<std::uint8_t[]> own(symbols ? nullptr : new std::uint8_t[to.n + 128]);
+        if (!symbols) symbols = own.get() + 64 - reinterpret_cast<std::uintptr_t>(own.get()) % 64;
         std::vector<Checked> checked(count);
         parallel_for(count, 2, 1, [&](std::size_t first, std::size_t last) {
             SegmentDecoder decoder(to.n);

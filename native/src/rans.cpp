@@ -208,9 +208,13 @@ Chunk::Chunk(const DecodeJob& job) : job_(job) {
     cursor.step = 0;
     cursor.steps = lanes == kLanes ? job.layout->coded(job.n) / kLanes : 0;
     cursor.contexts = job.contexts;
+    cursor.stream = job.stream && reinterpret_cast<std::uintptr_t>(job.symbols) % 64 == 0;
     end_ = job.words + 2 * job.word_count;
-    if (2 * job.word_count >= kReach)
-        cursor.limit = end_ - kReach;
+    cursor.limit = end_;
+    if (job.beyond >= kReach)
+        padded_ = true;  // by what follows
+    else if (2 * job.word_count + job.beyond >= kReach)
+        cursor.limit = end_ - (kReach - job.beyond);
     else
         extend();
 }
@@ -231,18 +235,24 @@ bool Chunk::finish_raw() {
     const Layout& layout = *job_.layout;
     const std::size_t coded = layout.coded(job_.n), lanes = layout.lanes;
     std::uint8_t* out = cursor.symbols + (lanes == kLanes ? cursor.step * kLanes + coded % kLanes : coded);
-    const std::uint32_t mask = (1u << layout.width) - 1;
-    // Local copies: a store through a byte pointer may alias anything else.
-    std::uint32_t held[kLanes], most = 0;
+    const std::uint32_t mask = (1u << layout.width) - 1, last = static_cast<std::uint32_t>(layout.alphabet) - 1;
+    // Local copies: a store through a byte pointer may alias anything else. Loops over all lanes are made of vectors.
+    std::uint32_t held[kLanes], wrong = 0;
+    std::uint8_t symbols[kLanes];
     for (std::size_t lane = 0; lane < kLanes; ++lane) held[lane] = cursor.states[lane] - kFirst;
-    for (std::size_t row = 0; row < layout.rows; ++row)
-        each_lane(coded, lanes, [&](std::size_t lane) {
+    const std::size_t from = coded & (lanes - 1);  // a row begins with this lane
+    for (std::size_t row = 0; row < layout.rows; ++row, out += lanes) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
             const std::uint32_t s = held[lane] & mask;
-            most = std::max(most, s);
-            *out++ = static_cast<std::uint8_t>(s);
+            wrong |= last - s;  // below zero
+            symbols[lane] = static_cast<std::uint8_t>(s);
             held[lane] >>= layout.width;
-        });
-    return most < static_cast<std::uint32_t>(layout.alphabet) && std::all_of(held, held + kLanes, [](auto x) { return x == 0; });
+        }
+        std::memcpy(out, symbols + from, lanes - from);
+        std::memcpy(out + lanes - from, symbols, from);
+    }
+    for (const std::uint32_t rest : held) wrong |= rest ? 1u << 31 : 0;
+    return wrong >> 31 == 0;
 }
 
 bool Chunk::finish(const DecodeModel& model) {
@@ -392,10 +402,10 @@ std::uint8_t* encode_chunk(const EncodeModel& model, const Layout& layout, const
     return finish_chunk(model, run, ahead);
 }
 
-void encode_two_chunks(const EncodeModel& model, const Layout& layout, int first, EncodeJob& one, EncodeJob& two) {
+void encode_two_chunks(const EncodeModel& model, const Layout& layout, int first, EncodeJob& one, EncodeJob& two, Ahead ahead) {
     detail::EncodeRun a = begin_chunk(model, layout, first, one), b = begin_chunk(model, layout, first, two);
 #if defined(__x86_64__)
-    if (isa() == Isa::avx512 && a.steps && b.steps) detail::encode_steps_avx512(model, a, &b, {});
+    if (isa() == Isa::avx512 && a.steps && b.steps) detail::encode_steps_avx512(model, a, &b, ahead);
 #endif
     one.words = finish_chunk(model, a, {});
     two.words = finish_chunk(model, b, {});

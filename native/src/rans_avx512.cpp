@@ -145,26 +145,32 @@ void encode_registers(const EncodeModel& model, EncodeRun& run, EncodeRun* other
     Lookup<G> lookup;
     if constexpr (C != Choice::step) lookup.load(C == Choice::one ? model.tables[0] : model.flat);
     const __m128i shift = _mm_cvtsi32_si128(model.shift);
+    // A fetch from where no memory is would look for it every time.
+    if (!ahead.begin) ahead = {run.symbols, run.symbols};
+    // Fetching memory for the caller costs nothing here: chunks wait for their own states.
+    const auto fetch = [&] {
+        if constexpr (C == Choice::one) {
+            const char* line = static_cast<const char*>(ahead.begin);
+            _mm_prefetch(line, _MM_HINT_T1);
+            _mm_prefetch(line + 64, _MM_HINT_T1);
+            ahead.begin = line + 128 < static_cast<const char*>(ahead.end) ? line + 128 : line;
+        }
+    };
     Encoder<G, C> a(run);
     if (other) {
         Encoder<G, C> b(*other);
         while (a.left && b.left) {
+            fetch();
             a.step(model, lookup, index, shift);
+            fetch();
             b.step(model, lookup, index, shift);
         }
         b.back(*other);
         a.back(run);
         return;
     }
-    // A fetch from where no memory is would look for it every time.
-    if (!ahead.begin) ahead = {run.symbols, run.symbols};
     while (a.left) {
-        if constexpr (C == Choice::one) {  // fetching memory for the caller costs nothing here: a chunk alone waits for its own states
-            const char* line = static_cast<const char*>(ahead.begin);
-            _mm_prefetch(line, _MM_HINT_T1);
-            _mm_prefetch(line + 64, _MM_HINT_T1);
-            ahead.begin = line + 128 < static_cast<const char*>(ahead.end) ? line + 128 : line;
-        }
+        fetch();
         a.step(model, lookup, index, shift);
     }
     a.back(run);
@@ -246,7 +252,7 @@ template <int L, bool Full, Choice C>
     }
     refill(c.a, c.words);
     refill(c.b, c.words);
-    store_symbols(c.symbols, a, b, order);
+    store_symbols(c.symbols, a, b, order, c.stream);
     c.symbols += kLanes;
     if constexpr (C != Choice::one) c.contexts += C == Choice::step ? 1 : kLanes;
     ++c.step;
@@ -271,6 +277,7 @@ void run(const DecodeModel& model, Cursor& c1, Cursor* c2) {
         while (x.ready()) one_step<L, Full, C>(x, t, images, order, shift);
     }
     x.back(c1);
+    if (c1.stream) _mm_sfence();
 }
 
 template <bool Full, Choice C>

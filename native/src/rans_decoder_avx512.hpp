@@ -78,9 +78,11 @@ template <int L, bool Full>
     return _mm512_permutexvar_epi8(both, t.coarse);
 }
 
-inline void store_symbols(std::uint8_t* out, __m512i a, __m512i b, __m512i order) {
+inline void store_symbols(std::uint8_t* out, __m512i a, __m512i b, __m512i order, bool stream) {
     // Both bytes of a word are the symbol: take the even bytes of a and of b.
-    _mm512_storeu_si512(out, _mm512_permutex2var_epi8(a, order, b));
+    const __m512i symbols = _mm512_permutex2var_epi8(a, order, b);
+    if (stream) _mm512_stream_si512(reinterpret_cast<__m512i*>(out), symbols);
+    else _mm512_storeu_si512(out, symbols);
 }
 
 struct Lane {  // one chunk in registers
@@ -89,9 +91,10 @@ struct Lane {  // one chunk in registers
     std::uint8_t* symbols;
     const std::uint8_t* contexts;
     std::size_t step, steps;
+    bool stream;
 
     explicit Lane(const Cursor& c)
-        : words(c.words), limit(c.limit), symbols(c.symbols + c.step * kLanes), step(c.step), steps(c.steps) {
+        : words(c.words), limit(c.limit), symbols(c.symbols + c.step * kLanes), step(c.step), steps(c.steps), stream(c.stream) {
         contexts = c.contexts.at(c.step * kLanes).data;
         split(c.states, a);
         split(c.states + 32, b);

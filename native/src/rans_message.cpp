@@ -94,42 +94,58 @@ struct Start {
     Form form = Form::raw;
 };
 
-// Chunks are taken in order by whichever thread is free, coded in its own scratch, and copied out once the chunks before
+// Pairs of chunks are taken in order by whichever thread is free, coded in its own scratch, and copied out once those before
 // them have their sizes. Returns the length, or kBad where it would exceed `room`.
 std::size_t encode_chunks(const EncodeModel& model, const Layout& layout, const std::uint8_t* symbols, Contexts ctx, std::uint8_t* out,
                           std::size_t room) {
     const Pieces pieces = layout.chunks;
-    const std::size_t chunks = pieces.count(), head = 4 * layout.lanes;
+    const std::size_t chunks = pieces.count(), pairs = (chunks + 1) / 2, head = 4 * layout.lanes;
     if (4 * chunks > room) return kBad;
-    std::atomic<std::size_t> next{0}, ready{0};  // ready: chunks whose place is known
+    std::atomic<std::size_t> next{0}, ready{0};  // ready: pairs whose place is known
     std::atomic<bool> full{false};
-    std::size_t offset = 4 * chunks;  // written by the thread that owns chunk `ready`
-    const auto workers = static_cast<std::size_t>(plan_threads(chunks, 1));
+    std::size_t offset = 4 * chunks;  // written by the thread that owns pair `ready`
+    const auto workers = static_cast<std::size_t>(plan_threads(pairs, 1));
+    // The symbols of a pair that is coded later.
+    const auto following = [&](std::size_t pair) -> Ahead {
+        if (pair >= chunks / 2) return {};
+        const std::uint8_t* const begin = symbols + pieces.start(2 * pair);
+        return {begin, begin + pieces.length(2 * pair) + pieces.length(2 * pair + 1)};
+    };
     parallel_for(workers, 1, 1, [&](std::size_t, std::size_t) {
         const std::size_t size = 2 * pieces.longest() + kSlack;
-        thread_local std::vector<std::uint8_t> kept;  // below a megabyte; fresh pages would cost more than small messages
-        if (kept.size() < size) kept.resize(size);
-        std::uint8_t* const end = kept.data() + kept.size();
-        for (std::size_t c; (c = next.fetch_add(1)) < chunks;) {
-            std::uint32_t states[kLanes];
-            const std::size_t start = pieces.start(c);
-            const std::uint8_t* words = nullptr;
-            std::size_t body = 0;
-            if (!full.load(std::memory_order_relaxed)) {
-                words = encode_chunk(model, layout, symbols + start, pieces.length(c), 0, ctx.at(start), end, states);
-                body = static_cast<std::size_t>(end - words);
+        thread_local std::vector<std::uint8_t> kept;  // about a megabyte at most; fresh pages would cost more than small messages
+        if (kept.size() < 2 * size) kept.resize(2 * size);
+        for (std::size_t pair; (pair = next.fetch_add(1)) < pairs;) {
+            std::uint32_t states[2][kLanes];
+            EncodeJob jobs[2];
+            std::size_t bodies[2] = {}, whole = 0;
+            const std::size_t first = 2 * pair, count = std::min<std::size_t>(2, chunks - first);
+            const bool coded = !full.load(std::memory_order_relaxed);
+            if (coded) {
+                for (std::size_t k = 0; k < count; ++k) {
+                    const std::size_t start = pieces.start(first + k);
+                    jobs[k] = {symbols + start, pieces.length(first + k), ctx.at(start), kept.data() + (k + 1) * size, states[k]};
+                }
+                if (count == 2) encode_two_chunks(model, layout, 0, jobs[0], jobs[1], following(pair + workers));
+                else jobs[0].words = encode_chunk(model, layout, jobs[0].symbols, jobs[0].n, 0, jobs[0].contexts, jobs[0].words, states[0]);
+                for (std::size_t k = 0; k < count; ++k) {
+                    bodies[k] = static_cast<std::size_t>(kept.data() + (k + 1) * size - jobs[k].words);
+                    whole += head + bodies[k];
+                }
             }
-            for (std::size_t seen; (seen = ready.load(std::memory_order_acquire)) != c;) ready.wait(seen);
-            const std::size_t at = offset;
-            if (!words || room - at < head + body) full.store(true);
+            for (std::size_t seen; (seen = ready.load(std::memory_order_acquire)) != pair;) ready.wait(seen);
+            std::size_t at = offset;
+            if (!coded || room - at < whole) full.store(true);
             const bool fits = !full.load();
-            if (fits) offset = at + head + body;
-            ready.store(c + 1);  // not weaker, else notify may look for waiters before it is seen
+            if (fits) offset = at + whole;
+            ready.store(pair + 1);  // not weaker, else notify may look for waiters before it is seen
             ready.notify_all();
-            if (!fits) continue;
-            store32(out + 4 * c, static_cast<std::uint32_t>(body / 2));
-            for (std::size_t k = 0; k < head / 4; ++k) store32(out + at + 4 * k, states[k]);
-            if (body) std::memcpy(out + at + head, words, body);
+            for (std::size_t k = 0; fits && k < count; ++k) {
+                store32(out + 4 * (first + k), static_cast<std::uint32_t>(bodies[k] / 2));
+                for (std::size_t lane = 0; lane < layout.lanes; ++lane) store32(out + at + 4 * lane, states[k][lane]);
+                if (bodies[k]) std::memcpy(out + at + head, jobs[k].words, bodies[k]);
+                at += head + bodies[k];
+            }
         }
     });
     return full ? kBad : offset;
@@ -145,8 +161,9 @@ bool find_chunks(const std::uint8_t* data, std::size_t size, Contexts ctx, std::
     for (std::size_t c = 0; c < chunks; ++c) {
         const std::size_t start = layout.chunks.start(c), length = layout.chunks.length(c), words = load32(data + 4 * c);
         if (words > layout.coded(length) || size - at < head + 2 * words) return false;
-        opened.jobs[c] = {&layout, data + at, data + at + head, words, symbols + start, length, ctx.at(start)};
-        at += head + 2 * words;
+        const std::size_t end = at + head + 2 * words;
+        opened.jobs[c] = {&layout, data + at, data + at + head, words, symbols + start, length, ctx.at(start), size - end};
+        at = end;
     }
     opened.size += at;
     return true;
@@ -179,7 +196,45 @@ std::size_t most_chunks(std::size_t n) { return Pieces{n, std::size_t{1} << kSho
 }  // namespace
 
 std::size_t most_head(std::size_t n, int contexts) { return 1 + 1024 * static_cast<std::size_t>(contexts) + 4 * most_chunks(n); }
-std::size_t scratch_bytes(std::size_t n) { return 2 * n + kSlack + 4 * kLanes * most_chunks(n); }
+std::size_t scratch_bytes(std::size_t n) { return 2 * n + (kSlack + 4 * kLanes) * most_chunks(n); }
+
+// The last chunks first, each in front of those before: so they stand in order and next to each other.
+std::uint8_t* encode_backwards(const EncodeModel& model, const Layout& layout, const std::uint8_t* symbols, int first, Contexts ctx,
+                               std::uint8_t* numbers, std::uint8_t* end, Ahead ahead) {
+    std::uint8_t* at = end;
+    std::uint32_t states[2][kLanes];
+    const auto job = [&](std::size_t c, std::uint8_t* last, std::uint32_t* own) -> EncodeJob {
+        const std::size_t begin = layout.chunks.start(c);
+        return {symbols + begin, layout.chunks.length(c), ctx.at(begin), last, own};
+    };
+    // Words that end at `last`, to stand in front of `at`.
+    const auto put = [&](std::size_t c, const std::uint8_t* words, const std::uint8_t* last, const std::uint32_t* own) {
+        const auto bytes = static_cast<std::size_t>(last - words);
+        store32(numbers + 4 * c, static_cast<std::uint32_t>(bytes / 2));
+        at -= bytes;
+        if (at != words) std::memmove(at, words, bytes);
+        at -= 4 * layout.lanes;
+        for (std::size_t k = 0; k < layout.lanes; ++k) store32(at + 4 * k, own[k]);
+        const std::size_t fetched = 128 * (layout.chunks.length(c) / kLanes);
+        const auto later = static_cast<std::size_t>(static_cast<const char*>(ahead.end) - static_cast<const char*>(ahead.begin));
+        ahead.begin = static_cast<const char*>(ahead.begin) + std::min(fetched, later);
+    };
+    std::size_t c = layout.chunks.count();
+    for (; c >= 2; c -= 2) {
+        // `before`: where the words of the later chunk cannot reach.
+        std::uint8_t *const last = at, *const before = at - 2 * layout.chunks.length(c - 1) - 4 * layout.lanes - kSlack;
+        EncodeJob later = job(c - 1, last, states[0]), earlier = job(c - 2, before, states[1]);
+        encode_two_chunks(model, layout, first, later, earlier, ahead);
+        put(c - 1, later.words, last, states[0]);
+        put(c - 2, earlier.words, before, states[1]);
+    }
+    if (c) {
+        const EncodeJob only = job(0, at, states[0]);
+        std::uint8_t* const last = at;
+        put(0, encode_chunk(model, layout, only.symbols, only.n, first, only.contexts, last, states[0], ahead), last, states[0]);
+    }
+    return at;
+}
 
 TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, Contexts ctx, unsigned mask, const std::uint64_t* counts,
                            int chunk, std::uint8_t* head, std::uint8_t* scratch, std::size_t room, Ahead ahead) {
@@ -191,22 +246,9 @@ TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first
         if (start.form == Form::tables) return {size, nullptr, 0};
         const EncodeModel model(start.moved(first, alphabet, mask).data(), first + alphabet, static_cast<int>(std::bit_width(mask)));
         const Layout layout(n, alphabet, chunk);
-        const std::size_t chunks = layout.chunks.count();
-        // The last chunk first, each in front of those before: so they stand in order and next to each other.
-        std::uint8_t *const end = scratch + room, *at = end;
-        for (std::size_t c = chunks; c-- > 0;) {
-            std::uint32_t states[kLanes];
-            const std::size_t length = layout.chunks.length(c);
-            const std::size_t begin = layout.chunks.start(c);
-            std::uint8_t* const words = encode_chunk(model, layout, symbols + begin, length, first, ctx.at(begin), at, states, ahead);
-            store32(head + size + 4 * c, static_cast<std::uint32_t>((at - words) / 2));
-            at = words - 4 * layout.lanes;
-            for (std::size_t k = 0; k < layout.lanes; ++k) store32(at + 4 * k, states[k]);
-            const std::size_t fetched = 128 * (length / kLanes);
-            const auto later = static_cast<std::size_t>(static_cast<const char*>(ahead.end) - static_cast<const char*>(ahead.begin));
-            ahead.begin = static_cast<const char*>(ahead.begin) + std::min(fetched, later);
-        }
-        size += 4 * chunks;
+        std::uint8_t* const end = scratch + room;
+        const std::uint8_t* const at = encode_backwards(model, layout, symbols, first, ctx, head + size, end, ahead);
+        size += 4 * layout.chunks.count();
         const auto body = static_cast<std::size_t>(end - at);
         if (size + body < most) return {size, at, body};
     }
@@ -216,7 +258,7 @@ TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first
 }
 
 std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts ctx, int contexts,
-                           std::uint8_t* symbols) {
+                           std::uint8_t* symbols, bool stream) {
     if (n == 0) return 0;
     if (alphabet == 1) {
         std::memset(symbols, 0, n);
@@ -230,6 +272,7 @@ std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size
     const auto opened = open_message(data, size, n, alphabet, ctx, contexts, symbols);
     if (!opened) return kBad;
     const std::uint16_t* const frequencies = opened->frequencies.data();
+    for (DecodeJob& job : opened->jobs) job.stream = stream;
     const auto& jobs = opened->jobs;
     if (jobs.empty()) {
         std::uint8_t only[256];

@@ -66,40 +66,14 @@ private:
         const rans::Pieces& pieces = layout_.chunks;
         const std::size_t count = pieces.count(), table = out.size();
         out.resize(table + 4 * count);
-        fit(words, rans::scratch_bytes(n_) + count * rans::kSlack);
-        // The last chunks first, each in front of those before: so they stand in order and next to each other.
-        std::uint8_t *const end = words.data() + words.size(), *at = end;
-        std::uint32_t states[2][rans::kLanes];
-        const auto job = [&](std::size_t c, std::uint8_t* last, std::uint32_t* own) -> rans::EncodeJob {
-            const std::size_t length = pieces.length(c);
+        fit(words, rans::scratch_bytes(n_));
+        for (std::size_t c = 0; c < count; ++c) {
             std::uint8_t* const symbols = u_ + pieces.start(c);
+            const std::size_t length = pieces.length(c);
             for (std::size_t i = layout_.coded(length); i < length; ++i) symbols[i] >>= 1;  // these are not coded, and have no tables
-            return {symbols, length, contexts(pieces.start(c)), last, own};
-        };
-        // Words that end at `last`, to stand in front of `at`.
-        const auto put = [&](std::size_t c, const std::uint8_t* first, const std::uint8_t* last, const std::uint32_t* own) {
-            const auto size = static_cast<std::size_t>(last - first);
-            const auto number = static_cast<std::uint32_t>(size / 2);
-            std::memcpy(out.data() + table + 4 * c, &number, 4);
-            at -= size;
-            if (at != first) std::memmove(at, first, size);
-            at -= 4 * layout_.lanes;
-            std::memcpy(at, own, 4 * layout_.lanes);
-        };
-        std::size_t c = count;
-        for (; c >= 2; c -= 2) {
-            // Where the words of the later chunk cannot reach.
-            std::uint8_t *const last = at, *const before = at - 2 * pieces.length(c - 1) - 4 * layout_.lanes - rans::kSlack;
-            rans::EncodeJob later = job(c - 1, last, states[0]), earlier = job(c - 2, before, states[1]);
-            rans::encode_two_chunks(coder, layout_, 0, later, earlier);
-            put(c - 1, later.words, last, states[0]);
-            put(c - 2, earlier.words, before, states[1]);
         }
-        if (c) {
-            std::uint8_t* const last = at;
-            const rans::EncodeJob only = job(0, last, states[0]);
-            put(0, rans::encode_chunk(coder, layout_, only.symbols, only.n, 0, only.contexts, last, states[0]), last, states[0]);
-        }
+        std::uint8_t* const end = words.data() + words.size();
+        const std::uint8_t* const at = rans::encode_backwards(coder, layout_, u_, 0, contexts(0), out.data() + table, end);
         done_ = true;
         return static_cast<std::size_t>(end - at);
     }

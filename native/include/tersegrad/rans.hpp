@@ -130,7 +130,7 @@ struct EncodeJob {
     std::uint8_t* words;
     std::uint32_t* states;  // kLanes of them
 };
-void encode_two_chunks(const EncodeModel&, const Layout&, int first, EncodeJob&, EncodeJob&);
+void encode_two_chunks(const EncodeModel&, const Layout&, int first, EncodeJob&, EncodeJob&, Ahead ahead = {});
 
 struct DecodeJob {
     const Layout* layout;
@@ -140,6 +140,8 @@ struct DecodeJob {
     std::uint8_t* symbols;
     std::size_t n;  // symbols, those included that are not coded
     Contexts contexts;
+    std::size_t beyond = 0;  // bytes behind the words that may be read too
+    bool stream = false;     // symbols are written around the caches
 };
 
 // False if the words do not lead every lane back to a first state. Two chunks at once hide each other's latency.
@@ -160,6 +162,9 @@ struct TwoPieces {
 };
 std::size_t most_head(std::size_t n, int contexts);
 std::size_t scratch_bytes(std::size_t n);
+// All chunks, words and states, in front of `end`, within scratch of scratch_bytes; how many words each has at `numbers`. Where they begin.
+std::uint8_t* encode_backwards(const EncodeModel&, const Layout&, const std::uint8_t* symbols, int first, Contexts, std::uint8_t* numbers,
+                               std::uint8_t* end, Ahead ahead = {});
 TwoPieces encode_in_pieces(const std::uint8_t* symbols, std::size_t n, int first, int alphabet, Contexts, unsigned mask, const std::uint64_t* counts,
                            int chunk, std::uint8_t* head, std::uint8_t* scratch, std::size_t room, Ahead ahead = {});
 // A coded message taken apart; `jobs`, which refer to `layout`, are empty where the tables leave no choice. nullptr: malformed.
@@ -175,9 +180,9 @@ inline constexpr std::uint8_t kRaw = 1;  // the first byte of a raw message; tha
 inline bool is_chunk(int chunk) { return chunk >= kShortestChunk && chunk <= kLongestChunk; }
 std::unique_ptr<Opened> open_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts, int contexts,
                                      std::uint8_t* symbols);
-// Returns the bytes read, or kBad if they are malformed. Contexts must be below `contexts`.
+// Returns the bytes read, or kBad if they are malformed. Contexts must be below `contexts`. `stream`: around the caches where that is possible.
 std::size_t decode_message(const std::uint8_t* data, std::size_t size, std::size_t n, int alphabet, Contexts, int contexts,
-                           std::uint8_t* symbols);
+                           std::uint8_t* symbols, bool stream = false);
 
 // ---- between the files of this topic ----
 namespace detail {
@@ -197,12 +202,13 @@ struct Cursor {  // a decoder in flight
     std::uint8_t* symbols;
     std::size_t step, steps;    // whole steps only
     Contexts contexts;
+    bool stream;                // write symbols around the caches; they are aligned to 64 bytes
 };
 inline constexpr std::size_t kReach = 2 * (kLanes + 32);  // bytes that a step may touch beyond its first word
 
 bool valid_states(const DecodeJob&);
 
-// A chunk being decoded. Near the end of its words it moves to a padded copy of them, so that the fast steps never look beyond.
+// A chunk being decoded. Near the end of the memory that holds its words it moves to a padded copy of them, so that the fast steps never look beyond.
 class Chunk {
 public:
     explicit Chunk(const DecodeJob& job);
