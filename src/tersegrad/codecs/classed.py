@@ -72,7 +72,8 @@ def decode(data: Tensor, numel: int, least: int, most: int, layout: Tensor) -> T
 class Begun:
     """Levels whose code is not chosen yet: a device was asked what helps to choose, and nobody waits for that."""
 
-    levels: Tensor
+    levels: Levels
+    numel: int
     layout: Tensor
     chunk: rans.Chunk
     plain: Tensor
@@ -80,16 +81,13 @@ class Begun:
 
     def finish(self, told: Sequence[float]) -> tuple[bool, Tensor]:
         """The shorter of both codes, classes (then True) or one table; ``told`` is what the device was asked."""
-        numel, (length, classes) = self.levels.numel(), (int(n) for n in told)
-        plain = self.plain[:length]
+        length, classes = (int(n) for n in told)
+        plain, levels, numel = self.plain[:length], self.levels, self.numel
         if classes == 0:
             return False, plain
         # A segment that has classes by itself has them in the whole.
-        levels = self.levels
         known = (
-            _code(levels, self.layout, self.chunk)
-            if classes > 0
-            else encode(lambda first, last: levels[first:last], numel, self.layout, self.chunk)
+            _code(levels(0, numel), self.layout, self.chunk) if classes > 0 else encode(levels, numel, self.layout, self.chunk)
         )
         if known is None:
             return False, plain
@@ -101,16 +99,17 @@ def asks(device: torch.device, numel: int) -> bool:
     return numel > SHORT and kernels.faster(device, "rans_encode_trying")
 
 
-def begin(levels: Tensor, symbols: Tensor, alphabet: int | Tensor, layout: Tensor, chunk: rans.Chunk) -> Begun:
-    """Levels (float32), and the same as symbols for one table, to be coded the shorter way; only the device may know the alphabet."""
-    numel, device = levels.numel(), levels.device
+def begin(levels: Levels, symbols: Tensor, alphabet: int | Tensor, layout: Tensor, chunk: rans.Chunk) -> Begun:
+    """Levels, and the same as symbols for one table, to be coded the shorter way; only the device may know the alphabet."""
+    numel, device = symbols.numel(), symbols.device
     first, last = _looked_at(numel)
     within = layout if last - first == numel else _within(layout, first, last)
     most = 256 if isinstance(alphabet, Tensor) else alphabet
     plain = torch.empty(rans.max_nbytes(numel, most), dtype=torch.uint8, device=device)
     bits = 0 if chunk == "auto" else rans.chunk_bits(chunk)
-    told = kernels.get(device).rans_encode_trying(symbols, alphabet, bits, plain, levels[first:last], within)
-    return Begun(levels, layout, chunk, plain, told)
+    looked_at = levels(first, last).to(torch.float32)
+    told = kernels.get(device).rans_encode_trying(symbols, alphabet, bits, plain, looked_at, within)
+    return Begun(levels, numel, layout, chunk, plain, told)
 
 
 def shorter(
@@ -121,7 +120,8 @@ def shorter(
     Symbols are asked for once levels no longer are, so they may lie in the same place.
     """
     if numel > SHORT and asks(levels(0, 0).device, numel):
-        begun = begin(levels(0, numel).to(torch.float32), symbols(), alphabet, layout, chunk)
+        whole = levels(0, numel).to(torch.float32)
+        begun = begin(lambda first, last: whole[first:last], symbols(), alphabet, layout, chunk)
         return begun.finish(host.read(begun.told).tolist())
     known = encode(levels, numel, layout, chunk)
     if known is not None and numel > SEGMENT:

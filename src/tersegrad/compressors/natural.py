@@ -19,7 +19,6 @@ Source   Horvath et al., "Natural compression for distributed deep learning", 20
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -79,9 +78,9 @@ class Natural(Summed):
         return not self.fixed_size and not rans.codes_there(device)
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        packed = data if self.fixed_size else data[1:]
+        packed = data if self.fixed_size else data[1:] if x.is_cpu else _room(spec.numel, x.device)
         kernels.get(x.device).natural_encode(x, packed, ctx)
-        return data.numel() if self.fixed_size else self._compact(data, spec)
+        return data.numel() if self.fixed_size else self._compact(packed, data, spec)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         if self.fixed_size:
@@ -90,31 +89,32 @@ class Natural(Summed):
             data = self._expand(data, spec)
         kernels.get(data.device).natural_decode(data, out, weight)
 
-    def _compact(self, data: Tensor, spec: Spec) -> int:
-        """Turn ``[mode byte][packed message]`` into the shortest form, in place; returns its length."""
+    def _compact(self, packed: Tensor, data: Tensor, spec: Spec) -> int:
+        """A packed message, which may lie behind the first byte of ``data``, into ``data`` in the shortest form; returns its length."""
         numel = spec.numel
-        signs = -(-numel // 8)
-        exponents = data[1 + signs :]
+        signs, exponents = packed.split_with_sizes((-(-numel // 8), numel))
+        symbols = torch.empty_like(exponents)
+        known = kernels.get(data.device).exponent_symbols(exponents, symbols)
+        begun, told = None, []
         if classed.asks(data.device, numel):
-            least, largest, found = _coded_there(exponents, spec.layout, self.chunk)
+            begun = classed.begin(_below(symbols, known[2].to(torch.float32)), symbols, known[2], spec.layout, self.chunk)
+            known = torch.cat((known, begun.told))
+        below, largest, alphabet, *told = host.read(known).tolist()
+        if largest in (0, 255):
+            data[0] = NON_FINITE if largest else ZERO
+            return 1
+        if begun:
+            by_class, coded = begun.finish(told)
         else:
-            (least, largest), found = _range(exponents), None
-        if largest == 0:
-            data[0] = ZERO
-            return 1
-        if largest == 255:
-            data[0] = NON_FINITE
-            return 1
-        known, coded = found() if found else _coded_here(exponents, least, largest, spec.layout, self.chunk)
+            levels = _below(symbols, torch.tensor(alphabet, dtype=torch.int16, device=data.device))
+            by_class, coded = classed.shorter(levels, lambda: symbols, alphabet, spec.layout, numel, self.chunk)
         if 2 + coded.numel() >= numel:
             data[0] = PACKED
+            if not data.is_cpu:
+                data[1:] = packed
             return data.numel()
-        fields = [CLASSED, largest] if known else [NORMAL, least, largest]
-        head = host.send(torch.tensor(fields, dtype=torch.uint8), data.device)
-        kept = data[1 : 1 + signs].clone()
-        nbytes = len(fields) + signs + coded.numel()
-        torch.cat((head, kept, coded), out=data[:nbytes])
-        return nbytes
+        head = bytes((CLASSED, largest) if by_class else (NORMAL, below + 1, largest))
+        return host.lay(data, head, signs.clone() if data.is_cpu else signs, coded)
 
     def _expand(self, data: Tensor, spec: Spec) -> Tensor:
         """The packed message inside one of mode 0, 1, 2, 4 or 5."""
@@ -123,11 +123,9 @@ class Natural(Summed):
         mode, least, largest = (*data[:3].tolist(), -1, -1, -1)[:3]
         if mode == PACKED and data.numel() == 1 + signs + numel:
             return data[1:]
-        packed = torch.zeros(signs + numel, dtype=torch.uint8, device=data.device)
-        if mode == ZERO and data.numel() == 1:
-            return packed
-        if mode == NON_FINITE and data.numel() == 1:
-            packed[signs:] = 255
+        packed = _room(numel, data.device)
+        if mode in (ZERO, NON_FINITE) and data.numel() == 1:
+            packed[:signs], packed[signs:] = 0, 0 if mode == ZERO else 255
             return packed
         if mode == CLASSED and data.numel() > 2 + signs:
             largest = least
@@ -145,40 +143,21 @@ class Natural(Summed):
         if used != data.numel() - 3 - signs:
             raise CorruptMessage("bytes are left after the exponents")
         packed[:signs] = data[3 : 3 + signs]
-        torch.add(symbols, symbols.clamp(max=1).mul_(least - 1), out=packed[signs:])
+        kernels.get(data.device).exponent_bytes(symbols, least - 1, packed[signs:])
         return packed
 
 
-Coded = tuple[bool, Tensor]
+def _room(numel: int, device: torch.device) -> Tensor:
+    """For a packed message whose exponents begin at a multiple of sixteen."""
+    signs = -(-numel // 8)
+    return torch.empty(signs + numel + 15, dtype=torch.uint8, device=device)[-signs % 16 :][: signs + numel]
 
 
-def _coded_there(exponents: Tensor, layout: Tensor, chunk: rans.Chunk) -> tuple[int, int, Callable[[], Coded]]:
-    """The range of exponents and their code, all in one read of the device: the range shifts symbols and sizes the alphabet there."""
-    # In uint8, 0 - 1 is 255: zeros do not count as the least.
-    below_least, largest = (exponents - 1).min(), exponents.max()
-    alphabet = (largest.to(torch.int64) - below_least + 1).clamp_(2, 256)
-    symbols = exponents.clamp(min=below_least).sub_(below_least)
-    levels = torch.where(symbols == 0, 0, alphabet.to(torch.float32) - symbols)
-    begun = classed.begin(levels, symbols, alphabet, layout, chunk)
-    *told, low, high = host.read(torch.cat((begun.told, torch.stack((below_least, largest)).to(torch.int64)))).tolist()
-    return (low + 1 if high else 0), high, lambda: begun.finish(told)
+def _below(symbols: Tensor, alphabet: Tensor) -> classed.Levels:
+    """How far symbols lie below the end of their alphabet, in its type; zero stays zero."""
 
+    def levels(begin: int, end: int) -> Tensor:
+        here = symbols[begin:end]
+        return torch.where(here == 0, 0, alphabet - here.to(alphabet.dtype))
 
-def _coded_here(exponents: Tensor, least: int, largest: int, layout: Tensor, chunk: rans.Chunk) -> Coded:
-    # Zeros stay zero: nothing else lies below the least.
-    symbols = exponents.clamp(min=least - 1).sub_(least - 1)
-    alphabet = largest - least + 2
-
-    def below(begin: int, end: int) -> Tensor:
-        return torch.where(symbols[begin:end] == 0, 0, alphabet - symbols[begin:end].to(torch.int16))
-
-    return classed.shorter(below, lambda: symbols, alphabet, layout, exponents.numel(), chunk)
-
-
-def _range(exponents: Tensor) -> tuple[int, int]:
-    """The least exponent other than 0 and the largest; (0, 0) if all are 0."""
-    if exponents.numel() == 0:
-        return 0, 0
-    # In uint8, 0 - 1 is 255: zeros do not count as the least.
-    least, largest = host.read(torch.stack(((exponents - 1).min(), exponents.max()))).tolist()
-    return (least + 1, largest) if largest else (0, 0)
+    return levels

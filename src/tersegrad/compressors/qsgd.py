@@ -158,8 +158,14 @@ class QSGD(PackedBlocks):
         # Steps are not negative, and no sum of them reaches the end of float64: one number tells both.
         total, begun, told = scale.view(torch.float32).sum(dtype=torch.float64), None, [0.0]
         if self.coder == "rans" and classed.asks(x.device, x.numel()):
-            integers, symbols = levels.to(torch.float32), levels.add_(self.s).view(torch.uint8)
-            begun = classed.begin(integers, symbols, 2 * self.s + 1, spec.layout, self.chunk)
+            symbols = levels.add_(self.s).view(torch.uint8)
+            begun = classed.begin(
+                lambda begin, end: symbols[begin:end].to(torch.float32) - self.s,
+                symbols,
+                2 * self.s + 1,
+                spec.layout,
+                self.chunk,
+            )
             # Lengths are exact as float64.
             size, *told = host.read(torch.cat((total.view(1), begun.told.double()))).tolist()
         else:

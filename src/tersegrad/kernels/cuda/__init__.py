@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tersegrad.kernels.cuda import aims, dither, index, rans, select, trellis, vectors
+from tersegrad.kernels.cuda import aims, dither, exponents, index, rans, select, trellis, vectors
 from tersegrad.kernels.cuda.aims import *
 from tersegrad.kernels.cuda.dither import *
+from tersegrad.kernels.cuda.exponents import *
 from tersegrad.kernels.cuda.index import *
 from tersegrad.kernels.cuda.loader import why_missing as why_missing
 from tersegrad.kernels.cuda.rans import *
@@ -15,6 +16,7 @@ from tersegrad.kernels.cuda.vectors import *
 OPERATIONS = (
     *aims.__all__,
     *dither.__all__,
+    *exponents.__all__,
     *index.__all__,
     *rans.__all__,
     *select.__all__,

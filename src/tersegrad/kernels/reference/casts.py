@@ -21,6 +21,8 @@ from tersegrad.kernels.schema import Cast
 __all__ = [
     "bf16_decode",
     "bf16_encode",
+    "exponent_bytes",
+    "exponent_symbols",
     "fp8_decode",
     "fp8_encode",
     "fp16_decode",
@@ -203,6 +205,23 @@ def natural_decode(data: Tensor, out: Tensor, weight: float | None = None) -> No
     e = data[signs:].to(torch.int32)
     size = (e << 23 | (e + 1) >> 8 << 22).view(torch.float32)
     _emit(torch.where(_unpack_bits(data[:signs], out.numel()) == 1, -size, size), out, weight)
+
+
+def exponent_symbols(exponents: Tensor, symbols: Tensor) -> Tensor:
+    """In uint8, 0 - 1 is 255: zeros do not count as the least."""
+    if exponents.numel() == 0:
+        return torch.tensor([255, 0, 2], device=exponents.device)
+    below, largest = (exponents - 1).min(), exponents.max()
+    # A number where that needs no wait: many times faster than a tensor.
+    low = int(below) if exponents.is_cpu else below
+    torch.sub(exponents.clamp(min=low), low, out=symbols)
+    below, largest = below.to(torch.int64), largest.to(torch.int64)
+    return torch.stack((below, largest, (largest - below + 1).clamp(2, 256)))
+
+
+def exponent_bytes(symbols: Tensor, below: int, out: Tensor) -> None:
+    """Sums in uint8."""
+    torch.add(symbols, symbols.clamp(max=1).mul_(below), out=out)
 
 
 def sum_casts(cast: Cast, messages: Sequence[Tensor], out: Tensor, weight: float = 1.0, block: int = 0) -> None:

@@ -150,6 +150,7 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
     __syncthreads();
     const Sixteen *units = (const Sixteen*)bytes, *distances = (const Sixteen*)contexts;
     u32* const mine = sums + t % copies * stride;
+    // Indices as bytes hold them, by table; without dither that is the byte itself.
     for (i64 unit = t; 16 * unit < size; unit += blockDim.x) {
         const Sixteen held = units[unit];
         Sixteen at = held;
@@ -159,8 +160,7 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
 #pragma unroll
         for (int k = 0; k < 16; ++k) {
             if (16 * unit + k >= size) break;
-            const u32 byte = held.byte(k), table = drawn ? at.byte(k) >> shift : byte >> 7;
-            const u32 place = table * 128 + trellis_symbol(byte, window);
+            const u32 place = drawn ? at.byte(k) >> shift << 7 | (held.byte(k) & 127) : held.byte(k);
             seen[place] = 1;
             if (counted) atomicAdd(&mine[place], 1u);
         }
@@ -168,6 +168,22 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
     __syncthreads();
     for (int k = t; k < stride; k += blockDim.x)
         for (int copy = 1; copy < copies; ++copy) sums[k] += sums[copy * stride + k];
+    __syncthreads();
+    // Those beyond the window join its ends. A thread has at most two of them.
+    u32 count_of[2] = {}, seen_of[2] = {};
+    for (int j = 0; j < 2; ++j) {
+        const int k = t + j * (int)blockDim.x;
+        if (k >= stride) break;
+        count_of[j] = sums[k], seen_of[j] = seen[k];
+        sums[k] = 0, seen[k] = 0;
+    }
+    __syncthreads();
+    for (int j = 0; j < 2; ++j) {
+        if (!seen_of[j]) continue;
+        const u32 k = (u32)t + j * blockDim.x, place = (k & ~127u) + trellis_symbol(k & 127, window);
+        seen[place] = 1;
+        atomicAdd(&sums[place], count_of[j]);
+    }
     __syncthreads();
     if (warp < number) {
         const u32* counts = sums + 128 * warp;
