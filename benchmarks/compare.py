@@ -1,8 +1,11 @@
 """Compare two checkouts: ``python -m benchmarks.compare BEFORE AFTER [--only PATTERN] [--numel N] [--rounds R]``.
 
-Each checkout runs in a process of its own, with the Python of its ``.venv``, its own package and its own benchmarks. The two time
+Each checkout runs in two processes of its own, with the Python of its ``.venv``, its own package and its own benchmarks. They time
 the same line in turn, in short bursts, and what is printed is the median over bursts of before's time over after's: 1.1 says
 that the second is 1.1 times as fast. Times are CPU times of one thread, so that other programs on the machine disturb less.
+
+Long vectors take up to a sixth more time in a process whose memory was taken later, whatever it runs. So the four prepare a line in the
+order after, before, before, after, and a burst's ratio is that of the geometric means.
 """
 
 from __future__ import annotations
@@ -50,6 +53,9 @@ class Checkout:
         if self.process.stdin is not None:
             self.process.stdin.close()
         self.process.wait()
+
+
+Checkouts = tuple[Checkout, Checkout]
 
 
 def index_sets() -> dict[str, Callable[[], dict[str, Body]]]:
@@ -114,16 +120,17 @@ def worker(questions: IO[str], answers: IO[str]) -> None:
         answers.flush()
 
 
-def compare(before: Checkout, after: Checkout, body: str, rounds: int, shortest: float) -> tuple[float, float, float]:
+def compare(befores: Checkouts, afters: Checkouts, body: str, rounds: int, shortest: float) -> tuple[float, float, float]:
     """The median ratio, its lower quartile, and the median seconds of one call of ``after``."""
-    repeats = max(1, math.ceil(shortest / max(after.ask("time", body, 1), 1e-7)))
-    repeats = max(1, math.ceil(shortest / max(after.ask("time", body, repeats), 1e-7)))
+    repeats = max(1, math.ceil(shortest / max(afters[0].ask("time", body, 1), 1e-7)))
+    repeats = max(1, math.ceil(shortest / max(afters[0].ask("time", body, repeats), 1e-7)))
     ratios, seconds = [], []
     for k in range(rounds):
-        pair = (before, after) if k % 2 == 0 else (after, before)
-        times = {one: one.ask("time", body, repeats) for one in pair}
-        ratios.append(times[before] / max(times[after], 1e-9))
-        seconds.append(times[after])
+        four = (befores[0], afters[0], befores[1], afters[1])
+        times = {one: one.ask("time", body, repeats) for one in (four if k % 2 == 0 else reversed(four))}
+        before, after = (math.sqrt(times[one] * times[other]) for one, other in (befores, afters))
+        ratios.append(before / max(after, 1e-9))
+        seconds.append(after)
     return statistics.median(ratios), statistics.quantiles(ratios, n=4)[0], statistics.median(seconds)
 
 
@@ -137,29 +144,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--shortest", type=float, default=5e-3, help="seconds of a burst")
     chosen = parser.parse_args()
-    before, after = Checkout(chosen.before.resolve()), Checkout(chosen.after.resolve())
-    both = set(before.ask("names"))
+    befores, afters = ((Checkout(folder.resolve()), Checkout(folder.resolve())) for folder in (chosen.before, chosen.after))
+    both = set(befores[0].ask("names"))
     slow = lines = 0
-    for name in after.ask("names"):
+    for name in afters[0].ask("names"):
         if chosen.only and not any(p in name or fnmatch.fnmatch(name, p) for p in chosen.only):
             continue
         if name not in both:
             print(f"{name}: only after", flush=True)
             continue
         try:
-            known = after.ask("setup", name, chosen.numel)
-            bodies = [b for b in before.ask("setup", name, chosen.numel) if b in known]
+            for one in (afters[0], *befores):
+                known = one.ask("setup", name, chosen.numel)
+            bodies = [b for b in afters[1].ask("setup", name, chosen.numel) if b in known]
         except RuntimeError as error:
             print(f"{name}: not compared, {error}", flush=True)
             continue
         for body in bodies:
-            ratio, quartile, seconds = compare(before, after, body, chosen.rounds, chosen.shortest)
+            ratio, quartile, seconds = compare(befores, afters, body, chosen.rounds, chosen.shortest)
             slow, lines = slow + (ratio < SLOWER), lines + 1
             mark = "  SLOWER" if ratio < SLOWER else ""
             print(f"{ratio:6.3f} (quartile {quartile:.3f}) {1e6 * seconds:10.1f} us  {name} {body}{mark}", flush=True)
     print(f"{slow} of {lines} lines below {SLOWER}")
-    before.close()
-    after.close()
+    for one in (*befores, *afters):
+        one.close()
 
 
 if __name__ == "__main__":
