@@ -1,4 +1,5 @@
-"""Compressors on one GPU: ``python -m benchmarks.gpu [--only PATTERN] [--sizes 64Mi 25MB 1Mi] [--dtypes float32 bfloat16] [--json FILE]``.
+"""Compressors on one GPU: ``python -m benchmarks.gpu [--only PATTERN] [--sizes 64Mi 25MB 1Mi] [--dtypes float32 bfloat16]``
+``[--inputs normal rows] [--json FILE]``.
 
 One table: encode, decode, and decode-accumulate of 8 messages, in GB/s of the float32 vector (2 bytes per coordinate count double for
 bfloat16 input, so that columns compare), the share of a copy in the same run, bits per coordinate, error, launches, and host
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
+import itertools
 import json
 import sys
 import warnings
@@ -21,13 +23,14 @@ import torch
 from torch import Tensor
 
 import tersegrad
-from tersegrad import Context, Message, Spec, Stats, kernels
+from tersegrad import Context, Message, Piece, Spec, Stats, kernels
 from tersegrad.core.protocol import needs_second_moment
 from tersegrad.core.sums import decode_sum
 
 SIZES = {"64Mi": 1 << 26, "25MB": 26 << 18, "1Mi": 1 << 20}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHECKED = 1 << 16
+COLUMNS = 1024
 # One normal number in a hundred is larger.
 RARE = 2.5758
 TEXTS = (
@@ -57,6 +60,7 @@ class Row:
     error: float
     launches: int
     synchronisations: int
+    input: str = "normal"
 
 
 class Timer:
@@ -132,11 +136,20 @@ def check(text: str) -> None:
         raise ArithmeticError(f"{text}: the GPU's values are not the CPU's")
 
 
-def measure(text: str, size: str, dtype: torch.dtype, timer: Timer) -> Row:
+def made(kind: str, n: int, dtype: torch.dtype) -> tuple[Tensor, Spec]:
+    """Normal numbers without a shape, or a matrix whose rows differ in scale by up to 64 times: what scale classes are for."""
+    generator = torch.Generator("cuda").manual_seed(1)
+    x = torch.randn(n, generator=generator, device="cuda")
+    if kind == "normal":
+        return x.to(dtype), Spec.flat(n, dtype)
+    scales = torch.exp2(-6 * torch.rand(n // COLUMNS, 1, generator=generator, device="cuda"))
+    return (x.view(-1, COLUMNS) * scales).flatten().to(dtype), Spec((Piece((n // COLUMNS, COLUMNS), 0, n, "weight"),), dtype)
+
+
+def measure(text: str, size: str, dtype: torch.dtype, timer: Timer, kind: str = "normal") -> Row:
     """One line of the table."""
     n = SIZES[size]
-    x = torch.randn(n, generator=torch.Generator("cuda").manual_seed(1), device="cuda").to(dtype)
-    spec, ctx, compressor = Spec.flat(n, dtype), Context(seed=5, step=7), tersegrad.parse(text)
+    (x, spec), ctx, compressor = made(kind, n, dtype), Context(seed=5, step=7), tersegrad.parse(text)
     encode = encoder(compressor, x, spec, ctx)
     message = encode()
     data = message.data[: int(message.nbytes)].clone()
@@ -157,7 +170,7 @@ def measure(text: str, size: str, dtype: torch.dtype, timer: Timer) -> Row:
     rate = 4 * n / 1e9
     return Row(
         text, size, str(dtype).removeprefix("torch."), rate / timer(encode), rate / timer(decode), rate / timer(accumulate),
-        rate / timer(lambda: target.copy_(source)), 8 * data.numel() / n, error, launches(encode), synchronisations(encode),
+        rate / timer(lambda: target.copy_(source)), 8 * data.numel() / n, error, launches(encode), synchronisations(encode), kind,
     )  # fmt: skip
 
 
@@ -170,8 +183,9 @@ def show(rows: list[Row]) -> str:
     ]
     for r in rows:
         shares = f"{r.encode / r.copy:.2f} / {r.decode / r.copy:.2f}"
+        what = r.dtype if r.input == "normal" else f"{r.dtype}, {r.input}"
         lines.append(
-            f"| `{r.text}` | {r.size} | {r.dtype} | {r.encode:.0f} | {r.decode:.0f} | {r.accumulate:.0f} | {shares} "
+            f"| `{r.text}` | {r.size} | {what} | {r.encode:.0f} | {r.decode:.0f} | {r.accumulate:.0f} | {shares} "
             f"| {r.bits:.4f} | {r.error:.3e} | {r.launches} | {r.synchronisations} |"
         )
     return "\n".join(lines)
@@ -182,6 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], help="compressors whose text contains or globs one of these")
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--inputs", nargs="*", default=["normal"], choices=["normal", "rows"])
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--json", default="")
     options = parser.parse_args(arguments)
@@ -198,8 +213,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             check(text)
             for size in options.sizes:
-                for dtype in options.dtypes:
-                    rows.append(measure(text, size, DTYPES[dtype], timer))
+                for dtype, kind in itertools.product(options.dtypes, options.inputs):
+                    rows.append(measure(text, size, DTYPES[dtype], timer, kind))
                     print(show(rows[-1:]).splitlines()[-1], flush=True)
         except Exception as error:
             failed.append(text)

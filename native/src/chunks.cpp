@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -306,13 +307,15 @@ void to_bins(const float* values, const std::int64_t* counts, std::size_t tensor
         auto width = static_cast<float>(6 * std::sqrt(squares / (static_cast<double>(n) - 1)) / static_cast<double>(bins));
         if (!(width > 0 && width <= most)) width = 1;
         const auto middle = static_cast<float>(bins / 2), last = static_cast<float>(bins - 1);
-        double sums[16] = {};
+        // In a loop of its own, which is made of vectors: 1.5 * 2^23 more, a number below 2^22 is rounded to nearest.
         for (std::size_t j = 0; j < n; ++j) {
             const float place = around[j] / width + middle;
-            const auto bin = static_cast<std::uint8_t>(std::nearbyint(std::clamp(place, 0.0f, last)));
-            chosen[j] = bin;
-            sums[bin] += static_cast<double>(around[j]);
-            ++filled[bin];
+            chosen[j] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(std::min(std::max(place, 0.0f), last) + 12582912.0f));
+        }
+        double sums[16] = {};
+        for (std::size_t j = 0; j < n; ++j) {
+            sums[chosen[j]] += static_cast<double>(around[j]);
+            ++filled[chosen[j]];
         }
         for (std::size_t b = 0; b < bins; ++b) {
             const auto mean = static_cast<float>(sums[b] / static_cast<double>(std::max<std::int64_t>(filled[b], 1)));
