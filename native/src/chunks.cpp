@@ -328,7 +328,15 @@ void to_bins(const float* values, const std::int64_t* counts, std::size_t tensor
 void scatter_add(const std::int32_t* places, const float* values, const std::vector<Region>& regions, float weight, float* out) {
     by_bands(places, values, regions, [&](const Region& r, std::size_t band, const std::int32_t* p, const float* v) {
         float* const to = out + r.start + band * r.height * r.cols;
-        put_chunks(r, r.cols / r.width, r.cols, p, v, [&](std::size_t at, float value) { to[at] += weight * value; });
+        const std::size_t chunks = r.cols / r.width, k = r.kept;
+        // The places of the next chunk are on their way while those of this one are added to.
+        put_chunks(r, 1, r.cols, p, v, [&](std::size_t at, float) { __builtin_prefetch(to + at, 1); });
+        for (std::size_t c = 0; c < chunks; ++c) {
+            float* const here = to + c * r.width;
+            const std::int32_t* const mine = p + c * k;
+            if (c + 1 < chunks) put_chunks(r, 1, r.cols, mine + k, v, [&](std::size_t at, float) { __builtin_prefetch(here + r.width + at, 1); });
+            put_chunks(r, 1, r.cols, mine, v + c * k, [&](std::size_t at, float value) { here[at] += weight * value; });
+        }
     });
 }
 
