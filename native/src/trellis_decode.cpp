@@ -235,6 +235,7 @@ private:
         rans::detail::Cursor& cursor = flight.chunk.cursor;
         std::uint32_t* const states = flight.states;
         const Walk& walk = flight.walk;
+        const Code code = code_;  // what is stored as bytes cannot change this one
         const std::size_t start = flight.start, steps = flight.steps;
         // The tables of the symbols that are left of a step, if any, are known now.
         const std::size_t done = start + steps * rans::kLanes, coded = layout.coded(job.n) % rans::kLanes;
@@ -247,7 +248,18 @@ private:
         cursor.symbols = rest;
         cursor.contexts = {tables, false};
         if (!flight.chunk.finish(model)) return false;
-        for (std::size_t i = done; i < start + job.n; ++i) {
+        const std::size_t end = start + job.n;
+        std::size_t i = done;
+        // Whole rows of the usual kind, in a loop that is made of vectors.
+        for (; !facts_ && !p_.firsts && i + rans::kLanes <= end; i += rans::kLanes) {
+            if (starts(i)) std::fill_n(states, rans::kLanes, 0);
+            for (std::size_t k = 0; k < rans::kLanes; ++k) {
+                const std::uint32_t symbol = rest[i - done + k], state = states[k];
+                out_[i + k] = static_cast<std::uint8_t>(symbol | (state & 1) << 7);
+                states[k] = static_cast<std::uint32_t>(next_state(code, static_cast<std::int32_t>(state), static_cast<std::int32_t>(symbol & 1)));
+            }
+        }
+        for (; i < end; ++i) {
             out_[i] = rest[i - done];
             if (starts(i)) std::fill_n(states, rans::kLanes, 0);
             follow(i, states[i & (rans::kLanes - 1)]);
