@@ -45,13 +45,17 @@ std::tuple<std::size_t, double, double> encode(Array<const float> x, float step,
     return {outcome.bytes, outcome.norm, outcome.error};
 }
 
-bool decode(Array<const std::uint8_t> data, int states, Draws draws, Array<float> out, bool add, float weight, Array<const std::int64_t> layout) {
-    apart(out, data);
+// `values`: as many numbers as there are coordinates, to work in when adding, or none.
+bool decode(Array<const std::uint8_t> data, int states, Draws draws, Array<float> out, bool add, float weight, Array<const std::int64_t> layout,
+            Array<float> values) {
+    apart(out, data, values);
+    apart(values, data);
+    expect(values.size() == 0 || values.size() == out.size(), "give one number per coordinate to work in, or none");
     expect_states(states);
     const trellis::Dither all = dither_of(draws, out.size());
     const trellis::Source source{states, std::get<0>(draws) ? &all : nullptr, bind::rows_of(layout, out.size())};
     const Work work;
-    return add ? trellis::decode_add(data.data(), data.size(), out.size(), source, weight, out.data())
+    return add ? trellis::decode_add(data.data(), data.size(), out.size(), source, weight, values.size() ? values.data() : nullptr, out.data())
                : trellis::decode(data.data(), data.size(), out.size(), source, out.data());
 }
 

@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
             if (!message.empty()) std::memcpy(exact.get(), message.data(), message.size());
             std::vector<float> back(n, 0.0f), sum(n, 0.0f);
             const bool good = trellis::decode(exact.get(), message.size(), n, source, back.data());
-            bool wrong = good != trellis::decode_add(exact.get(), message.size(), n, source, 1.0f, sum.data());
+            bool wrong = good != trellis::decode_add(exact.get(), message.size(), n, source, 1.0f, nullptr, sum.data());
             if (level == 0) verdict = good, first = back;
             wrong |= good != verdict;
             for (std::size_t i = 0; i < n; ++i)

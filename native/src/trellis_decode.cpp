@@ -465,12 +465,15 @@ bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const Sou
     return true;
 }
 
-bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float weight, float* out) {
+bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float weight, float* values, float* out) {
     if (size == 1 && data[0] != normal) return data[0] == all_zero || decode(data, size, n, source, out);
     // Bad bytes may show late, and must not have been added then.
-    select::Scratch<float> values;
-    values.reserve(n);
-    if (!decode(data, size, n, source, values.get())) return false;
+    select::Scratch<float> own;
+    if (!values) {
+        own.reserve(n);
+        values = own.get();
+    }
+    if (!decode(data, size, n, source, values)) return false;
     parallel_for(n, 1, std::size_t{1} << 17, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) out[i] += weight * values[i];
     });

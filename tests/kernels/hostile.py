@@ -194,7 +194,7 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
             )
         ],
         "trellis_decode": [
-            [octets(50), 8, (False, 0, 0, 0, 0, 0), zeros(n), False, 1.0, layout(n)],
+            [octets(50), 8, (False, 0, 0, 0, 0, 0), zeros(n), False, 1.0, layout(n), zeros(0)],
             [
                 Array(np.array([0, 2, 2, 15, 0, 0, 0, 128, 63, 1] + 75 * [27], np.uint8)),
                 8,
@@ -203,6 +203,7 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
                 True,
                 0.5,
                 zeros(0, np.int64),
+                zeros(n),
             ],
             [
                 Array(np.array([0, 3, 2, 15, 0, 0, 0, 128, 63, 0, 0, 128, 63, 0, 1, 0, 1, 16, 16, 1] + 75 * [27], np.uint8)),
@@ -212,6 +213,7 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
                 False,
                 1.0,
                 layout(n),
+                zeros(0),
             ],
             [
                 Array(np.array([0, 2, 2, 15, 3, 0, 0, 0, 128, 63, 1] + 75 * [27], np.uint8)),
@@ -221,6 +223,7 @@ def accepted(module: ModuleType) -> dict[str, list[list[Any]]]:
                 False,
                 1.0,
                 layout(n),
+                zeros(0),
             ],
         ],
         "trellis_error": [[floats(n), 0.5, 8, layout(n)]],

@@ -53,6 +53,7 @@ struct Source {
 };
 // False: not a message for n coordinates; then decode_add has not touched `out`.
 bool decode(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float* out);
-bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float weight, float* out);
+// `values`: n of them to work in, or made here.
+bool decode_add(const std::uint8_t* data, std::size_t size, std::size_t n, const Source& source, float weight, float* values, float* out);
 
 }  // namespace tersegrad::trellis

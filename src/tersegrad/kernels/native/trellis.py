@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
@@ -45,7 +46,9 @@ def trellis_decode(
     data: Tensor, states: int, ctx: Context | None, out: Tensor, weight: float | None, layout: Tensor | None = None
 ) -> Tensor:
     add = weight is not None
-    if not module.trellis_decode(data, states, _draws(ctx), out, add, weight if add else 1.0, rows_of(layout)):
+    # All is decoded before any is added, into memory that is used again.
+    room = buffers.empty(out.numel() if add else 0, torch.float32, out.device)
+    if not module.trellis_decode(data, states, _draws(ctx), out, add, weight if add else 1.0, rows_of(layout), room):
         raise CorruptMessage("not a trellis-coded message for this vector")
     return out
 
