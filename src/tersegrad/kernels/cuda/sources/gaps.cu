@@ -65,14 +65,14 @@ extern "C" __global__ void gaps_alphabet(i64 room, i64* head, i64* alphabet) {
 }
 
 // The message whose set has entropy-coded gaps: `at` bytes that begin it, the last of which the device may know; the rANS block that lies
-// behind them already; the bits that classes leave open, whose length is `told`; and the values. `head`: whether it was written.
+// behind them already; the bits that classes leave open, whose length is `told`; and `number` values. `head`: whether it was written.
 extern "C" __global__ void gaps_close(
-    u64 front, i64 at, const i64* alphabet, const i64* block, const u8* words, const float* values, i64 narrow, i64 count, i64 room, u8* out,
+    u64 front, i64 at, const i64* alphabet, const i64* block, const u8* words, const void* values, i64 kind, i64 number, i64 room, u8* out,
     const i64* told, i64* head
 ) {
     if (head[STATUS] != FINE) return;
     const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
-    const i64 rests = told[LENGTH], second = at + block[BLOCK_LENGTH], third = second + rests, total = third + (narrow ? 2 : 4) * count;
+    const i64 rests = told[LENGTH], second = at + block[BLOCK_LENGTH], third = second + rests, total = third + size_of_each(kind) * number;
     if (told[STATUS] != FINE || block[BLOCK_STATUS] != FINE || total > room) {
         head[STATUS] = TOO_SMALL;
         return;
@@ -82,7 +82,7 @@ extern "C" __global__ void gaps_close(
         for (int k = 0; k < at; ++k) out[k] = (u8)(k + 1 == at && alphabet ? *alphabet : front >> 8 * k);
     }
     for (i64 b = me; b < rests; b += stride) out[second + b] = words[b];
-    for (i64 j = me; j < count; j += stride) put_value(out + third, j, values[j], narrow);
+    for (i64 j = me; j < number; j += stride) put_value(out + third, j, values, kind);
 }
 
 // How many bits the classes leave open, by span. Nothing is read of a message that begins otherwise than by `front`, `at` bytes of it.

@@ -6,6 +6,8 @@
 enum { STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES, USED = COUNT };
 #define GOLOMB 250
 enum { FINE, CORRUPT, TOO_SMALL, UNSORTED };
+// What is known of values that are bytes: of how many coordinates they are, how many bytes, the message's mode.
+enum { SENT, VALUE_BYTES, MODE };
 // Places in the description of a rANS block (rans_tables.cuh), whose status is FINE as well.
 enum { BLOCK_LENGTH = 3, BLOCK_STATUS = 4 };
 // Bits that a class of gaps leaves open, at most.
@@ -58,10 +60,18 @@ __device__ __forceinline__ int gap_class_of(u64 g) {
     return e > 0 ? 2 * e + (int)(g >> (e - 1) & 1) - 1 : 0;
 }
 
-// Value j of four bytes or, as bfloat16, of two.
-__device__ __forceinline__ void put_value(u8* place, i64 j, float value, i64 narrow) {
-    const u32 bits = __float_as_uint(value);
-    if (!narrow) {
+// How values are written: as float32, as bfloat16, or as the bytes that they are already.
+enum { WIDE, NARROW, CODED_BYTES };
+__device__ __forceinline__ i64 size_of_each(i64 kind) { return kind == WIDE ? 4 : kind == NARROW ? 2 : 1; }
+
+// Value j to its place behind a set.
+__device__ __forceinline__ void put_value(u8* place, i64 j, const void* values, i64 kind) {
+    if (kind == CODED_BYTES) {
+        place[j] = ((const u8*)values)[j];
+        return;
+    }
+    const u32 bits = ((const u32*)values)[j];
+    if (kind == WIDE) {
         store32(place + 4 * j, bits);
         return;
     }
