@@ -101,9 +101,8 @@ def _written(selected: Sequence[Tensor], spec: Spec, form: Form, out: Tensor, fi
     (indices, values, count), numel = selected, spec.numel
     ops, narrow, kind = kernels.get(count.device), bool(form.narrow), (numel, indices.numel())
     given = form.give(indices, values, count, spec)
-    # Where bytes follow the set, the message has others than were selected, perhaps, and gaps are not tried at first.
-    coded = given.values.dtype == torch.uint8
-    tried = 0 if coded else _GAPS.get(kind, 0)
+    # Where bytes follow the set, not all that was selected is sent, perhaps.
+    coded, tried = given.values.dtype == torch.uint8, _GAPS.get(kind, 0)
     facts = ops.sparse_encode(given.indices, given.values, given.told, numel, narrow, out, tried)
     more = [*((given.told[1:3], count.reshape(1)) if coded else ()), *(() if finite is None else (finite.long().reshape(1),))]
     unwritten, nbytes, planes, sent, infinite, *rest = host.read(torch.cat((facts, *more)) if more else facts).tolist()
@@ -121,7 +120,8 @@ def _written(selected: Sequence[Tensor], spec: Spec, form: Form, out: Tensor, fi
     if not isinstance(takes, index.Gaps):
         _GAPS.pop(kind, None)
         if tried and takes == "golomb":
-            unwritten, nbytes = host.read(ops.sparse_encode(indices, values, count, numel, narrow, out)[:2]).tolist()
+            again = (given.indices, given.values, given.told, numel, narrow, out)
+            unwritten, nbytes = host.read(ops.sparse_encode(*again)[:2]).tolist()
         return found._replace(nbytes=nbytes) if takes == "golomb" and not unwritten else found
     _GAPS[kind] = takes.room
     before = 1 + varint.nbytes(sent)

@@ -62,7 +62,7 @@ class SelectKernels(Protocol):
         the 128 counts of :meth:`gap_histogram`.
         Values may be bytes as well (uint8), with what :meth:`ValueKernels.exp4_encode` tells of them as their ``count``.
         With ``open_bits`` the message of all of them with entropy-coded gaps is written instead, as by :meth:`sparse_encode_gaps`; the
-        alphabet follows from the counts. Not where there is room for more than ``count``, or all gaps are 0.
+        alphabet follows from the counts. Not where all gaps are 0.
         """
         ...
 

@@ -31,8 +31,8 @@ SOURCE, GAPS = "index.cu", "gaps.cu"
 STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES = range(6)
 FINE, CORRUPT, TOO_SMALL, UNSORTED = range(4)
 THREADS, CODED = 256, 2
-# The form of a set, and how many classes of gaps a byte can tell.
-ENTROPY_GAPS, MOST_CLASSES = 253, 256
+# How many classes of gaps a byte can tell.
+MOST_CLASSES = 256
 # Indices that a block has.
 SPAN = 8 * THREADS
 
@@ -92,10 +92,6 @@ def sparse_encode(
 ) -> Tensor:
     """The whole message, for which the host does not wait."""
     indices, values = indices.contiguous(), values.contiguous()
-    if open_bits and out.numel() < _least(len(_front(indices.numel())), indices.numel(), MOST_CLASSES):
-        facts = _sparse_encode(indices, values, count, numel, narrow, out).clone()
-        facts[STATUS] = TOO_SMALL
-        return facts
     if open_bits:
         return _sparse_encode_counted(indices, values, count, numel, narrow, open_bits, out)
     return _sparse_encode(indices, values, count, numel, narrow, out)
@@ -110,28 +106,14 @@ def _sparse_encode(indices: Tensor, values: Tensor, count: Tensor, numel: int, n
     return head
 
 
-def _front(count: int) -> bytes:
-    """What begins a message with entropy-coded gaps; its last byte, the alphabet, is left to the device."""
-    front = [0]
-    while count >= 128:
-        front.append(count & 127 | 128)
-        count >>= 7
-    return bytes((*front, count, ENTROPY_GAPS, 0))
-
-
-def _least(at: int, count: int, alphabet: int) -> int:
-    """Bytes that a rANS block of classes asks for behind the first ``at``."""
-    return at + 1 + -(-count * raw_bits(alphabet) // 8)
-
-
 @replay.operation
 def _sparse_encode_counted(
     indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, open_bits: int, out: Tensor
 ) -> Tensor:
     """The message with entropy-coded gaps, and what a Golomb code would take."""
     head, alphabet = _planes(indices, count, numel, 0, values, -1)[1], scratch.empty(out.device, 8)[0]
-    launch(GAPS, "gaps_alphabet", 1, 128, indices.numel(), head, alphabet)
-    _write_gaps(indices, values, _front(indices.numel()), alphabet, open_bits, narrow, out, head)
+    launch(GAPS, "gaps_alphabet", 1, 128, head, alphabet)
+    _write_gaps(indices, values, b"", alphabet, open_bits, narrow, out, head, count)
     return head
 
 
@@ -139,8 +121,6 @@ def sparse_encode_gaps(
     indices: Tensor, values: Tensor, front: bytes, alphabet: int, open_bits: int, narrow: bool, out: Tensor
 ) -> Tensor:
     """The whole message, for which the host does not wait."""
-    if out.numel() < _least(len(front), indices.numel(), alphabet):
-        return torch.full((2,), TOO_SMALL, dtype=torch.int64, device=out.device)
     return _sparse_encode_gaps(indices.contiguous(), values.contiguous(), front, alphabet, open_bits, narrow, out)
 
 
@@ -162,24 +142,30 @@ def _write_gaps(
     narrow: bool,
     out: Tensor,
     head: Tensor,
+    counted: Argument = 0,
 ) -> None:
-    """The message, if nothing is wrong by ``head``, which is told whether it was written and its length."""
-    count, device, at, room = indices.numel(), out.device, len(front), out.numel()
+    """The message, if nothing is wrong by ``head``, which is told whether it was written and its length.
+
+    Where the device knows the alphabet and the ``counted`` it knows what begins the message too.
+    """
+    count, device, room = indices.numel(), out.device, out.numel()
+    known, most = (alphabet, MOST_CLASSES) if isinstance(alphabet, Tensor) else (0, alphabet)
     classes, (own, (own_head,)) = between(count, torch.uint8, device), scratch.zeros(device, 8 * CLASSES)
-    memory, words = _rests(indices, classes, -(-open_bits // 8), own_head)
-    block = rans.write_block(classes, alphabet, None, 1, True, USUAL, out[at:])
-    known = alphabet if isinstance(alphabet, Tensor) else 0
-    given = (int.from_bytes(front, "little"), at, known, block, words, values, _kind(values, narrow), values.numel())
-    launch(GAPS, "gaps_close", min(-(-room // 1024), 1024), THREADS, *given, room, out, own_head, head)
+    coded = between(1 + -(-count * raw_bits(most) // 8), torch.uint8, device)
+    memory, words = _rests(indices, classes, -(-open_bits // 8), own_head, counted)
+    block = rans.write_block(classes, alphabet, None, 1, True, USUAL, coded, counted)
+    begun = (int.from_bytes(front, "little"), len(front), counted, known)
+    given = (block, coded, words, values, _kind(values, narrow), values.numel(), room)
+    launch(GAPS, "gaps_close", min(-(-room // 1024), 1024), THREADS, *begun, *given, out, own_head, head)
     # What the kernels use is kept until here.
     del memory, own
 
 
-def _rests(indices: Tensor, classes: Tensor | None, room: int, head: Argument) -> tuple[Tensor, int]:
+def _rests(indices: Tensor, classes: Tensor | None, room: int, head: Argument, counted: Argument = 0) -> tuple[Tensor, int]:
     """The bits that classes of gaps leave open, in memory to be kept and at this address; writes the ``classes``."""
     count, spans, number = indices.numel(), -(-indices.numel() // SPAN), room // 4 + 2
     memory, (words, sums) = scratch.empty(indices.device, 4 * number, 8 * (spans + 1))
-    given = (indices, _wide(indices), count)
+    given = (indices, _wide(indices), count, counted)
     launch(GAPS, "gap_survey", spans, THREADS, *given, 0 if classes is None else classes, sums, words, number)
     scan(GAPS, sums, 1, spans + 1)
     launch(GAPS, "gap_rests_write", spans, THREADS, *given, sums, room, words, head)

@@ -53,7 +53,7 @@ def sparse_encode(
     if open_bits:
         alphabet = 1 + int(facts[5:].nonzero()[-1])
         gaps = torch.tensor([NO_ROOM, 0])
-        if total == room and alphabet > 1:
+        if alphabet > 1:
             beginning = bytes((*front, left, ENTROPY_GAPS, alphabet))
             gaps = sparse_encode_gaps(indices, values, beginning, alphabet, open_bits, narrow, out)
         facts[:2] = gaps

@@ -109,20 +109,14 @@ extern "C" __global__ void sparse_write(const u8* words, const void* values, i64
     if (head[STATUS] != FINE) return;
     const i64 count = head[COUNT], planes = head[LENGTH], stride = (i64)gridDim.x * blockDim.x;
     const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    int at = 1;
-    for (i64 left = count; left >= 128; left >>= 7) ++at;
-    at += 2;
-    const i64 number = kind == CODED_BYTES ? told[VALUE_BYTES] : count, total = at + planes + size_of_each(kind) * number;
+    const i64 at = put_front(0, 0, count, GOLOMB), number = kind == CODED_BYTES ? told[VALUE_BYTES] : count, total = at + planes + size_of_each(kind) * number;
     if (total > room) {
         head[STATUS] = TOO_SMALL;
         return;
     }
     if (me == 0) {
         head[WHOLE] = total;
-        out[0] = kind == CODED_BYTES ? (u8)told[MODE] : 0;
-        i64 left = count;
-        for (int k = 1; k < at - 1; ++k, left >>= 7) out[k] = (u8)((left & 127) | (left >= 128 ? 128 : 0));
-        out[at - 1] = GOLOMB;
+        put_front(out, kind == CODED_BYTES ? told[MODE] : 0, count, GOLOMB);
     }
     for (i64 b = me; b < planes; b += stride) out[at + b] = words[b];
     for (i64 j = me; j < number; j += stride) put_value(out + at + planes, j, values, kind);

@@ -5,6 +5,7 @@
 // Places in what the kernels hand on.
 enum { STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES, USED = COUNT };
 #define GOLOMB 250
+#define ENTROPY_GAPS 253
 enum { FINE, CORRUPT, TOO_SMALL, UNSORTED };
 // What is known of values that are bytes: of how many coordinates they are, how many bytes, the message's mode.
 enum { SENT, VALUE_BYTES, MODE };
@@ -58,6 +59,16 @@ __device__ __forceinline__ bool begins(const u8* data, i64 at, u64 front) {
 __device__ __forceinline__ int gap_class_of(u64 g) {
     const int e = bit_length(g) - 1;
     return e > 0 ? 2 * e + (int)(g >> (e - 1) & 1) - 1 : 0;
+}
+
+// The beginning of a message, up to the form of its set, into `out` if there is one; how many bytes it has.
+__device__ __forceinline__ int put_front(u8* out, i64 mode, i64 count, int form) {
+    int at = 1;
+    if (out) out[0] = (u8)mode;
+    for (i64 left = count; at == 1 || left; left >>= 7, ++at)
+        if (out) out[at] = (u8)((left & 127) | (left >= 128 ? 128 : 0));
+    if (out) out[at] = (u8)form;
+    return at + 1;
 }
 
 // How values are written: as float32, as bfloat16, or as the bytes that they are already.
