@@ -405,7 +405,14 @@ def test_other_rates_wait_seldom_and_allocate_nothing_new(text: str) -> None:
 @pytest.mark.parametrize("clustered", [False, True])
 @pytest.mark.parametrize(
     "text",
-    ["vgc(alpha=8)", "vgc(alpha=8, residual=keep)", "vgc(alpha=8, values=bf16, residual=keep)", "hybrid(alpha=8, tau=0.5)"],
+    [
+        "vgc(alpha=8)",
+        "vgc(alpha=8, residual=keep)",
+        "vgc(alpha=8, values=sign, residual=keep)",
+        "vgc(alpha=8, values=bf16, residual=keep)",
+        "hybrid(alpha=8, tau=0.5)",
+        "threshold(tau=2.45, values=sign)",
+    ],
 )
 def test_variance_based_messages_stay_on_the_device(text: str, clustered: bool) -> None:
     """Bytes, values and states of several steps, which are replayed, with one tensor and with many; who waits how often."""
@@ -426,7 +433,8 @@ def test_variance_based_messages_stay_on_the_device(text: str, clustered: bool) 
                 message, states[k] = c.encode(x.to(device), spec, states[k], ctx, stats=stats)
                 sent = Message(message.payload.clone(), int(message.nbytes))
                 added = c.decode_add(sent, spec, ctx, torch.ones(numel, device=device), 0.3)
-                found.append([sent.data, c.decode(sent, spec, ctx), added, states[k].r, states[k].v])
+                kept = [] if states[k] is None else [states[k].r, states[k].v]
+                found.append([sent.data, c.decode(sent, spec, ctx), added, *kept])
             for expected, there in zip(*found, strict=True):
                 assert agree.same(expected, there), (step, len(spec.pieces))
         y, state, stats = vectors[0].cuda(), c.init(spec, "cuda"), Stats(torch.full((numel,), 0.75, device="cuda"))

@@ -89,6 +89,28 @@ def test_signs_are_those_of_the_reference() -> None:
                     assert torch.equal(found[: int(told[1])], expected)
 
 
+@pytest.mark.parametrize("kind", ["normal", "wide", "denormal", "huge", "bad"])
+def test_means_are_those_of_the_reference(kind: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    with emulated():
+        for room, numel, pieces in (
+            (1, 1, "one"),
+            (2, 9, "few"),
+            (300, 400, "many"),
+            (14_000, 30_000, "few"),
+            (9001, 9001, "one"),
+        ):
+            layout, drawn = _layout(numel, pieces), _drawn(kind, room, generator)
+            indices = _indices(room, numel, generator).to(torch.int64 if room == 300 else torch.int32)
+            for count in {0, 1, room - 1, room, room + 5}:
+                given = (indices, drawn, torch.tensor(count), layout)
+                expected, found = reference.mean_signs_encode(*given), values.mean_signs_encode(*given)
+                assert torch.equal(found[1], expected[1]), (room, count)
+                if int(found[1][2]) == 0:
+                    assert torch.equal(found[0][: int(found[1][1])], expected[0])
+                    assert same(found[2][: min(count, room)], expected[2])
+
+
 def _damaged(message: Tensor, generator: torch.Generator, trials: int) -> Iterator[Tensor]:
     """A message, and damaged ones: cut short, with more behind them, or with a bit that is another."""
     yield message
@@ -146,8 +168,15 @@ def _spec(numel: int, kind: str) -> Spec:
     return Spec(tuple(Piece((n,), 0, n) for n in _layout(numel, kind).view(-1, 4)[:, 0].tolist()))
 
 
-CODED = ("vgc(alpha=8)", "vgc(alpha=8, values=bf16)", "hybrid(alpha=8, tau=0.5)", "vgc(alpha=8, residual=keep)",
-         "vgc(alpha=8, values=bf16, residual=keep)", "threshold(tau=2.45, values=sign)")  # fmt: skip
+CODED = (
+    "vgc(alpha=8)",
+    "vgc(alpha=8, residual=keep)",
+    "vgc(alpha=8, values=sign, residual=keep)",
+    "vgc(alpha=8, values=bf16)",
+    "vgc(alpha=8, values=bf16, residual=keep)",
+    "hybrid(alpha=8, tau=0.5)",
+    "threshold(tau=2.45, values=sign)",
+)
 NUMEL = 120_000
 
 
@@ -207,7 +236,7 @@ def test_messages_are_those_of_the_cpu(
 
 
 @pytest.mark.parametrize("kind", ["plain", "clustered", "packed"])
-@pytest.mark.parametrize("text", ["vgc(alpha=8)", "hybrid(alpha=8, tau=0.5)"])
+@pytest.mark.parametrize("text", ["vgc(alpha=8)", "vgc(alpha=8, values=sign)", "hybrid(alpha=8, tau=0.5)"])
 def test_damaged_messages_are_refused_as_on_the_cpu(text: str, kind: str, device: Device) -> None:
     generator = torch.Generator().manual_seed(9)
     c, spec, x = parse(text), _spec(NUMEL, "many"), _vector(kind)
@@ -217,7 +246,7 @@ def test_damaged_messages_are_refused_as_on_the_cpu(text: str, kind: str, device
         octaves = -torch.randint(0, 8, (NUMEL,), generator=generator).float()
         x = torch.where(torch.rand(NUMEL, generator=generator) < 0.015, 512 * octaves.exp2() * x.sign(), 0)
     message = c.encode(x, spec, c.init(spec, "cpu"), CTX, stats=Stats(torch.full_like(x, 0.75)))[0].payload
-    assert int(message[0]) == (4 if kind == "packed" and text[0] == "v" else 0)
+    assert int(message[0]) == (4 if kind == "packed" and text == "vgc(alpha=8)" else 0)
     refused = 0
     for trial, data in enumerate(_damaged(message, generator, 40)):
         for weight in (None, 0.3):

@@ -17,7 +17,7 @@ from tersegrad import kernels
 from tersegrad.codecs import bitpack, exp4
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Message, Spec
-from tersegrad.kernels.reference.values import from_powers, round_to_powers
+from tersegrad.kernels.reference.values import from_powers, mean_scales, round_to_powers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,14 +208,19 @@ class MeanSigns(_Plain):
 
     narrow: ClassVar[bool | None] = None
     local: ClassVar[bool] = True
-    coded_by: ClassVar[tuple[str, ...] | None] = None
+    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "set_decode", "mean_signs_encode", "mean_signs_decode")
+
+    def give(self, indices: Tensor, values: Tensor, count: Tensor, spec: Spec) -> Given:
+        return Given(indices, *kernels.get(values.device).mean_signs_encode(indices, values, count, spec.layout))
+
+    def put(
+        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+    ) -> Tensor:
+        return kernels.get(data.device).mean_signs_decode(data, found, indices, spec.layout, out, weight)
 
     def write(self, values: Tensor, place: Place) -> Written:
         owners, tensors = place.owners()
-        ends = torch.bincount(owners, minlength=tensors).cumsum(0).tolist()
-        sum_abs = kernels.get(values.device).sum_abs
-        means = [float(sum_abs(values[a:b])) / (b - a) for a, b in itertools.pairwise([0, *ends])]
-        scales = torch.tensor(means, dtype=torch.float64).clamp(max=torch.finfo(torch.bfloat16).max).to(torch.bfloat16)
+        scales = mean_scales(values, owners, tensors, kernels.get(values.device).sum_abs)
         signs = bitpack.pack(torch.signbit(values).to(torch.uint8), 1)
         return Written(torch.cat((scales.view(torch.uint8), signs)), torch.copysign(scales.float()[owners], values))
 

@@ -191,3 +191,15 @@ class ValueKernels(Protocol):
     ) -> Tensor:
         """Plus or minus ``tau`` behind a set."""
         ...
+
+    def mean_signs_encode(
+        self, indices: Tensor, values: Tensor, count: Tensor, layout: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean magnitude of what each tensor sends (bfloat16), then signs: the bytes, what is told of them, what values become."""
+        ...
+
+    def mean_signs_decode(
+        self, data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, out: Tensor, weight: float | None
+    ) -> Tensor:
+        """Such values behind a set."""
+        ...

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels.cuda import index, rans, replay, scratch
-from tersegrad.kernels.cuda.loader import Bytes, Varying, launch, scan
+from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, launch, scan
 from tersegrad.kernels.reference.rans import USUAL
 
-__all__ = ["exp4_decode", "exp4_encode", "signs_decode", "signs_encode"]
+__all__ = ["exp4_decode", "exp4_encode", "mean_signs_decode", "mean_signs_encode", "signs_decode", "signs_encode"]
 
 SOURCE = "values.cu"
 THREADS = index.THREADS
+# As in values.cu.
+CHUNK = 4096
 # How many numbers tell what is known of values.
 TOLD = 4
 
@@ -73,17 +75,50 @@ def _signs_encode(values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     return data, told
 
 
+def mean_signs_encode(indices: Tensor, values: Tensor, count: Tensor, layout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _mean_signs_encode(indices.contiguous(), values.contiguous(), count, _ends_of(layout, indices.device))
+
+
+@replay.operation
+def _mean_signs_encode(indices: Tensor, values: Tensor, count: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    room, device, number, wide = indices.numel(), indices.device, ends.numel(), int(indices.dtype == torch.int64)
+    decoded = torch.empty_like(values)
+    data = torch.empty(2 * number + -(-room // 8), dtype=torch.uint8, device=device)
+    told, _ = scratch.kept(device, 8 * TOLD)
+    most = -(-room // CHUNK) + number
+    places = (8 * (number + 1), 8 * (number + 1), 4 * number, 8 * most)
+    memory, (firsts, chunks, ranks, sums) = scratch.empty(device, *places)
+    launch(SOURCE, "means_begin", 1, THREADS, indices, wide, room, count, ends, number, firsts, chunks, ranks, told)
+    launch(SOURCE, "means_sum", -(-32 * most // THREADS), THREADS, values, firsts, chunks, number, sums)
+    launch(SOURCE, "means_scale", number, 32, firsts, chunks, ranks, sums, data)
+    launch(SOURCE, "signs_write", -(-room // (8 * THREADS)), THREADS, values, room, count, data, told)
+    given = (indices, wide, values, room, count, ends, number, ranks, data)
+    launch(SOURCE, "means_decoded", -(-room // index.SPAN), THREADS, *given, decoded)
+    # What the kernels use is kept until here.
+    del memory
+    return data, told, decoded
+
+
+def _ranks(indices: Tensor, found: Tensor, layout: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """What is known of a message; where pieces end; memory to be kept, and the address of how many pieces with values precede each."""
+    device, count, ends = indices.device, indices.numel(), _ends_of(layout, indices.device)
+    head, _ = scratch.kept(device, 8 * index.CLASSES)
+    cleared, (ranks,) = scratch.zeros(device, 4 * ends.numel())
+    given = (indices, int(indices.dtype == torch.int64), count, found, ends, ends.numel(), ranks)
+    launch(SOURCE, "values_pieces", -(-count // index.SPAN), THREADS, *given)
+    launch(SOURCE, "values_ranks", 1, THREADS, ranks, ends.numel(), head)
+    return head, ends, cleared, ranks
+
+
 def exp4_decode(
     data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, packed: bool, out: Tensor, weight: float | None
 ) -> Tensor:
-    data, count, device, ends = data.contiguous(), indices.numel(), out.device, _ends_of(layout, out.device)
-    size, number, spans = data.numel(), ends.numel(), -(-count // index.SPAN)
-    wide, (head, _) = int(indices.dtype == torch.int64), scratch.kept(device, 8 * index.CLASSES)
-    cleared, (ranks,) = scratch.zeros(device, 4 * number)
+    data, count, device = data.contiguous(), indices.numel(), out.device
+    size, spans, wide = data.numel(), -(-count // index.SPAN), int(indices.dtype == torch.int64)
+    head, ends, cleared, ranks = _ranks(indices, found, layout)
+    number = ends.numel()
     behind = codes = torch.empty(size, dtype=torch.uint8, device=device)
     values = torch.empty(count, dtype=torch.float32, device=device)
-    launch(SOURCE, "values_pieces", spans, THREADS, indices, wide, count, found, ends, number, ranks)
-    launch(SOURCE, "values_ranks", 1, THREADS, ranks, number, head)
     launch(SOURCE, "exp4_fetch", min(-(-size // 1024), 1024), THREADS, data, size, found, count, int(packed), behind, head)
     block: Tensor | None = None
     if not packed:
@@ -96,9 +131,24 @@ def exp4_decode(
 
 
 def signs_decode(data: Tensor, found: Tensor, indices: Tensor, tau: float, out: Tensor, weight: float | None) -> Tensor:
+    head, _ = scratch.kept(out.device, 8 * index.CLASSES)
+    return _signs_decode(data, found, indices, (0, 0, 0, float(tau)), head, out, weight)
+
+
+def mean_signs_decode(
+    data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, out: Tensor, weight: float | None
+) -> Tensor:
+    head, ends, cleared, ranks = _ranks(indices, found, layout)
+    flag = _signs_decode(data, found, indices, (ends, ends.numel(), ranks, 0.0), head, out, weight)
+    del cleared
+    return flag
+
+
+def _signs_decode(
+    data: Tensor, found: Tensor, indices: Tensor, scales: tuple[Argument, ...], head: Tensor, out: Tensor, weight: float | None
+) -> Tensor:
     data, count = data.contiguous(), indices.numel()
     values = torch.empty(count, dtype=torch.float32, device=out.device)
-    head, _ = scratch.kept(out.device, 8 * index.CLASSES)
-    given = (data, data.numel(), found, count, float(tau))
+    given = (data, data.numel(), found, indices, int(indices.dtype == torch.int64), count, *scales)
     launch(SOURCE, "signs_values", -(-count // (8 * THREADS)), THREADS, *given, values, head)
     return index.put(values, indices, out, weight, head)

@@ -5,6 +5,7 @@ The general path is :mod:`tersegrad.codecs.values`; short messages, which have a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.reference.bits import pack_bits, unpack_bits
 from tersegrad.kernels.reference.rans import USUAL, rans_decode, rans_encode
+from tersegrad.kernels.reference.rounding import sum_abs
 from tersegrad.kernels.reference.select import sparse_scatter, sparse_scatter_add
 from tersegrad.kernels.reference.variance import exp4_round, exp4_top
 
-__all__ = ["exp4_decode", "exp4_encode", "signs_decode", "signs_encode"]  # and for codecs: from_powers, round_to_powers
+# And for codecs: from_powers, mean_scales, round_to_powers.
+__all__ = ["exp4_decode", "exp4_encode", "mean_signs_decode", "mean_signs_encode", "signs_decode", "signs_encode"]
 
 NORMAL, NON_FINITE, PACKED = 0, 2, 4
 LOWEST = -126
@@ -48,6 +51,13 @@ def from_powers(exponents: Tensor, codes: Tensor) -> Tensor:
         raise CorruptMessage("a value is below the smallest normal float32")
     magnitude = (biased << 23).to(torch.int32).view(torch.float32)
     return torch.where(codes > 7, -magnitude, magnitude)
+
+
+def mean_scales(values: Tensor, owners: Tensor, tensors: int, total: Callable[[Tensor], Tensor] = sum_abs) -> Tensor:
+    """The mean magnitude of the values of each owner as bfloat16; owners increase from 0 on."""
+    ends = torch.bincount(owners, minlength=tensors).cumsum(0).tolist()
+    means = [float(total(values[a:b])) / (b - a) for a, b in itertools.pairwise([0, *ends])]
+    return torch.tensor(means, dtype=torch.float64).clamp(max=torch.finfo(torch.bfloat16).max).to(torch.bfloat16)
 
 
 def _pieces(indices: Tensor, layout: Tensor) -> Tensor:
@@ -118,6 +128,32 @@ def signs_decode(data: Tensor, found: Tensor, indices: Tensor, tau: float, out: 
     signs = torch.empty(count, dtype=torch.uint8, device=data.device)
     unpack_bits(bits, 1, signs)
     return _put(indices, signs.to(torch.float32).mul_(-2.0).add_(1.0).mul_(tau), out, weight)
+
+
+def mean_signs_encode(indices: Tensor, values: Tensor, count: Tensor, layout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    signs, told = signs_encode(values, count)
+    given = values[: min(int(count), values.numel())].cpu()
+    tensors, owners = torch.unique_consecutive(_pieces(indices[: given.numel()], layout), return_inverse=True)
+    scales = mean_scales(given, owners, tensors.numel())
+    told[1], told[3] = 2 * scales.numel() + signs.numel(), scales.numel()
+    decoded = torch.copysign(scales.float()[owners], given).to(values.device)
+    return torch.cat((scales.view(torch.uint8).to(values.device), signs)), told, decoded
+
+
+def mean_signs_decode(
+    data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, out: Tensor, weight: float | None
+) -> Tensor:
+    count, (unfound, _, at) = indices.numel(), found.tolist()
+    if unfound:
+        return torch.tensor(False, device=out.device)
+    tensors, owners = torch.unique_consecutive(_pieces(indices, layout), return_inverse=True)
+    behind, bits = data[at:].cpu(), torch.empty(count, dtype=torch.uint8)
+    signs = behind[2 * tensors.numel() :]
+    if signs.numel() != (count + 7) // 8 or (count % 8 and int(signs[-1]) >> count % 8):
+        return torch.tensor(False, device=out.device)
+    unpack_bits(signs, 1, bits)
+    scales = behind[: 2 * tensors.numel()].clone().view(torch.bfloat16).float()
+    return _put(indices, scales[owners] * bits.to(torch.float32).mul_(-2.0).add_(1.0), out, weight)
 
 
 def _put(indices: Tensor, values: Tensor, out: Tensor, weight: float | None) -> Tensor:

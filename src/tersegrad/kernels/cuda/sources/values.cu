@@ -140,17 +140,94 @@ extern "C" __global__ void exp4_close(const u8* codes, const i64* block, const u
         data[tensors + b] = packs ? (u8)(codes[2 * b] | (2 * b + 1 < sent ? codes[2 * b + 1] << 4 : 0)) : coded[b];
 }
 
-// One bit per value, set where it is negative.
+// One bit per value, set where it is negative, behind two bytes for each tensor that is counted.
 extern "C" __global__ void signs_write(const float* values, i64 room, const i64* counted, u8* data, i64* told) {
-    const i64 b = (i64)blockIdx.x * blockDim.x + threadIdx.x, count = smaller(*counted, room);
-    if (b == 0) told[SENT] = *counted, told[VALUE_BYTES] = bytes_of(count);
+    const i64 b = (i64)blockIdx.x * blockDim.x + threadIdx.x, count = smaller(*counted, room), scales = 2 * told[TENSORS];
+    if (b == 0) told[SENT] = *counted, told[VALUE_BYTES] = scales + bytes_of(count);
     if (b >= bytes_of(count)) return;
     u32 bits = 0;
     for (int k = 0; k < 8 && 8 * b + k < count; ++k) {
         bits |= __float_as_uint(values[8 * b + k]) >> 31 << k;
         if (magnitude(values[8 * b + k]) >= INFINITE_KEY) told[MODE] = NON_FINITE;
     }
-    data[b] = (u8)bits;
+    data[scales + b] = (u8)bits;
+}
+
+// Coordinates that are summed up together (reference/rounding.py).
+#define CHUNK 4096
+
+// One block: where the values of each piece begin, and its chunks; how many pieces before it send anything.
+extern "C" __global__ void means_begin(
+    const void* indices, i64 wide, i64 room, const i64* counted, const i64* ends, i64 number, i64* firsts, i64* chunks, u32* ranks, i64* told
+) {
+    const i64 count = smaller(*counted, room);
+    auto below = [=](i64 end) {
+        i64 low = 0, high = count;
+        while (low < high) {
+            const i64 middle = (low + high) / 2;
+            if (index_at(indices, wide, middle) < end) low = middle + 1;
+            else high = middle;
+        }
+        return low;
+    };
+    i64 chunks_before = 0, used_before = 0, total;
+    for (i64 base = 0; base < number; base += blockDim.x) {
+        const i64 p = base + threadIdx.x;
+        const i64 first = p < number ? below(p ? ends[p - 1] : 0) : 0, size = p < number ? below(ends[p]) - first : 0;
+        const i64 at = chunks_before + block_scan((size + CHUNK - 1) / CHUNK, &total);
+        chunks_before += total;
+        const i64 rank = used_before + block_scan(size > 0, &total);
+        used_before += total;
+        if (p < number) firsts[p] = first, chunks[p] = at, ranks[p] = (u32)rank;
+    }
+    if (threadIdx.x == 0) firsts[number] = count, chunks[number] = chunks_before, told[TENSORS] = used_before;
+}
+
+// Sums of magnitudes: a warp has a chunk.
+extern "C" __global__ void means_sum(const float* values, const i64* firsts, const i64* chunks, i64 number, double* sums) {
+    const i64 chunk = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (chunk >= chunks[number]) return;
+    const Pieces pieces = {chunks + 1, number};
+    const i64 piece = pieces.of(chunk), first = firsts[piece] + CHUNK * (chunk - chunks[piece]);
+    const i64 stop = smaller(first + CHUNK, firsts[piece + 1]);
+    double sum = 0.0;
+    for (i64 j = first + (threadIdx.x & 31); j < stop; j += 32) sum += (double)__uint_as_float(magnitude(values[j]));
+    for (int by = 16; by; by >>= 1) sum += __shfl_xor_sync(FULL, sum, by);
+    if ((threadIdx.x & 31) == 0) sums[chunk] = sum;
+}
+
+// A warp folds the sums of a piece; their mean is its scale.
+extern "C" __global__ void __launch_bounds__(32) means_scale(
+    const i64* firsts, const i64* chunks, const u32* ranks, double* sums, u8* data
+) {
+    const i64 piece = blockIdx.x, many = chunks[piece + 1] - chunks[piece];
+    if (many == 0) return;
+    double* own = sums + chunks[piece];
+    for (i64 half = ((i64)1 << bit_length((u64)(many - 1))) / 2; half; half >>= 1) {
+        for (i64 k = threadIdx.x; k < half; k += 32)
+            if (k + half < many) own[k] += own[k + half];
+        __syncwarp();
+    }
+    if (threadIdx.x) return;
+    const double mean = own[0] / (double)(firsts[piece + 1] - firsts[piece]), most = (double)__uint_as_float(0x7f7f0000u);
+    const u32 bits = __float_as_uint((float)(mean > most ? most : mean));
+    store16(data + 2 * ranks[piece], (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+__device__ __forceinline__ u32 scale_bits(const u8* place) { return ((u32)place[0] | (u32)place[1] << 8) << 16; }
+
+// What each value becomes.
+extern "C" __global__ void means_decoded(
+    const void* indices, i64 wide, const float* values, i64 room, const i64* counted, const i64* ends, i64 number, const u32* ranks, const u8* data,
+    float* decoded
+) {
+    const Pieces pieces = {ends, number};
+    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, smaller(*counted, room));
+    i64 piece = -1;
+    for (i64 j = first; j < stop; ++j) {
+        piece = pieces.of(index_at(indices, wide, j), piece);
+        decoded[j] = __uint_as_float(scale_bits(data + 2 * ranks[piece]) | (__float_as_uint(values[j]) & 0x80000000u));
+    }
 }
 
 // ---- reading ----
@@ -217,13 +294,25 @@ extern "C" __global__ void exp4_values(
     }
 }
 
-// Plus or minus tau by the bits behind a set.
-extern "C" __global__ void signs_values(const u8* data, i64 size, const i64* found, i64 count, float tau, float* values, i64* head) {
-    const i64 b = (i64)blockIdx.x * blockDim.x + threadIdx.x, at = found[LENGTH], end = at + bytes_of(count);
+// Plus or minus tau by the bits behind a set; or, with `ranks`, the scale of the piece, which lies before the bits.
+extern "C" __global__ void signs_values(
+    const u8* data, i64 size, const i64* found, const void* indices, i64 wide, i64 count, const i64* ends, i64 number, const u32* ranks, float tau,
+    float* values, i64* head
+) {
+    const i64 b = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    const i64 at = found[LENGTH] + 2 * head[COUNT], end = at + bytes_of(count);
     if (found[STATUS] != FINE || end != size || (count % 8 && data[end - 1] >> count % 8)) {
         if (b == 0) head[STATUS] = CORRUPT;
         return;
     }
-    for (i64 j = 8 * b; j < smaller(8 * b + 8, count); ++j)
-        values[j] = __uint_as_float(__float_as_uint(tau) ^ (u32)(data[at + b] >> (j & 7) & 1) << 31);
+    const Pieces pieces = {ends, number};
+    i64 piece = -1;
+    u32 scale = __float_as_uint(tau);
+    for (i64 j = 8 * b; j < smaller(8 * b + 8, count); ++j) {
+        if (ranks) {
+            piece = pieces.of(index_at(indices, wide, j), piece);
+            scale = scale_bits(data + found[LENGTH] + 2 * ranks[piece]);
+        }
+        values[j] = __uint_as_float(scale ^ (u32)(data[at + b] >> (j & 7) & 1) << 31);
+    }
 }
