@@ -402,6 +402,50 @@ def test_other_rates_wait_seldom_and_allocate_nothing_new(text: str) -> None:
     assert torch.cuda.memory_stats()["num_device_alloc"] == allocated
 
 
+@pytest.mark.parametrize("clustered", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vgc(alpha=8)",
+        "vgc(alpha=8, residual=keep)",
+        "vgc(alpha=8, values=sign, residual=keep)",
+        "vgc(alpha=8, values=bf16, residual=keep)",
+        "hybrid(alpha=8, tau=0.5)",
+        "threshold(tau=2.45, values=sign)",
+    ],
+)
+def test_variance_based_messages_stay_on_the_device(text: str, clustered: bool) -> None:
+    """Bytes, values and states of several steps, which are replayed, with one tensor and with many; who waits how often."""
+    numel = 6_815_744
+    slope = torch.linspace(0, 1.2, numel) ** 4 if clustered else torch.ones(numel)
+    vectors = [(torch.randn(numel, generator=torch.Generator().manual_seed(k)) * slope) for k in range(3)]
+    small = [torch.empty(n) for n in (3, 1, 70, 4099) * 200]
+    specs = (Spec.flat(numel), Spec.of(torch.empty(numel - sum(t.numel() for t in small)), *small))
+    c, ctx = tersegrad.parse(text), Context()
+    assert isinstance(c, Accumulator)
+    for spec in specs:
+        states: list[Any] = [c.init(spec, device) for device in ("cpu", "cuda")]
+        for step in range(4):
+            x = vectors[step % 3] if step < 3 else vectors[0] * torch.exp2(20 * vectors[1])
+            found: list[list[Tensor]] = []
+            for k, device in enumerate(("cpu", "cuda")):
+                stats = Stats(torch.full((numel,), 0.75, device=device))
+                message, states[k] = c.encode(x.to(device), spec, states[k], ctx, stats=stats)
+                sent = Message(message.payload.clone(), int(message.nbytes))
+                added = c.decode_add(sent, spec, ctx, torch.ones(numel, device=device), 0.3)
+                kept = [] if states[k] is None else [states[k].r, states[k].v]
+                found.append([sent.data, c.decode(sent, spec, ctx), added, *kept])
+            for expected, there in zip(*found, strict=True):
+                assert agree.same(expected, there), (step, len(spec.pieces))
+        y, state, stats = vectors[0].cuda(), c.init(spec, "cuda"), Stats(torch.full((numel,), 0.75, device="cuda"))
+        message, _ = c.encode(y, spec, state, ctx, stats=stats)
+        # Not written on the host.
+        assert message.host is None
+        sent = Message(message.payload.clone(), int(message.nbytes))
+        assert gpu.synchronisations(lambda: c.encode(y, spec, state, ctx, stats=stats)) <= 1  # noqa: B023
+        assert gpu.synchronisations(lambda: c.decode(sent, spec, ctx)) <= 2  # noqa: B023
+
+
 def test_more_than_two_to_the_31_coordinates(operations: Any) -> None:
     n = (1 << 31) + 5
     if torch.cuda.mem_get_info()[0] < 20 * n:

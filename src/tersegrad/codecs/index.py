@@ -39,6 +39,7 @@ SHORT = 256  # sets up to this long are arithmetic-coded, which takes about 0.1 
 GOLOMB, RICE, BITMAP, ENTROPY_GAPS, ENTROPY_BITMAP = range(250, 255)
 RICE_MAX = 40
 CLASSES = 112  # gaps below 2^56
+KINDS = 128  # classes that kernels count
 TABLES = 100  # about the bytes of rANS tables and states
 # Estimated shares of the best form so far that make another one worth writing.
 RICE_GAIN, ENTROPY_GAIN = 0.995, 0.99

@@ -34,9 +34,11 @@ from tersegrad.kernels.reference.index import random_divisor
 MANY = 1 << 14
 
 
-def codes_there(device: torch.device) -> bool:
-    """Whether long index sets are written and read on the device itself."""
-    return kernels.faster(device, "sparse_encode", "golomb_encode", "golomb_decode", "rans_encode", "rans_decode")
+def codes_there(device: torch.device, form: Form | None = None) -> bool:
+    """Whether long index sets, and values of this form behind them, are written and read on the device itself."""
+    by = () if form is None else form.coded_by
+    sets = ("sparse_encode", "golomb_encode", "golomb_decode", "rans_encode", "rans_decode")
+    return by is not None and kernels.faster(device, *sets, *by)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,26 +60,33 @@ class Chosen(NamedTuple):
     nbytes: int | None = None
     finite: bool | None = None
     counted: index.Counted | None = None
+    # What values become, where a kernel has written that.
+    decoded: Tensor | None = None
 
 
-def chosen(selected: Sequence[Tensor], numel: int, form: Form | None = None, out: Tensor | None = None) -> Chosen:
-    """What a selection found, in one read.
+def chosen(
+    selected: Sequence[Tensor], spec: Spec, form: Form | None = None, out: Tensor | None = None, finite: Tensor | None = None
+) -> Chosen:
+    """What a selection found, in one read; ``finite``, a flag, comes along.
 
     It stays on its device where many were found and are coded there. With ``form`` and ``out`` their message is written at once, in the
     form that is the likeliest.
     """
     indices, values, count = selected
     if count.is_cpu:
-        return _first(indices, values, int(count))
+        return _first(indices, values, int(count), None if finite is None else bool(finite))
     room = indices.numel()
-    if form is not None and form.narrow is not None and out is not None and not out.is_cpu and MANY <= room <= numel // 2:
-        most = max_nbytes(room, numel) + form.max_nbytes(room, 1)
-        found = _written(indices, values, count, numel, form, out[:most])
-        if found.total >= MANY:
+    here = out is not None and not out.is_cpu and MANY <= room <= spec.numel // 2
+    if here and form is not None and out is not None and codes_there(count.device, form):
+        most = max_nbytes(room, spec.numel) + form.max_nbytes(room, len(spec.pieces))
+        found = _written(selected, spec, form, out[:most], finite)
+        if found.total >= MANY or (finite is not None and not found.finite):
             return found
-        total = found.total
-        indices, values = host.read_all(indices[:total], values[:total])
-        return Chosen(indices, values, total)
+        indices, values = host.read_all(found.indices, found.values)
+        return found._replace(indices=indices, values=values)
+    if finite is not None:
+        indices, values, count, finite = host.read_all(indices, values, count, finite)
+        return _first(indices, values, int(count), bool(finite))
     if not (codes_there(count.device) and int(count) >= MANY):
         indices, values, count = host.read_all(indices, values, count)
     return _first(indices, values, int(count))
@@ -87,33 +96,46 @@ def chosen(selected: Sequence[Tensor], numel: int, form: Form | None = None, out
 _GAPS: dict[tuple[int, int], int] = {}
 
 
-def _written(indices: Tensor, values: Tensor, count: Tensor, numel: int, form: Form, out: Tensor) -> Chosen:
+def _written(selected: Sequence[Tensor], spec: Spec, form: Form, out: Tensor, finite: Tensor | None) -> Chosen:
     """What a selection found, and its message if a kernel has written the right one: in one read where sets take the same form again."""
+    (indices, values, count), numel = selected, spec.numel
     ops, narrow, kind = kernels.get(count.device), bool(form.narrow), (numel, indices.numel())
-    tried = _GAPS.get(kind, 0)
-    facts = ops.sparse_encode(indices, values, count, numel, narrow, out, tried)
-    unwritten, nbytes, planes, total, infinite, *classes = host.read(facts).tolist()
-    found = _first(indices, values, total)._replace(finite=not infinite)
-    if not MANY <= total <= indices.numel() or infinite or (unwritten and not tried):
+    given = form.give(indices, values, count, spec)
+    # Where bytes follow the set, not all that was selected is sent, perhaps.
+    coded, tried = given.values.dtype == torch.uint8, _GAPS.get(kind, 0)
+    facts = ops.sparse_encode(given.indices, given.values, given.told, numel, narrow, out, tried)
+    more = [*((given.told[1:3], count.reshape(1)) if coded else ()), *(() if finite is None else (finite.long().reshape(1),))]
+    unwritten, nbytes, planes, sent, infinite, *rest = host.read(torch.cat((facts, *more)) if more else facts).tolist()
+    classes, rest = rest[: index.KINDS], rest[index.KINDS :]
+    behind, mode, total = rest[:3] if coded else (form.max_nbytes(sent, 1), NORMAL, sent)
+    good = not infinite and mode != NON_FINITE and (finite is None or rest[-1] == 1)
+    found = _first(indices, values, total, good)
+    if not (sent >= MANY and total <= indices.numel()) or not good or (unwritten and not tried):
         return found
-    found = found._replace(counted=(counted := index.Counted(classes, planes)))
-    takes = index.expected(total, numel, counted)
+    if given.decoded is not None:
+        found = found._replace(decoded=given.decoded[:total])
+    counted = index.Counted(classes, planes)
+    found = found if coded else found._replace(counted=counted)
+    takes = index.expected(sent, numel, counted)
     if not isinstance(takes, index.Gaps):
         _GAPS.pop(kind, None)
         if tried and takes == "golomb":
-            unwritten, nbytes = host.read(ops.sparse_encode(indices, values, count, numel, narrow, out)[:2]).tolist()
+            again = (given.indices, given.values, given.told, numel, narrow, out)
+            unwritten, nbytes = host.read(ops.sparse_encode(*again)[:2]).tolist()
         return found._replace(nbytes=nbytes) if takes == "golomb" and not unwritten else found
     _GAPS[kind] = takes.room
-    before, behind = 1 + varint.nbytes(total), form.max_nbytes(total, 1)
+    before = 1 + varint.nbytes(sent)
     if unwritten or not tried:
-        front = bytes((NORMAL, *varint.write(total), index.ENTROPY_GAPS, takes.alphabet))
-        given = (found.indices, found.values, front, takes.alphabet, takes.room, narrow, out)
-        unwritten, nbytes = host.read(ops.sparse_encode_gaps(*given)).tolist()
+        front = bytes((mode, *varint.write(sent), index.ENTROPY_GAPS, takes.alphabet))
+        firsts = given.indices[:sent], given.values[: behind if coded else sent]
+        unwritten, nbytes = host.read(ops.sparse_encode_gaps(*firsts, front, takes.alphabet, takes.room, narrow, out)).tolist()
     return found if unwritten or nbytes - before - behind >= takes.others else found._replace(nbytes=nbytes)
 
 
-def _first(indices: Tensor, values: Tensor, total: int) -> Chosen:
-    return Chosen(indices[:total], values[:total], total) if total < indices.numel() else Chosen(indices, values, total)
+def _first(indices: Tensor, values: Tensor, total: int, finite: bool | None = None) -> Chosen:
+    if total < indices.numel():
+        indices, values = indices[:total], values[:total]
+    return Chosen(indices, values, total, finite=finite)
 
 
 def max_nbytes(most: int, numel: int) -> int:
@@ -183,14 +205,14 @@ def decode(
     ``most`` and ``raw`` as in :func:`read`. ``full``: as a rule a message carries ``most`` coordinates.
     """
     numel, front = spec.numel, None
-    if not data.is_cpu and form.narrow is not None and kernels.faster(data.device, "sparse_decode", "sparse_decode_gaps"):
+    if not data.is_cpu and codes_there(data.device, form):
         # A message that begins like the last one of its kind is read by one kernel after the other without a look at what it says.
         usual = _BEGUN.get((numel, most), bytes((NORMAL, *varint.write(most), index.GOLOMB))) if full else b""
-        if _decode_at_once(data, usual, numel, most, form.narrow, out, weight):
+        if _decode_at_once(data, usual, spec, most, form, out, weight):
             return
         front = _front(data)
-        begun = _beginning(front)
-        if begun != usual and _decode_at_once(data, begun, numel, most, form.narrow, out, weight):
+        begun = _beginning(front, form.packs)
+        if begun != usual and _decode_at_once(data, begun, spec, most, form, out, weight):
             if full:
                 _BEGUN[numel, most] = begun
             return
@@ -201,9 +223,9 @@ def decode(
 _BEGUN: dict[tuple[int, int], bytes] = {}
 
 
-def _beginning(front: bytes) -> bytes:
+def _beginning(front: bytes, packs: bool) -> bytes:
     """A message's first bytes, up to the form of its set and what belongs to it; none where kernels do not read it in one go."""
-    if len(front) < 3 or front[0] != NORMAL:
+    if len(front) < 3 or not (front[0] == NORMAL or (packs and front[0] == PACKED)):
         return b""
     try:
         at = varint.read(front, 1)[1]
@@ -213,19 +235,21 @@ def _beginning(front: bytes) -> bytes:
     return front[:end]
 
 
-def _decode_at_once(data: Tensor, begun: bytes, numel: int, most: int, narrow: bool, out: Tensor, weight: float | None) -> bool:
+def _decode_at_once(data: Tensor, begun: bytes, spec: Spec, most: int, form: Form, out: Tensor, weight: float | None) -> bool:
     """Whether the message begins like this, is right, and was decoded."""
     if not begun:
         return False
-    count, at = varint.read(begun, 1)
+    (count, at), numel, narrow = varint.read(begun, 1), spec.numel, form.narrow
     if not MANY <= count <= min(most, numel // 2):
         return False
-    ops = kernels.get(data.device)
+    ops, alphabet = kernels.get(data.device), begun[at + 1] if len(begun) > at + 1 else 0
+    if begun[at] != index.GOLOMB and not 1 <= alphabet <= index.CLASSES:
+        return False
+    if narrow is None:
+        found = ops.set_decode(data, begun, count, numel, alphabet)
+        return trust.holds(form.put(data, *found, spec, begun[0] == PACKED, out, weight))
     if begun[at] == index.GOLOMB:
         return trust.holds(ops.sparse_decode(data, begun, count, numel, random_divisor(count, numel), narrow, out, weight))
-    alphabet = begun[at + 1] if len(begun) > at + 1 else 0
-    if not 1 <= alphabet <= index.CLASSES:
-        return False
     return trust.holds(ops.sparse_decode_gaps(data, begun, count, numel, alphabet, narrow, out, weight))
 
 
@@ -257,7 +281,7 @@ def read(
     count, at = varint.read(front, 1)
     if not 1 <= count <= most:
         raise CorruptMessage(f"the message announces {count} coordinates, at most {most} are sent")
-    if not data.is_cpu and count < MANY:
+    if not data.is_cpu and (count < MANY or form.local):
         data = host.read(data)
     indices, used = index.decode(data[at:], count, numel, front[at : at + 2])
     values = form.read(data[at + used :], Place(indices, spec, ctx), mode == PACKED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from tersegrad import kernels
 from tersegrad.codecs import bitpack, exp4
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Compressor, Context, Message, Spec
+from tersegrad.kernels.reference.values import from_powers, mean_scales, round_to_powers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,19 @@ class Place:
         """For each index the number of its piece among those that have any, and how many those are."""
         used, owners = torch.unique_consecutive(self.pieces(), return_inverse=True)
         return owners, used.numel()
+
+
+class Given(NamedTuple):
+    """Values as a device's kernels lay them behind an index set."""
+
+    # Room for indices of those that are sent.
+    indices: Tensor
+    # Numbers, or bytes (uint8).
+    values: Tensor
+    # How many are sent, int64; of bytes also how many there are, and the message's mode.
+    told: Tensor
+    # What each becomes, where that is known.
+    decoded: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +81,26 @@ class Form(Protocol):
         """Whether values are bfloat16 one behind the other; no: float32; None: neither."""
         ...
 
+    @property
+    def local(self) -> bool:
+        """Whether :meth:`read` asks for the host's memory."""
+        ...
+
+    @property
+    def coded_by(self) -> tuple[str, ...] | None:
+        """The kernels that write and read long messages where their values are; None: they are written and read on the CPU."""
+        ...
+
+    def give(self, indices: Tensor, values: Tensor, count: Tensor, spec: Spec) -> Given:
+        """What a selection found as ``sparse_encode`` takes it, for which nobody waits; where there are such kernels."""
+        ...
+
+    def put(
+        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+    ) -> Tensor:
+        """Values behind the set that ``set_decode`` found, as ``sparse_decode`` does; where :attr:`narrow` is None."""
+        ...
+
     def write(self, values: Tensor, place: Place) -> Written: ...
 
     def read(self, data: Tensor, place: Place, packed: bool) -> Tensor:
@@ -78,17 +112,36 @@ class Form(Protocol):
         ...
 
 
+# Kernels for the set of a message.
+SETS = ("sparse_encode", "sparse_encode_gaps")
+
+
 def check_length(data: Tensor, expected: int) -> None:
     """Raise :class:`CorruptMessage` unless the values have this many bytes."""
     if data.numel() != expected:
         raise CorruptMessage(f"the values take {expected} bytes, the message has {data.numel()}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Float32:
-    """Exact values."""
+class _Plain:
+    """What forms have in common that are written as they are."""
 
     packs: ClassVar[bool] = False
+    local: ClassVar[bool] = False
+    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "sparse_decode", "sparse_decode_gaps")
+
+    def give(self, indices: Tensor, values: Tensor, count: Tensor, spec: Spec) -> Given:
+        return Given(indices, values, count)
+
+    def put(
+        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+    ) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Float32(_Plain):
+    """Exact values."""
+
     narrow: ClassVar[bool | None] = False
 
     def write(self, values: Tensor, place: Place) -> Written:
@@ -103,10 +156,9 @@ class Float32:
 
 
 @dataclasses.dataclass(frozen=True)
-class BFloat16:
+class BFloat16(_Plain):
     """The nearest bfloat16; what would round up to Inf becomes the largest finite number."""
 
-    packs: ClassVar[bool] = False
     narrow: ClassVar[bool | None] = True
 
     def write(self, values: Tensor, place: Place) -> Written:
@@ -123,12 +175,20 @@ class BFloat16:
 
 
 @dataclasses.dataclass(frozen=True)
-class Signs:
+class Signs(_Plain):
     """One bit per value: +-tau, tau a float32 that both ends know."""
 
     tau: float
-    packs: ClassVar[bool] = False
     narrow: ClassVar[bool | None] = None
+    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "set_decode", "signs_encode", "signs_decode")
+
+    def give(self, indices: Tensor, values: Tensor, count: Tensor, spec: Spec) -> Given:
+        return Given(indices, *kernels.get(values.device).signs_encode(values, count))
+
+    def put(
+        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+    ) -> Tensor:
+        return kernels.get(data.device).signs_decode(data, found, indices, self.tau, out, weight)
 
     def write(self, values: Tensor, place: Place) -> Written:
         signs = bitpack.pack(torch.signbit(values).to(torch.uint8), 1)
@@ -143,18 +203,24 @@ class Signs:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanSigns:
+class MeanSigns(_Plain):
     """One bit per value: +- the mean magnitude of what its tensor sends, a bfloat16 per tensor that sends anything."""
 
-    packs: ClassVar[bool] = False
     narrow: ClassVar[bool | None] = None
+    local: ClassVar[bool] = True
+    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "set_decode", "mean_signs_encode", "mean_signs_decode")
+
+    def give(self, indices: Tensor, values: Tensor, count: Tensor, spec: Spec) -> Given:
+        return Given(indices, *kernels.get(values.device).mean_signs_encode(indices, values, count, spec.layout))
+
+    def put(
+        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+    ) -> Tensor:
+        return kernels.get(data.device).mean_signs_decode(data, found, indices, spec.layout, out, weight)
 
     def write(self, values: Tensor, place: Place) -> Written:
         owners, tensors = place.owners()
-        ends = torch.bincount(owners, minlength=tensors).cumsum(0).tolist()
-        sum_abs = kernels.get(values.device).sum_abs
-        means = [float(sum_abs(values[a:b])) / (b - a) for a, b in itertools.pairwise([0, *ends])]
-        scales = torch.tensor(means, dtype=torch.float64).clamp(max=torch.finfo(torch.bfloat16).max).to(torch.bfloat16)
+        scales = mean_scales(values, owners, tensors, kernels.get(values.device).sum_abs)
         signs = bitpack.pack(torch.signbit(values).to(torch.uint8), 1)
         return Written(torch.cat((scales.view(torch.uint8), signs)), torch.copysign(scales.float()[owners], values))
 
@@ -188,34 +254,30 @@ class Powers:
 
 def to_powers(values: Tensor, place: Place) -> Powers:
     """Round ``values``; those below 2^(E - 7) become zero and are not kept."""
-    ops, owners, tensors = kernels.get(values.device), place.pieces(), len(place.spec.pieces)
-    largest = torch.zeros(tensors).scatter_reduce_(0, owners, values.abs(), "amax")
-    tops = ops.exp4_top(largest.unsqueeze(-1)).squeeze(-1)
-    decoded = ops.exp4_round(values, tops[owners])
-    kept = decoded != 0
-    owners, sent = owners[kept], decoded[kept]
-    exponents = torch.frexp(tops).exponent - 1
-    codes = (exponents[owners] - (torch.frexp(sent).exponent - 1) + 8 * (sent < 0)).to(torch.uint8)
+    ops, tensors = kernels.get(values.device), len(place.spec.pieces)
+    decoded, exponents, owners, codes = round_to_powers(values, place.pieces(), tensors, ops.exp4_top, ops.exp4_round)
     used = torch.zeros(tensors, dtype=torch.bool)
     used[owners] = True
-    return Powers(decoded, kept, exponents, used, codes)
-
-
-def from_powers(exponents: Tensor, codes: Tensor) -> Tensor:
-    """(-1)^sign 2^(E - d) as float32; raises where that is denormal, which no encoder writes."""
-    biased = exponents - (codes & 7).to(torch.int32) + 127
-    if bool((biased < 1).any()):
-        raise CorruptMessage("a value is below the smallest normal float32")
-    magnitude = (biased << 23).to(torch.int32).view(torch.float32)
-    return torch.where(codes > 7, -magnitude, magnitude)
+    return Powers(decoded, decoded != 0, exponents, used, codes)
 
 
 @dataclasses.dataclass(frozen=True)
-class Exp4:
+class Exp4(_Plain):
     """Four bits per value, entropy-coded: sign and one of eight powers of two (``codecs/exp4.py``)."""
 
     packs: ClassVar[bool] = True
     narrow: ClassVar[bool | None] = None
+    local: ClassVar[bool] = True
+    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "set_decode", "exp4_encode", "exp4_decode")
+
+    def give(self, indices: Tensor, values: Tensor, count: Tensor, spec: Spec) -> Given:
+        indices, decoded, data, told = kernels.get(values.device).exp4_encode(indices, values, count, spec.layout)
+        return Given(indices, data, told, decoded)
+
+    def put(
+        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+    ) -> Tensor:
+        return kernels.get(data.device).exp4_decode(data, found, indices, spec.layout, packed, out, weight)
 
     def write(self, values: Tensor, place: Place) -> Written:
         powers = to_powers(values, place)
@@ -234,12 +296,13 @@ class Exp4:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compressed:
+class Compressed(_Plain):
     """All values as one vector, by a compressor without state."""
 
     compressor: Compressor[Any]
-    packs: ClassVar[bool] = False
     narrow: ClassVar[bool | None] = None
+    local: ClassVar[bool] = True
+    coded_by: ClassVar[tuple[str, ...] | None] = None
 
     def write(self, values: Tensor, place: Place) -> Written:
         spec, ctx = Spec.flat(place.count), place.ctx.child(0)

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from tersegrad.codecs import exp4, index
-from tersegrad.codecs.values import Place, from_powers, to_powers
+from tersegrad.codecs.values import Place, to_powers
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context, Spec
+from tersegrad.kernels.reference.values import from_powers
 
 HEAD = 8
 

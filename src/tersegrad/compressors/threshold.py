@@ -64,9 +64,9 @@ class Threshold(Stateless):
         d, ops, key = x.numel(), kernels.get(x.device), float32_bits(abs(self.tau)) + 1
         # How many there are is not known before: room for a few per cent first, then for as many as were counted. NaN and Inf lie
         # above any tau, so they are among the values.
-        found = sparse.chosen(ops.select_compact(x, key, d // 16 + 1024), d, self._form, data)
+        found = sparse.chosen(ops.select_compact(x, key, d // 16 + 1024), spec, self._form, data)
         if found.total > found.indices.numel():
-            found = sparse.chosen(ops.select_compact(x, key, found.total), d, self._form, data)
+            found = sparse.chosen(ops.select_compact(x, key, found.total), spec, self._form, data)
 
         def whole() -> Tensor:
             vector = torch.empty(d, dtype=torch.float32, device=found.indices.device)

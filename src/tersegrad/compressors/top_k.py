@@ -67,7 +67,7 @@ class TopK(Stateless):
         require(self.values in ("float32", "bf16"), f'top_k: values is "float32" or "bf16", got {self.values!r}')
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        return sparse.send(self._choose(x, data), spec, ctx, self._form, data, raw=lambda: x)
+        return sparse.send(self._choose(x, data, spec), spec, ctx, self._form, data, raw=lambda: x)
 
     def splits(self, device: torch.device, weight: float) -> bool:
         return device.type != "cpu" and weight == 1.0 and sparse.codes_there(device)
@@ -76,7 +76,7 @@ class TopK(Stateless):
         x, left = fed.x, fed.left
         torch.add(x, fed.residual, out=left)
         data, form = byte_buffer(out, self.max_nbytes(spec), x.device), self._form
-        found = self._choose(left, data)
+        found = self._choose(left, data, spec)
         # What is not finite is among it, since nothing is larger.
         finite = bool(found.values.isfinite().all()) if found.finite is None else found.finite
         nbytes = sparse.send(found, spec, ctx, form, data, raw=lambda: left)
@@ -87,15 +87,15 @@ class TopK(Stateless):
             sparse.scatter(sparse.Sparse(found.indices, decoded), left, -1.0)
         return Message(data if out is None else out, nbytes), finite
 
-    def _choose(self, x: Tensor, data: Tensor) -> sparse.Chosen:
+    def _choose(self, x: Tensor, data: Tensor, spec: Spec) -> sparse.Chosen:
         """What is sent. NaN and Inf are larger than any number, so they are among it."""
         ops, d, k, form = kernels.get(x.device), x.numel(), self._count(x.numel()), self._form
         if not self.exact:
             most = self._most(d)
-            found = sparse.chosen(ops.select_compact(x, ops.select_sample_key(x, k), most), d, form, data)
+            found = sparse.chosen(ops.select_compact(x, ops.select_sample_key(x, k), most), spec, form, data)
             if -(-k // 2) <= found.total <= most:
                 return found
-        return sparse.chosen(ops.select_top_k(x, k), d, form, data)
+        return sparse.chosen(ops.select_top_k(x, k), spec, form, data)
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         sparse.decode(data, spec, ctx, self._form, self._most(spec.numel), out, weight, raw=True, full=self.exact)

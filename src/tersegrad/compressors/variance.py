@@ -65,7 +65,8 @@ class VarianceState:
 class _VarianceBased(Configuration):
     """What both have in common: state, checked buffers, the choice of the wire form and sparse decoding.
 
-    Messages are written and read on the CPU. A concrete class says which coordinates are sent and in which forms.
+    The paper's words and a compressor's values are written and read on the CPU. A concrete class says which coordinates are sent and in
+    which forms.
     """
 
     needs_second_moment: ClassVar[bool] = True
@@ -122,30 +123,34 @@ class _VarianceBased(Configuration):
         require(x.numel() == state.r.numel(), f"the state is for {state.r.numel()} coordinates, got {x.numel()}")
         require(s.numel() == x.numel(), f"the second moment has {s.numel()} coordinates, the gradient {x.numel()}")
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
-        r, v, *rest = self._select(x, s, state, x.numel() if x.is_cpu else x.numel() // 16 + 1024)
-        *chosen, finite = host.read_all(*rest)
-        found = sparse.chosen(chosen, x.numel())
+        form = None if self._words is not None else self._form
+        r, v, *selected, finite = self._select(x, s, state, x.numel() if x.is_cpu else x.numel() // 16 + 1024)
+        found = sparse.chosen(selected, spec, form, data, finite)
         if found.total > found.indices.numel():
             # More than there was room for: a second read.
-            r, v, *rest = self._select(x, s, state, found.total)
-            *chosen, finite = host.read_all(*rest)
-            found = sparse.chosen(chosen, x.numel())
-        indices, values = found.indices, found.values
-        if not finite:
+            r, v, *selected, finite = self._select(x, s, state, found.total)
+            found = sparse.chosen(selected, spec, form, data, finite)
+        if not found.finite:
             data[0] = NON_FINITE
             return Message(data if out is None else out, 1), state
-        here = data if data.is_cpu else host.empty(data.numel(), torch.uint8, data.device)
-        nbytes, decoded = self._write(values, Place(indices, spec, ctx), here)
-        copy = None
-        if here is not data:
-            copy = here[:nbytes]
-            data[:nbytes].copy_(copy, non_blocking=True)
-        if self._keeps:
+        indices, values, decoded, copy = found.indices, found.values, found.decoded, None
+        if found.nbytes is not None:
+            nbytes = found.nbytes
+            if self._keeps and decoded is None:
+                decoded = self._form.write(values, Place(indices, spec, ctx)).decoded
+        else:
+            indices, values = host.read_all(indices, values)
+            here = data if data.is_cpu else host.empty(data.numel(), torch.uint8, data.device)
+            nbytes, decoded = self._write(values, Place(indices, spec, ctx), here)
+            if here is not data:
+                copy = here[:nbytes]
+                data[:nbytes].copy_(copy, non_blocking=True)
+        if self._keeps and decoded is not None:
             r[host.send(indices, r.device).long()] = host.send(values - decoded, r.device)
         return Message(data if out is None else out, nbytes, copy), VarianceState(r, v)
 
     def codes_on_host(self, device: torch.device) -> bool:
-        return True
+        return self._words is not None or not sparse.codes_there(device, self._form)
 
     def _write(self, values: Tensor, place: Place, data: Tensor) -> tuple[int, Tensor]:
         """The message's length, and what each of the values becomes."""
@@ -157,21 +162,24 @@ class _VarianceBased(Configuration):
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         out = buffers.float_buffer(out, spec.numel, message.data.device)
-        sparse.scatter(self._read(message, spec, ctx), out, None)
+        self._read(message, spec, ctx, out, None)
         return out
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         out = buffers.float_buffer(out, spec.numel, message.data.device)
-        sparse.scatter(self._read(message, spec, ctx), out, weight)
+        self._read(message, spec, ctx, out, weight)
         return out
 
-    def _read(self, message: Message, spec: Spec, ctx: Context) -> Sparse | None:
-        data = message.on_host()
+    def _read(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         if self._words is None:
-            return sparse.read(data, spec, ctx, self._form, spec.numel)
-        if data.numel() == 1 and int(data[0]) == NON_FINITE:
-            return None
-        return Sparse(*self._words.read(data, spec))
+            # What is too short for a device's kernels is read in one go.
+            there = message.host is None and spec.numel >= 2 * sparse.MANY and not self.codes_on_host(message.data.device)
+            data = message.payload.contiguous() if there else message.on_host()
+            sparse.decode(data, spec, ctx, self._form, spec.numel, out, weight, raw=False, full=False)
+            return
+        data = message.on_host()
+        infinite = data.numel() == 1 and int(data[0]) == NON_FINITE
+        sparse.scatter(None if infinite else Sparse(*self._words.read(data, spec)), out, weight)
 
     def max_nbytes(self, spec: Spec) -> int:
         if self._words is not None:

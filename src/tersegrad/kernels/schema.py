@@ -31,7 +31,7 @@ from tersegrad.kernels.schema_codes import (
     PlanarKernels,
     RansKernels,
 )
-from tersegrad.kernels.schema_select import SelectKernels
+from tersegrad.kernels.schema_select import SelectKernels, ValueKernels
 from tersegrad.kernels.schema_shares import ShareKernels
 from tersegrad.kernels.schema_trellis import TrellisKernels
 
@@ -330,6 +330,7 @@ class Kernels(
     ShareKernels,
     SumKernels,
     TrellisKernels,
+    ValueKernels,
     VarianceKernels,
     Protocol,
 ):

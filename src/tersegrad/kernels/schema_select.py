@@ -60,8 +60,9 @@ class SelectKernels(Protocol):
 
         What became of it, int64: 0 where it was written; its bytes; those of the set's planes; ``count``; 1 where a value is not finite;
         the 128 counts of :meth:`gap_histogram`.
+        Values may be bytes as well (uint8), with what :meth:`ValueKernels.exp4_encode` tells of them as their ``count``.
         With ``open_bits`` the message of all of them with entropy-coded gaps is written instead, as by :meth:`sparse_encode_gaps`; the
-        alphabet follows from the counts. Not where there is room for more than ``count``, or all gaps are 0.
+        alphabet follows from the counts. Not where all gaps are 0.
         """
         ...
 
@@ -72,6 +73,13 @@ class SelectKernels(Protocol):
 
         ``front``: the bytes that it must begin with. Returns whether ``data`` is such a message (bool, 0-d). Where it is not, ``out`` is
         undefined without a ``weight`` and unchanged with one.
+        """
+        ...
+
+    def set_decode(self, data: Tensor, front: bytes, count: int, numel: int, alphabet: int) -> tuple[Tensor, Tensor]:
+        """The index set of a message that begins with ``front``: a Golomb-coded one, or entropy-coded gaps of an ``alphabet`` other than 0.
+
+        Its indices, and what is known of it, int64: 0 where there is such a set; a number without meaning; where it ends.
         """
         ...
 
@@ -148,4 +156,50 @@ class SelectKernels(Protocol):
 
     def permuted_scatter_add(self, values: Tensor, keys: list[int], rotation: int, weight: float, out: Tensor) -> None:
         """``out[permuted_indices(...)] += weight * values``."""
+        ...
+
+
+class ValueKernels(Protocol):
+    """Values of sparse messages as the bytes that follow an index set (``spec/wire.md``). ``layout`` is that of the spec.
+
+    Encoders take room for indices and values, and on the device how many there are. What they tell of their bytes, int64: how many values
+    are sent, in how many bytes, and the message's mode, 2 where a value is not finite. Decoders take what
+    :meth:`SelectKernels.set_decode` found, which need not be a set, and otherwise what :meth:`SelectKernels.sparse_decode` does.
+    """
+
+    def exp4_encode(
+        self, indices: Tensor, values: Tensor, count: Tensor, layout: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Signs and powers of two: the indices of those that are sent, what each value becomes, the bytes, what is told of them.
+
+        The bytes are those of a message only where more than 1,024 are sent.
+        """
+        ...
+
+    def exp4_decode(
+        self, data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, packed: bool, out: Tensor, weight: float | None
+    ) -> Tensor:
+        """More than 1,024 such values, or ``packed`` ones, behind their set."""
+        ...
+
+    def signs_encode(self, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """One bit per value: the bytes, and what is told of them."""
+        ...
+
+    def signs_decode(
+        self, data: Tensor, found: Tensor, indices: Tensor, tau: float, out: Tensor, weight: float | None
+    ) -> Tensor:
+        """Plus or minus ``tau`` behind a set."""
+        ...
+
+    def mean_signs_encode(
+        self, indices: Tensor, values: Tensor, count: Tensor, layout: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean magnitude of what each tensor sends (bfloat16), then signs: the bytes, what is told of them, what values become."""
+        ...
+
+    def mean_signs_decode(
+        self, data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, out: Tensor, weight: float | None
+    ) -> Tensor:
+        """Such values behind a set."""
         ...

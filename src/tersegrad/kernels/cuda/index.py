@@ -9,6 +9,7 @@ from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.cuda import rans, replay, scratch
 from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, VaryingFloat, launch, scan
+from tersegrad.kernels.reference.index import random_divisor
 from tersegrad.kernels.reference.rans import USUAL, raw_bits
 from tersegrad.kernels.reference.select import index_dtype
 
@@ -19,19 +20,19 @@ __all__ = [
     "gap_rests_encode",
     "golomb_decode",
     "golomb_encode",
+    "set_decode",
     "sparse_decode",
     "sparse_decode_gaps",
     "sparse_encode",
     "sparse_encode_gaps",
 ]
-
 SOURCE, GAPS = "index.cu", "gaps.cu"
 # As in index.cuh.
 STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES = range(6)
 FINE, CORRUPT, TOO_SMALL, UNSORTED = range(4)
-THREADS = 256
-# The form of a set, and how many classes of gaps a byte can tell.
-ENTROPY_GAPS, MOST_CLASSES = 253, 256
+THREADS, CODED = 256, 2
+# How many classes of gaps a byte can tell.
+MOST_CLASSES = 256
 # Indices that a block has.
 SPAN = 8 * THREADS
 
@@ -49,19 +50,24 @@ def _planes(
 ) -> tuple[Tensor, Tensor]:
     """The planes of a Golomb code that has at most ``room`` bytes (-1: only their length), and what is known of it, as in index.cuh.
 
-    ``divisor`` 0: the one for random sets of ``count``. With ``values``, the gaps' classes are counted and the values looked at.
+    ``divisor`` 0: the one for random sets of ``count``. With ``values``, the gaps' classes are counted and numbers looked at.
     """
     device, spans = indices.device, -(-indices.numel() // SPAN)
     head, _ = scratch.kept(device, 8 * (CLASSES + 128))
     number = room // 4 + 2
     memory, (words, sums) = scratch.empty(device, 4 * number, 16 * (spans + 1))
     given = (indices, _wide(indices), indices.numel(), count, numel, divisor)
-    looked = (indices, 0) if values is None else (values, 1)
+    looked = (indices, 0) if values is None else (values, 2 if _kind(values, False) == CODED else 1)
     launch(SOURCE, "golomb_survey", spans, THREADS, *given, *looked, sums, words, number, head)
     scan(SOURCE, sums, 2, spans + 1)
     launch(SOURCE, "golomb_write", spans, THREADS, *given, sums, room, words, head)
     # The words lie at its beginning.
     return memory, head
+
+
+def _kind(values: Tensor, narrow: bool) -> int:
+    """How values are written, as in index.cuh."""
+    return CODED if values.dtype == torch.uint8 else int(narrow)
 
 
 def golomb_encode(indices: Tensor, divisor: int, out: Tensor) -> int | Tensor:
@@ -86,10 +92,6 @@ def sparse_encode(
 ) -> Tensor:
     """The whole message, for which the host does not wait."""
     indices, values = indices.contiguous(), values.contiguous()
-    if open_bits and out.numel() < _least(len(_front(indices.numel())), indices.numel(), MOST_CLASSES):
-        facts = _sparse_encode(indices, values, count, numel, narrow, out).clone()
-        facts[STATUS] = TOO_SMALL
-        return facts
     if open_bits:
         return _sparse_encode_counted(indices, values, count, numel, narrow, open_bits, out)
     return _sparse_encode(indices, values, count, numel, narrow, out)
@@ -99,22 +101,9 @@ def sparse_encode(
 def _sparse_encode(indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor) -> Tensor:
     words, head = _planes(indices, count, numel, 0, values, out.numel())
     blocks = min(-(-out.numel() // 1024), 1024)
-    launch(SOURCE, "sparse_write", blocks, THREADS, words, values, int(narrow), out.numel(), out, head)
+    kind = _kind(values, narrow)
+    launch(SOURCE, "sparse_write", blocks, THREADS, words, values, kind, count if kind == CODED else 0, out.numel(), out, head)
     return head
-
-
-def _front(count: int) -> bytes:
-    """What begins a message with entropy-coded gaps; its last byte, the alphabet, is left to the device."""
-    front = [0]
-    while count >= 128:
-        front.append(count & 127 | 128)
-        count >>= 7
-    return bytes((*front, count, ENTROPY_GAPS, 0))
-
-
-def _least(at: int, count: int, alphabet: int) -> int:
-    """Bytes that a rANS block of classes asks for behind the first ``at``."""
-    return at + 1 + -(-count * raw_bits(alphabet) // 8)
 
 
 @replay.operation
@@ -123,8 +112,8 @@ def _sparse_encode_counted(
 ) -> Tensor:
     """The message with entropy-coded gaps, and what a Golomb code would take."""
     head, alphabet = _planes(indices, count, numel, 0, values, -1)[1], scratch.empty(out.device, 8)[0]
-    launch(GAPS, "gaps_alphabet", 1, 128, indices.numel(), head, alphabet)
-    _write_gaps(indices, values, _front(indices.numel()), alphabet, open_bits, narrow, out, head)
+    launch(GAPS, "gaps_alphabet", 1, 128, head, alphabet)
+    _write_gaps(indices, values, b"", alphabet, open_bits, narrow, out, head, count)
     return head
 
 
@@ -132,8 +121,6 @@ def sparse_encode_gaps(
     indices: Tensor, values: Tensor, front: bytes, alphabet: int, open_bits: int, narrow: bool, out: Tensor
 ) -> Tensor:
     """The whole message, for which the host does not wait."""
-    if out.numel() < _least(len(front), indices.numel(), alphabet):
-        return torch.full((2,), TOO_SMALL, dtype=torch.int64, device=out.device)
     return _sparse_encode_gaps(indices.contiguous(), values.contiguous(), front, alphabet, open_bits, narrow, out)
 
 
@@ -155,24 +142,30 @@ def _write_gaps(
     narrow: bool,
     out: Tensor,
     head: Tensor,
+    counted: Argument = 0,
 ) -> None:
-    """The message, if nothing is wrong by ``head``, which is told whether it was written and its length."""
-    count, device, at, room = indices.numel(), out.device, len(front), out.numel()
-    classes, (own, (own_head,)) = _between(count, torch.uint8, device), scratch.zeros(device, 8 * CLASSES)
-    memory, words = _rests(indices, classes, -(-open_bits // 8), own_head)
-    block = rans.write_block(classes, alphabet, None, 1, True, USUAL, out[at:])
-    known = alphabet if isinstance(alphabet, Tensor) else 0
-    given = (int.from_bytes(front, "little"), at, known, block, words, values, int(narrow), count)
-    launch(GAPS, "gaps_close", min(-(-room // 1024), 1024), THREADS, *given, room, out, own_head, head)
+    """The message, if nothing is wrong by ``head``, which is told whether it was written and its length.
+
+    Where the device knows the alphabet and the ``counted`` it knows what begins the message too.
+    """
+    count, device, room = indices.numel(), out.device, out.numel()
+    known, most = (alphabet, MOST_CLASSES) if isinstance(alphabet, Tensor) else (0, alphabet)
+    classes, (own, (own_head,)) = between(count, torch.uint8, device), scratch.zeros(device, 8 * CLASSES)
+    coded = between(1 + -(-count * raw_bits(most) // 8), torch.uint8, device)
+    memory, words = _rests(indices, classes, -(-open_bits // 8), own_head, counted)
+    block = rans.write_block(classes, alphabet, None, 1, True, USUAL, coded, counted)
+    begun = (int.from_bytes(front, "little"), len(front), counted, known)
+    given = (block, coded, words, values, _kind(values, narrow), values.numel(), room)
+    launch(GAPS, "gaps_close", min(-(-room // 1024), 1024), THREADS, *begun, *given, out, own_head, head)
     # What the kernels use is kept until here.
     del memory, own
 
 
-def _rests(indices: Tensor, classes: Tensor | None, room: int, head: Argument) -> tuple[Tensor, int]:
+def _rests(indices: Tensor, classes: Tensor | None, room: int, head: Argument, counted: Argument = 0) -> tuple[Tensor, int]:
     """The bits that classes of gaps leave open, in memory to be kept and at this address; writes the ``classes``."""
     count, spans, number = indices.numel(), -(-indices.numel() // SPAN), room // 4 + 2
     memory, (words, sums) = scratch.empty(indices.device, 4 * number, 8 * (spans + 1))
-    given = (indices, _wide(indices), count)
+    given = (indices, _wide(indices), count, counted)
     launch(GAPS, "gap_survey", spans, THREADS, *given, 0 if classes is None else classes, sums, words, number)
     scan(GAPS, sums, 1, spans + 1)
     launch(GAPS, "gap_rests_write", spans, THREADS, *given, sums, room, words, head)
@@ -262,7 +255,7 @@ def _read_planes(
     scan(SOURCE, longs, 1, spans + 1)
     launch(SOURCE, "golomb_rests", spans, THREADS, *given, divisor, longs, rests, sums, head)
     scan(SOURCE, sums, 1, spans + 1)
-    shape = (size, at, count, numel, divisor)
+    shape = (size, count, numel, divisor)
     launch(SOURCE, "golomb_indices", spans, THREADS, *shape, ones, rests, sums, behind, _wide(out), out, head)
     # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
     del memory
@@ -293,6 +286,20 @@ def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> int | 
     return torch.tensor(length)
 
 
+def set_decode(data: Tensor, front: bytes, count: int, numel: int, alphabet: int) -> tuple[Tensor, Tensor]:
+    """The set of a message, for which the host does not wait."""
+    indices = torch.empty(count, dtype=index_dtype(numel), device=data.device)
+    data, at, divisor = data.contiguous(), len(front), random_divisor(count, numel)
+    given = Bytes(data), Varying(data.numel())
+    if data.numel() <= at or (not alphabet and _too_short(data.numel() - at, count, numel, divisor)):
+        return indices, torch.full((3,), CORRUPT, dtype=torch.int64, device=data.device)
+    if not alphabet:
+        return indices, _read_planes(*given, front, count, numel, divisor, -1, indices)[:3]
+    classes = torch.empty(count, dtype=torch.uint8, device=data.device)
+    block = rans.read_known(Bytes(data[at:]), Varying(data.numel() - at), alphabet, None, 1, classes)
+    return indices, _read_gaps(*given, front, block, classes, numel, -1, indices)[:3]
+
+
 def sparse_decode(
     data: Tensor, front: bytes, count: int, numel: int, divisor: int, narrow: bool, out: Tensor, weight: float | None
 ) -> Tensor:
@@ -320,12 +327,17 @@ def _sparse_decode(
     out: Tensor,
     weight: VaryingFloat | None,
 ) -> tuple[Tensor, Tensor]:
-    indices = _between(count, index_dtype(numel), out.device)
+    indices = between(count, index_dtype(numel), out.device)
     head = _read_planes(data, size, front, count, numel, divisor, (2 if narrow else 4) * count, indices)
     return _put(data, size, indices, narrow, out, weight, head)
 
 
-def _between(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def put(values: Tensor, indices: Tensor, out: Tensor, weight: float | None, head: Tensor) -> Tensor:
+    """Decoded values to ``out``, or ``weight`` times as much added there, if all is right by ``head``; whether it is."""
+    return _put(Bytes(values), Varying(4 * values.numel()), indices, False, out, _weight(weight), head)[1]
+
+
+def between(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """So many numbers that kernels hand on."""
     return scratch.empty(device, dtype.itemsize * count)[0].view(dtype)[:count]
 
@@ -354,8 +366,8 @@ def _sparse_decode_gaps(
     out: Tensor,
     weight: VaryingFloat | None,
 ) -> tuple[Tensor, Tensor]:
-    indices = _between(count, index_dtype(numel), out.device)
-    classes = _between(count, torch.uint8, out.device)
+    indices = between(count, index_dtype(numel), out.device)
+    classes = between(count, torch.uint8, out.device)
     block = rans.read_known(Bytes(data.data[len(front) :]), behind_front, alphabet, None, 1, classes)
     head = _read_gaps(data, size, front, block, classes, numel, (2 if narrow else 4) * count, indices)
     return _put(data, size, indices, narrow, out, weight, head)

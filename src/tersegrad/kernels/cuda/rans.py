@@ -8,7 +8,7 @@ from torch import Tensor
 from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.cuda import replay, scratch
-from tersegrad.kernels.cuda.loader import Bytes, Varying, launch
+from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, launch
 from tersegrad.kernels.reference.rans import LONGEST, SHORTEST, lanes_of, pieces, raw_bits
 from tersegrad.kernels.reference.rans_tables import STEP, TOTAL
 
@@ -33,11 +33,19 @@ def _each(contexts: Tensor | None, count: int) -> int:
 
 @replay.operation
 def write_block(
-    symbols: Tensor, alphabet: int | Tensor, contexts: Tensor | None, num_contexts: int, sample: bool, chunk: int, out: Tensor
+    symbols: Tensor,
+    alphabet: int | Tensor,
+    contexts: Tensor | None,
+    num_contexts: int,
+    sample: bool,
+    chunk: int,
+    out: Tensor,
+    number: Argument = 0,
 ) -> Tensor:
     """Write the whole message into ``out``, for which the host does not wait; its description, int64.
 
-    An alphabet that the device knows (int64) has at least 2 symbols.
+    An alphabet that the device knows (int64) has at least 2 symbols. ``number``: where the device knows that it is the first so many
+    symbols, at least one.
     """
     if not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
@@ -52,7 +60,7 @@ def write_block(
     symbols = symbols.contiguous()
     known = symbols if contexts is None else contexts.contiguous()
     head, (_, counts, present) = scratch.kept(device, 8 * PLACES, 8 * cells, 4 * cells)
-    sizes = (count, *size, num_contexts)
+    sizes = (count, number, *size, num_contexts)
     blocks = min(-(-count // 4096), 1024)
     launch(SOURCE, "rans_count", blocks, 256, symbols, known, each, *sizes, int(sample), counts, present, head)
     memory = head
@@ -72,7 +80,7 @@ def write_block(
             2 * count,
             4 * chunks * lanes,
         )
-        launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), count, *size, q, bits, lengths)
+        launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), *sizes[:-1], q, bits, lengths)
         launch(SOURCE, "rans_join", 1, 256, bits, lengths, *size, num_contexts, tables, head)
         launch(SOURCE, "rans_frequencies", num_contexts, 32, q, *size, frequencies, head)
         launch(SOURCE, "rans_starts", -(-num_contexts // 32), 32, frequencies, *size, num_contexts, codes)
@@ -80,11 +88,11 @@ def write_block(
             SOURCE, "rans_encode_chunks", chunks, 32,
             symbols, known, each, *sizes, chunk, codes, words, numbers, states, head,
         )  # fmt: skip
-        launch(SOURCE, "rans_close", 1, 256, count, *size, chunk, numbers, offsets, head)
+        launch(SOURCE, "rans_close", 1, 256, *sizes[:-1], chunk, numbers, offsets, head)
         blocks = min(max(chunks, -(-count // 2048)), 1024)
         launch(
             SOURCE, "rans_write", blocks, 256,
-            symbols, count, *size, chunk, tables, words, numbers, states, offsets, head, out,
+            symbols, *sizes[:-1], chunk, tables, words, numbers, states, offsets, head, out,
         )  # fmt: skip
     # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
     del memory

@@ -25,4 +25,5 @@ from tersegrad.kernels.reference.trellis import *
 from tersegrad.kernels.reference.trellis_read import *
 from tersegrad.kernels.reference.trellis_write import *
 from tersegrad.kernels.reference.tried import *
+from tersegrad.kernels.reference.values import *
 from tersegrad.kernels.reference.variance import *

@@ -23,24 +23,25 @@ from tersegrad.kernels.reference.index import (
 from tersegrad.kernels.reference.rans import USUAL, rans_decode, rans_encode, raw_bits
 from tersegrad.kernels.reference.select import index_dtype, sparse_scatter, sparse_scatter_add
 
-__all__ = ["sparse_decode", "sparse_decode_gaps", "sparse_encode", "sparse_encode_gaps"]
+__all__ = ["set_decode", "sparse_decode", "sparse_decode_gaps", "sparse_encode", "sparse_encode_gaps"]
 
 GOLOMB, ENTROPY_GAPS = 250, 253
-WRITTEN, NO_ROOM = 0, 2
+WRITTEN, NO_ROOM, NORMAL = 0, 2, 0
 
 
 def sparse_encode(
     indices: Tensor, values: Tensor, count: Tensor, numel: int, narrow: bool, out: Tensor, open_bits: int = 0
 ) -> Tensor:
-    room, total, facts = indices.numel(), int(count), torch.zeros(5 + 128, dtype=torch.int64)
+    coded, (total, nbytes, mode, *_) = values.dtype == torch.uint8, (*count.reshape(-1).tolist(), 0, NORMAL)
+    room, facts = indices.numel(), torch.zeros(5 + 128, dtype=torch.int64)
     facts[3] = total
     if total == 0 or total > room:
         facts[0] = NO_ROOM
         return facts.to(out.device)
-    indices, values = indices[:total], values[:total]
-    facts[4] = not bool(values.isfinite().all())
+    indices, values = indices[:total], values[: nbytes if coded else total]
+    facts[4] = not coded and not bool(values.isfinite().all())
     facts[5:] = gap_histogram(indices, numel)
-    front, left = [0], total
+    front, left = [mode], total
     while left >= 128:
         front.append(left & 127 | 128)
         left >>= 7
@@ -52,7 +53,7 @@ def sparse_encode(
     if open_bits:
         alphabet = 1 + int(facts[5:].nonzero()[-1])
         gaps = torch.tensor([NO_ROOM, 0])
-        if total == room and alphabet > 1:
+        if alphabet > 1:
             beginning = bytes((*front, left, ENTROPY_GAPS, alphabet))
             gaps = sparse_encode_gaps(indices, values, beginning, alphabet, open_bits, narrow, out)
         facts[:2] = gaps
@@ -65,6 +66,8 @@ def sparse_encode(
 
 
 def _bytes(values: Tensor, narrow: bool) -> Tensor:
+    if values.dtype == torch.uint8:
+        return values.cpu()
     largest = torch.finfo(torch.bfloat16).max
     kept = values.clamp(-largest, largest).to(torch.bfloat16) if narrow else values
     return kept.cpu().contiguous().view(torch.uint8)
@@ -82,6 +85,22 @@ def sparse_encode_gaps(
         return torch.tensor([NO_ROOM, 0], device=out.device)
     out[: message.numel()] = message.to(out.device)
     return torch.tensor([WRITTEN, message.numel()], device=out.device)
+
+
+def set_decode(data: Tensor, front: bytes, count: int, numel: int, alphabet: int) -> tuple[Tensor, Tensor]:
+    indices, code = torch.zeros(count, dtype=index_dtype(numel), device=data.device), data[len(front) :]
+    wrong, used = bytes(data[: len(front)].tolist()) != front, 0
+    try:
+        if alphabet and not wrong:
+            classes = torch.empty(count, dtype=torch.uint8, device=data.device)
+            used = int(rans_decode(code, alphabet, None, 1, classes))
+            indices, rest = gap_rests_decode(code[used:], classes, numel)
+            used += int(rest)
+        elif not wrong:
+            used = int(golomb_decode(code, numel, random_divisor(count, numel), indices))
+    except CorruptMessage:
+        wrong = True
+    return indices, torch.tensor([wrong, 0, len(front) + used], dtype=torch.int64, device=data.device)
 
 
 def sparse_decode(

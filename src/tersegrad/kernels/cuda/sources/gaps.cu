@@ -18,10 +18,18 @@ extern "C" __global__ void gap_histogram(const void* indices, i64 wide, i64 coun
 // The bits that a class leaves open: all but the two highest of gap + 1.
 __device__ __forceinline__ i64 open_bits(i64 c) { return larger((c + 1) / 2 - 1, 0); }
 
+// Where the device knows how many indices there are, at most as many as given.
+__device__ __forceinline__ i64 number_of(i64 most, const i64* there) { return there ? smaller(*there, most) : most; }
+
 // Classes of gaps, and by span how many bits they leave open. Clears the words.
-extern "C" __global__ void gap_survey(const void* indices, i64 wide, i64 count, u8* classes, i64* sums, u32* words, i64 num_words) {
+extern "C" __global__ void gap_survey(
+    const void* indices, i64 wide, i64 most, const i64* counted, u8* classes, i64* sums, u32* words, i64 num_words
+) {
+    const i64 count = number_of(most, counted);
     const i64 stride = (i64)gridDim.x * blockDim.x, me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     for (i64 w = me; w < num_words; w += stride) words[w] = 0;
+    // An entropy coder asks for one class at least.
+    if (me == 0 && count == 0 && classes) classes[0] = 0;
     i64 bits = 0, total;
     for (i64 j = me * SHARE; j < smaller(me * SHARE + SHARE, count); ++j) {
         const int c = gap_class(indices, wide, j);
@@ -32,7 +40,10 @@ extern "C" __global__ void gap_survey(const void* indices, i64 wide, i64 count, 
     if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
-extern "C" __global__ void gap_rests_write(const void* indices, i64 wide, i64 count, const i64* places, i64 room, u32* words, i64* head) {
+extern "C" __global__ void gap_rests_write(
+    const void* indices, i64 wide, i64 most, const i64* counted, const i64* places, i64 room, u32* words, i64* head
+) {
+    const i64 count = number_of(most, counted);
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), length = bytes_of(places[gridDim.x]);
     if (first == 0) head[LENGTH] = length;
     if (first == 0 && length > room) head[STATUS] = TOO_SMALL;
@@ -52,37 +63,44 @@ extern "C" __global__ void gap_rests_write(const void* indices, i64 wide, i64 co
     }
 }
 
-// The size of the alphabet of classes, by their counts in `head`; 128 threads. It has two at least, and the set has `room` indices.
-extern "C" __global__ void gaps_alphabet(i64 room, i64* head, i64* alphabet) {
+// The size of the alphabet of classes, by their counts in `head`; 128 threads. It has two at least.
+extern "C" __global__ void gaps_alphabet(i64* head, i64* alphabet) {
     __shared__ int last;
     if (threadIdx.x == 0) last = 0;
     __syncthreads();
     if (head[CLASSES + threadIdx.x]) atomicMax(&last, (int)threadIdx.x);
     __syncthreads();
     if (threadIdx.x) return;
-    if (last == 0 || head[COUNT] != room) head[STATUS] = TOO_SMALL;
+    if (last == 0) head[STATUS] = TOO_SMALL;
     *alphabet = larger(last, 1) + 1;
 }
 
-// The message whose set has entropy-coded gaps: `at` bytes that begin it, the last of which the device may know; the rANS block that lies
-// behind them already; the bits that classes leave open, whose length is `told`; and the values. `head`: whether it was written.
+// The message whose set has entropy-coded gaps: `at` bytes that begin it; a rANS block; the bits that classes leave open, whose length is
+// `told`; and `number` values. With `counted`, what is known of the values, the device knows the beginning and the number. `head`: whether it
+// was written.
 extern "C" __global__ void gaps_close(
-    u64 front, i64 at, const i64* alphabet, const i64* block, const u8* words, const float* values, i64 narrow, i64 count, i64 room, u8* out,
-    const i64* told, i64* head
+    u64 front, i64 at, const i64* counted, const i64* alphabet, const i64* block, const u8* coded, const u8* words, const void* values, i64 kind,
+    i64 number, i64 room, u8* out, const i64* told, i64* head
 ) {
     if (head[STATUS] != FINE) return;
     const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
-    const i64 rests = told[LENGTH], second = at + block[BLOCK_LENGTH], third = second + rests, total = third + (narrow ? 2 : 4) * count;
+    if (counted) {
+        at = put_front(0, 0, *counted, ENTROPY_GAPS) + 1;
+        number = kind == CODED_BYTES ? counted[VALUE_BYTES] : *counted;
+    }
+    const i64 rests = told[LENGTH], second = at + block[BLOCK_LENGTH], third = second + rests, total = third + size_of_each(kind) * number;
     if (told[STATUS] != FINE || block[BLOCK_STATUS] != FINE || total > room) {
         head[STATUS] = TOO_SMALL;
         return;
     }
     if (me == 0) {
         head[WHOLE] = total;
-        for (int k = 0; k < at; ++k) out[k] = (u8)(k + 1 == at && alphabet ? *alphabet : front >> 8 * k);
+        for (int k = 0; k < at && !counted; ++k) out[k] = (u8)(front >> 8 * k);
+        if (counted) out[put_front(out, kind == CODED_BYTES ? counted[MODE] : 0, *counted, ENTROPY_GAPS)] = (u8)*alphabet;
     }
+    for (i64 b = me; b < block[BLOCK_LENGTH]; b += stride) out[at + b] = coded[b];
     for (i64 b = me; b < rests; b += stride) out[second + b] = words[b];
-    for (i64 j = me; j < count; j += stride) put_value(out + third, j, values[j], narrow);
+    for (i64 j = me; j < number; j += stride) put_value(out + third, j, values, kind);
 }
 
 // How many bits the classes leave open, by span. Nothing is read of a message that begins otherwise than by `front`, `at` bytes of it.

@@ -22,8 +22,8 @@ struct Part {
     }
 };
 
-// Rows of `sums`: bits of unary parts, and long remainders, by span. Where facts are asked for, the histogram of the gaps' classes and
-// whether all values are finite. Clears the words.
+// Rows of `sums`: bits of unary parts, and long remainders, by span. Where facts are asked for, the histogram of the gaps' classes and,
+// where it is 1, whether all values are finite. Clears the words.
 extern "C" __global__ void golomb_survey(
     const void* indices, i64 wide, i64 room, const i64* counted, i64 numel, i64 divisor, const float* values, i64 asked, i64* sums, u32* words,
     i64 num_words, i64* head
@@ -54,7 +54,7 @@ extern "C" __global__ void golomb_survey(
         longs += p.rest >= set.shorts;
         if (asked) {
             atomicAdd(&classes[gap_class_of((u64)gap + 1)], 1u);
-            infinite |= (__float_as_uint(values[j]) & 0x7fffffffu) >= 0x7f800000u;
+            infinite |= asked == 1 && (__float_as_uint(values[j]) & 0x7fffffffu) >= 0x7f800000u;
         }
     }
     block_scan(bits, &total);
@@ -104,28 +104,22 @@ extern "C" __global__ void golomb_write(
     }
 }
 
-// The message: mode 0, the count, the form of the set, its planes, and values.
-extern "C" __global__ void sparse_write(const u8* words, const float* values, i64 narrow, i64 room, u8* out, i64* head) {
+// The message: its mode, the count, the form of the set, its planes, and values. `told`: what is known of values that are bytes.
+extern "C" __global__ void sparse_write(const u8* words, const void* values, i64 kind, const i64* told, i64 room, u8* out, i64* head) {
     if (head[STATUS] != FINE) return;
     const i64 count = head[COUNT], planes = head[LENGTH], stride = (i64)gridDim.x * blockDim.x;
     const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    int at = 1;
-    for (i64 left = count; left >= 128; left >>= 7) ++at;
-    at += 2;
-    const i64 size = narrow ? 2 : 4, total = at + planes + size * count;
+    const i64 at = put_front(0, 0, count, GOLOMB), number = kind == CODED_BYTES ? told[VALUE_BYTES] : count, total = at + planes + size_of_each(kind) * number;
     if (total > room) {
         head[STATUS] = TOO_SMALL;
         return;
     }
     if (me == 0) {
         head[WHOLE] = total;
-        out[0] = 0;
-        i64 left = count;
-        for (int k = 1; k < at - 1; ++k, left >>= 7) out[k] = (u8)((left & 127) | (left >= 128 ? 128 : 0));
-        out[at - 1] = GOLOMB;
+        put_front(out, kind == CODED_BYTES ? told[MODE] : 0, count, GOLOMB);
     }
     for (i64 b = me; b < planes; b += stride) out[at + b] = words[b];
-    for (i64 j = me; j < count; j += stride) put_value(out + at + planes, j, values[j], narrow);
+    for (i64 j = me; j < number; j += stride) put_value(out + at + planes, j, values, kind);
 }
 
 extern "C" __global__ void planes_copy(const u8* from, i64 room, u8* out, const i64* head) {
@@ -216,7 +210,7 @@ extern "C" __global__ void golomb_rests(
         head[STATUS] = CORRUPT;
         fine = false;
     }
-    if (fine && first == 0) head[LENGTH] = third + bytes_of(places[gridDim.x]);
+    if (fine && first == 0) head[LENGTH] = at + third + bytes_of(places[gridDim.x]);
     i64 held[SHARE], longs = 0, sum = 0, total;
 #pragma unroll
     for (int a = 0; a < SHARE; ++a) {
@@ -237,12 +231,11 @@ extern "C" __global__ void golomb_rests(
 
 // The indices. `behind` bytes must follow the planes, if it is not negative.
 extern "C" __global__ void golomb_indices(
-    i64 size, i64 at, i64 count, i64 numel, i64 divisor, const i64* ones, const i64* rests, const i64* places, i64 behind, i64 wide, void* out,
-    i64* head
+    i64 size, i64 count, i64 numel, i64 divisor, const i64* ones, const i64* rests, const i64* places, i64 behind, i64 wide, void* out, i64* head
 ) {
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
     const bool fine = head[STATUS] == FINE;
-    if (fine && first == 0 && behind >= 0 && head[LENGTH] + behind != size - at) head[STATUS] = CORRUPT;
+    if (fine && first == 0 && behind >= 0 && head[LENGTH] + behind != size) head[STATUS] = CORRUPT;
     i64 held[SHARE], sum = 0, total;
 #pragma unroll
     for (int a = 0; a < SHARE; ++a) sum += held[a] = fine && first + a < count ? rests[first + a] : 0;

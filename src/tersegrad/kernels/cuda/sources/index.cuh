@@ -5,7 +5,10 @@
 // Places in what the kernels hand on.
 enum { STATUS, WHOLE, LENGTH, COUNT, INFINITE, CLASSES, USED = COUNT };
 #define GOLOMB 250
+#define ENTROPY_GAPS 253
 enum { FINE, CORRUPT, TOO_SMALL, UNSORTED };
+// What is known of values that are bytes: of how many coordinates they are, how many bytes, the message's mode.
+enum { SENT, VALUE_BYTES, MODE };
 // Places in the description of a rANS block (rans_tables.cuh), whose status is FINE as well.
 enum { BLOCK_LENGTH = 3, BLOCK_STATUS = 4 };
 // Bits that a class of gaps leaves open, at most.
@@ -58,10 +61,28 @@ __device__ __forceinline__ int gap_class_of(u64 g) {
     return e > 0 ? 2 * e + (int)(g >> (e - 1) & 1) - 1 : 0;
 }
 
-// Value j of four bytes or, as bfloat16, of two.
-__device__ __forceinline__ void put_value(u8* place, i64 j, float value, i64 narrow) {
-    const u32 bits = __float_as_uint(value);
-    if (!narrow) {
+// The beginning of a message, up to the form of its set, into `out` if there is one; how many bytes it has.
+__device__ __forceinline__ int put_front(u8* out, i64 mode, i64 count, int form) {
+    int at = 1;
+    if (out) out[0] = (u8)mode;
+    for (i64 left = count; at == 1 || left; left >>= 7, ++at)
+        if (out) out[at] = (u8)((left & 127) | (left >= 128 ? 128 : 0));
+    if (out) out[at] = (u8)form;
+    return at + 1;
+}
+
+// How values are written: as float32, as bfloat16, or as the bytes that they are already.
+enum { WIDE, NARROW, CODED_BYTES };
+__device__ __forceinline__ i64 size_of_each(i64 kind) { return kind == WIDE ? 4 : kind == NARROW ? 2 : 1; }
+
+// Value j to its place behind a set.
+__device__ __forceinline__ void put_value(u8* place, i64 j, const void* values, i64 kind) {
+    if (kind == CODED_BYTES) {
+        place[j] = ((const u8*)values)[j];
+        return;
+    }
+    const u32 bits = ((const u32*)values)[j];
+    if (kind == WIDE) {
         store32(place + 4 * j, bits);
         return;
     }

@@ -14,6 +14,8 @@ struct GivenContext {
 
 // Encoders take the size of an alphabet as a number, or where it lies on the device.
 __device__ __forceinline__ i64 size_of(i64 given, const i64* there) { return there ? *there : given; }
+// And the number of symbols, which then is at most the given one, and taken for one at least.
+__device__ __forceinline__ i64 number_of(i64 most, const i64* there) { return there ? larger(1, smaller(*there, most)) : most; }
 
 // Whether a sample is counted that was asked for: long input has one.
 __device__ __forceinline__ bool counts_sample(i64 asked, i64 count, i64 cells) { return asked && count >= larger((i64)1 << 16, 4096 * cells); }
@@ -53,8 +55,9 @@ extern "C" __global__ void rans_frequencies(const short* q, i64 given, const i64
 }
 
 extern "C" __global__ void rans_table(
-    const i64* counts, const int* extra, i64 asked, i64 count, i64 given, const i64* there, short* q, u8* bits, i64* lengths
+    const i64* counts, const int* extra, i64 asked, i64 most, const i64* number, i64 given, const i64* there, short* q, u8* bits, i64* lengths
 ) {
+    const i64 count = number_of(most, number);
     const i64 alphabet = size_of(given, there);
     __shared__ TableRoom room;
     const i64 row = blockIdx.x * alphabet;
@@ -184,8 +187,10 @@ extern "C" __global__ void rans_decode_plain(
 
 // Counts of symbols by context, exact or of every eighth block of 4096 (`sample`), and which occur at all.
 extern "C" __global__ void rans_count(
-    const u8* symbols, const u8* contexts, i64 each, i64 count, i64 given, const i64* there, i64 tables, i64 asked, i64* counts, int* present, i64* head
+    const u8* symbols, const u8* contexts, i64 each, i64 most, const i64* number, i64 given, const i64* there, i64 tables, i64 asked, i64* counts,
+    int* present, i64* head
 ) {
+    const i64 count = number_of(most, number);
     const i64 alphabet = size_of(given, there);
     __shared__ u32 sums[CELLS];
     __shared__ u8 seen[CELLS];
@@ -252,9 +257,10 @@ extern "C" __global__ void rans_starts(const int* frequencies, i64 given, const 
 }
 
 extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
-    const u8* symbols, const u8* contexts, i64 each, i64 count, i64 given, const i64* there, i64 tables, i64 exponent, const u32* codes,
-    u16* words, i64* numbers, u32* states, const i64* head
+    const u8* symbols, const u8* contexts, i64 each, i64 most, const i64* counted, i64 given, const i64* there, i64 tables, i64 exponent,
+    const u32* codes, u16* words, i64* numbers, u32* states, const i64* head
 ) {
+    const i64 count = number_of(most, counted);
     const i64 alphabet = size_of(given, there);
     __shared__ Code own[NEAR];
     if (head[STATUS] != FINE || !head[INFORMATIVE]) return;
@@ -284,10 +290,12 @@ extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
 }
 
 // One block lays out the message: its form, where chunks begin, its length.
-extern "C" __global__ void rans_close(i64 count, i64 given, const i64* there, i64 exponent, const i64* numbers, i64* offsets, i64* head) {
-    const i64 alphabet = size_of(given, there);
+extern "C" __global__ void rans_close(
+    i64 most, const i64* counted, i64 given, const i64* there, i64 exponent, const i64* numbers, i64* offsets, i64* head
+) {
+    const i64 alphabet = size_of(given, there), count = number_of(most, counted);
     const Layout l = layout_of(count, alphabet, exponent);
-    const i64 most = 1 + raw_bytes(count, alphabet), begin = 1 + head[TABLES];
+    const i64 plain = 1 + raw_bytes(count, alphabet), begin = 1 + head[TABLES];
     const bool informative = head[INFORMATIVE] != 0;
     i64 at = begin + (informative ? 4 * l.chunks : 0);
     for (i64 base = 0; informative && base < l.chunks; base += blockDim.x) {
@@ -298,18 +306,18 @@ extern "C" __global__ void rans_close(i64 count, i64 given, const i64* there, i6
         at += total;
     }
     if (threadIdx.x) return;
-    const bool raw = begin >= most || at >= most;
+    const bool raw = begin >= plain || at >= plain;
     head[FORM] = raw ? RAW : informative ? CODED : ONLY_TABLES;
     head[CHUNK] = exponent;
-    head[LENGTH] = raw ? most : at;
+    head[LENGTH] = raw ? plain : at;
 }
 
 // The message. Blocks take chunks, or stretches of raw symbols, in turn.
 extern "C" __global__ void rans_write(
-    const u8* symbols, i64 count, i64 given, const i64* there, i64 exponent, const u8* tables, const u16* words, const i64* numbers, const u32* states,
-    const i64* offsets, const i64* head, u8* out
+    const u8* symbols, i64 most, const i64* counted, i64 given, const i64* there, i64 exponent, const u8* tables, const u16* words,
+    const i64* numbers, const u32* states, const i64* offsets, const i64* head, u8* out
 ) {
-    const i64 alphabet = size_of(given, there);
+    const i64 alphabet = size_of(given, there), count = number_of(most, counted);
     const i64 form = head[FORM];
     if (head[STATUS] != FINE) return;
     if (form == RAW) {
