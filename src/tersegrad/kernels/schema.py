@@ -28,6 +28,7 @@ from tersegrad.kernels.schema_codes import (
     ChunkKernels,
     ClassKernels,
     CosineKernels,
+    ExponentKernels,
     PlanarKernels,
     RansKernels,
 )
@@ -68,17 +69,6 @@ class CastKernels(Protocol):
 
     def natural_encode(self, x: Tensor, out: Tensor, ctx: Context) -> None: ...
     def natural_decode(self, data: Tensor, out: Tensor, weight: float | None = None) -> None: ...
-    def exponent_symbols(self, exponents: Tensor, symbols: Tensor) -> Tensor:
-        """Exponents (uint8) as symbols: 0 stays 0, and the least of the others becomes 1.
-
-        That least minus 1 (255 without others), the largest, and the number of symbols, at least 2 and at most 256; int64, (3,).
-        """
-        ...
-
-    def exponent_bytes(self, symbols: Tensor, below: int, out: Tensor) -> None:
-        """The exponents again: ``below``, the least minus 1, is added to all but 0."""
-        ...
-
     def ternary_encode(self, x: Tensor, out: Tensor, bucket: int, ctx: Context) -> None:
         """``bucket``: a multiple of 64."""
         ...
@@ -322,6 +312,7 @@ class Kernels(
     CosineKernels,
     DitherKernels,
     DrawnKernels,
+    ExponentKernels,
     HadamardKernels,
     PlanarKernels,
     RansKernels,

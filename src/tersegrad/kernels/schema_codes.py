@@ -109,6 +109,21 @@ class RansKernels(Protocol):
         """Fill ``out`` with the symbols of the message at the start of ``data``; the message's length, int64, 0-d."""
 
 
+class ExponentKernels(Protocol):
+    """Exponents of powers of two as symbols of one table."""
+
+    def exponent_symbols(self, exponents: Tensor, symbols: Tensor) -> Tensor:
+        """Exponents (uint8) as symbols: 0 stays 0, and the least of the others becomes 1.
+
+        That least minus 1 (255 without others), the largest, and the number of symbols, at least 2 and at most 256; int64, (3,).
+        """
+        ...
+
+    def exponent_bytes(self, symbols: Tensor, below: int, out: Tensor) -> None:
+        """The exponents again: ``below``, the least minus 1, is added to all but 0."""
+        ...
+
+
 class ChunkKernels(Protocol):
     """Exactly k of every chunk of a vector (``spec/wire.md``, "Chunk sets").
 
