@@ -152,9 +152,7 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
     u32* const mine = sums + t % copies * stride;
     // Indices as bytes hold them, by table; without dither that is the byte itself.
     for (i64 unit = t; 16 * unit < size; unit += blockDim.x) {
-        const Sixteen held = units[unit];
-        Sixteen at = held;
-        if (drawn) at = distances[unit];
+        const Sixteen held = units[unit], at = drawn ? distances[unit] : held;
         // Of a sample every eighth block of 4096 is counted, and of all what occurs.
         const bool counted = !sampled || unit / 256 % 8 == 0;
 #pragma unroll
@@ -174,15 +172,13 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
     for (int j = 0; j < 2; ++j) {
         const int k = t + j * (int)blockDim.x;
         if (k >= stride) break;
-        count_of[j] = sums[k], seen_of[j] = seen[k];
-        sums[k] = 0, seen[k] = 0;
+        count_of[j] = sums[k], seen_of[j] = seen[k], sums[k] = 0, seen[k] = 0;
     }
     __syncthreads();
     for (int j = 0; j < 2; ++j) {
         if (!seen_of[j]) continue;
         const u32 k = (u32)t + j * blockDim.x, place = (k & ~127u) + trellis_symbol(k & 127, window);
-        seen[place] = 1;
-        atomicAdd(&sums[place], count_of[j]);
+        seen[place] = 1, atomicAdd(&sums[place], count_of[j]);
     }
     __syncthreads();
     if (warp < number) {
