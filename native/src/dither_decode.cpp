@@ -89,7 +89,7 @@ public:
         }
         std::uint8_t* symbols = buffer(0);
         if (rans::decode_message(p.body, p.body_size, to.n, 2 * p.window + 1, contexts, tables, symbols) != p.body_size) return false;
-        scale(p, symbols, to);
+        scale(p, symbols, to, 0, to.n);
         return unescape(p, to, symbols);
     }
 
@@ -144,7 +144,7 @@ public:
         // Adding rounds, so at escapes it starts from what lay there before.
         std::vector<float> kept;
         for (const std::size_t i : c.escapes.places) kept.push_back(to.out[i]);
-        scale(c.parsed, c.symbols, to);
+        scale(c.parsed, c.symbols, to, 0, to.n);
         for (std::size_t j = 0; j < kept.size(); ++j) to.out[c.escapes.places[j]] = kept[j];
         put_escapes(c.parsed, c.symbols, c.escapes, to);
     }
@@ -208,10 +208,11 @@ private:
         return true;
     }
 
-    static void scale(const Parsed& p, const std::uint8_t* symbols, const Into& to) {
-        for (std::size_t b = 0; b < scale_count(to.n); ++b) {
-            const std::size_t at = b * kScaleBlock;
-            ops().scale(symbols + at, std::min(kScaleBlock, to.n - at), p.window, p.scales[b], to.add, to.weight, to.out + at);
+    // Coordinates begin .. end of the segment, whose symbols these are.
+    static void scale(const Parsed& p, const std::uint8_t* symbols, const Into& to, std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin, stop; i < end; i = stop) {
+            stop = std::min(end, (i / kScaleBlock + 1) * kScaleBlock);
+            ops().scale(symbols + (i - begin), stop - i, p.window, p.scales[i / kScaleBlock], to.add, to.weight, to.out + i);
         }
     }
 
@@ -224,10 +225,7 @@ private:
             cursor.symbols = rest_;
             if (!f.chunks[c].finish(*f.model)) return false;
             if (f.symbols) std::memcpy(f.symbols + done, rest_, end - done);
-            for (std::size_t i = done, stop; i < end; i = stop) {
-                stop = std::min(end, (i / kScaleBlock + 1) * kScaleBlock);
-                ops().scale(rest_ + (i - done), stop - i, p.window, p.scales[i / kScaleBlock], to.add, to.weight, to.out + i);
-            }
+            scale(p, rest_, to, done, end);
         }
         return unescape(p, to, f.symbols);
     }

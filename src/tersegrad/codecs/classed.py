@@ -117,11 +117,10 @@ def shorter(
 ) -> tuple[bool, Tensor]:
     """The shorter of both codes: ``levels`` with classes (then True), or ``symbols`` with one table.
 
-    Symbols are asked for once levels no longer are, so they may lie in the same place.
+    Symbols are asked for once levels no longer are, so they may lie in the same place; not where a device is asked (:func:`asks`).
     """
     if numel > SHORT and asks(levels(0, 0).device, numel):
-        whole = levels(0, numel).to(torch.float32)
-        begun = begin(lambda first, last: whole[first:last], symbols(), alphabet, layout, chunk)
+        begun = begin(levels, symbols(), alphabet, layout, chunk)
         return begun.finish(host.read(begun.told).tolist())
     known = encode(levels, numel, layout, chunk)
     if known is not None and numel > SEGMENT:

@@ -68,18 +68,26 @@ __device__ __forceinline__ int below_top(u32 key, u32 top) {
     return e < most ? most - e : 0;
 }
 
+// How many of the values first .. stop - 1 are sent.
+__device__ __forceinline__ i64 number_sent(
+    const Pieces& pieces, const void* indices, i64 wide, const float* values, i64 first, i64 stop, const u32* tops
+) {
+    i64 piece = -1, sent = 0;
+    for (i64 j = first; j < stop; ++j) {
+        piece = pieces.of(index_at(indices, wide, j), piece);
+        sent += below_top(magnitude(values[j]), tops[piece]) >= 0;
+    }
+    return sent;
+}
+
 // How many values of each span are sent.
 extern "C" __global__ void exp4_survey(
     const void* indices, i64 wide, const float* values, i64 room, const i64* counted, const i64* ends, i64 number, const u32* tops, i64* sums
 ) {
     const Pieces pieces = {ends, number};
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, smaller(*counted, room));
-    i64 piece = -1, sent = 0, total;
-    for (i64 j = first; j < stop; ++j) {
-        piece = pieces.of(index_at(indices, wide, j), piece);
-        sent += below_top(magnitude(values[j]), tops[piece]) >= 0;
-    }
-    block_scan(sent, &total);
+    i64 total;
+    block_scan(number_sent(pieces, indices, wide, values, first, stop, tops), &total);
     if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
@@ -104,15 +112,10 @@ extern "C" __global__ void exp4_place(
 ) {
     const Pieces pieces = {ends, number};
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, smaller(*counted, room));
-    i64 piece = -1, sent = 0, total;
-    for (i64 j = first; j < stop; ++j) {
-        piece = pieces.of(index_at(indices, wide, j), piece);
-        sent += below_top(magnitude(values[j]), tops[piece]) >= 0;
-    }
-    i64 at = places[blockIdx.x] + block_scan(sent, &total);
+    i64 piece = -1, total, at = places[blockIdx.x] + block_scan(number_sent(pieces, indices, wide, values, first, stop, tops), &total);
     for (i64 j = first; j < stop; ++j) {
         const i64 i = index_at(indices, wide, j);
-        piece = pieces.of(i, j == first ? -1 : piece);
+        piece = pieces.of(i, piece);
         const u32 sign = __float_as_uint(values[j]) >> 31;
         const int below = below_top(magnitude(values[j]), tops[piece]);
         decoded[j] = below < 0 ? 0.0f : __uint_as_float(((tops[piece] >> 23) - (u32)below) << 23 | sign << 31);
