@@ -12,6 +12,8 @@ from experiments.variance_based.local import Local
 from experiments.variance_based.network import Init
 from experiments.variance_based.train import Config, Optimiser
 
+# What the mean is sent with, where it gets more bits than what the workers send: its errors are not averaged over them.
+SECOND = "two_shot(second=dithered_trellis(omega=0.25))"
 METHODS: dict[str, Method] = {
     "none": batched.Dense(),
     "strom_0.001": batched.Strom(tau=0.001),
@@ -33,11 +35,13 @@ METHODS: dict[str, Method] = {
     "dithering_chunk_0.8": batched.SparseDithering(alpha=0.8),
     "local_7": Local("local_sgd(every=7)"),
     "local_14": Local("local_sgd(every=14)"),
-    "local_14_fine": Local("local_sgd(every=14)", "dithered_trellis(omega=0.25)"),
     "local_49": Local("local_sgd(every=49)"),
     "local_14_outer": Local("diloco(every=14)"),
     "local_7_growing": Local("local_sgd(every=7)", growing=True),
     "local_14_exact": Local("local_sgd(every=14)", "identity"),
+    "local_14_second": Local("local_sgd(every=14)", "dithered_trellis(omega=2)", SECOND),
+    "local_14_outer_exact": Local("diloco(every=14)", "identity"),
+    "local_7_outer_coarse": Local("diloco(every=7)", "dithered_trellis(omega=4)"),
 }
 LABELS = {
     "none": "none",
@@ -60,11 +64,13 @@ LABELS = {
     "dithering_chunk_0.8": "error feedback, Sparse Dithering by chunks, error 0.8",
     "local_7": "7 local steps, `dithered_trellis(omega=1)`",
     "local_14": "14 local steps, `dithered_trellis(omega=1)`",
-    "local_14_fine": "14 local steps, `dithered_trellis(omega=0.25)`",
     "local_49": "49 local steps, `dithered_trellis(omega=1)`",
     "local_14_outer": "14 local steps, Nesterov steps along their mean, `dithered_trellis(omega=1)`",
     "local_7_growing": "7 local steps and more as the rate falls, `dithered_trellis(omega=1)`",
     "local_14_exact": "14 local steps, float32",
+    "local_14_second": "14 local steps, `dithered_trellis(omega=2)`, their mean with `omega=0.25`",
+    "local_7_outer_coarse": "7 local steps, Nesterov steps along their mean, `dithered_trellis(omega=4)`",
+    "local_14_outer_exact": "14 local steps, Nesterov steps along their mean, float32",
 }
 # Test accuracy in per cent and compression ratio in words after 300 epochs (arXiv 1802.06058, table for CIFAR-10); None: not published.
 PUBLISHED: dict[Optimiser, dict[str, tuple[float | None, float | None]]] = {
@@ -150,7 +156,7 @@ REMEDIES: dict[str, Variant] = {
     "vgc_2_corrected": Variant("vgc_2", "momentum before compression, masked", remedies.CorrectedVGC(alpha=2.0), _PLAIN),
     "vgc_2_zeta_0.99": Variant("vgc_2", "zeta = 0.99", batched.VGC(alpha=2.0, zeta=0.99)),
     "vgc_2_zeta_0.997": Variant("vgc_2", "zeta = 0.997", batched.VGC(alpha=2.0, zeta=0.997)),
-    "local_14_lr0.002": Variant("local_14", "learning rate 0.002", METHODS["local_14"], {"lr": 0.002}),
+    "local_14_outer_lr0.002": Variant("local_14_outer", "learning rate 0.002", METHODS["local_14_outer"], {"lr": 0.002}),
     "hybrid_0.01_whole": Variant("hybrid_0.01", "all that waits at once, in multiples of tau", remedies.WholeHybrid(tau=0.01)),
 }
 VARIANTS |= REMEDIES
@@ -288,28 +294,36 @@ PLANS: dict[str, list[Job]] = {
         *(Job(name) for name in VARIANTS if name.startswith("hybrid_0.01") and name not in REMEDIES),
     ],
     # ResNet-50 on Tiny-ImageNet, 30 epochs: what the claim is about first, then the rows of the table, then further remedies.
+    # Momentum's rate is that of the best run without compression.
     "resnet": [
         Job("none"),
         Job("vgc_2"),
-        Job("none", "momentum", lr=0.1),
-        Job("local_14", "momentum", lr=0.1),
-        Job("local_14"),
-        Job("local_7", "momentum", lr=0.1),
-        Job("vgc_2", "momentum", lr=0.1),
-        # A worker's own gradient is noisier than the mean of all, and Adam's steps along it are shorter for that.
+        *(Job("none", "momentum", lr=lr) for lr in (0.8, 0.4, 0.1)),
         Job("local_14_outer"),
-        Job("local_14_lr0.002"),
-        Job("local_14_fine", "momentum", lr=0.1),
-        Job("vgc_2_zeta_0.99"),
-        Job("vgc_2_corrected", "momentum", lr=0.1),
         Job("vgc_1.5"),
-        Job("vgc_1"),
-        *(Job(name, "momentum", lr=0.1) for name in ("vgc_1.5", "vgc_1", "qsgd_4bit", "power_sgd_4", "hybrid_0.1")),
-        *(Job(name) for name in ("qsgd_4bit", "power_sgd_4", "hybrid_0.1")),
-        Job("local_7_growing", "momentum", lr=0.1),
-        Job("vgc_2_zeta_0.99", "momentum", lr=0.1),
-        Job("local_49", "momentum", lr=0.1),
-        Job("none", "momentum", lr=0.2),
+        Job("local_14_outer", "momentum", lr=0.1),
+        Job("vgc_2", "momentum"),
+        # A worker's own gradient is noisier than the mean of all, and Adam's steps along it are shorter for that.
+        Job("local_14_outer_lr0.002"),
+        Job("local_7_outer_coarse"),
+        *(Job(name) for name in ("qsgd_4bit", "power_sgd_4", "hybrid_0.1", "vgc_1")),
+        *(Job(name, "momentum") for name in ("qsgd_4bit", "power_sgd_4", "hybrid_0.1", "vgc_1.5", "vgc_1")),
+        Job("vgc_2_zeta_0.99"),
+        Job("vgc_2_corrected", "momentum"),
+        Job("local_14"),
+        *(Job(name, "momentum", lr=0.1) for name in ("local_7", "local_14", "local_7_growing", "local_49")),
+        Job("vgc_2_zeta_0.99", "momentum"),
+    ],
+    # The same for a few epochs (--epochs 6): what local steps lose by themselves and by their messages, and at which rates.
+    "resnet-search": [
+        *(
+            Job(name)
+            for name in ("none", "local_14_exact", "local_14", "local_14_outer_exact", "local_14_outer", "local_14_second")
+        ),
+        *(Job("none", "momentum", lr=lr) for lr in (0.1, 0.2, 0.4)),
+        *(Job("local_14_exact", "momentum", lr=lr) for lr in (0.1, 0.2)),
+        *(Job("local_14_outer", "momentum", lr=lr) for lr in (0.1, 0.05)),
+        *(Job(name) for name in ("local_7_outer_coarse", "local_14_outer_lr0.002")),
     ],
     # The small form: every row of the paper, what stands beside them, and every variant, five seeds.
     "digits": [
