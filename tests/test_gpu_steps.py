@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[1]
 NUMEL = 115_072  # of the small transformer
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, module: str = "gpu_steps") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.gpu_steps", *arguments]
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -47,6 +47,14 @@ def test_alone(tmp_path: Path) -> None:
         assert all(len(r["samples"]) == 2 and min(r["samples"]) > 0 and r["by_itself"] is not None for r in (coded, fed_back))
     for line in ("| `float32 + all_reduce`", "| `qsgd(bits=4, norm=max) + all_gather`", "x no hook", "ms hidden"):
         assert done.stdout.count(line) == 2
+
+
+@pytest.mark.parametrize("what", ["exchange", "moments", "round"])
+def test_where_time_goes(what: str) -> None:
+    done = run(what, "--tiny", module="gpu_trace")
+    assert done.returncode == 0, done.stderr
+    assert "ms per step while it was watched" in done.stdout
+    assert "% of its samples" in done.stdout
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
