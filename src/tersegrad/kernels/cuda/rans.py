@@ -76,14 +76,14 @@ def write_block(
             8 * chunks,
             8 * chunks,
             4 * cells,
-            4 * cells,
+            8 * cells,
             2 * count,
             4 * chunks * lanes,
         )
         launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), *sizes[:-1], q, bits, lengths)
         launch(SOURCE, "rans_join", 1, 256, bits, lengths, *size, num_contexts, tables, head)
         launch(SOURCE, "rans_frequencies", num_contexts, 32, q, *size, frequencies, head)
-        launch(SOURCE, "rans_starts", -(-num_contexts // 32), 32, frequencies, *size, num_contexts, codes)
+        launch(SOURCE, "rans_codes", -(-num_contexts // 32), 32, frequencies, *size, num_contexts, codes)
         launch(
             SOURCE, "rans_encode_chunks", chunks, 32,
             symbols, known, each, *sizes, chunk, codes, words, numbers, states, head,

@@ -244,21 +244,21 @@ extern "C" __global__ void rans_count(
         }
 }
 
-// Symbols to frequency | start << 16; a thread per table.
-extern "C" __global__ void rans_starts(const int* frequencies, i64 given, const i64* there, i64 tables, u32* codes) {
+// How symbols are coded; a thread per table.
+extern "C" __global__ void rans_codes(const int* frequencies, i64 given, const i64* there, i64 tables, Code* codes) {
     const i64 alphabet = size_of(given, there);
     const i64 c = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= tables) return;
     u32 start = 0;
     for (i64 k = c * alphabet; k < (c + 1) * alphabet; ++k) {
-        codes[k] = (u32)frequencies[k] | start << 16;
+        codes[k] = code_of((u32)frequencies[k] | start << 16);
         start += (u32)frequencies[k];
     }
 }
 
 extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
     const u8* symbols, const u8* contexts, i64 each, i64 most, const i64* counted, i64 given, const i64* there, i64 tables, i64 exponent,
-    const u32* codes, u16* words, i64* numbers, u32* states, const i64* head
+    const Code* codes, u16* words, i64* numbers, u32* states, const i64* head
 ) {
     const i64 count = number_of(most, counted);
     const i64 alphabet = size_of(given, there);
@@ -269,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
     if (c >= l.chunks) return;
     const bool mine = cells <= NEAR;
     if (mine)
-        for (i64 k = threadIdx.x; k < cells; k += 32) own[k] = code_of(codes[k]);
+        for (i64 k = threadIdx.x; k < cells; k += 32) own[k] = codes[k];
     __syncwarp();
     const Code* near = own;
     const u32 size = (u32)alphabet;
@@ -280,10 +280,9 @@ extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
         number = encode_chunk(l, c, symbol, load, [=](const Raw& r) { return near[r.symbol]; }, words, states);
     } else {
         auto load = [=](i64 i) { return Raw{symbols[i], context_of(contexts, each, i)}; };
-        auto look = [=](const Raw& r) {
-            const u32 k = r.context * size + r.symbol;
-            return mine ? near[k] : code_of(codes[k]);
-        };
+        // Wherever they lie: to ask in every step would take longer.
+        const Code* held = mine ? near : codes;
+        auto look = [=](const Raw& r) { return held[r.context * size + r.symbol]; };
         number = encode_chunk(l, c, symbol, load, look, words, states);
     }
     if (threadIdx.x == 0) numbers[c] = number;

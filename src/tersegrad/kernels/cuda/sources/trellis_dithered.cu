@@ -184,10 +184,13 @@ extern "C" __global__ void __launch_bounds__(128) trellis_dithered_class_chunks(
     KEEP_TOGETHER(kinds);
     auto symbol = [=](i64 i) { return trellis_symbol(held[i], window); };
     auto load = [=](i64 i) { return Raw{held[(u32)i], (u32)kinds[(u32)i] << 8 | distances[(u32)i]}; };
-    auto look = [=](const Raw& r) {
-        const u32 table = known[r.context >> 8] << bits | (r.context & 255) >> shift, a = trellis_symbol(r.symbol, window);
-        return mine ? near[table * alphabet + a] : code_of(far[table * 128 + a]);
+    auto encode = [&](auto code) {
+        auto look = [=](const Raw& r) {
+            return code(known[r.context >> 8] << bits | (r.context & 255) >> shift, trellis_symbol(r.symbol, window));
+        };
+        return encode_chunk(l, chunk, symbol, load, look, words + first, states + s * CHUNKS * 64);
     };
-    const i64 number = encode_chunk(l, chunk, symbol, load, look, words + first, states + s * CHUNKS * 64);
+    const i64 number = mine ? encode([=](u32 table, u32 a) { return near[table * alphabet + a]; })
+                            : encode([=](u32 table, u32 a) { return code_of(far[table * 128 + a]); });
     if ((threadIdx.x & 31) == 0) numbers[s * CHUNKS + chunk] = number;
 }
