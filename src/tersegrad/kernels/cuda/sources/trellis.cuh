@@ -23,17 +23,18 @@ __device__ __forceinline__ int clipped(int a, int window) {
     const int odd = a & 1, least = odd - window, most = odd + window - 2;
     return a < least ? least : a > most ? most : a;
 }
-__device__ __forceinline__ u32 byte_of(int a, int z0) { return (u32)(clipped(a, WIDEST) + WIDEST) | (u32)z0 << 7; }
+__device__ __forceinline__ u32 byte_of(int a, int z0) {
+    // As clipped(a, WIDEST) + WIDEST: all bits but the lowest, which stays.
+    const int half = (a >> 1) + WIDEST / 2, kept = half < 0 ? 0 : half < WIDEST ? half : WIDEST - 1;
+    return (u32)(2 * kept + (a & 1)) | (u32)z0 << 7;
+}
 __device__ __forceinline__ int index_of(u32 byte) { return (int)(byte & 127) - WIDEST; }
 __device__ __forceinline__ u32 trellis_symbol(u32 byte, int window) { return (u32)(clipped(index_of(byte), window) + window); }
 // Whether a symbol is one of two at either end of a window: these are the ones that escapes belong to.
 __device__ __forceinline__ bool at_end(u32 symbol, int window) { return symbol - 2 >= 2 * (u32)window - 4; }
 
 // To nearest, ties to even; |v| is below 2^31.
-__device__ __forceinline__ int nearest(float v) {
-    if (fabsf(v) < 4194304.0f) return (int)(__float_as_uint(__fadd_rn(v, SHIFTER)) - __float_as_uint(SHIFTER));
-    return (int)rintf(v);
-}
+__device__ __forceinline__ int nearest(float v) { return __float2int_rn(v); }
 
 // The integer of a label, which is its remainder by 4, nearest to y / GRID.
 __device__ __forceinline__ int integer_of(int y, int label) { return 4 * ((y - GRID * label + 2 * GRID) >> 7) + label; }

@@ -10,6 +10,8 @@ template <int S>
 struct Trellis {
     static constexpr int g0 = S == 4 ? 2 : S == 8 ? 5 : S == 16 ? 9 : 18, g1 = S == 4 ? 1 : S == 32 ? 4 : 2;
     static constexpr int bits = S == 4 ? 2 : S == 8 ? 3 : S == 16 ? 4 : 5;
+    // The one bit of g1.
+    static constexpr int place = S == 4 ? 0 : S == 32 ? 2 : 1;
     // More than any path can gain by a start outside of state 0.
     static constexpr u32 penalty = (u32)(4096 * bits + 1) << 16;
 };
@@ -19,6 +21,14 @@ __device__ __forceinline__ u32 add_min(u32 a, u32 b, u32 c) {
     return a + b < c ? a + b : c;
 #else
     return __viaddmin_u32(a, b, c);
+#endif
+}
+
+__device__ __forceinline__ int between(int v, int low, int high) {
+#ifdef CUDA_ON_CPU
+    return v < low ? low : v > high ? high : v;
+#else
+    return min(max(v, low), high);
 #endif
 }
 
@@ -68,12 +78,14 @@ struct Lane {
     const u8* classes;
     float ahead[GROUP];
     u8 kinds[GROUP];
+    // A group all of whose steps the lane has.
     __device__ void fetch(int group) {
+        const float* const here = from + (i64)LANES * GROUP * group;
+        const u8* const known = classes + (i64)LANES * GROUP * group;
 #pragma unroll
         for (int j = 0; j < GROUP; ++j) {
-            const int i = GROUP * group + j;
-            ahead[j] = i < steps ? from[(u32)(LANES * i)] : 0.0f;
-            kinds[j] = classed && i < steps ? classes[(u32)(LANES * i)] : 0;
+            ahead[j] = here[LANES * j];
+            kinds[j] = classed ? known[LANES * j] : 0;
         }
     }
     // The draws of a group: a thread draws for eight coordinates of one step, twice.
@@ -93,34 +105,67 @@ struct Lane {
     __device__ int y(float v, int u) const { return drawn ? dithered_y(v, sign, u) : nearest(v); }
 };
 
+// The way back through a trellis: the bits of the state, each the lowest of a word whose others mean nothing.
+template <int S>
+struct Path {
+    static constexpr int bits = Trellis<S>::bits, place = Trellis<S>::place;
+    u32 state[bits];
+    int z0, z1;
+    __device__ void begin(u32 at) {
+        for (int b = 0; b < bits; ++b) state[b] = at >> b;
+    }
+    __device__ u32 at() const {
+        u32 all = 0;
+        for (int b = 0; b < bits; ++b) all |= (state[b] & 1) << b;
+        return all;
+    }
+    // To the state before, by the decision, and the label z0 + 2 z1 of the branch between them.
+    __device__ __forceinline__ void back(u32 decision) {
+        const u32 top = state[bits - 1];
+        u32 before[bits];
+        for (int b = 0; b < bits - 1; ++b) before[b] = Trellis<S>::g0 >> b & 1 ? state[b] ^ top : state[b];
+        z0 = (int)(top & 1), z1 = (int)((before[place] ^ decision) & 1);
+        before[place] = decision;
+        for (int b = bits - 1; b; --b) state[b] = before[b - 1];
+        state[0] = top;
+    }
+};
+
+// Up to this size indices are not counted.
+#define FEW 14
+
+// What is found in the steps of a lane, of which the next are those from `at` on.
 struct Found {
     u8 *bytes, *contexts;
     signed char* levels;
+    i64 at;
+    // Of sizes: that of an index a is a + 1, or -a.
     int top, more14, more30, height;
-    __device__ __forceinline__ void keep(u32 i, int a, int z0) {
-        const int size = a >= 0 ? a + 1 : -a;
-        top = size > top ? size : top;
-        more14 += size > 14;
-        more30 += size > 30;
-        bytes[i] = (u8)byte_of(a, z0);
+    __device__ __forceinline__ void count(int size) { more14 += size > FEW, more30 += size > 30; }
+    // Step i is an index and z0; its size.
+    __device__ __forceinline__ int keep(int i, int a, int z0) {
+        bytes[at + LANES * i] = (u8)byte_of(a, z0);
+        return 1 + (a ^ a >> 31);
     }
-    // Coordinate i, which is the label of y; `v` is the number in units of the grid or the dither.
+    // Step i has the label z0 + 2 z1 for y; `v` is the number in units of the grid or the dither. The size of its index.
     template <bool drawn>
-    __device__ __forceinline__ void put(u32 i, float v, int y, int label, int u) {
-        const int n = integer_of(y, label), z0 = label & 1;
-        int a = n >> 1;
+    __device__ __forceinline__ int put(int i, float v, int y, int z0, int z1, int u) {
+        // The integer is 4 quarter + z0 + 2 z1.
+        const int quarter = (y + 2 * GRID - GRID * z0 - 2 * GRID * z1) >> 7;
+        if (levels) {
+            // Levels of a scalar quantiser, for scale classes: of two steps, or of a quarter with dither.
+            const int number = drawn ? nearest(v) : y, high = number < 0 ? -number : number;
+            height = high > height ? high : height;
+            levels[at + LANES * i] = (signed char)between(drawn ? (number + 1024) >> 11 : (number + 32) >> 6, -127, 127);
+        }
         if (drawn) {
             const int t = distance_of(u, z0);
-            a = dithered_index(n, u, t);
-            contexts[i] = (u8)fine_class(t);
+            contexts[at + LANES * i] = (u8)fine_class(t);
+            return keep(i, dithered_index(4 * quarter + z0 + 2 * z1, u, t), z0);
         }
-        keep(i, a, z0);
-        if (!levels) return;
-        // Levels of a scalar quantiser, for scale classes: of two steps, or of a quarter with dither.
-        const int number = nearest(v), high = number < 0 ? -number : number;
-        const int level = drawn ? (number + 1024) >> 11 : (number + 32) >> 6;
-        height = high > height ? high : height;
-        levels[i] = (signed char)(level < -127 ? -127 : level > 127 ? 127 : level);
+        // As keep does, for the index 2 quarter + z1.
+        bytes[at + LANES * i] = (u8)(2 * between(quarter + WIDEST / 2, 0, WIDEST - 1) + z1 + 128 * z0);
+        return 1 + ((2 * quarter + z1) ^ quarter >> 31);
     }
 };
 
@@ -129,7 +174,7 @@ template <int S, bool drawn, bool classed>
 __device__ void viterbi(
     const Given& of, i64 warp, u32* kept, u16* room, u8* bytes, u8* contexts, signed char* levels, const Classed& by, int* known
 ) {
-    constexpr int g0 = Trellis<S>::g0, g1 = Trellis<S>::g1, bits = Trellis<S>::bits;
+    constexpr int bits = Trellis<S>::bits;
     const int t = threadIdx.x & 31;
     const i64 run = warp >> 1, begin = run << of.run, end = smaller(begin + ((i64)1 << of.run), of.n);
     const i64 first = begin + 32 * (warp & 1), mine = first + t, segment = segment_of(of.n, begin);
@@ -152,7 +197,7 @@ __device__ void viterbi(
 #pragma unroll
     for (int s = 0; s < S; ++s) cost[s] = s ? Trellis<S>::penalty : 0;
     u32* const own = kept + t;
-    lane.fetch(0);
+    if (whole) lane.fetch(0);
     for (int g = 0; g < whole; ++g) {
         float now[GROUP];
         u8 kinds[GROUP];
@@ -187,27 +232,30 @@ __device__ void viterbi(
         const u32 here = cost[s] >> 16 << bits | (u32)s;
         best = here < best ? here : best;
     }
-    int state = (int)(best & (S - 1));
-    Found found = {bytes + first, drawn ? contexts + first : nullptr, levels ? levels + first : nullptr, 0, 0, 0, 0};
+    Path<S> path;
+    path.begin(best);
+    Found found = {bytes + mine, drawn ? contexts + mine : nullptr, levels ? levels + mine : nullptr, 0, 0, 0, 0, 0};
     KEEP_TOGETHER(found.bytes);
-    auto back = [&](u32 decided, int j) {
-        const int z0 = state >> (bits - 1), w = z0 ? state ^ g0 : state, before = decided >> j & 1 ? w | g1 : w & ~g1;
-        state = 2 * before + z0;
-        return z0 + ((w ^ before) & g1 ? 2 : 0);
-    };
-    auto put = [&](u32 i, float v, int kind, u32 decided, int j) {
+    auto put = [&](int i, float v, int kind, u32 decided, int j) {
         const int u = lane.dither(j), y = lane.y(v, u);
-        if (classed && stills >> kind & 1) found.keep(i, by.still(segment, kind, y), 0);
-        else found.put<drawn>(i, v, y, back(decided, j), u);
+        if (classed && stills >> kind & 1) return found.keep(i, by.still(segment, kind, y), 0);
+        path.back(decided >> j);
+        return found.put<drawn>(i, v, y, path.z0, path.z1, u);
     };
-    auto decisions = [&](int g) { return own[(g * (S / 2) + (state >> 1)) * 32] >> 16 * (state & 1); };
+    auto decisions = [&](int g) {
+        const u32 state = path.at();
+        return own[(g * (S / 2) + (state >> 1)) * 32] >> 16 * (state & 1);
+    };
     if (whole < groups) {
         lane.draw(whole);
         const u32 decided = decisions(whole);
+        found.at = (i64)LANES * GROUP * whole;
 #pragma unroll 1
         for (int j = lane.steps - GROUP * whole - 1; j >= 0; --j) {
-            const u32 i = (u32)(LANES * (GROUP * whole + j));
-            put(i + t, __fmul_rn(lane.from[i], of.scale), classed ? lane.classes[i] : 0, decided, j);
+            const i64 i = found.at + LANES * j;
+            const int size = put(j, __fmul_rn(lane.from[i], of.scale), classed ? lane.classes[i] : 0, decided, j);
+            found.top = size > found.top ? size : found.top;
+            found.count(size);
         }
     }
     if (whole) lane.fetch(whole - 1);
@@ -219,8 +267,18 @@ __device__ void viterbi(
         if (g) lane.fetch(g - 1);
         lane.draw(g);
         const u32 decided = decisions(g);
+        found.at = (i64)LANES * GROUP * g;
+        int sizes[GROUP], most = 0;
 #pragma unroll
-        for (int j = GROUP - 1; j >= 0; --j) put((u32)(LANES * (GROUP * g + j)) + t, now[j], kinds[j], decided, j);
+        for (int j = GROUP - 1; j >= 0; --j) {
+            sizes[j] = put(j, now[j], kinds[j], decided, j);
+            most = sizes[j] > most ? sizes[j] : most;
+        }
+        found.top = most > found.top ? most : found.top;
+        if (most > FEW) {
+#pragma unroll
+            for (int j = 0; j < GROUP; ++j) found.count(sizes[j]);
+        }
     }
     int more14 = found.more14, more30 = found.more30, top = found.top, height = found.height;
     for (int by = 16; by; by >>= 1) {
