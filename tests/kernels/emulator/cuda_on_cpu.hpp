@@ -201,6 +201,7 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
 }
 inline unsigned __float_as_uint(float v) { unsigned b; std::memcpy(&b, &v, 4); return b; }
 inline float __uint_as_float(unsigned b) { float v; std::memcpy(&v, &b, 4); return v; }
+template <class T> T __ldcs(const T* p) { return *p; }
 inline int __float2int_rn(float a) { return a == a ? (int)std::fmin(std::fmax(std::rint((double)a), -2147483648.0), 2147483647.0) : 0; }
 inline float __fmul_rn(float a, float b) { volatile float c = a * b; return c; }
 inline float __fadd_rn(float a, float b) { volatile float c = a + b; return c; }

@@ -10,7 +10,20 @@
 
 #define QUICK_LIMIT 127
 
-// A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them. Without nu the step is what lies `there`, or `given`.
+// A lane's share of 256 coordinates, of which it has those before place `left`, the others being zero.
+template <class Read>
+__device__ __forceinline__ void load_eight(float (&v)[8], const float* from, int left, Read read) {
+    if (left > 7 * 32) {
+#pragma unroll
+        for (int a = 0; a < 8; ++a) v[a] = read(from + 32 * a);
+    } else {
+#pragma unroll
+        for (int a = 0; a < 8; ++a) v[a] = 32 * a < left ? read(from + 32 * a) : 0.0f;
+    }
+}
+
+// A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them. What is read for the last time makes room in the cache for
+// what other blocks will read once more. Without nu the step is what lies `there`, or `given`.
 extern "C" __global__ void __launch_bounds__(512) dither_levels(
     const float* x, i64 n, double nu, float given, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1,
     signed char* levels, float* steps, float* scales, double* norms, double* errors, i64* counts, i64* result
@@ -18,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     __shared__ double parts[16], folded;
     __shared__ i64 energies[16];
     __shared__ int tops[16], over15[16], over31[16];
+    __shared__ u32 drawings[16][128];
     const i64 first = (i64)blockIdx.x * SCALE_BLOCK, size = smaller(SCALE_BLOCK, n - first);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const i64 begin = first + 4096 * warp;
@@ -28,10 +42,9 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     KEEP_TOGETHER(to);
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
     double total = 0;
-    for (int base = 0; base < stop; base += 32 * 8) {
-        float v[8];
-#pragma unroll
-        for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? from[(u32)(base + 32 * a + lane)] : 0.0f;
+    float v[8];
+    for (int base = 0; base < stop; base += 256) {
+        load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return *p; });
 #pragma unroll
         for (int a = 0; a < 8; ++a) total += (double)v[a] * (double)v[a];
     }
@@ -46,64 +59,73 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     i64 all = 0;
     int top = 0, more15 = 0, more31 = 0;
     // Sums of small levels are exact in float32 and in 32 bits; a block with large ones is gone through once more.
-    bool wide = !(nu > 0);
+    bool wide = !(nu > 0) || empty || !finite;
     for (;;) {
         float quick[2] = {0.0f, 0.0f};
         double dot = 0, square = 0;
         u32 energy = 0;
         top = more15 = more31 = 0;
-        const bool plain = !drawn && !wide && !empty && finite;
-        for (int base = 0; plain && base < stop; base += 256) {
-            float v[8];
-#pragma unroll
-            for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? from[(u32)(base + 32 * a + lane)] : 0.0f;
+        for (int base = 0; !drawn && !wide && base < stop; base += 256) {
+            load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return __ldcs(p); });
+            signed char* const here = to + base + lane;
+            const int left = stop - base - lane;
+            int sizes[8], most = 0;
 #pragma unroll
             for (int a = 0; a < 8; ++a) {
                 const float y = __fmul_rn(v[a], inverse);
                 // Large levels only have to stay large here.
                 const float shifted = __fadd_rn(fminf(fmaxf(y, -2097152.0f), 2097152.0f), SHIFTER);
-                const int i = base + 32 * a + lane, k = (int)(__float_as_uint(shifted) - __float_as_uint(SHIFTER)), magnitude = k < 0 ? -k : k;
-                if (i < stop) to[(u32)i] = (signed char)k;
-                top = magnitude > top ? magnitude : top;
-                more15 += magnitude > 15;
-                more31 += magnitude > 31;
+                const int k = (int)(__float_as_uint(shifted) - __float_as_uint(SHIFTER));
+                if (32 * a < left) here[32 * a] = (signed char)k;
+                sizes[a] = k < 0 ? -k : k;
+                most = sizes[a] > most ? sizes[a] : most;
                 energy += (u32)(k * k);
                 quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(y, __fsub_rn(shifted, SHIFTER)));
             }
-        }
-        for (int base = 0; !plain && base < stop; base += 256) {
-            float v[8];
+            top = most > top ? most : top;
+            if (most > 15) {
 #pragma unroll
-            for (int a = 0; a < 8; ++a) v[a] = base + 32 * a + lane < stop ? from[(u32)(base + 32 * a + lane)] : 0.0f;
+                for (int a = 0; a < 8; ++a) more15 += sizes[a] > 15, more31 += sizes[a] > 31;
+            }
+        }
+        // Drawn levels need no sums: their scale is the step.
+        for (int base = 0; drawn && base < stop; base += 256) {
+            load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return __ldcs(p); });
+            signed char* const here = to + base + lane;
+            const int left = stop - base - lane;
+            // A lane draws for eight coordinates that lie side by side.
             u32 w[4];
-            if (drawn) philox(draws, ((u64)(begin + base) >> 3) + lane, 0, w);
+            philox(draws, ((u64)(begin + base) >> 3) + lane, 0, w);
+            __syncwarp();
+            for (int k = 0; k < 4; ++k) drawings[warp][4 * lane + k] = w[k];
+            __syncwarp();
+            const unsigned short* const own = (const unsigned short*)drawings[warp] + lane;
 #pragma unroll
             for (int a = 0; a < 8; ++a) {
-                int draw = -1;
-                if (drawn) {
-                    const int from = 4 * a + (lane >> 3);
-                    const u32 words[4] = {
-                        __shfl_sync(FULL, w[0], from), __shfl_sync(FULL, w[1], from), __shfl_sync(FULL, w[2], from), __shfl_sync(FULL, w[3], from)
-                    };
-                    const u32 word = lane & 4 ? (lane & 2 ? words[3] : words[2]) : (lane & 2 ? words[1] : words[0]);
-                    draw = (int)(word >> 16 * (lane & 1) & 0xffff);
-                }
-                const int i = base + 32 * a + lane;
                 bool large = false;
-                const int k = empty || !finite ? 0 : level_of(v[a], inverse, draw, &large);
+                const int k = empty || !finite ? 0 : level_of(v[a], inverse, own[32 * a], &large);
                 const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
-                if (i < stop) to[(u32)i] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
+                if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
                 top = magnitude > top ? magnitude : top;
                 more15 += magnitude > 15;
                 more31 += magnitude > 31;
-                if (wide) {
-                    dot += (double)v[a] * (double)k;
-                    square += (double)k * (double)k;
-                } else {
-                    energy += (u32)(k * k);
-                    // Coordinates of a row of 64 add to as many lanes, in order.
-                    quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(__fmul_rn(v[a], inverse), (float)k));
-                }
+            }
+        }
+        for (int base = 0; !drawn && wide && base < stop; base += 256) {
+            load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return __ldcs(p); });
+            signed char* const here = to + base + lane;
+            const int left = stop - base - lane;
+#pragma unroll
+            for (int a = 0; a < 8; ++a) {
+                bool large = false;
+                const int k = empty || !finite ? 0 : level_of(v[a], inverse, -1, &large);
+                const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
+                if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
+                top = magnitude > top ? magnitude : top;
+                more15 += magnitude > 15;
+                more31 += magnitude > 31;
+                dot += (double)v[a] * (double)k;
+                square += (double)k * (double)k;
             }
         }
         u64 energy_sum = energy;

@@ -19,12 +19,10 @@ __device__ __forceinline__ float usable_step(double step) {
 __device__ __forceinline__ int level_of(float x, float inverse, int draw, bool* large) {
     const float y = __fmul_rn(x, inverse), size = fabsf(y);
     *large = !(size < TOO_LARGE);
-    if (draw < 0 && size < 4194304.0f) return (int)(__float_as_uint(__fadd_rn(y, SHIFTER)) - __float_as_uint(SHIFTER));
-    if (*large) return 0;
-    if (draw < 0) return (int)rintf(y);
+    if (draw < 0) return *large ? 0 : __float2int_rn(y);
     const float whole = floorf(size);
-    const int up = ((int)rintf(__fmul_rn(__fsub_rn(size, whole), 65536.0f)) + draw) >> 16;
-    const int level = (int)whole + up;
+    const int up = (__float2int_rn(__fmul_rn(__fsub_rn(size, whole), 65536.0f)) + draw) >> 16;
+    const int level = *large ? 0 : (int)whole + up;
     return __float_as_uint(x) >> 31 ? -level : level;
 }
 
