@@ -10,39 +10,42 @@
 
 __device__ __forceinline__ u32 key_of(float v) { return __float_as_uint(v) & 0x7fffffffu; }
 
-// Sources: what coordinate i would send, and its key; `keep` is called once for every coordinate.
+// Sources: what is read of coordinate i, what it would send, and whether that is sent; `keep` is called once for every coordinate.
 struct Plain {
+    using Held = float;
     const float* x;
     u32 least;
-    __device__ float value(i64 i) const { return x[i]; }
+    __device__ float read(i64 i) const { return x[i]; }
+    __device__ float value(float held) const { return held; }
     __device__ bool sent(float v) const { return key_of(v) >= least; }
-    __device__ void keep(i64, float) {}
+    __device__ void keep(i64, float, float) {}
 };
 
 struct Step {
+    struct Held {
+        float total, spread;
+    };
     const float *r, *v, *x, *s;
     float alpha, zeta, tau, twice, square;
     bool hybrid;
     float *next_r, *next_v;
     bool infinite;
-    __device__ float value(i64 i) const {
-        const float total = __fadd_rn(r[i], x[i]), spread = __fadd_rn(v[i], s[i]);
-        bool out = __fmul_rn(total, total) > __fmul_rn(spread, alpha);
-        if (hybrid) out = out && __uint_as_float(key_of(total)) > tau;
-        if (!out) return 0.0f;
-        return hybrid ? __uint_as_float(__float_as_uint(tau) | (__float_as_uint(total) & 0x80000000u)) : total;
+    __device__ Held read(i64 i) const { return {__fadd_rn(r[i], x[i]), __fadd_rn(v[i], s[i])}; }
+    __device__ bool chosen(const Held& h) const {
+        const bool clear = __fmul_rn(h.total, h.total) > __fmul_rn(h.spread, alpha);
+        return hybrid ? clear && __uint_as_float(key_of(h.total)) > tau : clear;
+    }
+    __device__ float value(const Held& h) const {
+        if (!chosen(h)) return 0.0f;
+        return hybrid ? __uint_as_float(__float_as_uint(tau) | (__float_as_uint(h.total) & 0x80000000u)) : h.total;
     }
     __device__ bool sent(float v) const { return key_of(v) >= 1; }
     __device__ void note(float v) { infinite |= key_of(v) >= 0x7f800000u; }
-    __device__ void keep(i64 i, float out) {
-        const float total = __fadd_rn(r[i], x[i]), spread = __fadd_rn(v[i], s[i]), size = __uint_as_float(key_of(total));
-        bool chosen = __fmul_rn(total, total) > __fmul_rn(spread, alpha);
-        if (hybrid) chosen = chosen && size > tau;
-        float a = total, b = __fmul_rn(spread, zeta);
-        if (hybrid) a = __fsub_rn(total, out);
-        if (chosen) {
+    __device__ void keep(i64 i, const Held& h, float out) {
+        float a = hybrid ? __fsub_rn(h.total, out) : h.total, b = __fmul_rn(h.spread, zeta);
+        if (chosen(h)) {
             if (hybrid) {
-                b = __fadd_rn(__fsub_rn(spread, __fmul_rn(size, twice)), square);
+                b = __fadd_rn(__fsub_rn(h.spread, __fmul_rn(__uint_as_float(key_of(h.total)), twice)), square);
                 b = b < 0.0f ? 0.0f : b;
             } else {
                 a = b = 0.0f;
@@ -59,22 +62,27 @@ struct Step {
 // A warp goes through a tile; `take(rank, i, value)` gets what passes. Returns how many passed.
 template <class S, class Take>
 __device__ i64 collect(S& source, i64 n, i64 tile, bool keeping, Take take) {
-    const int lane = threadIdx.x & 31;
+    const i64 first = tile * TILE + (threadIdx.x & 31);
+    const u32 before = (1u << (threadIdx.x & 31)) - 1;
     i64 count = 0;
     for (int group = 0; group < TILE; group += 32 * AHEAD) {
-        float held[AHEAD];
+        const i64 here = first + group, left = n - here;
+        typename S::Held held[AHEAD];
+        if (left > 32 * (AHEAD - 1)) {
 #pragma unroll
-        for (int a = 0; a < AHEAD; ++a) {
-            const i64 i = tile * TILE + group + 32 * a + lane;
-            held[a] = i < n ? source.value(i) : 0.0f;
+            for (int a = 0; a < AHEAD; ++a) held[a] = source.read(here + 32 * a);
+        } else {
+#pragma unroll
+            for (int a = 0; a < AHEAD; ++a) held[a] = 32 * a < left ? source.read(here + 32 * a) : typename S::Held();
         }
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
-            const i64 i = tile * TILE + group + 32 * a + lane;
-            if (keeping && i < n) source.keep(i, held[a]);
-            const bool passes = i < n && source.sent(held[a]);
+            const bool inside = 32 * a < left;
+            const float value = source.value(held[a]);
+            if (keeping && inside) source.keep(here + 32 * a, held[a], value);
+            const bool passes = inside && source.sent(value);
             const u32 votes = __ballot_sync(FULL, passes);
-            if (passes) take(count + __popc(votes & ((1u << lane) - 1)), i, held[a]);
+            if (passes) take(count + __popc(votes & before), here + 32 * a, value);
             count += __popc(votes);
         }
     }
