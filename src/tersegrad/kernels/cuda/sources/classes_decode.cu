@@ -276,9 +276,10 @@ extern "C" __global__ void __launch_bounds__(128) classes_chunks(
     u16* ring = rings[threadIdx.x >> 5];
     auto decode = [&](auto look) {
         const ContextOf context = {own_contexts};
-        if (!d[TAIL]) return decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<false>{to, scales, own_marks, window});
+        if (!d[TAIL] && moderate(scales, (n + SCALE_BLOCK - 1) / SCALE_BLOCK))
+            return decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<false>{to, scales, own_marks, window, 0.0f});
         clear_marks(own_marks, l, c);
-        return decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<true>{to, scales, own_marks, window});
+        return decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<true>{to, scales, own_marks, window, 0.0f});
     };
     const bool good = coarse < 2 ? decode(Entries<true>{near, guesses, coarse, stride}) : decode(Entries<false>{near, guesses, coarse, stride});
     if (!good) state[WRONG] = CORRUPT;

@@ -68,33 +68,42 @@ __device__ __forceinline__ float scaled(int level, float scale) {
     return __uint_as_float((bits & 0x7fffffffu) == 0x7f800000u ? (bits & 0x80000000u) | HUGE_VALUE : bits);
 }
 
-// Values of a segment's symbols. Where there are escapes, those at the ends of the window are marked in a bitmap.
-template <bool escapes>
+// Whether no level times one of these scales leaves the numbers of float32.
+__device__ bool moderate(const float* scales, i64 number) {
+    bool all = true;
+    for (i64 k = 0; k < number; ++k) all &= fabsf(scales[k]) < 1.0e36f;
+    return all;
+}
+
+// Values of a segment's symbols. The careful kind keeps them finite, and marks symbols at the ends of the window, which may be escapes, in a bitmap.
+template <bool careful>
 struct Values {
     float* out;
     const float* scales;
     u32* marks;
     int window;
+    float scale;
     // Whether a symbol is 0 or the last.
     __device__ bool marked(u32 symbol) const { return symbol - 1 >= 2 * (u32)window - 1; }
     __device__ float value(u32 symbol, float scale) const {
         // The level by way of 2^23, which takes no conversion.
         const float level = __fsub_rn(__uint_as_float(0x4b000000u | symbol), (float)(8388608 + window));
-        const float most = __uint_as_float(HUGE_VALUE);
-        return fminf(fmaxf(__fmul_rn(level, scale), -most), most);
+        const float most = __uint_as_float(HUGE_VALUE), product = __fmul_rn(level, scale);
+        return careful ? fminf(fmaxf(product, -most), most) : product;
     }
     __device__ void operator()(i64 i, u8 symbol) const {
         out[i] = value(symbol, scales[i >> 16]);
-        if (escapes && marked(symbol)) atomicOr(&marks[i >> 5], 1u << (i & 31));
+        if (careful && marked(symbol)) atomicOr(&marks[i >> 5], 1u << (i & 31));
     }
+    // The symbols of the next steps, from i on, have one scale.
+    __device__ void begin(i64 i) { scale = scales[i >> 16]; }
     // A warp's step of 64 symbols from i on.
     __device__ void step(i64 i, u32 a, u32 b) const {
         const int lane = threadIdx.x & 31;
-        const float scale = scales[i >> 16];
         float* to = out + i + lane;
         to[0] = value(a, scale);
         to[32] = value(b, scale);
-        if (!escapes) return;
+        if (!careful) return;
         const u32 low = __ballot_sync(FULL, marked(a)), high = __ballot_sync(FULL, marked(b));
         if (lane < 2) marks[(i >> 5) + lane] = lane ? high : low;
     }

@@ -134,11 +134,11 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
     float* to = out + s * SEGMENT;
     u32* own_marks = marks + s * SEGMENT / 32;
     bool good;
-    if (d[TAIL]) {
+    if (d[TAIL] || !moderate(scales, (n + SCALE_BLOCK - 1) / SCALE_BLOCK)) {
         clear_marks(own_marks, l, c);
-        good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<true>{to, scales, own_marks, window});
+        good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<true>{to, scales, own_marks, window, 0.0f});
     } else {
-        good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<false>{to, scales, own_marks, window});
+        good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<false>{to, scales, own_marks, window, 0.0f});
     }
     if (!good) state[WRONG] = CORRUPT;
 }

@@ -94,6 +94,14 @@ __device__ __forceinline__ void put_step(const Put& put, i64 i, u8 a, u8 b, long
     put(i + t + 32, b);
 }
 
+// Tells it where the next steps begin, if it asks for that: at most 512 symbols, none of them beyond the next multiple of 2^14.
+template <class Put>
+__device__ __forceinline__ auto put_begin(Put& put, i64 i, int) -> decltype(put.begin(i)) {
+    put.begin(i);
+}
+template <class Put>
+__device__ __forceinline__ void put_begin(Put&, i64, long) {}
+
 // A warp decodes chunk c: `look(context, slot)` gives the cell and symbol of a slot, `put(i, symbol)` takes symbol i of the block. Whether
 // the chunk is well-formed, as far as this thread saw.
 template <class Context, class Look, class Put>
@@ -128,6 +136,7 @@ __device__ bool decode_chunk(
         for (int a = 0; a < G; ++a)
             for (int h = 0; h < 2; ++h) now[a][h] = soon[a][h];
         if (group + 1 < groups) fetch(group + 1);
+        put_begin(put, first + base, 0);
         // Symbols are handed on while the next ones are looked up.
         u8 last[2] = {0, 0};
 #pragma unroll
