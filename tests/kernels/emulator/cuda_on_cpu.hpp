@@ -196,6 +196,9 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
     return c;
 }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<std::uint64_t>(a) * b >> 32); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
     return static_cast<unsigned>((static_cast<std::uint64_t>(high) << 32 | low) >> (by & 31));
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tersegrad.kernels.cuda import aims, dither, exponents, index, rans, select, trellis, values, vectors
+from tersegrad.kernels.cuda import aims, chunks, dither, exponents, index, rans, select, trellis, values, vectors
 from tersegrad.kernels.cuda.aims import *
+from tersegrad.kernels.cuda.chunks import *
 from tersegrad.kernels.cuda.dither import *
 from tersegrad.kernels.cuda.exponents import *
 from tersegrad.kernels.cuda.index import *
@@ -16,6 +17,7 @@ from tersegrad.kernels.cuda.vectors import *
 
 OPERATIONS = (
     *aims.__all__,
+    *chunks.__all__,
     *dither.__all__,
     *exponents.__all__,
     *index.__all__,

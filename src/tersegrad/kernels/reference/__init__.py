@@ -4,6 +4,7 @@ from tersegrad.kernels.reference.aims import *
 from tersegrad.kernels.reference.align import *
 from tersegrad.kernels.reference.bits import *
 from tersegrad.kernels.reference.casts import *
+from tersegrad.kernels.reference.chunk_messages import *
 from tersegrad.kernels.reference.chunks import *
 from tersegrad.kernels.reference.class_tables import *
 from tersegrad.kernels.reference.cosine import *
