@@ -184,6 +184,7 @@ T __shfl_xor_sync(unsigned, T value, unsigned by) {
 template <class T, class U> T atomicAdd(T* p, U v) { T old = *p; *p = static_cast<T>(old + static_cast<T>(v)); return old; }
 template <class T, class U> T atomicOr(T* p, U v) { T old = *p; *p = old | static_cast<T>(v); return old; }
 template <class T, class U> T atomicMax(T* p, U v) { T old = *p; if (static_cast<T>(v) > old) *p = static_cast<T>(v); return old; }
+template <class T, class U> T atomicMin(T* p, U v) { T old = *p; if (static_cast<T>(v) < old) *p = static_cast<T>(v); return old; }
 
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
