@@ -1,4 +1,4 @@
-"""Messages of chunks: CUDA kernels in the emulation, alone and in whole messages of every form."""
+"""Chunks: CUDA kernels in the emulation choose what the CPU chooses, and write its messages, alone and whole ones of every form."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Piece
 from tersegrad.kernels import cuda, native, reference
 from tersegrad.kernels.cuda import chunks
+from tersegrad.kernels.cuda import tiles as chosen
 from tersegrad.recipes import parse
 from tests.device import Device
 from tests.kernels.agree import same
@@ -47,10 +48,10 @@ def _vector(kind: str, numel: int) -> Tensor:
 
 
 class There:
-    """The CUDA kernels for the simulated device, where the reference chooses."""
+    """The CUDA kernels for the simulated device."""
 
     __name__ = "there"
-    OPERATIONS = chunks.__all__
+    OPERATIONS = (*chunks.__all__, *chosen.__all__)
 
     def __init__(self, device: Device) -> None:
         for name in self.OPERATIONS:
@@ -60,7 +61,8 @@ class There:
         real = getattr(cuda, name)
 
         def there(*arguments: Any) -> Any:
-            return device.to(real(*(device.memory(a) if isinstance(a, Tensor) and not a.is_cpu else a for a in arguments)))
+            found = real(*(device.memory(a) if isinstance(a, Tensor) and not a.is_cpu else a for a in arguments))
+            return None if found is None else device.to(found)
 
         return there
 
@@ -71,6 +73,42 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     with emulated(), Device() as made:
         monkeypatch.setitem(kernels._chosen, made.device.type, kernels.overlay(There(made)))
         yield made
+
+
+@pytest.mark.parametrize(("height", "width", "across", "keep"), [
+    (64, 64, 3, 64), (64, 64, 1, 200), (1, 1024, 2, 256), (2, 2, 5, 1), (33, 31, 2, 40), (5, 1, 3, 2), (1, 1, 7, 1), (256, 256, 1, 256),
+    (1, 5000, 1, 3), (64, 29, 2, 64), (32, 32, 2, 33),
+])  # fmt: skip
+def test_the_largest_are_those_of_the_reference(height: int, width: int, across: int, keep: int) -> None:
+    """Chunks of all sizes, for a warp and for blocks; with more ties than there is room for, and with fewer numbers than are kept."""
+    rows = 2 if height * width < 10_000 else 1
+    numel = 3 + rows * across * height * width
+    table = torch.tensor((3, rows * height, across * width, height, width, keep))
+    count = rows * across * keep
+    generator = torch.Generator().manual_seed(numel)
+    x = torch.randn(numel, generator=generator)
+    few = torch.rand(numel, generator=generator) < 0.4 * keep / height / width
+    cases = {"plain": x, "ties": x.round(), "sparse": torch.where(few, x, 0.0), "not a number": x.clone()}
+    cases["not a number"][-1] = torch.nan
+    if height * width < 10_000:
+        cases |= {"equal": x.sign(), "nothing": x * 0, "denormal": x * 1e-42, "infinite": x / 0.0}
+    for kind, y in cases.items():
+        results = []
+        for ops in (reference, chosen):
+            places, values, total = torch.zeros(count, dtype=torch.int32), torch.zeros(count), torch.zeros(numel)
+            out = x.clone()
+            with emulated():
+                finite = ops.chunk_choose(y, table, places, values)
+                found = [finite]
+                if finite:
+                    found += [places.clone(), values.clone()]
+                    ops.chunk_scatter(places, values, table, out, 0.7)
+                    assert ops.chunk_carry(y, x, 0.95, total, table, places, values)
+                    ops.chunk_scatter(places, values, table, y_out := torch.ones(numel))
+                    found += [places, values, total[3:], out, y_out[3:]]
+            results.append(found)
+        assert all(map(same, *results)), kind
+        assert len(results[0]) == (1 if kind in ("infinite", "not a number") else 8)
 
 
 @pytest.mark.parametrize("kind", ["plain", "ties", "nothing", "little", "scales", "huge", "together", "denormal", "bad"])

@@ -156,6 +156,14 @@ T held(unsigned t) {
 }  // namespace emulator
 
 inline void __syncthreads() { emulator::wait(1); }
+inline int __syncthreads_count(bool predicate) {
+    emulator::slot[threadIdx.x] = predicate;
+    emulator::wait(1);
+    int count = 0;
+    for (unsigned t = 0; t < blockDim.x; ++t) count += static_cast<int>(emulator::slot[t]);
+    emulator::wait(1);
+    return count;
+}
 inline void __syncwarp(unsigned = ~0u) { emulator::wait(2); }
 inline void __threadfence() {}
 

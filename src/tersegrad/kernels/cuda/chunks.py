@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core import host
-from tersegrad.kernels.cuda import rans, replay, scratch
+from tersegrad.kernels.cuda import rans, replay, scratch, tiles
 from tersegrad.kernels.cuda.index import between
 from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, VaryingFloat, launch, scan
 from tersegrad.kernels.reference.chunk_messages import FORMS, own_tables
@@ -103,15 +103,9 @@ def _planned(regions: bytes, counts: bytes, bins: bool, device: torch.device) ->
     found = areas(table)
     kinds = sorted({(a.size, a.keep) for a in found if a.keep < a.size})
     splits, starts = _splits(kinds, device)
-    rows, chunk, place, coded, spot, steps = [], 0, 0, 0, 0, 0
-    for a in found:
-        whole = a.keep == a.size
-        begin, room = (-1, 0) if whole else (starts[kinds.index((a.size, a.keep))], _most_steps(a.size, a.keep))
-        rows.append((a.start, a.cols, a.height, a.width, a.keep, a.size, chunk, place, coded, spot, begin, steps, room))
-        chunk, place = chunk + a.chunks, place + a.chunks * a.keep
-        if not whole:
-            coded, spot, steps = coded + a.chunks, spot + a.chunks * a.keep, steps + a.chunks * room
-    rows.append((0, 1, 1, 1, 1, 1, chunk, place, coded, spot, -1, steps, 0))
+    rows = tiles.rows(found, {kind: (start, _most_steps(*kind)) for kind, start in zip(kinds, starts)})
+    # What is before the end.
+    coded, spot, _, steps, _ = rows[-5:].tolist()
     firsts, rooms = [0], [0]
     for runs in streams(table):
         firsts.append(firsts[-1] + sum(chunks for _, chunks, _ in runs))
@@ -122,7 +116,7 @@ def _planned(regions: bytes, counts: bytes, bins: bool, device: torch.device) ->
     tables = own_tables(number) if bins else 1
     owners = torch.repeat_interleave(torch.arange(number.numel()), number).to(torch.uint8) if tables > 1 else None
     plan = Plan(
-        host.send(torch.tensor(rows).reshape(-1), device),
+        host.send(rows, device),
         host.send(torch.tensor(firsts + rooms), device),
         host.send(torch.cat((zero, number.cumsum(0), sums)), device),
         splits,

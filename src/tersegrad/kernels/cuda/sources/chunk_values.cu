@@ -307,9 +307,7 @@ extern "C" __global__ void chunk_put(
         value = __uint_as_float(bits);
     }
     const Region& r = region_of(regions, areas, &Region::place, j);
-    const i64 own = (j - r.place) / r.keep, k = (j - r.place) % r.keep, across = r.cols / r.width;
-    const i64 place = r.whole() ? k : places[r.spot + own * r.keep + k];
-    const i64 row = own / across * r.height + place / r.width, col = own % across * r.width + place % r.width;
-    float* const to = out + r.start + row * r.cols + col;
+    const i64 own = (j - r.place) / r.keep, k = (j - r.place) % r.keep;
+    float* const to = out + corner_of(r, own) + Across(r)(r.whole() ? (int)k : places[r.spot + own * r.keep + k]);
     *to = adds ? __fadd_rn(*to, __fmul_rn(weight, value)) : value;
 }

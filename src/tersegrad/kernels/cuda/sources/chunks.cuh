@@ -4,8 +4,8 @@
 
 // A region as the host describes it: the columns of a row of a table, whose last row tells what is before its end.
 struct Region {
-    // Where it begins, its columns, what a chunk is, and how many of its places are sent.
-    i64 start, cols, height, width, keep, size;
+    // Where it begins, its columns, what a chunk is, how many of its places are sent, how many chunks lie side by side.
+    i64 start, cols, height, width, keep, size, across;
     // What is before it: chunks, places, chunks that are coded, and places of these.
     i64 chunk, place, coded, spot;
     // Where its splits are, steps of its first chunk, and how many a chunk may have. Chunks that are sent whole have none.
@@ -23,6 +23,25 @@ __device__ __forceinline__ const Region& region_of(const Region* regions, i64 nu
     }
     return regions[low];
 }
+
+// The first coordinate of a chunk of a region.
+__device__ __forceinline__ i64 corner_of(const Region& r, i64 own) {
+    // Division of short numbers takes a fraction of the time.
+    const bool fits = own >> 32 == 0 && r.across >> 32 == 0;
+    const i64 row = fits ? (i64)((u32)own / (u32)r.across) : own / r.across;
+    return r.start + row * r.height * r.cols + (own - row * r.across) * r.width;
+}
+
+// How far a place is from the first one of its chunk.
+struct Across {
+    i64 cols;
+    u32 width, inverse;
+    __device__ explicit Across(const Region& r) : cols(r.cols), width((u32)r.width), inverse(0xffffffffu / width + 1) {}
+    __device__ i64 operator()(int i) const {
+        const u32 row = width > 1 ? __umulhi((u32)i, inverse) : (u32)i;
+        return (i64)row * cols + ((u32)i - row * width);
+    }
+};
 
 // The same for things with ends: the one in which the i-th lies.
 __device__ __forceinline__ i64 owner_of(const i64* firsts, i64 number, i64 i) {
