@@ -17,7 +17,7 @@ from tersegrad.codecs import bitpack, rans
 from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.reference.chunk_messages import own_tables, to_bfloat16
-from tersegrad.kernels.reference.values import mean_scales
+from tersegrad.kernels.reference.values import mean_scales_of
 
 
 class Form(Protocol):
@@ -97,7 +97,7 @@ class Signs:
 
     def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor, kept: Tensor | None = None) -> int:
         own = owners(counts)
-        means = mean_scales(values, own, len(counts), kernels.get(values.device).sum_abs)
+        means = mean_scales_of(values, counts, kernels.get(values.device).sum_abs)
         if kept is not None:
             torch.copysign(means.float()[own], values, out=kept)
         scales = means.view(torch.uint8)
