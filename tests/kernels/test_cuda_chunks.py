@@ -260,3 +260,23 @@ def test_replays_write_what_launches_write() -> None:
             outs = [torch.ones(SPEC.numel), c.decode(Message(message, length), SPEC, CTX)]
             assert bool(chunks.chunk_message_decode(message.clone(), table, counts, "bins", 4, outs[0], None))
             assert same(*outs)
+
+
+@pytest.mark.parametrize(
+    ("text", "waits"),
+    [
+        ("sparse_loco", (0, 1, 1)),
+        ("demo", (2, 1, 1)),
+        ("distro", (2, 1, 1)),
+        ("metered(chunk_top_k(k=9))", (3, 1, 1)),
+        ("by_tensor(default=chunk_top_k(k=9))", (1, 2, 2)),
+        ("error_feedback(chunk_top_k(k=9), residual=bfloat16)", (2, 1, 1)),
+    ],
+)
+def test_what_is_made_of_them_waits_seldom(text: str, waits: tuple[int, int, int], device: Device) -> None:
+    """A length that the device knows is waited for once, whoever asks."""
+    c, x = parse(text), _vector("plain", SPEC.numel)
+    here, there = counted(c, x, SPEC, None), counted(c, x, SPEC, device)
+    assert there.data == here.data
+    assert same(there.decoded, here.decoded)
+    assert (there.encode, there.decode, there.decode_add) == waits
