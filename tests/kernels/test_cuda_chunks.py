@@ -252,11 +252,17 @@ def test_replays_write_what_launches_write() -> None:
         for turn, kind in enumerate(("plain", "ties", "scales", "bad", "plain", "together")):
             x = _vector(kind, SPEC.numel) * (turn + 1)
             places, values = c._room(SPEC, x.device)
-            finite = OPS.chunk_choose(x, table, places, values)
+            total, carry = torch.empty_like(x), torch.full_like(x, -0.0)
+            finite = chosen.chunk_carry(x, carry, 0.95, total, table, places, values)
+            assert same(total, x)
             out, kept = torch.zeros(c.max_nbytes(SPEC), dtype=torch.uint8), torch.empty_like(values)
             length = int(chunks.chunk_message_encode(places, values, finite, table, counts, "bins", 4, out, kept))
             message = c.encode(x, SPEC, None, CTX)[0].payload
             assert torch.equal(out[:length], message), turn
+            if finite:
+                dense = torch.ones(SPEC.numel)
+                chosen.chunk_scatter(places, kept, table, dense)
+                assert same(dense, c.decode(Message(message, length), SPEC, CTX))
             outs = [torch.ones(SPEC.numel), c.decode(Message(message, length), SPEC, CTX)]
             assert bool(chunks.chunk_message_decode(message.clone(), table, counts, "bins", 4, outs[0], None))
             assert same(*outs)
