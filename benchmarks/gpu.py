@@ -42,6 +42,7 @@ TEXTS = (
     "trellis(nu=0.1)", "trellis(nu=0.1, states=4)", "trellis(nu=0.1, states=16)", "trellis(nu=0.1, states=32)", "trellis(alpha=0.1)",
     "dithered_trellis(omega=0.1)", "error_feedback(trellis(nu=0.1))",
     "error_feedback(qsgd(bits=4))", "error_feedback(top_k(fraction=0.01))",
+    "chunk_top_k", "chunk_top_k(values=sign)", "chunk_top_k(values=bins)", "sparse_loco", "spherical(alpha=0.5, block=4)",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@
 
 #include "around_caches.hpp"
 #include "chunks_loops.hpp"
+#include "rounding_ops.hpp"
 #include "tersegrad/runtime.hpp"
 #include "tersegrad/select.hpp"
 #include "tersegrad/threads.hpp"
@@ -27,6 +28,26 @@ const Loops& loops() {
     if (isa() == Isa::avx2) return loops_avx2;
 #endif
     return loops_portable;
+}
+
+// Some sums over n terms in the order of all sums (rounding.hpp). `add(begin, i, places)` adds term begin + i to place i of the 32 that a sum has.
+constexpr std::size_t lanes = 32;
+using rounding::kSumChunk;
+template <class Add>
+void in_order(std::size_t n, std::size_t sums, Add&& add, double* out) {
+    const std::size_t chunks = (n + kSumChunk - 1) / kSumChunk;
+    std::vector<double> by_chunk(sums * chunks), places(sums * lanes);
+    for (std::size_t c = 0; c < chunks; ++c) {
+        std::fill(places.begin(), places.end(), 0.0);
+        const std::size_t end = std::min(n, (c + 1) * kSumChunk);
+        double* const at = places.data();
+        std::size_t begin = c * kSumChunk;
+        for (; begin + lanes <= end; begin += lanes)
+            for (std::size_t i = 0; i < lanes; ++i) add(begin, i, at);
+        for (std::size_t i = 0; begin + i < end; ++i) add(begin, i, at);
+        for (std::size_t s = 0; s < sums; ++s) by_chunk[s * chunks + c] = rounding::fold(at + s * lanes, lanes);
+    }
+    for (std::size_t s = 0; s < sums && chunks; ++s) out[s] = rounding::fold(by_chunk.data() + s * chunks, chunks);
 }
 
 // A vector that lies in memory, read from `data`.
@@ -299,24 +320,23 @@ void to_bins(const float* values, const std::int64_t* counts, std::size_t tensor
     for (std::size_t t = 0; t < tensors; ++t) {
         const auto n = static_cast<std::size_t>(counts[t]);
         around.resize(n);
-        double sum = 0, squares = 0;
-        for (std::size_t j = 0; j < n; ++j) sum += static_cast<double>(values[j]);
+        double sum = 0, squares = 0, sums[16] = {};
+        in_order(n, 1, [&](std::size_t begin, std::size_t i, double* lane) { lane[i] += static_cast<double>(values[begin + i]); }, &sum);
         const auto centre = static_cast<float>(sum / static_cast<double>(n));
         for (std::size_t j = 0; j < n; ++j) around[j] = std::clamp(values[j] - centre, -most, most);
-        for (std::size_t j = 0; j < n; ++j) squares += static_cast<double>(around[j]) * static_cast<double>(around[j]);
+        const float* const a = around.data();
+        in_order(n, 1, [&](std::size_t begin, std::size_t i, double* lane) { lane[i] += static_cast<double>(a[begin + i]) * static_cast<double>(a[begin + i]); },
+                 &squares);
         auto width = static_cast<float>(6 * std::sqrt(squares / (static_cast<double>(n) - 1)) / static_cast<double>(bins));
         if (!(width > 0 && width <= most)) width = 1;
         const auto middle = static_cast<float>(bins / 2), last = static_cast<float>(bins - 1);
         // In a loop of its own, which is made of vectors: 1.5 * 2^23 more, a number below 2^22 is rounded to nearest.
         for (std::size_t j = 0; j < n; ++j) {
-            const float place = around[j] / width + middle;
+            const float place = a[j] / width + middle;
             chosen[j] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(std::min(std::max(place, 0.0f), last) + 12582912.0f));
         }
-        double sums[16] = {};
-        for (std::size_t j = 0; j < n; ++j) {
-            sums[chosen[j]] += static_cast<double>(around[j]);
-            ++filled[chosen[j]];
-        }
+        for (std::size_t j = 0; j < n; ++j) ++filled[chosen[j]];
+        in_order(n, bins, [&](std::size_t begin, std::size_t i, double* lane) { lane[lanes * chosen[begin + i] + i] += static_cast<double>(a[begin + i]); }, sums);
         for (std::size_t b = 0; b < bins; ++b) {
             const auto mean = static_cast<float>(sums[b] / static_cast<double>(std::max<std::int64_t>(filled[b], 1)));
             stands[b] = std::clamp(mean + centre, -most, most);

@@ -39,6 +39,9 @@ REPLAYED = (
     "trellis(alpha=0.1)",
     "dithered_trellis(omega=0.1)",
     "qsgd(bits=4, coder=rans)",
+    "chunk_top_k(values=bins)",
+    "chunk_top_k(k=20, values=sign)",
+    "error_feedback(chunk_top_k(values=bf16), decay=0.95)",
 )
 FIXED = ("bf16", "fp16", "fp8", "int8", "int4", "sign", "natural", "natural_dithering(levels=8)", "qsgd(bits=4)")
 
@@ -379,6 +382,7 @@ VARIABLE = (
     "error_feedback(top_k(fraction=0.01))", "error_feedback(sparse_dithering(nu=0.1))", "threshold(tau=2.5)",
     "top_k(fraction=0.01, exact=false)", "qsgd(levels=4, coder=rans)", "trellis(nu=0.1)", "dithered_trellis(omega=0.1)",
     "trellis(nu=0.1, states=32)", "natural(coder=rans)",
+    "chunk_top_k", "chunk_top_k(values=sign)", "sparse_loco",
 )  # fmt: skip
 
 

@@ -54,10 +54,10 @@ def check(
 
     limit = compressor.max_nbytes(spec)
     message, _ = compressor.encode(x, spec, state, ctx, stats=stats)
-    nbytes = int(message.nbytes)
+    nbytes = message.length
     _refuse_unless(0 <= nbytes <= limit, compressor, f"the message has {nbytes} bytes, max_nbytes promises {limit}")
     again, _ = compressor.encode(x, spec, state, ctx, stats=stats, out=torch.empty(limit, dtype=torch.uint8, device=x.device))
-    same = int(again.nbytes) == nbytes and torch.equal(again.payload, message.payload)
+    same = again.length == nbytes and torch.equal(again.payload, message.payload)
     _refuse_unless(same, compressor, "encoding the same tensor twice gives different bytes")
 
     # Nothing but the bytes may reach the decoder.

@@ -50,7 +50,7 @@ def measure(
         state = compressor.init(spec, x.device)
         buffer, target = touched(compressor.max_nbytes(spec)), torch.ones_like(x)
         message, _ = compressor.encode(x, spec, state, ctx, stats=stats)
-        message = Message(message.payload.clone(), int(message.nbytes))
+        message = Message(message.payload.clone(), message.length)
         expected = compressor.decode(message, spec, ctx)
         bodies = {
             "encode": lambda: compressor.encode(x, spec, state, ctx, stats=stats, out=buffer),
@@ -58,7 +58,7 @@ def measure(
         }
         timings = race(bodies, 4 * x.numel(), rounds=rounds, budget=budget)
         # What was timed is looked at once more: a kernel that only fails when it is run again would be caught here.
-        if not torch.equal(buffer[: int(message.nbytes)], message.payload) or not torch.equal(target, expected):
+        if not torch.equal(buffer[: message.length], message.payload) or not torch.equal(target, expected):
             raise Refused(f"refusing the speed of {compressor}: its output changed while it was timed")
         fused: Timing | None = None
         if isinstance(compressor, Accumulator):

@@ -16,10 +16,8 @@ from tersegrad import kernels
 from tersegrad.codecs import bitpack, rans
 from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
-
-LARGEST_BFLOAT = torch.finfo(torch.bfloat16).max
-# Values of a tensor, on average, from which on every tensor has a table of its own.
-OWN_TABLE = 512
+from tersegrad.kernels.reference.chunk_messages import own_tables, to_bfloat16
+from tersegrad.kernels.reference.values import mean_scales_of
 
 
 class Form(Protocol):
@@ -61,13 +59,9 @@ def _firsts(counts: tuple[int, ...], bins: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _numbers(counts: tuple[int, ...]) -> Tensor:
+def numbers(counts: tuple[int, ...]) -> Tensor:
+    """The counts as the kernels want them."""
     return torch.tensor(counts, dtype=torch.int64)
-
-
-def _bfloat16(values: Tensor) -> Tensor:
-    """To nearest; what would round up to Inf becomes the largest finite number."""
-    return values.clamp(-LARGEST_BFLOAT, LARGEST_BFLOAT).to(torch.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +71,7 @@ class Floats:
     dtype: torch.dtype
 
     def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor, kept: Tensor | None = None) -> int:
-        rounded = values if self.dtype == torch.float32 else _bfloat16(values)
+        rounded = values if self.dtype == torch.float32 else to_bfloat16(values)
         if kept is not None:
             kept.copy_(rounded)
         planes = rounded.view(torch.uint8).reshape(-1, self.dtype.itemsize)
@@ -102,9 +96,8 @@ class Signs:
     """One bit per value: +- the mean magnitude of what its tensor sends, a bfloat16 per tensor."""
 
     def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor, kept: Tensor | None = None) -> int:
-        own = owners(counts).to(values.device)
-        sums = torch.zeros(len(counts), dtype=torch.float64, device=values.device).index_add_(0, own, values.abs().double())
-        means = _bfloat16(sums / torch.tensor(counts, device=values.device))
+        own = owners(counts)
+        means = mean_scales_of(values, counts, kernels.get(values.device).sum_abs)
         if kept is not None:
             torch.copysign(means.float()[own], values, out=kept)
         scales = means.view(torch.uint8)
@@ -133,15 +126,14 @@ class Bins:
 
     def _tables(self, counts: tuple[int, ...]) -> tuple[int, Tensor | None]:
         """The number of probability tables, and the table of each value."""
-        if len(counts) > 256 or sum(counts) < OWN_TABLE * len(counts):
-            return 1, None
-        return len(counts), _bytes(counts)
+        tables = own_tables(numbers(counts))
+        return tables, _bytes(counts) if tables > 1 else None
 
     def write(self, values: Tensor, counts: tuple[int, ...], out: Tensor, kept: Tensor | None = None) -> int:
         chosen = buffers.empty(values.numel(), torch.uint8, values.device)
         stands = torch.empty(len(counts) * self.bins, device=values.device)
         filled = torch.empty(len(counts) * self.bins, dtype=torch.int64, device=values.device)
-        kernels.get(values.device).chunk_bins(values, _numbers(counts), self.bins, chosen, stands, filled)
+        kernels.get(values.device).chunk_bins(values, numbers(counts), self.bins, chosen, stands, filled)
         if kept is not None:
             self._stand(stands, chosen, counts, kept)
         present = filled > 0

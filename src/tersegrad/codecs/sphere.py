@@ -8,78 +8,58 @@ scaling by one float64 square root, division and product are the same on every d
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import normal
-from tersegrad.core.philox import Purpose
+from tersegrad.core import host
 from tersegrad.core.protocol import Context
-
-HUGE = float(torch.finfo(torch.float32).max)
-CERTAIN = 40.0  # a search gives up after this many times the expected draws: with probability e^-40
+from tersegrad.kernels.reference.sphere import errors as errors
+from tersegrad.kernels.reference.sphere import points as points
+from tersegrad.kernels.reference.sphere import words as _words
 
 
 @functools.cache
-def _table(device: torch.device) -> Tensor:
-    return normal.quantiles().to(device)
+def _table(device: torch.device, stream: int) -> Tensor:
+    return host.send(normal.quantiles(), device)
+
+
+def table(device: torch.device) -> Tensor:
+    """The integers of all draws, for the stream of now."""
+    return _table(device, host.stream(device))
 
 
 def words(ctx: Context, index: Tensor, width: int, d: int) -> Tensor:
     """The first ``d`` integers of the words with these numbers, (n, d) int32; ``width`` >= d fixes where words lie."""
-    draws = kernels.get(index.device).random_rows(ctx, Purpose.CODEBOOK, index, width)[:, :d]
-    return _table(index.device)[draws.long()]
+    return _words(kernels.get(index.device).random_rows, table(index.device), ctx, index, width, d)
 
 
-def points(z: Tensor, scale: Tensor) -> Tensor:
-    """The words as points at distance ``scale`` (float64) from the origin, (n, d) float32."""
-    square = z.long().square().sum(1).double()  # an exact integer
-    return ((scale / square.sqrt())[:, None] * z).to(torch.float32).clamp_(-HUGE, HUGE)
-
-
-def errors(y: Tensor, x: Tensor) -> Tensor:
-    """Squared distances of rows, float64, summed in the order of the columns."""
-    total = torch.zeros(y.shape[0], dtype=torch.float64, device=y.device)
-    for j in range(y.shape[1]):
-        total += (y[:, j].double() - x[:, j].double()).square()
-    return total
-
-
-def search(ctx: Context, x: Tensor, scale: Tensor, square: Tensor, alpha: float, probability: float, width: int) -> Tensor:
+def search(
+    ctx: Context,
+    x: Tensor,
+    scale: Tensor,
+    square: Tensor,
+    alpha: float,
+    probability: float,
+    width: int,
+    start: int | None = None,
+) -> Tensor:
     """For each row of ``x`` (n, d) the first word whose point errs by at most ``alpha`` times ``square``; -1 if none was found.
 
-    ``scale`` is the distance of each row's points, ``square`` its squared norm (both float64, positive), ``probability`` the
-    least chance of a word to be accepted. Scalar products of many words with many rows preselect; what counts is the error of
-    the float32 values that will be decoded.
+    ``scale`` is the distance of each row's points, ``square`` its squared norm (both float64), ``probability`` the least chance of a word
+    to be accepted. Rows whose square is not positive or not finite have no word. With ``start``, the number of the first coordinate,
+    shared signs are laid on x.
     """
-    n, d = x.shape
-    # Where float32 products cannot tell words apart.
-    fine = alpha < 1e-3
-    dtype, margin = (torch.float64, 1e-12) if fine else (torch.float32, 1e-5)
-    size = square.sqrt()
-    reach = scale / size
-    least = ((reach.square() + 1 - alpha) / (2 * reach) - margin).to(dtype)  # accepted words have at least this cosine
-    units = (x.double() / size[:, None]).to(dtype)
-    found = torch.full((n,), -1, dtype=torch.int64, device=x.device)
-    stride = -(-width // 8) * 8
-    run, table = kernels.get(x.device), _table(x.device)
-    left = torch.arange(n, device=x.device)
-    at, limit = 0, math.ceil(CERTAIN / probability)
-    while left.numel() and at < limit:
-        rows = int(min(max(64.0, 0.5 / probability), 65536.0))
-        draws = run.random_u16(ctx, Purpose.CODEBOOK, at * stride, rows * stride, x.device).view(rows, stride)[:, :d]
-        z = table[draws.long()]
-        book = torch.nn.functional.normalize(z.to(dtype), dim=1).t().contiguous()
-        trying, start = left, torch.zeros_like(left)
-        # Once, and again for the few words that the preselection took and the error refuses.
-        while trying.numel():
-            word = run.sphere_first(book, units[trying], least[trying], start)
-            trying, word = trying[word >= 0], word[word >= 0]
-            good = errors(points(z[word], scale[trying]), x[trying]) <= alpha * square[trying]
-            found[trying[good]] = at + word[good]
-            trying, start = trying[~good], word[~good] + 1
-        left = left[found[left] < 0]
-        at += rows
-    return found
+    return kernels.get(x.device).sphere_search(ctx, x, scale, square, alpha, probability, width, start, table(x.device))
+
+
+def restore(
+    ctx: Context, index: Tensor, scale: Tensor, width: int, out: Tensor, weight: float | None, start: int | None = None
+) -> None:
+    """The points of words at these distances into the rows of ``out``, or ``weight`` times as much added; zeros for negative numbers.
+
+    With ``start`` the shared signs are laid on them.
+    """
+    kernels.get(out.device).sphere_points(ctx, index, scale, width, start, table(out.device), out, weight)

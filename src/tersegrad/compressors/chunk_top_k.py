@@ -31,9 +31,9 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import chunk_sets, tiles
-from tersegrad.codecs.chunk_values import Bins, Floats, Form, Signs
+from tersegrad.codecs.chunk_values import Bins, Floats, Form, Signs, numbers
 from tersegrad.codecs.tiles import Region
-from tersegrad.core import buffers, host, modes
+from tersegrad.core import buffers, host, modes, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Omega, Spec
 from tersegrad.core.stateless import Stateless
@@ -96,10 +96,22 @@ class ChunkTopK(Stateless):
                 counts.append(sent)
         return tuple(counts)
 
-    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
+    def codes_on_host(self, device: torch.device) -> bool:
+        return not kernels.faster(device, "chunk_message_encode", "chunk_message_decode")
+
+    def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int | Tensor:
         places, values = self._room(spec, x.device)
         finite = kernels.get(x.device).chunk_choose(x, tiles.table(self.regions(spec)), places, values)
+        if places.numel() and not data.is_cpu:
+            return self._lay(finite, places, values, data, spec)
         return self._write(finite, places, values, data, spec)
+
+    def _lay(
+        self, finite: Tensor, places: Tensor, values: Tensor, data: Tensor, spec: Spec, kept: Tensor | None = None
+    ) -> Tensor:
+        """:meth:`_write` on the device of what was chosen, for which nobody waits."""
+        given = (tiles.table(self.regions(spec)), numbers(self._counts(spec)), self.values, self.bins)
+        return kernels.get(data.device).chunk_message_encode(places, values, finite, *given, data, kept)
 
     def _room(self, spec: Spec, device: torch.device) -> tuple[Tensor, Tensor]:
         count = sum(self._counts(spec))
@@ -126,9 +138,11 @@ class ChunkTopK(Stateless):
     def splits(self, device: torch.device, weight: float) -> bool:
         return True
 
-    def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
+    def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool | Tensor]:
         x = fed.x
         data = buffers.byte_buffer(out, self.max_nbytes(spec), x.device)
+        if spec.numel and not x.is_cpu and not self.codes_on_host(x.device):
+            return self._split_there(fed, spec, data, data if out is None else out)
         here = data if x.is_cpu else host.empty(data.numel(), torch.uint8, x.device)
         ops, table = kernels.get(x.device), tiles.table(self.regions(spec))
         places, values = self._room(spec, x.device)
@@ -145,7 +159,22 @@ class ChunkTopK(Stateless):
         message = Message(data if out is None else out, nbytes, None if x.is_cpu else here[:nbytes])
         return message, mode != modes.NON_FINITE
 
+    def _split_there(self, fed: Fed, spec: Spec, data: Tensor, whole: Tensor) -> tuple[Message, Tensor]:
+        """:meth:`encode_split` on the device."""
+        ops, table = kernels.get(data.device), tiles.table(self.regions(spec))
+        (places, values), (_, kept) = self._room(spec, data.device), self._room(spec, data.device)
+        finite = ops.chunk_carry(fed.x, fed.residual, fed.decay, fed.left, table, places, values)
+        nbytes = self._lay(finite, places, values, data, spec, kept)
+        # Zeros, where nothing is sent.
+        ops.chunk_scatter(places, kept, table, fed.left, -fed.weight)
+        return Message(whole, nbytes), finite
+
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
+        if spec.numel and not data.is_cpu:
+            given = (tiles.table(self.regions(spec)), numbers(self._counts(spec)), self.values, self.bins)
+            if not trust.holds(kernels.get(data.device).chunk_message_decode(data, *given, out, weight)):
+                raise CorruptMessage(f"not a message of {self.name} for {spec.numel} coordinates")
+            return
         mode = int(data[0]) if data.numel() else -1
         if mode in (modes.ZERO, modes.NON_FINITE) and data.numel() == 1:
             if mode == modes.NON_FINITE:

@@ -34,14 +34,14 @@ from torch import Tensor
 
 from tersegrad import kernels, theory
 from tersegrad.codecs import elias, levels, rans, rice, sphere, varint
-from tersegrad.core import modes
+from tersegrad.core import host, modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import NON_FINITE, NORMAL, RAW, ZERO
 from tersegrad.core.numbers import TINY, float32
-from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context, Guarantee, Omega, Spec
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.text import require
+from tersegrad.kernels.reference.sphere import NO_NORM, power
 
 # Norms of whole vectors that say: not finite, stored as they are.
 NAN_BITS, INF_BITS = 0x7FC00000, 0x7F800000
@@ -156,12 +156,15 @@ class Spherical(Stateless):
         """What is left of alpha for the direction where a block's norm is rounded by half a notch."""
         return 1 - (1 - self.alpha) * math.cosh(math.log(2) / (2 * self.notches)) ** 2
 
-    def _search(self, ctx: Context, x: Tensor, norm: Tensor, square: Tensor, width: int) -> Tensor:
+    def _search(self, ctx: Context, x: Tensor, norm: Tensor, square: Tensor, width: int, start: int | None = None) -> Tensor:
         """Words for the rows of x; ``norm`` is what the decoder will know of their norms."""
         d = x.shape[1]
         chance = _chance(self.alpha if self.block is None or self.unbiased else self._worst(), d)
         size = square.sqrt() if self.unbiased else norm
-        return sphere.search(ctx, x, size * math.sqrt(1 - self.alpha), square, self.alpha, chance, width)
+        return sphere.search(ctx, x, size * math.sqrt(1 - self.alpha), square, self.alpha, chance, width, start)
+
+    def stays(self, device: torch.device) -> bool:
+        return kernels.faster(device, "sphere_norms", "sphere_search", "sphere_points")
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
         if self.block is None:
@@ -172,40 +175,43 @@ class Spherical(Stateless):
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         d = spec.numel
-        values = self._decode_vector(data, d, ctx) if self.block is None else self._decode_blocks(data, d, self.block, ctx)
-        _ = out.copy_(values) if weight is None else out.add_(values.mul_(weight))
+        if self.block is None:
+            self._decode_vector(data, d, ctx, out, weight)
+        else:
+            self._decode_blocks(data, d, self.block, ctx, out, weight)
 
     # Whole vectors: 31 bits of norm, 6 of the Rice parameter, then the Rice code of T, in one stream.
 
     def _encode_vector(self, x: Tensor, ctx: Context) -> Tensor:
-        d, square = x.numel(), kernels.get(x.device).sum_squares(x).cpu()
+        d, square = x.numel(), kernels.get(x.device).sum_squares(x).view(1)
         norm = square.sqrt().to(torch.float32)
+        known = torch.isfinite(norm) & (norm >= TINY)
+        found = self._search(ctx, x.view(1, d), norm.double(), square.where(known, 0.0), d) if d else square
+        square, norm, found = host.read_all(square, norm, found)
         if not math.isfinite(float(square)):
-            return _bytes(NAN_BITS, NORM, x.device)
+            return _bytes(NAN_BITS, NORM)
         if float(norm) < TINY:
-            return _bytes(0, NORM, x.device)
-        if not math.isinf(float(norm)):
-            norms = norm.double().view(1).to(x.device)
-            t = int(self._search(ctx, x.view(1, d), norms, square.view(1).to(x.device), d))
-            m = self._rice(d)
-            if 0 <= t >> m <= LONGEST_UNARY:
-                start, quotient = NORM + PARAMETER, t >> m
-                code = 1 << quotient | (t & (1 << m) - 1) << quotient + 1
-                stream = int(norm.view(torch.int32)) | m << NORM | code << start
-                return _bytes(stream, start + quotient + 1 + m, x.device)
-        return torch.cat([_bytes(INF_BITS, NORM, x.device), x.view(torch.uint8)])
+            return _bytes(0, NORM)
+        t, m = int(found), self._rice(d)
+        if 0 <= t >> m <= LONGEST_UNARY:
+            start, quotient = NORM + PARAMETER, t >> m
+            code = 1 << quotient | (t & (1 << m) - 1) << quotient + 1
+            stream = int(norm.view(torch.int32)) | m << NORM | code << start
+            return _bytes(stream, start + quotient + 1 + m)
+        return torch.cat([_bytes(INF_BITS, NORM), host.read(x).view(torch.uint8)])
 
-    def _decode_vector(self, payload: Tensor, d: int, ctx: Context) -> Tensor:
+    def _decode_vector(self, payload: Tensor, d: int, ctx: Context, out: Tensor, weight: float | None) -> None:
         if not 4 <= payload.numel() <= max(32, 4 + 4 * d):
             raise CorruptMessage(f"{payload.numel()} bytes are no spherical message of {d} coordinates")
-        device = payload.device
         head = int.from_bytes(bytes(payload[:4].tolist()), "little") & 0x7FFFFFFF
         if head == INF_BITS:
-            return _stored(payload[4:], d)
+            _put(_stored(payload[4:], d), out, weight)
+            return
         if head in (0, NAN_BITS):
             if payload.numel() != 4:
                 raise CorruptMessage("bytes after the end of the message")
-            return torch.full((d,), math.nan if head else 0.0, device=device)
+            _put(math.nan if head else 0.0, out, weight)
+            return
         norm = struct.unpack("<f", struct.pack("<I", head))[0]
         if not TINY <= norm < math.inf or d == 0:
             raise CorruptMessage(f"a norm of {norm}")
@@ -223,9 +229,9 @@ class Spherical(Stateless):
         number = quotient << m | code >> quotient + 1
         if number >= FAR:
             raise CorruptMessage("a codeword is out of reach")
-        t = torch.tensor([number], device=device)
-        scale = torch.tensor([norm * self._radius(d)], dtype=torch.float64, device=device)
-        return sphere.points(sphere.words(ctx, t, d, d), scale)[0]
+        scale = torch.tensor([norm * self._radius(d)], dtype=torch.float64)
+        index, scale = (host.send(known, out.device) for known in (torch.tensor([number]), scale))
+        sphere.restore(ctx, index, scale, d, out.view(1, d), weight)
 
     # Blocks: mode, largest norm, the other norms relative to it, and the Rice codes, with their parameter before them.
 
@@ -234,57 +240,48 @@ class Spherical(Stateless):
         full, rest = divmod(d, block)
         return [(0, full, block)] * (full > 0) + [(full, 1, rest)] * (rest > 0)
 
-    def _signs(self, ctx: Context, d: int, device: torch.device) -> Tensor:
-        """Shared signs: blocks that are alike search in different directions."""
-        return 1 - 2 * (kernels.get(device).random_u16(ctx, Purpose.SIGN, 0, d, device) & 1)
-
     def _encode_blocks(self, x: Tensor, block: int, ctx: Context) -> Tensor:
-        d, device = x.numel(), x.device
-        square = kernels.get(device).block_sum_squares(x, block)
-        norm = square.sqrt()
-        if not bool(torch.isfinite(square).all()):
-            return _mode(NON_FINITE, device)
-        alive = norm >= TINY
-        if not bool(alive.any()):
-            return _mode(ZERO, device)
-        k = self._nearest_norm(norm, ctx)
-        top = int(k[alive].max())
-        parts = [_mode(NORMAL, device), _raw(struct.pack("<h", top), device), _write_norms((top + 1 - k).where(alive, 0))]
-        sent = _power(k, self.notches)
-        flipped = x * self._signs(ctx, d, device)
-        raw = torch.cat([_mode(RAW, device), x.view(torch.uint8)])
+        d, ops = x.numel(), kernels.get(x.device)
+        square = ops.block_sum_squares(x, block)
+        finite = torch.isfinite(square).all()
+        k, sent = ops.sphere_norms(square, self.notches, ctx if self.unbiased else None)
+        # Blocks without a norm have no words, and none has where one is not finite.
+        searched = square.where((k != NO_NORM) & finite, 0.0)
+        words = []
         for first, count, size in self._groups(d, block):
-            pick = first + alive[first : first + count].nonzero()[:, 0]
-            rows = flipped[first * block : first * block + count * size].view(count, size)[pick - first]
-            t = self._search(ctx, rows, sent[pick], square[pick], block)
+            at, part = first * block, slice(first, first + count)
+            rows = x[at : at + count * size].view(count, size)
+            words.append(self._search(ctx, rows, sent[part], searched[part], block, at))
+        finite, k, *words = host.read_all(finite, k, *words)
+        if not bool(finite):
+            return _mode(NON_FINITE)
+        alive = k != NO_NORM
+        if not bool(alive.any()):
+            return _mode(ZERO)
+        top = int(k[alive].max())
+        parts = [_mode(NORMAL), _raw(struct.pack("<h", top)), _write_norms((top + 1 - k.long()).where(alive, 0))]
+        for t, (first, count, size) in zip(words, self._groups(d, block)):
+            t = t[alive[first : first + count]]
             if bool((t < 0).any()):
-                return raw
+                return self._as_it_is(x)
             if t.numel():
                 m = self._rice(size)
-                parts += [_raw(bytes([m]), device), rice.encode(t, m)]
-        data = torch.cat(parts)
+                parts += [_raw(bytes([m])), rice.encode(t, m)]
         # Unbiased messages must not be chosen by their length, which depends on the draws.
-        return raw if raw.numel() < data.numel() and not self.unbiased else data
+        longer = 1 + 4 * d < sum(p.numel() for p in parts) and not self.unbiased
+        return self._as_it_is(x) if longer else torch.cat(parts)
 
-    def _nearest_norm(self, norm: Tensor, ctx: Context) -> Tensor:
-        g = self.notches
-        mantissa, exponent = torch.frexp(norm)
-        if not self.unbiased:
-            borders = _powers(2 * g)[1::2].contiguous().to(norm.device)
-            return g * (exponent.long() - 1) + torch.searchsorted(borders, 2 * mantissa, right=True)
-        below = g * (exponent.long() - 1) + torch.searchsorted(_powers(g).to(norm.device), 2 * mantissa, right=True) - 1
-        low, high = _power(below, g), _power(below + 1, g)
-        draws = kernels.get(norm.device).random_u16(ctx, Purpose.ROUNDING, 0, norm.numel(), norm.device)
-        part = torch.round((norm - low) / (high - low) * 65536.0).where(norm >= TINY, 0)
-        return below + (part.long() + draws >> 16)
+    def _as_it_is(self, x: Tensor) -> Tensor:
+        return torch.cat([_mode(RAW), host.read(x).view(torch.uint8)])
 
-    def _decode_blocks(self, payload: Tensor, d: int, block: int, ctx: Context) -> Tensor:
-        device = payload.device
+    def _decode_blocks(self, payload: Tensor, d: int, block: int, ctx: Context, out: Tensor, weight: float | None) -> None:
         mode = int(payload[0]) if payload.numel() else -1
         if mode == RAW:
-            return _stored(payload[1:], d)
+            _put(_stored(payload[1:], d), out, weight)
+            return
         if mode in (ZERO, NON_FINITE) and payload.numel() == 1:
-            return torch.full((d,), math.nan if mode == NON_FINITE else 0.0, device=device)
+            _put(math.nan if mode == NON_FINITE else 0.0, out, weight)
+            return
         if mode != NORMAL or payload.numel() < 5 or d == 0:
             raise CorruptMessage("not a spherical message in blocks")
         top = struct.unpack("<h", bytes(payload[1:3].tolist()))[0]
@@ -292,38 +289,45 @@ class Spherical(Stateless):
         k = top + 1 - below
         if not -127 * self.notches <= int(k.min()) or int(k.max()) > 140 * self.notches:
             raise CorruptMessage("a norm lies outside the range of float32")
-        norm, alive = _power(k, self.notches), below > 0
-        values = torch.zeros(d, dtype=torch.float32, device=device)
-        for first, count, size in self._groups(d, block):
-            pick = first + alive[first : first + count].nonzero()[:, 0]
-            if not pick.numel():
+        norm, alive = power(k, self.notches), below > 0
+        index = torch.full_like(below, -1)
+        for first, count, _size in self._groups(d, block):
+            here = alive[first : first + count]
+            number = int(here.sum())
+            if not number:
                 continue
             m = int(payload[at]) if at < payload.numel() else -1
             if not 0 <= m <= rice.MAX_K:
                 raise CorruptMessage(f"a Rice parameter of {m}")
-            t, used = rice.decode(payload[at + 1 :], pick.numel(), m)
+            t, used = rice.decode(payload[at + 1 :], number, m)
             at += 1 + used
             if int(t.max()) >= FAR:
                 raise CorruptMessage("a codeword is out of reach")
-            words = sphere.words(ctx, t, block, size)
-            values[first * block : first * block + count * size].view(count, size)[pick - first] = sphere.points(
-                words, norm[pick] * self._radius(size)
-            )
+            index[first : first + count][here] = t
         if at != payload.numel():
             raise CorruptMessage("bytes after the end of the message")
-        return values * self._signs(ctx, d, device)
+        for first, count, size in self._groups(d, block):
+            begin, part = first * block, slice(first, first + count)
+            sent, scale = (host.send(known, out.device) for known in (index[part], norm[part] * self._radius(size)))
+            sphere.restore(ctx, sent, scale, block, out[begin : begin + count * size].view(count, size), weight, begin)
 
 
-def _bytes(stream: int, bits: int, device: torch.device) -> Tensor:
-    return _raw(stream.to_bytes((bits + 7) // 8, "little"), device)
+def _put(values: Tensor | float, out: Tensor, weight: float | None) -> None:
+    """What needs no words into ``out``, or ``weight`` times as much added."""
+    there = host.send(values, out.device) if isinstance(values, Tensor) else torch.full_like(out, values)
+    _ = out.copy_(there) if weight is None else out.add_(there * weight)
 
 
-def _raw(data: bytes, device: torch.device) -> Tensor:
-    return torch.tensor(list(data), dtype=torch.uint8, device=device)
+def _bytes(stream: int, bits: int) -> Tensor:
+    return _raw(stream.to_bytes((bits + 7) // 8, "little"))
 
 
-def _mode(mode: int, device: torch.device) -> Tensor:
-    return torch.full((1,), mode, dtype=torch.uint8, device=device)
+def _raw(data: bytes) -> Tensor:
+    return torch.tensor(list(data), dtype=torch.uint8)
+
+
+def _mode(mode: int) -> Tensor:
+    return torch.full((1,), mode, dtype=torch.uint8)
 
 
 def _stored(data: Tensor, d: int) -> Tensor:
@@ -332,33 +336,18 @@ def _stored(data: Tensor, d: int) -> Tensor:
     return data.clone().view(torch.float32)
 
 
-@functools.cache
-def _powers(g: int) -> Tensor:
-    """2^(j/g) for j = 0 .. g - 1, by square roots and products that every machine rounds alike."""
-    table, root = [1.0], 2.0
-    while len(table) < g:
-        root = math.sqrt(root)
-        table = [v for p in table for v in (p, p * root)]
-    return torch.tensor(table, dtype=torch.float64)
-
-
-def _power(k: Tensor, g: int) -> Tensor:
-    """2^(k/g), float64."""
-    return torch.ldexp(_powers(g).to(k.device)[k % g], k.div(g, rounding_mode="floor"))
-
-
 def _write_norms(below: Tensor) -> Tensor:
     """Distances below the largest norm plus one, 0 for zero blocks: form byte, then rANS with escapes or an adaptive code."""
-    device, high = below.device, min(int(below.max()), 255)
+    high = min(int(below.max()), 255)
     symbols = below.clamp(max=255).to(torch.uint8)
-    parts = [_raw(bytes([0, high]), device), rans.encode(symbols, high + 1)]
+    parts = [_raw(bytes([0, high])), rans.encode(symbols, high + 1)]
     if high == 255:
         parts.append(elias.encode_planar(below[below >= 255] - 254))
     best = torch.cat(parts)
     if below.numel() <= SHORT:
         centre = min(int(below.median()), 255)
         code = levels.encode((below - centre).to(torch.int32), "adaptive")
-        other = torch.cat([_raw(bytes([1, centre]) + varint.write(code.numel()), device), code])
+        other = torch.cat([_raw(bytes([1, centre]) + varint.write(code.numel())), code])
         best = other if other.numel() < best.numel() else best
     return best
 

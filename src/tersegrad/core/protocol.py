@@ -147,9 +147,16 @@ class Message:
     host: Tensor | None = None
 
     @property
+    def length(self) -> int:
+        """How many bytes are sent. Where that is a tensor of a device, the host waits for it, once."""
+        if isinstance(self.nbytes, Tensor):
+            object.__setattr__(self, "nbytes", int(self.nbytes))
+        return self.nbytes  # type: ignore[return-value]
+
+    @property
     def payload(self) -> Tensor:
-        """Exactly the bytes that are sent. Where the length is a tensor of a device, the host waits for it."""
-        nbytes = int(self.nbytes)
+        """Exactly the bytes that are sent; the host may wait for their :attr:`length`."""
+        nbytes = self.length
         # A slice costs more than small messages take to decode.
         return self.data if nbytes == self.data.numel() else self.data[:nbytes]
 
@@ -389,5 +396,5 @@ def flat_float32(x: Tensor, spec: Spec | None = None) -> Tensor:
 
 def check_size(message: Message, expected: int) -> None:
     """Raise :class:`CorruptMessage` unless a fixed-rate message has exactly ``expected`` bytes."""
-    if int(message.nbytes) != expected or message.data.numel() < expected:
-        raise CorruptMessage(f"expected a message of {expected} bytes, got {int(message.nbytes)}")
+    if message.length != expected or message.data.numel() < expected:
+        raise CorruptMessage(f"expected a message of {expected} bytes, got {message.length}")

@@ -33,7 +33,8 @@ class Stateless(Configuration):
 
     Messages of variable length are coded on the CPU: for a tensor elsewhere both methods get copies in the host's memory, which
     takes one read per message. A class that chooses a few coordinates says ``selects``: then ``x`` and the ``out`` of ``read``
-    stay on their device, and only what was chosen travels. Where a backend has a kernel for the whole message, ``codes_on_host``
+    stay on their device, and only what was chosen travels (:meth:`stays`).
+    Where a backend has a kernel for the whole message, ``codes_on_host``
     says no, and everything stays on the device.
     """
 
@@ -57,6 +58,10 @@ class Stateless(Configuration):
         """Whether messages for tensors on ``device`` are written and read on the CPU."""
         return not has_fixed_size(self)
 
+    def stays(self, device: torch.device) -> bool:
+        """Whether ``x`` and the ``out`` of :meth:`read` stay on ``device`` where messages are coded on the host."""
+        return self.selects
+
     def init(self, spec: Spec, device: torch.device | str) -> None:
         return None
 
@@ -69,7 +74,7 @@ class Stateless(Configuration):
         if flat.is_cpu or not self.codes_on_host(flat.device):
             return Message(whole, self.write(flat, data, spec, ctx)), None
         here = host.empty(data.numel(), torch.uint8, flat.device)
-        nbytes = int(self.write(flat if self.selects else host.read(flat), here, spec, ctx))
+        nbytes = int(self.write(flat if self.stays(flat.device) else host.read(flat), here, spec, ctx))
         data[:nbytes].copy_(here[:nbytes], non_blocking=True)
         return Message(whole, nbytes, here[:nbytes]), None
 
@@ -107,7 +112,7 @@ class Stateless(Configuration):
         return out
 
     def _read_on_host(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
-        if self.selects:
+        if self.stays(out.device):
             self.read(message.on_host(), spec, ctx, out, weight)
             return
         here = host.empty(spec.numel, torch.float32, out.device)

@@ -65,13 +65,13 @@ def _shared_out(
 ) -> Iterator[float]:
     """Bits of each piece; they add up to those of the message but for the lengths of its parts."""
     if not isinstance(compressor, ByTensor):
-        yield from _weighed(compressor, 8 * int(message.nbytes), values)
+        yield from _weighed(compressor, 8 * message.length, values)
         return
     groups = [compressor.group(piece) for piece in spec.pieces]
     found: dict[int, Iterator[float]] = {}
     for group, part, payload in compressor.payloads(message, spec, ctx):
         mine = [value for value, other in zip(values, groups) if other == group and value.numel()]
-        found[group] = iter(list(_weighed(part, 8 * int(payload.nbytes), mine)))
+        found[group] = iter(list(_weighed(part, 8 * payload.length, mine)))
     for value, group in zip(values, groups):
         yield next(found[group]) if value.numel() else 0.0
 

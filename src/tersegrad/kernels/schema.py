@@ -265,6 +265,46 @@ class DrawnKernels(Protocol):
         """
         ...
 
+    def sphere_norms(self, square: Tensor, notches: int, ctx: Context | None) -> tuple[Tensor, Tensor]:
+        """Norms as k with 2^(k / notches), int32, and what they stand for, float64; their squares are given, float64.
+
+        To the nearest, or stochastically with ``ctx``. Norms below 2^-126, and those that are not finite, are -2^31, which stands for 0.
+        """
+        ...
+
+    def sphere_search(
+        self,
+        ctx: Context,
+        x: Tensor,
+        scale: Tensor,
+        square: Tensor,
+        alpha: float,
+        probability: float,
+        width: int,
+        start: int | None,
+        table: Tensor,
+    ) -> Tensor:
+        """For each row of ``x`` (n, d) the first word at distance ``scale`` that errs by at most ``alpha`` times ``square``, int64.
+
+        -1 for none among :data:`CERTAIN` / ``probability``, and where the square is not positive or not finite. With ``start``, the number
+        of the first coordinate, x has shared signs. ``table``: the integer of each draw. See ``codecs/sphere.py``.
+        """
+        ...
+
+    def sphere_points(
+        self,
+        ctx: Context,
+        index: Tensor,
+        scale: Tensor,
+        width: int,
+        start: int | None,
+        table: Tensor,
+        out: Tensor,
+        weight: float | None = None,
+    ) -> None:
+        """The points of words into the rows of ``out`` (n, d), zeros for negative numbers; or ``weight`` times them are added."""
+        ...
+
     def modelled_encode(self, levels: Tensor, classes: Tensor, table: Tensor, shift: int) -> Tensor:
         """int32 levels as one stream, with chances of a one in 2^16 by class (uint8) and decision, (classes, 1 + 2 reach) int32."""
         ...

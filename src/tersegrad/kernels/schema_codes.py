@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
+
+# How the values of chunks are written.
+Form = Literal["float32", "bf16", "sign", "bins"]
 
 
 class BitKernels(Protocol):
@@ -148,7 +151,8 @@ class ChunkKernels(Protocol):
         """The bin of each value (uint8), what stands for each bin of each tensor (float32), how many it has (int64).
 
         ``counts`` (int64): the values of each tensor. Bins are 6/``bins`` standard deviations wide around the tensor's mean, the outermost
-        ones without end; the mean of what fell into a bin stands for it. Sums are float64 in order, everything else float32.
+        ones without end; the mean of what fell into a bin stands for it. Sums are float64 in the order of
+        all sums, everything else float32.
         """
         ...
 
@@ -162,6 +166,34 @@ class ChunkKernels(Protocol):
 
     def chunk_scatter(self, places: Tensor, values: Tensor, regions: Tensor, out: Tensor, weight: float | None = None) -> None:
         """``out`` becomes zero except for ``values`` at their places; or ``weight`` times them are added to it."""
+        ...
+
+    def chunk_message_encode(
+        self,
+        places: Tensor,
+        values: Tensor,
+        finite: Tensor,
+        regions: Tensor,
+        counts: Tensor,
+        form: Form,
+        bins: int,
+        out: Tensor,
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        """The message of what :meth:`chunk_choose` found (``spec/wire.md``, "chunk_top_k") into ``out``: its length, int64, 0-d.
+
+        ``counts`` as for :meth:`chunk_bins`; there is one value at least. ``kept`` gets the values as a receiver will have them, and is
+        undefined where the vector is not finite.
+        """
+        ...
+
+    def chunk_message_decode(
+        self, data: Tensor, regions: Tensor, counts: Tensor, form: Form, bins: int, out: Tensor, weight: float | None = None
+    ) -> Tensor:
+        """Decode such a message into ``out``, or with a ``weight`` add ``weight`` times its values there.
+
+        Whether ``data`` is one (bool, 0-d). Where it is not, ``out`` is undefined without a ``weight`` and unchanged with one.
+        """
         ...
 
 

@@ -150,14 +150,14 @@ def _times(
     decoded = compressor.decode(found, spec, Context())
     error = float((decoded.double() - x.double()).square().sum() / x.double().square().sum().clamp_min(1e-300))
     assert message is not None
-    last, ctx = Message(message.payload.clone(), int(message.nbytes)), Context(step=step - 1)
+    last, ctx = Message(message.payload.clone(), message.length), Context(step=step - 1)
     decoding = clock.seconds(lambda: compressor.decode(last, spec, ctx, next(targets)), budget / 2)
     if isinstance(compressor, Accumulator):
         fused = compressor
         adding = clock.seconds(lambda: fused.decode_add(last, spec, ctx, next(targets), 1e-3), budget / 2)
     else:
         adding = clock.seconds(lambda: next(targets).add_(compressor.decode(last, spec, ctx)), budget / 2)
-    return _Times((encoding, decoding, adding), int(last.nbytes), error)
+    return _Times((encoding, decoding, adding), last.length, error)
 
 
 def _mean(compressor: Compressor[Any], x: Tensor, spec: Spec, stats: Stats | None, workers: int) -> Tensor:

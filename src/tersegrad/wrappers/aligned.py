@@ -93,20 +93,20 @@ class Aligned(Around):
         message, state = self.inner.encode(y, inner, before, ctx, stats=stats, out=room)
         if message.data.data_ptr() != room.data_ptr():
             # An inner compressor may have ignored out=.
-            room[: int(message.nbytes)] = message.payload
-        if told.numel() and DOUBT * told.numel() > int(message.nbytes):
+            room[: message.length] = message.payload
+        if told.numel() and DOUBT * told.numel() > message.length:
             # So few coordinates are coded that signs of all rows may not pay.
             plain, other = self.inner.encode(x, inner, before, ctx, stats=stats)
-            if int(plain.nbytes) < told.numel() + int(message.nbytes):
+            if plain.length < told.numel() + message.length:
                 message, state, start, head = plain, other, start[:1].zero_(), 1
                 data[:1] = 0
-                data[1 : 1 + int(plain.nbytes)] = plain.payload
+                data[1 : 1 + plain.length] = plain.payload
         here = None if message.host is None else torch.cat((start, message.host))
         return Message(data if out is None else out, message.nbytes + head, here), state
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         out = buffers.float_buffer(out, spec.numel, message.data.device)
-        layout, length = spec.layout, int(message.nbytes)
+        layout, length = spec.layout, message.length
         # Where the inner message is read at the host, it goes there together with the signs.
         here = message.on_host() if message.host is not None or self.codes_on_host(out.device) else None
         start = host.read((message.data if here is None else here)[: min(length, 1 + most_bytes(layout))])

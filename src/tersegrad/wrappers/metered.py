@@ -115,7 +115,7 @@ class Metered(Configuration):
             inner=inner,
             messages=state.messages + 1,
             nonfinite=state.nonfinite + (not finite),
-            nbytes=state.nbytes + int(message.nbytes),
+            nbytes=state.nbytes + message.length,
             coordinates=state.coordinates + x.numel(),
             error=state.error + (error if finite else 0.0),
             norm=state.norm + (norm if finite else 0.0),

@@ -75,9 +75,9 @@ class Shortest(Configuration):
         best, chosen = self.of[0].encode(x, inner, None, ctx, stats=stats)[0], 0
         for number, c in enumerate(self.of[1:], 1):
             message, _ = c.encode(x, inner, None, ctx, stats=stats)
-            if int(message.nbytes) < int(best.nbytes):
+            if message.length < best.length:
                 best, chosen = message, number
-        nbytes, here = int(best.nbytes), None
+        nbytes, here = best.length, None
         if not data.is_cpu and (x.is_cpu or best.host is not None):
             here = torch.cat((torch.tensor([chosen], dtype=torch.uint8), best.on_host()))
             data[: 1 + nbytes].copy_(here, non_blocking=True)
@@ -87,7 +87,7 @@ class Shortest(Configuration):
         return Message(data if out is None else out, 1 + nbytes, here), None
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
-        out, length = buffers.float_buffer(out, spec.numel, message.data.device), int(message.nbytes)
+        out, length = buffers.float_buffer(out, spec.numel, message.data.device), message.length
         # Where the message is read at the host, it goes there together with its number.
         here = message.on_host() if message.host is not None or self.codes_on_host(out.device) else None
         first = host.read(message.data[: min(length, 1)]) if here is None else here[:1]

@@ -105,7 +105,7 @@ class Transformed(Around):
         message, state = self.inner.encode(y, inner, state, ctx, out=data[:room])
         if message.data.data_ptr() != data.data_ptr():
             # An inner compressor may have ignored out=.
-            data[: int(message.nbytes)] = message.payload
+            data[: message.length] = message.payload
         if isinstance(message.nbytes, int):
             data[message.nbytes] = big
         else:
@@ -128,7 +128,7 @@ class Transformed(Around):
 
     def opened(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Tensor, int | Tensor]:
         """What the inner message decodes to, and the byte behind it."""
-        length = int(message.nbytes) - 1
+        length = message.length - 1
         if length < 0 or message.data.numel() <= length:
             raise CorruptMessage(f"a message of {self.name} has at least one byte")
         big = int(message.data[length]) if message.data.is_cpu else message.data[length]

@@ -156,6 +156,14 @@ T held(unsigned t) {
 }  // namespace emulator
 
 inline void __syncthreads() { emulator::wait(1); }
+inline int __syncthreads_count(bool predicate) {
+    emulator::slot[threadIdx.x] = predicate;
+    emulator::wait(1);
+    int count = 0;
+    for (unsigned t = 0; t < blockDim.x; ++t) count += static_cast<int>(emulator::slot[t]);
+    emulator::wait(1);
+    return count;
+}
 inline void __syncwarp(unsigned = ~0u) { emulator::wait(2); }
 inline void __threadfence() {}
 
@@ -184,6 +192,7 @@ T __shfl_xor_sync(unsigned, T value, unsigned by) {
 template <class T, class U> T atomicAdd(T* p, U v) { T old = *p; *p = static_cast<T>(old + static_cast<T>(v)); return old; }
 template <class T, class U> T atomicOr(T* p, U v) { T old = *p; *p = old | static_cast<T>(v); return old; }
 template <class T, class U> T atomicMax(T* p, U v) { T old = *p; if (static_cast<T>(v) > old) *p = static_cast<T>(v); return old; }
+template <class T, class U> T atomicMin(T* p, U v) { T old = *p; if (static_cast<T>(v) < old) *p = static_cast<T>(v); return old; }
 
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
@@ -196,6 +205,9 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
     return c;
 }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<std::uint64_t>(a) * b >> 32); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
     return static_cast<unsigned>((static_cast<std::uint64_t>(high) << 32 | low) >> (by & 31));
 }

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from tersegrad.kernels.cuda import aims, dither, exponents, index, rans, select, trellis, values, vectors
+from tersegrad.kernels.cuda import aims, chunks, dither, exponents, index, rans, select, sphere, tiles, trellis, values, vectors
 from tersegrad.kernels.cuda.aims import *
+from tersegrad.kernels.cuda.chunks import *
 from tersegrad.kernels.cuda.dither import *
 from tersegrad.kernels.cuda.exponents import *
 from tersegrad.kernels.cuda.index import *
 from tersegrad.kernels.cuda.loader import why_missing as why_missing
 from tersegrad.kernels.cuda.rans import *
 from tersegrad.kernels.cuda.select import *
+from tersegrad.kernels.cuda.sphere import *
+from tersegrad.kernels.cuda.tiles import *
 from tersegrad.kernels.cuda.trellis import *
 from tersegrad.kernels.cuda.values import *
 from tersegrad.kernels.cuda.vectors import *
 
 OPERATIONS = (
     *aims.__all__,
+    *chunks.__all__,
     *dither.__all__,
     *exponents.__all__,
     *index.__all__,
     *rans.__all__,
     *select.__all__,
+    *sphere.__all__,
+    *tiles.__all__,
     *trellis.__all__,
     *values.__all__,
     *vectors.__all__,

@@ -8,11 +8,15 @@ from torch import Tensor
 from tersegrad.core.philox import Purpose
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.native.module import module
+from tersegrad.kernels.native.rounding import random_u16
 from tersegrad.kernels.reference import drawn as reference
+from tersegrad.kernels.reference import sphere
 
 __all__ = [
     "random_rows",
     "sphere_first",
+    "sphere_points",
+    "sphere_search",
     "subtractive_bins",
     "subtractive_octaves",
     "subtractive_quantise",
@@ -56,3 +60,30 @@ def sphere_first(book: Tensor, units: Tensor, least: Tensor, start: Tensor) -> T
     d, words = book.shape
     module.sphere_first(book.view(-1), words, units.reshape(-1), d, least, start, first)
     return first
+
+
+def sphere_search(
+    ctx: Context,
+    x: Tensor,
+    scale: Tensor,
+    square: Tensor,
+    alpha: float,
+    probability: float,
+    width: int,
+    start: int | None,
+    table: Tensor,
+) -> Tensor:
+    return sphere.find(random_u16, sphere_first, ctx, x, scale, square, alpha, probability, width, start, table)
+
+
+def sphere_points(
+    ctx: Context,
+    index: Tensor,
+    scale: Tensor,
+    width: int,
+    start: int | None,
+    table: Tensor,
+    out: Tensor,
+    weight: float | None = None,
+) -> None:
+    sphere.restore(random_u16, random_rows, ctx, index, scale, width, start, table, out, weight)

@@ -4,6 +4,7 @@ from tersegrad.kernels.reference.aims import *
 from tersegrad.kernels.reference.align import *
 from tersegrad.kernels.reference.bits import *
 from tersegrad.kernels.reference.casts import *
+from tersegrad.kernels.reference.chunk_messages import *
 from tersegrad.kernels.reference.chunks import *
 from tersegrad.kernels.reference.class_tables import *
 from tersegrad.kernels.reference.cosine import *
@@ -21,6 +22,7 @@ from tersegrad.kernels.reference.rounding import *
 from tersegrad.kernels.reference.select import *
 from tersegrad.kernels.reference.shares import *
 from tersegrad.kernels.reference.sparse import *
+from tersegrad.kernels.reference.sphere import *
 from tersegrad.kernels.reference.trellis import *
 from tersegrad.kernels.reference.trellis_read import *
 from tersegrad.kernels.reference.trellis_write import *

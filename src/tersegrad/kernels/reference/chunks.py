@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.numbers import float32
+from tersegrad.kernels.reference.rounding import block_sum, ordered_sum, sum_squares
 
 __all__ = ["chunk_bins", "chunk_carry", "chunk_choose", "chunk_decode", "chunk_encode", "chunk_scatter"]
 
@@ -91,24 +92,22 @@ def chunk_scatter(places: Tensor, values: Tensor, regions: Tensor, out: Tensor, 
 
 
 def chunk_bins(values: Tensor, counts: Tensor, bins: int, chosen: Tensor, stands: Tensor, filled: Tensor) -> None:
-    device, tensors, largest = values.device, counts.numel(), torch.finfo(torch.float32).max
-    number = counts.to(device)
-    own = torch.repeat_interleave(torch.arange(tensors, device=device), number)
-
-    def summed(terms: Tensor, where: Tensor, size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.float64, device=device).index_add_(0, where, terms)
-
-    centre = (summed(values.double(), own, tensors) / number).float()
-    around = (values - centre[own]).clamp_(-largest, largest)
-    spread = (summed(around.double().square_(), own, tensors) / (number - 1)).sqrt_()
-    width = (6 * spread / bins).float()
-    width = torch.where(torch.isfinite(width) & (width > 0), width, 1.0)
-    nearest = torch.div(around, width[own]).add_(bins // 2).round_().clamp_(0, bins - 1).long()
-    cell = own * bins + nearest
-    chosen.copy_(nearest)
-    filled.copy_(torch.bincount(cell, minlength=tensors * bins))
-    means = (summed(around.double(), cell, tensors * bins) / filled.clamp(min=1)).float()
-    stands.copy_((means.reshape(-1, bins) + centre.unsqueeze(1)).clamp_(-largest, largest).reshape(-1))
+    largest, at = torch.finfo(torch.float32).max, 0
+    for tensor, number in enumerate(counts.tolist()):
+        part, cells = values[at : at + number], slice(tensor * bins, (tensor + 1) * bins)
+        centre = (ordered_sum(part, lambda v: v) / number).float()
+        around = (part - centre).clamp_(-largest, largest)
+        spread = (sum_squares(around) / (number - 1)).sqrt()
+        width = (6 * spread / bins).float()
+        width = torch.where(torch.isfinite(width) & (width > 0), width, 1.0)
+        nearest = torch.div(around, width).add_(bins // 2).round_().clamp_(0, bins - 1).to(torch.uint8)
+        each = nearest == torch.arange(bins, device=values.device).unsqueeze(1)
+        sums = block_sum(torch.where(each, around, 0.0).reshape(-1), number, lambda v: v)
+        chosen[at : at + number] = nearest
+        filled[cells] = each.sum(1)
+        means = (sums / filled[cells].clamp(min=1)).float()
+        stands[cells] = (means + centre).clamp_(-largest, largest)
+        at += number
 
 
 class Split(NamedTuple):

@@ -90,7 +90,8 @@ def _used(block: int, numel: int) -> int:
     return min(block, max(numel, 1))
 
 
-def _block_sum(x: Tensor, block: int, term: Callable[[Tensor], Tensor]) -> Tensor:
+def block_sum(x: Tensor, block: int, term: Callable[[Tensor], Tensor]) -> Tensor:
+    """Sum of term(x) over every block, in the fixed order of the schema."""
     block = _used(block, x.numel())
     chunk = min(block, CHUNK)
     rows = _rows(x, block)  # (blocks, block)
@@ -105,17 +106,17 @@ def _block_sum(x: Tensor, block: int, term: Callable[[Tensor], Tensor]) -> Tenso
 
 def ordered_sum(x: Tensor, term: Callable[[Tensor], Tensor]) -> Tensor:
     """Sum of term(x) over a whole vector, in the fixed order of the schema."""
-    return _block_sum(x, max(x.numel(), 1), term).sum()
+    return block_sum(x, max(x.numel(), 1), term).sum()
 
 
 def block_sum_squares(x: Tensor, block: int) -> Tensor:
     """Sum of squares of every block, in the fixed order of the schema."""
-    return _block_sum(x, block, lambda v: v * v)
+    return block_sum(x, block, lambda v: v * v)
 
 
 def block_sum_abs(x: Tensor, block: int) -> Tensor:
     """Sum of magnitudes of every block, in the fixed order of the schema."""
-    return _block_sum(x, block, torch.abs)
+    return block_sum(x, block, torch.abs)
 
 
 def block_abs_max(x: Tensor, block: int) -> Tensor:

@@ -5,8 +5,7 @@ The general path is :mod:`tersegrad.codecs.values`; short messages, which have a
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from tersegrad.kernels.reference.rounding import sum_abs
 from tersegrad.kernels.reference.select import sparse_scatter, sparse_scatter_add
 from tersegrad.kernels.reference.variance import exp4_round, exp4_top
 
-# And for codecs: from_powers, mean_scales, round_to_powers.
+# And for codecs: from_powers, mean_scales, mean_scales_of, round_to_powers.
 __all__ = ["exp4_decode", "exp4_encode", "mean_signs_decode", "mean_signs_encode", "signs_decode", "signs_encode"]
 
 NORMAL, NON_FINITE, PACKED = 0, 2, 4
@@ -55,8 +54,12 @@ def from_powers(exponents: Tensor, codes: Tensor) -> Tensor:
 
 def mean_scales(values: Tensor, owners: Tensor, tensors: int, total: Callable[[Tensor], Tensor] = sum_abs) -> Tensor:
     """The mean magnitude of the values of each owner as bfloat16; owners increase from 0 on."""
-    ends = torch.bincount(owners, minlength=tensors).cumsum(0).tolist()
-    means = [float(total(values[a:b])) / (b - a) for a, b in itertools.pairwise([0, *ends])]
+    return mean_scales_of(values, torch.bincount(owners, minlength=tensors).tolist(), total)
+
+
+def mean_scales_of(values: Tensor, counts: Sequence[int], total: Callable[[Tensor], Tensor] = sum_abs) -> Tensor:
+    """The same by how many values each owner has."""
+    means = [float(total(part)) / part.numel() for part in values.split_with_sizes(list(counts))]
     return torch.tensor(means, dtype=torch.float64).clamp(max=torch.finfo(torch.bfloat16).max).to(torch.bfloat16)
 
 
