@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tersegrad.kernels.cuda import aims, dither, exponents, index, rans, select, trellis, values, vectors
+from tersegrad.kernels.cuda import aims, dither, exponents, index, rans, select, subtractive, trellis, values, vectors
 from tersegrad.kernels.cuda.aims import *
 from tersegrad.kernels.cuda.dither import *
 from tersegrad.kernels.cuda.exponents import *
@@ -10,6 +10,7 @@ from tersegrad.kernels.cuda.index import *
 from tersegrad.kernels.cuda.loader import why_missing as why_missing
 from tersegrad.kernels.cuda.rans import *
 from tersegrad.kernels.cuda.select import *
+from tersegrad.kernels.cuda.subtractive import *
 from tersegrad.kernels.cuda.trellis import *
 from tersegrad.kernels.cuda.values import *
 from tersegrad.kernels.cuda.vectors import *
@@ -21,6 +22,7 @@ OPERATIONS = (
     *index.__all__,
     *rans.__all__,
     *select.__all__,
+    *subtractive.__all__,
     *trellis.__all__,
     *values.__all__,
     *vectors.__all__,

@@ -88,9 +88,9 @@ def encode(run: Any, x: Tensor, omega: float, whole: bool, chunk: int, ctx: Cont
     segments = segments_of(x.numel(), whole)
     squares = [float(run.sum_squares(x[s : s + n])) for s, n in segments]
     if not math.isfinite(sum(squares)):
-        return _word(out, NON_FINITE)
+        return put_word(out, NON_FINITE)
     if not any(squares):
-        return _word(out, ZERO)
+        return put_word(out, ZERO)
     steps = [step_of(omega, n, e) for (_, n), e in zip(segments, squares, strict=True)]
     live = [(s, n, step) for (s, n), step in zip(segments, steps, strict=True) if step]
     q = buffers.empty(sum(n for _, n, _ in live), torch.int32, x.device)
@@ -98,7 +98,7 @@ def encode(run: Any, x: Tensor, omega: float, whole: bool, chunk: int, ctx: Cont
     for s, n, step in live:
         here = int(run.subtractive_quantise(x[s : s + n], step, ctx, s, q[at : at + n]))
         if here < 0:
-            return _word(out, RAW, x.view(torch.uint8))
+            return put_word(out, RAW, x.view(torch.uint8))
         at, top = at + n, max(top, here)
     window = _window(q, top)
     symbols = buffers.empty(q.numel(), torch.uint8, q.device).copy_(q.clamp(-window, window).add_(window))
@@ -113,7 +113,8 @@ def encode(run: Any, x: Tensor, omega: float, whole: bool, chunk: int, ctx: Cont
     return at + host.lay(out[at:], tail)
 
 
-def _word(out: Tensor, word: int, *more: Tensor) -> int:
+def put_word(out: Tensor, word: int, *more: Tensor) -> int:
+    """A message that has no levels; its length."""
     return host.lay(out, struct.pack("<I", word), *more)
 
 

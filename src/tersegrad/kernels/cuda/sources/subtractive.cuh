@@ -1,0 +1,59 @@
+// Subtractive dithering (spec/wire.md, 5.18): what is drawn for a coordinate, and what is known of a message. Parts are the segments of 5.16,
+// whether or not they share a step; those whose step is zero have no symbols.
+#include "common.cuh"
+#include "philox.cuh"
+#include "dither.cuh"
+
+#define DITHER_PURPOSE 1
+#define FOLDED 32768
+#define FINEST 4
+#define DEEPEST 8
+#define CLASSED_WINDOW 128
+// Tables are told for at most so many bins, or classes and octaves.
+#define BINS 16
+#define TABLES_MOST 128
+#define LEVEL_LIMIT ((i64)1 << 30)
+
+// What is known of a message. SYMBOLS: how many symbols there are, of LIVE parts. FINENESS: bits of |U|, or octaves that are told apart.
+// NAMES: the table of each class, four bits for each. BODY: where the rANS block begins.
+enum {
+    MESSAGE_LENGTH, STATUS_OF, SYMBOLS, LIVE, LARGEST, ABOVE, ABOVE_LAST = ABOVE + 3, WINDOW_WORD, WITH_CLASSES, FINENESS, NUMBER, EXPONENT, NAMES,
+    CLASS_NUMBER, SIDE_BYTES, SIDE_OCTAVES, BODY, FORM_WORD, TABLE_BYTES_OF, MORE_THAN_ONE, TAIL_BYTES, ARRIVED, STATE_PLACES
+};
+// What else may be wrong with a vector than that it is not finite.
+enum { ALL_ZERO = 6, TOO_LARGE_TO_CODE = 7 };
+
+__device__ __forceinline__ i64 part_of(i64 n, i64 i) { return smaller(i / SEGMENT, segments_of(n) - 1); }
+
+// The draws of eight coordinates from 8 `index` on.
+struct Drawn {
+    u32 words[4];
+    __device__ Drawn(const Draws& draws, i64 index) { philox(draws, (u64)index, DITHER_PURPOSE, words); }
+    __device__ int operator()(int k) const { return (int)(words[k >> 1] >> 16 * (k & 1) & 0xffff); }
+};
+
+// The magnitude of the dither, in 15 bits; its finest class; and its octave.
+__device__ __forceinline__ int size_of_draw(int u) { return u >= FOLDED ? u - FOLDED : FOLDED - 1 - u; }
+__device__ __forceinline__ int bin_of(int size) { return size >> 11; }
+__device__ __forceinline__ int octave_of(int size) {
+    const int octave = __clz(FOLDED - 1 - size) - 17;
+    return octave < DEEPEST ? octave : DEEPEST - 1;
+}
+
+// The folded level of x, or 0 where it is too large to be coded.
+__device__ __forceinline__ int folded_level(float x, float inverse, int u, bool* large) {
+    const float y = __fmul_rn(x, inverse), size = fabsf(y);
+    *large = !(size < 1073741824.0f);
+    if (*large) return 0;
+    const float fixed = __fmul_rn(y, 65536.0f);
+    const int q = size < 16384.0f ? (int)rintf(fixed) + u >> 16 : (int)((i64)rintf(fixed) + u >> 16);
+    return u >= FOLDED ? q : -q;
+}
+
+// The value of a folded level.
+__device__ __forceinline__ float restored(int level, int u, float step) {
+    const i64 q = u >= FOLDED ? level : -(i64)level;
+    const float most = __uint_as_float(HUGE_VALUE);
+    const float value = __fmul_rn(__fmul_rn((float)((q << 17) - 2 * u + 65535), 7.62939453125e-06f), step);
+    return fminf(fmaxf(value, -most), most);
+}

@@ -1,0 +1,161 @@
+"""Messages of subtractive dithering by CUDA kernels: everything is decided on the device, and the host reads the length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tersegrad.core import host
+from tersegrad.core.protocol import Context
+from tersegrad.kernels import native, reference
+from tersegrad.kernels.cuda import classes, replay, scratch
+from tersegrad.kernels.cuda.dither import Draws, draws_of
+from tersegrad.kernels.cuda.loader import Double, launch, scan
+from tersegrad.kernels.reference.classes import CLASSES
+from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, USUAL, pieces
+from tersegrad.kernels.reference.rounding import CHUNK
+from tersegrad.kernels.reference.subtractive import NON_FINITE, RAW, SLACK, ZERO, put_word
+
+__all__ = ["subtractive_encode"]
+
+LEVELS, CHOOSE, ENCODE = "subtractive.cu", "subtractive_classes.cu", "subtractive_encode.cu"
+# As in subtractive.cuh, subtractive_counts.cuh and dither.cuh.
+STATE, BINS, OCTAVES, TABLES, ROWS, TABLE_BYTES = 24, 16, 8, 128, 31 + 16 * CLASSES, 448
+LENGTH, WRONG = 0, 1
+FINE, NOT_FINITE, ALL_ZERO, TOO_LARGE = 0, 5, 6, 7
+# Shorter vectors have no segments of rANS that are worth a kernel.
+SHORT = 1 << 10
+THREADS, BLOCKS = 256, 2112
+# Coordinates that a block of eight bytes for each thread takes.
+EIGHTS = 8 * THREADS
+
+
+def _cpu() -> Any:
+    """The fastest operations for CPU tensors."""
+    return native if native.available() else reference
+
+
+def _encode_on_host(x: Tensor, omega: float, whole: bool, chunk: int, ctx: Context, out: Tensor, layout: Tensor) -> int:
+    here = host.empty(out.numel(), torch.uint8, out.device)
+    length = int(_cpu().subtractive_encode(host.read(x), omega, whole, chunk, ctx, here, layout))
+    out[:length].copy_(here[:length], non_blocking=True)
+    return length
+
+
+def subtractive_encode(
+    x: Tensor, omega: float, whole: bool, chunk: int, ctx: Context, out: Tensor, layout: Tensor
+) -> int | Tensor:
+    """Write a message into ``out``; its length, in the host's memory.
+
+    Short vectors and those with very many escapes are left to the CPU's kernels over a copy.
+    """
+    if chunk and not SHORTEST <= chunk <= LONGEST:
+        raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
+    x = x.contiguous()
+    if x.numel() > SHORT:
+        regions = classes.regions_of(layout, x.numel(), x.device)
+        found = host.read(_encode(x, float(omega), whole, chunk, draws_of(ctx), regions, out)[1])
+        wrong = int(found[WRONG])
+        if wrong == FINE:
+            return found[LENGTH]
+        if wrong in (NOT_FINITE, ALL_ZERO):
+            return put_word(out, NON_FINITE if wrong == NOT_FINITE else ZERO)
+        if wrong == TOO_LARGE:
+            return put_word(out, RAW, x.view(torch.uint8))
+    return _encode_on_host(x, omega, whole, chunk, ctx, out, layout)
+
+
+@replay.operation
+def _encode(
+    x: Tensor, omega: float, whole: bool, chunk: int, draws: Draws, regions: classes.Regions, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write a message: what is known of it, as in subtractive.cuh."""
+    n, device, drawn = x.numel(), x.device, draws[1:]
+    parts, units, chunks = len(pieces(n, SEGMENT)), -(-n // CHUNK), len(pieces(n, 1 << (chunk or SHORTEST)))
+    number, room, where = regions.number, regions.room, regions.where
+    planes_room = n // 8 + 16
+    state, (_, counts, present, fine, *summed, planes) = scratch.kept(
+        device,
+        8 * STATE,
+        16 * BINS * 256,
+        4 * BINS * 256,
+        8 * CLASSES * OCTAVES * 256,
+        *classes.summed(regions, parts),
+        planes_room,
+    )
+    # Levels, draws and classes are read sixteen at a time.
+    memory, (
+        sums, steps, shifts, known, levels, kinds, escapes, entropies, rows, bits, lengths, codes, tables, words, numbers, offsets, states,
+    ) = scratch.empty(
+        device, 8 * units, 4 * parts, 8 * parts, 8 * classes.PLACES_OF_SEGMENT * parts, n + 15, n + 15, 16 * (units + 1),
+        8 * ROWS, 24 * ROWS, TABLES * TABLE_BYTES, 8 * TABLES, 4 * TABLES * 256, TABLES * TABLE_BYTES, 2 * n, 8 * chunks, 8 * chunks,
+        4 * chunks * 64,
+    )  # fmt: skip
+    held, (
+        octaves, listed, gathered, named, told, costs, side_counts, class_sums, tops, side, *side_words,
+    ) = scratch.empty(
+        device, room, room, room, n + 15, 8 * number * classes.TOLD, 8 * (number + parts), 8 * parts * OCTAVES * 16, 8 * CLASSES * 256,
+        8 * CLASSES, number + room // 2 + 64, 2 * room, 8 * (room // 8192 + 2), 4 * (room // 64 + 64 * 2),
+    )  # fmt: skip
+    launch(LEVELS, "subtractive_squares", -(-units // 16), 512, x, n, sums)
+    launch(
+        LEVELS, "subtractive_steps", 1 if whole else parts, 1024 if whole else 128,
+        n, whole, Double(12 * omega), Double(SLACK), sums, steps, shifts, known, state,
+    )  # fmt: skip
+    launch(
+        LEVELS, "subtractive_levels", min(-(-n // EIGHTS), BLOCKS), THREADS, x, n, steps, *drawn, levels, kinds, present, state
+    )
+    launch(LEVELS, "subtractive_count", 8 * min(-(-units // 8), BLOCKS), THREADS, n, levels, kinds, known, counts, state)
+    # The same, and there is nothing to be done, unless levels lie beyond the window.
+    given = (x, n, levels, steps, *drawn, escapes)
+    launch(LEVELS, "subtractive_escapes_count", units, THREADS, *given, state)
+    scan(LEVELS, escapes, 2, units + 1)
+    launch(LEVELS, "subtractive_escapes_write", units, THREADS, *given, planes, planes_room, state)
+    _choose_classes(
+        n, parts, levels, kinds, known, where, summed, octaves, listed, gathered, named, told, costs, side_counts, class_sums, tops, side,
+        side_words, fine, state,
+    )  # fmt: skip
+    launch(CHOOSE, "subtractive_rows", ROWS, 32, counts, present, fine, entropies, rows, state)
+    launch(CHOOSE, "subtractive_plan", 1, 32, chunk, USUAL, entropies, rows, tops, state)
+    launch(ENCODE, "subtractive_tables", TABLES, 32, counts, present, fine, tops, bits, lengths, codes, state)
+    launch(
+        ENCODE, "subtractive_chunks", -(-chunks // 4), 128,
+        levels, kinds, named, shifts, codes, words, numbers, states, state,
+    )  # fmt: skip
+    steps_number = 1 if whole else parts
+    launch(ENCODE, "subtractive_close", 1, THREADS, steps_number, bits, lengths, tables, numbers, offsets, state)
+    launch(
+        ENCODE, "subtractive_write", min(max(4 * chunks, -(-n // EIGHTS)), 1056), THREADS,
+        steps_number, steps, levels, shifts, side, tables, words, numbers, states, offsets, planes, state, out,
+    )  # fmt: skip
+    # What the kernels use is kept until here.
+    del memory, held
+    return state, state[: WRONG + 1]
+
+
+def _choose_classes(
+    n: int, parts: int, levels: int, kinds: int, known: int, where: tuple[int, int], summed: list[int], octaves: int, listed: int,
+    gathered: int, named: int, told: int, costs: int, side_counts: int, class_sums: int, tops: int, side: int, side_words: list[int],
+    fine: int, state: Tensor,
+) -> None:  # fmt: skip
+    """Whether all parts together have classes, and if so what says which."""
+    counts, largest, sums = summed
+    shared = parts * classes.SHARE
+    launch(classes.ENCODE, "classes_sums", shared, THREADS, n, classes.SHARE, levels, known, *where, sums, state)
+    launch(
+        classes.ENCODE, "classes_describe", parts, THREADS,
+        n, known, *where, sums, octaves, listed, told, costs, side_counts, state,
+    )  # fmt: skip
+    launch(
+        CHOOSE, "subtractive_octaves", 1, 512,
+        n, known, *where, told, costs, listed, side_counts, gathered, *side_words, side, state,
+    )  # fmt: skip
+    launch(
+        classes.ENCODE, "classes_count", shared, THREADS,
+        n, classes.SHARE, 1, levels, known, *where, told, octaves, listed, side_counts, *side_words, side, named, counts, largest, state,
+    )  # fmt: skip
+    launch(CHOOSE, "subtractive_class_counts", CLASSES, THREADS, n, known, counts, largest, class_sums, tops, state)
+    launch(CHOOSE, "subtractive_classes", 1, 512, class_sums, tops, side, state)
+    launch(CHOOSE, "subtractive_fine", min(-(-n // 4096), BLOCKS), THREADS, n, levels, kinds, named, known, fine, state)
