@@ -7,29 +7,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.core import host
+from tersegrad.core import host, trust
+from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import classes, replay, scratch
 from tersegrad.kernels.cuda.dither import Draws, draws_of
-from tersegrad.kernels.cuda.loader import Double, launch, scan
+from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, launch, scan
 from tersegrad.kernels.reference.classes import CLASSES
+from tersegrad.kernels.reference.dither import _put as put
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, USUAL, pieces
 from tersegrad.kernels.reference.rounding import CHUNK
 from tersegrad.kernels.reference.subtractive import NON_FINITE, RAW, SLACK, ZERO, put_word
 
-__all__ = ["subtractive_encode"]
+__all__ = ["subtractive_decode", "subtractive_encode"]
 
 LEVELS, CHOOSE, ENCODE = "subtractive.cu", "subtractive_classes.cu", "subtractive_encode.cu"
+OPEN, DECODE = "subtractive_open.cu", "subtractive_decode.cu"
 # As in subtractive.cuh, subtractive_counts.cuh and dither.cuh.
 STATE, BINS, OCTAVES, TABLES, ROWS, TABLE_BYTES = 24, 16, 8, 128, 31 + 16 * CLASSES, 448
 LENGTH, WRONG = 0, 1
-FINE, NOT_FINITE, ALL_ZERO, TOO_LARGE = 0, 5, 6, 7
+FINE, CORRUPT, NOT_FINITE, ALL_ZERO, TOO_LARGE = 0, 1, 5, 6, 7
 # Shorter vectors have no segments of rANS that are worth a kernel.
 SHORT = 1 << 10
 THREADS, BLOCKS = 256, 2112
 # Coordinates that a block of eight bytes for each thread takes.
 EIGHTS = 8 * THREADS
+# As in subtractive_decode.cu: bytes of escapes for a block, and bytes that tables may take near.
+SPAN_BYTES, NEAR_BYTES = 4096, 38912
 
 
 def _cpu() -> Any:
@@ -67,6 +72,11 @@ def subtractive_encode(
     return _encode_on_host(x, omega, whole, chunk, ctx, out, layout)
 
 
+def _escapes_room(n: int) -> int:
+    """Bytes of escapes that are handled on the device."""
+    return n // 8 + 16
+
+
 @replay.operation
 def _encode(
     x: Tensor, omega: float, whole: bool, chunk: int, draws: Draws, regions: classes.Regions, out: Tensor
@@ -75,7 +85,7 @@ def _encode(
     n, device, drawn = x.numel(), x.device, draws[1:]
     parts, units, chunks = len(pieces(n, SEGMENT)), -(-n // CHUNK), len(pieces(n, 1 << (chunk or SHORTEST)))
     number, room, where = regions.number, regions.room, regions.where
-    planes_room = n // 8 + 16
+    planes_room = _escapes_room(n)
     state, (_, counts, present, fine, *summed, planes) = scratch.kept(
         device,
         8 * STATE,
@@ -159,3 +169,80 @@ def _choose_classes(
     launch(CHOOSE, "subtractive_class_counts", CLASSES, THREADS, n, known, counts, largest, class_sums, tops, state)
     launch(CHOOSE, "subtractive_classes", 1, 512, class_sums, tops, side, state)
     launch(CHOOSE, "subtractive_fine", min(-(-n // 4096), BLOCKS), THREADS, n, levels, kinds, named, known, fine, state)
+
+
+def _decode_on_host(data: Tensor, whole: bool, ctx: Context, out: Tensor, weight: float | None, layout: Tensor) -> Tensor:
+    here = host.empty(out.numel(), torch.float32, out.device) if weight is None else host.read(out)
+    _cpu().subtractive_decode(host.read(data), whole, ctx, here, weight, layout)
+    return out if here is out else out.copy_(here)
+
+
+def subtractive_decode(data: Tensor, whole: bool, ctx: Context, out: Tensor, weight: float | None, layout: Tensor) -> Tensor:
+    """``out = decoded``, or ``out += weight * decoded``; a message that is refused adds nothing.
+
+    Messages without segments, with plain levels, with very many escapes or tables are decoded by the CPU's kernels over a copy.
+    """
+    count, device, data = out.numel(), out.device, data.contiguous()
+    if count <= SHORT or data.numel() < 4:
+        return _decode_on_host(data, whole, ctx, out, weight, layout)
+    place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
+    regions = classes.regions_of(layout, count, device)
+    # What is zero changes nothing to which it is added, not even the sign of another zero.
+    zero = -0.0 if weight is not None and weight >= 0 else 0.0
+    (wrong,) = trust.numbers(_decode(Bytes(data), Varying(data.numel()), whole, draws_of(ctx), regions, zero, place)[1])
+    if wrong == CORRUPT:
+        raise CorruptMessage(
+            "not a message of subtractive dithering: a step, a class, a table, a chunk or an escape is malformed"
+        )
+    if wrong != FINE:
+        return _decode_on_host(data, whole, ctx, out, weight, layout)
+    return out if place is out else put(out, place, weight)
+
+
+@replay.operation
+def _decode(
+    data: Bytes, size: Varying, whole: bool, draws: Draws, regions: classes.Regions, zero: float, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Decode into ``out``: what is known of the message, and what is wrong with it."""
+    n, device, drawn = out.numel(), out.device, draws[1:]
+    parts, chunks, tail_room, most = len(pieces(n, SEGMENT)), len(pieces(n, 1 << SHORTEST)), _escapes_room(n), n // 32 + 16
+    spans, room, where = -(-tail_room // SPAN_BYTES), regions.room, regions.where
+    state, (base,) = scratch.kept(device, 8 * STATE)
+    memory, (
+        steps, shifts, known, told, octaves, masks, side_offsets, side_words, q, entries, only, offsets, words, contexts, marks, rows,
+        places,
+    ) = scratch.empty(
+        device, 4 * parts, 8 * parts, 8 * classes.PLACES_OF_SEGMENT * parts, 8 * regions.number * classes.TOLD, room, 8 * parts,
+        8 * (room // 8192 + 2), 8 * (room // 8192 + 2), 2 * TABLES * 256, 4 * TABLES * 256, TABLES, 8 * chunks, 8 * chunks, n + 15,
+        n // 8 + 4, 16 * (spans + 1), 8 * most,
+    )  # fmt: skip
+    launch(OPEN, "subtractive_open", 1, THREADS, data, size, n, whole, tail_room, steps, shifts, known, state)
+    launch(
+        OPEN, "subtractive_read", 1, THREADS,
+        data, size, n, known, *where, told, octaves, masks, side_offsets, side_words, q, state,
+    )  # fmt: skip
+    launch(OPEN, "subtractive_entries", TABLES, 32, q, entries, only, state)
+    launch(OPEN, "subtractive_places", 1, THREADS, data, size, NEAR_BYTES, offsets, words, state)
+    launch(
+        classes.DECODE, "classes_fill", parts * classes.SHARE, THREADS,
+        n, 0, classes.SHARE, known, *where, told, octaves, masks, contexts, base + 8 * WRONG,
+    )  # fmt: skip
+    launch(
+        DECODE, "subtractive_decode_chunks", -(-chunks // 4), 128,
+        data, n, *drawn, steps, shifts, contexts, entries, offsets, words, marks, out, state,
+    )  # fmt: skip
+    launch(
+        DECODE, "subtractive_plain", min(-(-n // THREADS), BLOCKS), THREADS,
+        data, n, *drawn, steps, known, contexts, only, zero, marks, out, state,
+    )  # fmt: skip
+    # The same, and there is nothing to be done, where the message has no escapes.
+    launch(DECODE, "subtractive_marks", spans, THREADS, data, size, n, known, marks, rows, state)
+    scan(DECODE, rows, 2, spans + 1)
+    launch(DECODE, "subtractive_ones", spans, THREADS, data, size, rows, most, places, state)
+    launch(
+        DECODE, "subtractive_settle", spans, THREADS,
+        data, size, n, *drawn, steps, known, marks, rows, places, out, state,
+    )  # fmt: skip
+    # What the kernels use is kept until here.
+    del memory
+    return state, state[WRONG : WRONG + 1]

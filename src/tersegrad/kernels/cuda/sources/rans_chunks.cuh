@@ -94,6 +94,22 @@ __device__ __forceinline__ void put_step(const Put& put, i64 i, u8 a, u8 b, long
     put(i + t + 32, b);
 }
 
+// Contexts of a group of whole steps, which begins at symbol i: a warp may make them together (`begin`), and then has them near.
+template <class Context>
+__device__ __forceinline__ auto begin_group(const Context& context, i64 i, int) -> decltype(context.begin(i)) {
+    context.begin(i);
+}
+template <class Context>
+__device__ __forceinline__ void begin_group(const Context&, i64, long) {}
+template <class Context>
+__device__ __forceinline__ auto context_near(const Context& context, i64 i, int) -> decltype(context.near(i)) {
+    return context.near(i);
+}
+template <class Context>
+__device__ __forceinline__ u32 context_near(const Context& context, i64 i, long) {
+    return context(i);
+}
+
 // A warp decodes chunk c: `look(context, slot)` gives the cell and symbol of a slot, `put(i, symbol)` takes symbol i of the block. Whether
 // the chunk is well-formed, as far as this thread saw.
 template <class Context, class Look, class Put>
@@ -117,9 +133,10 @@ __device__ bool decode_chunk(
     const int groups = lanes == 64 ? coded / (64 * G) : 0;
     u32 soon[G][2];
     auto fetch = [&](int group) {
+        begin_group(context, first + group * G * 64, 0);
 #pragma unroll
         for (int a = 0; a < G; ++a)
-            for (int h = 0; h < 2; ++h) soon[a][h] = context(first + (group * G + a) * 64 + t + 32 * h);
+            for (int h = 0; h < 2; ++h) soon[a][h] = context_near(context, first + (group * G + a) * 64 + t + 32 * h, 0);
     };
     if (groups) fetch(0);
     for (int group = 0; group < groups; ++group) {

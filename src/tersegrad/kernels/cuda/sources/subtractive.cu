@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_levels(
 ) {
     __shared__ u8 seen[BINS * 256];
     __shared__ int largest, above[4];
-    if (state[STATUS_OF] != FINE) return;
+    if (!goes_on(state)) return;
     for (int k = threadIdx.x; k < BINS * 256; k += blockDim.x) seen[k] = 0;
     if (threadIdx.x < 4) above[threadIdx.x] = 0;
     if (threadIdx.x == 0) largest = 0;

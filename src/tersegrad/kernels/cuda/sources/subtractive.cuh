@@ -50,10 +50,19 @@ __device__ __forceinline__ int folded_level(float x, float inverse, int u, bool*
     return u >= FOLDED ? q : -q;
 }
 
-// The value of a folded level.
+// The value of a folded level; `Wide` holds 2^17 times as much.
+template <class Wide>
 __device__ __forceinline__ float restored(int level, int u, float step) {
-    const i64 q = u >= FOLDED ? level : -(i64)level;
+    const Wide q = u >= FOLDED ? level : -(Wide)level;
     const float most = __uint_as_float(HUGE_VALUE);
-    const float value = __fmul_rn(__fmul_rn((float)((q << 17) - 2 * u + 65535), 7.62939453125e-06f), step);
+    const float value = __fmul_rn(__fmul_rn((float)(q * ((Wide)1 << 17) - 2 * u + 65535), 7.62939453125e-06f), step);
     return fminf(fmaxf(value, -most), most);
+}
+
+// Whether nothing is wrong so far, for all threads of a block alike: others may find something meanwhile.
+__device__ __forceinline__ bool goes_on(const i64* state) {
+    __shared__ bool fine;
+    if (threadIdx.x == 0) fine = state[STATUS_OF] == FINE;
+    __syncthreads();
+    return fine;
 }
