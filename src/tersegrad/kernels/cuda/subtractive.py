@@ -13,9 +13,8 @@ from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import classes, replay, scratch
 from tersegrad.kernels.cuda.dither import Draws, draws_of
-from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, launch, scan
+from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, launch, scan
 from tersegrad.kernels.reference.classes import CLASSES
-from tersegrad.kernels.reference.dither import _put as put
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, USUAL, pieces
 from tersegrad.kernels.reference.rounding import CHUNK
 from tersegrad.kernels.reference.subtractive import NON_FINITE, RAW, SLACK, ZERO, put_word
@@ -33,6 +32,8 @@ SHORT = 1 << 10
 THREADS, BLOCKS = 256, 2112
 # Coordinates that a block of eight bytes for each thread takes.
 EIGHTS = 8 * THREADS
+# As in subtractive.cu: coordinates whose escapes a block writes.
+ESCAPES_SPAN = 16384
 # As in subtractive_decode.cu: bytes of escapes for a block, and bytes that tables may take near.
 SPAN_BYTES, NEAR_BYTES = 4096, 38912
 
@@ -83,23 +84,18 @@ def _encode(
 ) -> tuple[Tensor, Tensor]:
     """Write a message: what is known of it, as in subtractive.cuh."""
     n, device, drawn = x.numel(), x.device, draws[1:]
-    parts, units, chunks = len(pieces(n, SEGMENT)), -(-n // CHUNK), len(pieces(n, 1 << (chunk or SHORTEST)))
-    number, room, where = regions.number, regions.room, regions.where
+    parts, units, chunks = len(pieces(n, SEGMENT)), -(-n // CHUNK), len(pieces(n, 1 << (chunk or USUAL)))
+    number, room, where, spans = regions.number, regions.room, regions.where, -(-n // ESCAPES_SPAN)
     planes_room = _escapes_room(n)
-    state, (_, counts, present, fine, *summed, planes) = scratch.kept(
-        device,
-        8 * STATE,
-        16 * BINS * 256,
-        4 * BINS * 256,
-        8 * CLASSES * OCTAVES * 256,
-        *classes.summed(regions, parts),
-        planes_room,
-    )
+    state, (_, counts, occur, present, fine, *summed, planes) = scratch.kept(
+        device, 8 * STATE, 16 * BINS * 256, 4 * BINS * 256, 4 * BINS * 256, 8 * CLASSES * OCTAVES * 256,
+        *classes.summed(regions, parts), planes_room,
+    )  # fmt: skip
     # Levels, draws and classes are read sixteen at a time.
     memory, (
         sums, steps, shifts, known, levels, kinds, escapes, entropies, rows, bits, lengths, codes, tables, words, numbers, offsets, states,
     ) = scratch.empty(
-        device, 8 * units, 4 * parts, 8 * parts, 8 * classes.PLACES_OF_SEGMENT * parts, n + 15, n + 15, 16 * (units + 1),
+        device, 8 * units, 4 * parts, 8 * parts, 8 * classes.PLACES_OF_SEGMENT * parts, n + 15, n + 15, 16 * (spans + 1),
         8 * ROWS, 24 * ROWS, TABLES * TABLE_BYTES, 8 * TABLES, 4 * TABLES * 256, TABLES * TABLE_BYTES, 2 * n, 8 * chunks, 8 * chunks,
         4 * chunks * 64,
     )  # fmt: skip
@@ -115,14 +111,18 @@ def _encode(
         n, whole, Double(12 * omega), Double(SLACK), sums, steps, shifts, known, state,
     )  # fmt: skip
     launch(
-        LEVELS, "subtractive_levels", min(-(-n // EIGHTS), BLOCKS), THREADS, x, n, steps, *drawn, levels, kinds, present, state
-    )
-    launch(LEVELS, "subtractive_count", 8 * min(-(-units // 8), BLOCKS), THREADS, n, levels, kinds, known, counts, state)
+        LEVELS, "subtractive_levels", min(-(-n // EIGHTS), BLOCKS), THREADS,
+        x, n, steps, *drawn, levels, kinds, occur, state,
+    )  # fmt: skip
+    launch(
+        LEVELS, "subtractive_count", 8 * min(-(-units // 8), BLOCKS), THREADS,
+        n, levels, kinds, occur, known, counts, present, state,
+    )  # fmt: skip
     # The same, and there is nothing to be done, unless levels lie beyond the window.
     given = (x, n, levels, steps, *drawn, escapes)
-    launch(LEVELS, "subtractive_escapes_count", units, THREADS, *given, state)
-    scan(LEVELS, escapes, 2, units + 1)
-    launch(LEVELS, "subtractive_escapes_write", units, THREADS, *given, planes, planes_room, state)
+    launch(LEVELS, "subtractive_escapes_count", spans, THREADS, *given, state)
+    scan(LEVELS, escapes, 2, spans + 1)
+    launch(LEVELS, "subtractive_escapes_write", spans, THREADS, *given, planes, planes_room, state)
     _choose_classes(
         n, parts, levels, kinds, known, where, summed, octaves, listed, gathered, named, told, costs, side_counts, class_sums, tops, side,
         side_words, fine, state,
@@ -187,23 +187,31 @@ def subtractive_decode(data: Tensor, whole: bool, ctx: Context, out: Tensor, wei
         return _decode_on_host(data, whole, ctx, out, weight, layout)
     place = out if weight is None and out.is_contiguous() else torch.empty(count, dtype=torch.float32, device=device)
     regions = classes.regions_of(layout, count, device)
-    # What is zero changes nothing to which it is added, not even the sign of another zero.
-    zero = -0.0 if weight is not None and weight >= 0 else 0.0
-    (wrong,) = trust.numbers(_decode(Bytes(data), Varying(data.numel()), whole, draws_of(ctx), regions, zero, place)[1])
+    size, times = Varying(data.numel()), VaryingFloat(1.0 if weight is None else weight)
+    (wrong,) = trust.numbers(_decode(Bytes(data), size, whole, draws_of(ctx), regions, times, weight is not None, place)[1])
     if wrong == CORRUPT:
         raise CorruptMessage(
             "not a message of subtractive dithering: a step, a class, a table, a chunk or an escape is malformed"
         )
     if wrong != FINE:
         return _decode_on_host(data, whole, ctx, out, weight, layout)
-    return out if place is out else put(out, place, weight)
+    if place is out:
+        return out
+    return out.copy_(place) if weight is None else out.add_(place)
 
 
 @replay.operation
 def _decode(
-    data: Bytes, size: Varying, whole: bool, draws: Draws, regions: classes.Regions, zero: float, out: Tensor
+    data: Bytes,
+    size: Varying,
+    whole: bool,
+    draws: Draws,
+    regions: classes.Regions,
+    weight: VaryingFloat,
+    added: bool,
+    out: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Decode into ``out``: what is known of the message, and what is wrong with it."""
+    """Decode ``weight`` times the values into ``out``: what is known of the message, and what is wrong with it."""
     n, device, drawn = out.numel(), out.device, draws[1:]
     parts, chunks, tail_room, most = len(pieces(n, SEGMENT)), len(pieces(n, 1 << SHORTEST)), _escapes_room(n), n // 32 + 16
     spans, room, where = -(-tail_room // SPAN_BYTES), regions.room, regions.where
@@ -229,11 +237,11 @@ def _decode(
     )  # fmt: skip
     launch(
         DECODE, "subtractive_decode_chunks", -(-chunks // 4), 128,
-        data, n, *drawn, steps, shifts, contexts, entries, offsets, words, marks, out, state,
+        data, n, *drawn, steps, shifts, contexts, entries, offsets, words, weight, marks, out, state,
     )  # fmt: skip
     launch(
         DECODE, "subtractive_plain", min(-(-n // THREADS), BLOCKS), THREADS,
-        data, n, *drawn, steps, known, contexts, only, zero, marks, out, state,
+        data, n, *drawn, steps, known, contexts, only, weight, added, marks, out, state,
     )  # fmt: skip
     # The same, and there is nothing to be done, where the message has no escapes.
     launch(DECODE, "subtractive_marks", spans, THREADS, data, size, n, known, marks, rows, state)
@@ -241,7 +249,7 @@ def _decode(
     launch(DECODE, "subtractive_ones", spans, THREADS, data, size, rows, most, places, state)
     launch(
         DECODE, "subtractive_settle", spans, THREADS,
-        data, size, n, *drawn, steps, known, marks, rows, places, out, state,
+        data, size, n, *drawn, steps, known, marks, rows, places, weight, out, state,
     )  # fmt: skip
     # What the kernels use is kept until here.
     del memory

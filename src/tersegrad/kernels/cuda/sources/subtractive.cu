@@ -76,12 +76,12 @@ struct alignas(8) Eight {
 // A thread for eight coordinates: their levels, as bytes that hold none beyond 127, what is drawn for them (bin | octave << 4), which levels occur
 // with which bin, and how large levels are.
 extern "C" __global__ void __launch_bounds__(256) subtractive_levels(
-    const float* x, i64 n, const float* steps, i64 step_word, i64 who, i64 k0, i64 k1, u8* levels, u8* drawn, int* present, i64* state
+    const float* x, i64 n, const float* steps, i64 step_word, i64 who, i64 k0, i64 k1, u8* levels, u8* drawn, int* occur, i64* state
 ) {
-    __shared__ u8 seen[BINS * 256];
+    __shared__ u8 seen[BINS * BYTE_ROW];
     __shared__ int largest, above[4];
     if (!goes_on(state)) return;
-    for (int k = threadIdx.x; k < BINS * 256; k += blockDim.x) seen[k] = 0;
+    for (int k = threadIdx.x; k < BINS * BYTE_ROW; k += blockDim.x) seen[k] = 0;
     if (threadIdx.x < 4) above[threadIdx.x] = 0;
     if (threadIdx.x == 0) largest = 0;
     __syncthreads();
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_levels(
             if (step == 0.0f || 8 * g + k >= n) continue;
             large |= beyond;
             most = length > most ? length : most;
-            if (!seen[bin * 256 + (near & 255)]) seen[bin * 256 + (near & 255)] = 1;
+            if (!seen[bin * BYTE_ROW + (near & 255)]) seen[bin * BYTE_ROW + (near & 255)] = 1;
             if (length > 7) {
                 int over = length > 63 ? 4 : length > 31 ? 3 : length > 15 ? 2 : 1;
                 while (over) atomicAdd(&above[--over], 1);
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_levels(
     if (large) state[STATUS_OF] = TOO_LARGE_TO_CODE;
     __syncthreads();
     for (int k = threadIdx.x; k < BINS * 256; k += blockDim.x)
-        if (seen[k]) present[k] = 1;
+        if (seen[k / 256 * BYTE_ROW + k % 256]) occur[k] = 1;
     if (threadIdx.x < 4 && above[threadIdx.x]) atomicAdd((u64*)&state[ABOVE + threadIdx.x], (u64)above[threadIdx.x]);
     if (threadIdx.x == 0 && largest) atomicMax(&state[LARGEST], (i64)largest);
 }
@@ -150,21 +150,23 @@ __device__ int window_of(const i64* state) {
 }
 
 // Counts of symbols by bin, those of every eighth unit of 4096 and those of the others; the latter where symbols with the finest bins are not
-// sampled. The first block says what the window is.
+// sampled. The first block says what the window is, and which symbols occur with which bin, which was said of levels.
 extern "C" __global__ void __launch_bounds__(256) subtractive_count(
-    i64 n, const u8* levels, const u8* drawn, i64* parts, u64* counts, i64* state
+    i64 n, const u8* levels, const u8* drawn, const int* occur, i64* parts, u64* counts, int* present, i64* state
 ) {
-    __shared__ u32 sums[BINS * 256];
+    __shared__ u32 sums[BINS * WORD_ROW];
     if (state[STATUS_OF] != FINE) return;
     const int window = window_of(state);
     if (blockIdx.x == 0) {
         if (threadIdx.x == 0) state[WINDOW_WORD] = window;
         for (i64 p = threadIdx.x; p < segments_of(n); p += blockDim.x) parts[p * SEGMENT_PLACES + WINDOW] = window;
+        for (int k = threadIdx.x; k < BINS * 256; k += blockDim.x)
+            if (occur[k]) present[(k & ~255) + symbol_of((signed char)(k & 255), window)] = 1;
     }
     // The number of blocks is a multiple of eight: all units of a block are of one kind.
     const int other = blockIdx.x % 8 != 0;
     if (other && samples(state[SYMBOLS], BINS * (2 * window + 1))) return;
-    for (int k = threadIdx.x; k < BINS * 256; k += blockDim.x) sums[k] = 0;
+    for (int k = threadIdx.x; k < BINS * WORD_ROW; k += blockDim.x) sums[k] = 0;
     __syncthreads();
     for (i64 unit = blockIdx.x; unit * UNIT_SIZE < n; unit += gridDim.x) {
         if (parts[part_of(n, unit * UNIT_SIZE) * SEGMENT_PLACES + KIND] != CODED_KIND) continue;
@@ -173,41 +175,51 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_count(
         const Sixteen own = *(const Sixteen*)(levels + i), kinds = *(const Sixteen*)(drawn + i);
 #pragma unroll
         for (int k = 0; k < 16; ++k)
-            if (i + k < n) atomicAdd(&sums[(kinds.byte(k) & 15) * 256 + symbol_of((signed char)own.byte(k), window)], 1u);
+            if (i + k < n) atomicAdd(&sums[(kinds.byte(k) & 15) * WORD_ROW + symbol_of((signed char)own.byte(k), window)], 1u);
     }
     __syncthreads();
-    for (int k = threadIdx.x; k < BINS * 256; k += blockDim.x)
-        if (sums[k]) atomicAdd(&counts[other * BINS * 256 + k], (u64)sums[k]);
+    for (int k = threadIdx.x; k < BINS * 256; k += blockDim.x) {
+        const u32 sum = sums[k / 256 * WORD_ROW + k % 256];
+        if (sum) atomicAdd(&counts[other * BINS * 256 + k], (u64)sum);
+    }
 }
 
-// What an escape adds to the end of the window, plus 1; 0 for what is none. A byte holds no larger levels than 127.
-__device__ __forceinline__ i64 escape_of(
-    const float* x, i64 n, i64 i, int level, int window, const float* steps, const Draws& draws
+// Coordinates that a thread and a block look at for escapes.
+#define THREAD_SPAN 64
+#define BLOCK_SPAN 16384
+
+// Calls body(value) for the escapes of a thread, in order: what they add to the end of the window, plus 1. A byte holds no larger levels than 127.
+template <class Body>
+__device__ void each_escape(
+    const float* x, i64 n, const u8* levels, const float* steps, const Draws& draws, const i64* state, Body body
 ) {
-    bool large;
-    if (level == 127 || level == -127) level = folded_level(x[i], 1.0f / steps[part_of(n, i)], Drawn(draws, i >> 3)((int)(i & 7)), &large);
-    const int size = level < 0 ? -level : level;
-    return size >= window ? size - window + 1 : 0;
+    const i64 begin = BLOCK_SPAN * (i64)blockIdx.x + THREAD_SPAN * threadIdx.x;
+    const int window = (int)state[WINDOW_WORD];
+    for (i64 i = begin; i < smaller(begin + THREAD_SPAN, n); i += 16) {
+        const Sixteen own = *(const Sixteen*)(levels + i);
+        for (int k = 0; k < 16 && i + k < n; ++k) {
+            int level = (signed char)own.byte(k);
+            if (level < window && level > -window) continue;
+            bool large;
+            if (level == 127 || level == -127)
+                level = folded_level(x[i + k], 1.0f / steps[part_of(n, i)], Drawn(draws, (i + k) >> 3)((int)((i + k) & 7)), &large);
+            body((level < 0 ? -level : level) - window + 1);
+        }
+    }
 }
 
-// A block for 4096 coordinates counts its escapes and their low bits, into two rows.
+__device__ __forceinline__ bool has_escapes(const i64* state) { return state[STATUS_OF] == FINE && state[LARGEST] > state[WINDOW_WORD]; }
+
+// Blocks count their escapes and their low bits, into two rows.
 extern "C" __global__ void __launch_bounds__(256) subtractive_escapes_count(
     const float* x, i64 n, const u8* levels, const float* steps, i64 step_word, i64 who, i64 k0, i64 k1, i64* rows, const i64* state
 ) {
-    const i64 i = UNIT_SIZE * (i64)blockIdx.x + 16 * threadIdx.x, window = state[WINDOW_WORD];
-    i64 number = 0, low = 0;
-    const bool some = state[STATUS_OF] == FINE && state[LARGEST] > window;
-    if (some && i < n) {
-        const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
-        const Sixteen own = *(const Sixteen*)(levels + i);
-        for (int k = 0; k < 16; ++k) {
-            const int level = (signed char)own.byte(k);
-            if (i + k >= n || (level < window && level > -window)) continue;
-            ++number;
-            low += bit_length((u64)escape_of(x, n, i + k, level, (int)window, steps, draws)) - 1;
-        }
-    }
-    i64 numbers, lows;
+    if (!has_escapes(state)) return;
+    i64 number = 0, low = 0, numbers, lows;
+    each_escape(x, n, levels, steps, {(u32)step_word, (u32)who, (u32)k0, (u32)k1}, state, [&](int value) {
+        ++number;
+        low += bit_length((u64)value) - 1;
+    });
     block_scan(number, &numbers);
     block_scan(low, &lows);
     if (threadIdx.x == 0) rows[blockIdx.x] = numbers, rows[gridDim.x + 1 + blockIdx.x] = lows;
@@ -218,8 +230,7 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_escapes_write(
     const float* x, i64 n, const u8* levels, const float* steps, i64 step_word, i64 who, i64 k0, i64 k1, const i64* rows, u32* planes, i64 room,
     i64* state
 ) {
-    const i64 window = state[WINDOW_WORD];
-    if (state[STATUS_OF] != FINE || state[LARGEST] <= window) return;
+    if (!has_escapes(state)) return;
     const i64 *lows = rows + gridDim.x + 1, all = rows[gridDim.x], bits = lows[gridDim.x];
     const i64 second = 8 * ((all + bits + 7) / 8), bytes = second / 8 + (bits + 7) / 8;
     if (bytes > room) {
@@ -228,27 +239,20 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_escapes_write(
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) state[TAIL_BYTES] = bytes;
     if (rows[blockIdx.x] == rows[blockIdx.x + 1]) return;
-    const i64 i = UNIT_SIZE * (i64)blockIdx.x + 16 * threadIdx.x;
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
-    i64 values[16], number = 0, low = 0, total;
-    for (int k = 0; k < 16; ++k) {
-        values[k] = 0;
-        if (i + k >= n) continue;
-        const int level = (signed char)levels[i + k];
-        if (level < window && level > -window) continue;
-        values[k] = escape_of(x, n, i + k, level, (int)window, steps, draws);
+    i64 number = 0, low = 0, total;
+    each_escape(x, n, levels, steps, draws, state, [&](int value) {
         ++number;
-        low += bit_length((u64)values[k]) - 1;
-    }
+        low += bit_length((u64)value) - 1;
+    });
     i64 rank = rows[blockIdx.x] + block_scan(number, &total), place = lows[blockIdx.x] + block_scan(low, &total);
-    for (int k = 0; k < 16; ++k) {
-        if (!values[k]) continue;
-        const int width = bit_length((u64)values[k]) - 1;
+    each_escape(x, n, levels, steps, draws, state, [&](int value) {
+        const int width = bit_length((u64)value) - 1;
         const i64 one = place + rank + width, at = second + place;
         atomicOr(&planes[one >> 5], 1u << (one & 31));
         for (int b = 0; b < width; ++b)
-            if (values[k] >> b & 1) atomicOr(&planes[(at + b) >> 5], 1u << ((at + b) & 31));
+            if (value >> b & 1) atomicOr(&planes[(at + b) >> 5], 1u << ((at + b) & 31));
         ++rank;
         place += width;
-    }
+    });
 }

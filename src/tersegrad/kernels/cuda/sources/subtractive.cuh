@@ -6,6 +6,9 @@
 
 #define DITHER_PURPOSE 1
 #define FOLDED 32768
+// Rows of bins, near: those of one level or symbol lie in different banks.
+#define BYTE_ROW 260
+#define WORD_ROW 257
 #define FINEST 4
 #define DEEPEST 8
 #define CLASSED_WINDOW 128
@@ -46,17 +49,20 @@ __device__ __forceinline__ int folded_level(float x, float inverse, int u, bool*
     *large = !(size < 1073741824.0f);
     if (*large) return 0;
     const float fixed = __fmul_rn(y, 65536.0f);
-    const int q = size < 16384.0f ? (int)rintf(fixed) + u >> 16 : (int)((i64)rintf(fixed) + u >> 16);
+    // Adding 1.5 * 2^23 to a number below 2^22 rounds it to nearest.
+    const float shifter = 12582912.0f;
+    const int near = (int)(__float_as_uint(__fadd_rn(fixed, shifter)) - __float_as_uint(shifter));
+    const int q = size < 64.0f ? near + u >> 16 : (int)((i64)rintf(fixed) + u >> 16);
     return u >= FOLDED ? q : -q;
 }
 
-// The value of a folded level; `Wide` holds 2^17 times as much.
+// The value of a folded level, so many times; `Wide` holds 2^17 times the level.
 template <class Wide>
-__device__ __forceinline__ float restored(int level, int u, float step) {
+__device__ __forceinline__ float weighted(int level, int u, float step, float weight) {
     const Wide q = u >= FOLDED ? level : -(Wide)level;
     const float most = __uint_as_float(HUGE_VALUE);
     const float value = __fmul_rn(__fmul_rn((float)(q * ((Wide)1 << 17) - 2 * u + 65535), 7.62939453125e-06f), step);
-    return fminf(fmaxf(value, -most), most);
+    return __fmul_rn(fminf(fmaxf(value, -most), most), weight);
 }
 
 // Whether nothing is wrong so far, for all threads of a block alike: others may find something meanwhile.

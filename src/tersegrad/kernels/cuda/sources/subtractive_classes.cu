@@ -168,26 +168,27 @@ extern "C" __global__ void __launch_bounds__(32) subtractive_rows(
     __shared__ TableRoom room;
     __shared__ u8 bits[TABLE_BYTES];
     __shared__ short q[256];
+    __shared__ i64 row[256];
     const int r = blockIdx.x, k = r - BIN_ROWS;
     if (state[STATUS_OF] != FINE || (k >= 0 && (!state[WITH_CLASSES] || k % 16 == 7))) return;
     const Counted of = {counts, present, fine, state};
     const int level = bit_length((u64)r + 1) - 1, alphabet = of.alphabet();
-    auto count = [=](int a) {
-        if (k < 0) return of.bins(level, r + 1 - (1 << level), a, true);
-        return k % 16 < 8 ? of.octaves(k / 16, k % 16, k % 16 + 1, a) : of.octaves(k / 16, k % 16 - 8, DEEPEST, a);
-    };
     i64 total = 0, occur = 0;
-    for (int a = threadIdx.x; a < alphabet; a += 32) total += count(a);
-    total = warp_sum(total);
-    double entropy = 0.0;
     for (int a = threadIdx.x; a < alphabet; a += 32) {
-        const i64 own = count(a);
-        entropy += shares_of(own, total);
-        occur += own > 0;
+        row[a] = k < 0 ? of.bins(level, r + 1 - (1 << level), a, true)
+               : k % 16 < 8 ? of.octaves(k / 16, k % 16, k % 16 + 1, a)
+                            : of.octaves(k / 16, k % 16 - 8, DEEPEST, a);
+        total += row[a];
+        occur += row[a] > 0;
     }
-    entropy = fold(entropy);
+    total = warp_sum(total);
     occur = warp_sum(occur);
-    const i64 length = write_table(count, alphabet, q, bits, room);
+    double entropy = 0.0;
+    for (int a = threadIdx.x; a < alphabet; a += 32) entropy += shares_of(row[a], total);
+    entropy = fold(entropy);
+    __syncwarp();
+    const i64* counted = row;
+    const i64 length = write_table([=](int a) { return counted[a]; }, alphabet, q, bits, room);
     if (threadIdx.x) return;
     entropies[r] = entropy;
     told[3 * r] = occur, told[3 * r + 1] = length, told[3 * r + 2] = total;

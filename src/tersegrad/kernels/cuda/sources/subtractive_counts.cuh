@@ -14,14 +14,6 @@ struct Counted {
     const u64* fine;
     const i64* state;
     __device__ int alphabet() const { return 2 * (int)state[WINDOW_WORD] + 1; }
-    // Whether symbol a occurs with a bin; those at the ends of the window stand for what lies beyond.
-    __device__ bool occurs(int bin, int a) const {
-        const int window = (int)state[WINDOW_WORD], level = a - window, sign = level < 0 ? -1 : 1;
-        bool is = present[bin * 256 + (level & 255)];
-        if (level * sign == window)
-            for (int further = window + 1; further < 128; ++further) is |= present[bin * 256 + (sign * further & 255)];
-        return is;
-    }
     // Counts of symbol a in row `row` of 2^level: as they are added up of the finest ones (`finest`), or as they are counted for themselves.
     __device__ i64 bins(int level, int row, int a, bool finest) const {
         const bool sampled = samples(state[SYMBOLS], (i64)(finest ? BINS : 1 << level) * alphabet());
@@ -29,7 +21,7 @@ struct Counted {
         i64 sum = 0, here = 0;
         for (int bin = row * width; bin < (row + 1) * width; ++bin) {
             sum += (i64)counts[bin * 256 + a];
-            if (sampled) here += occurs(bin, a);
+            if (sampled) here += present[bin * 256 + a];
             else sum += (i64)counts[BINS * 256 + bin * 256 + a];
         }
         return sum + (finest ? here : here > 0);

@@ -55,17 +55,17 @@ struct Settled {
     float* out;
     u32* marks;
     int window;
-    float by;
+    float by, weight;
     __device__ bool marked(u32 symbol) const { return symbol - 1 >= 2 * (u32)window - 1; }
     __device__ void operator()(i64 i, u8 symbol) const {
-        out[i] = restored<int>(symbol - window, drawn.far(i), by);
+        out[i] = weighted<int>(symbol - window, drawn.far(i), by, weight);
         if (escapes && marked(symbol)) atomicOr(&marks[i >> 5], 1u << (i & 31));
     }
     // A warp's step of 64 symbols from i on.
     __device__ void step(i64 i, u32 a, u32 b) const {
         const int lane = threadIdx.x & 31;
-        out[i + lane] = restored<int>((int)a - window, drawn.near(i + lane), by);
-        out[i + lane + 32] = restored<int>((int)b - window, drawn.near(i + lane + 32), by);
+        out[i + lane] = weighted<int>((int)a - window, drawn.near(i + lane), by, weight);
+        out[i + lane + 32] = weighted<int>((int)b - window, drawn.near(i + lane + 32), by, weight);
         if (!escapes) return;
         const u32 low = __ballot_sync(FULL, marked(a)), high = __ballot_sync(FULL, marked(b));
         if (lane < 2) marks[(i >> 5) + lane] = lane ? high : low;
@@ -75,7 +75,7 @@ struct Settled {
 // A warp for each chunk, which lies in one part, four of them in a block.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) subtractive_decode_chunks(
     const u8* data, i64 n, i64 step_word, i64 who, i64 k0, i64 k1, const float* steps, const i64* shifts, const u8* classes, const u32* entries,
-    const i64* offsets, const i64* words, u32* marks, float* out, i64* state
+    const i64* offsets, const i64* words, float weight, u32* marks, float* out, i64* state
 ) {
     __shared__ u32 near[NEAR_BYTES / 4];
     __shared__ u16 rings[WARPS][RING];
@@ -96,9 +96,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) subtractive_decode_chun
     auto decode = [&](auto context, auto look) {
         const u8* states = data + offsets[c];
         if (!state[TAIL_BYTES])
-            return decode_chunk(l, c, alphabet, states, words[c], ring, context, look, Settled<false>{drawn, out + shift, own_marks, window, step});
+            return decode_chunk(l, c, alphabet, states, words[c], ring, context, look, Settled<false>{drawn, out + shift, own_marks, window, step, weight});
         clear_marks(own_marks, l, c);
-        return decode_chunk(l, c, alphabet, states, words[c], ring, context, look, Settled<true>{drawn, out + shift, own_marks, window, step});
+        return decode_chunk(l, c, alphabet, states, words[c], ring, context, look, Settled<true>{drawn, out + shift, own_marks, window, step, weight});
     };
     auto by = [&](auto context) {
         return coarse < 2 ? decode(context, Entries<true>{near, guesses, coarse, stride}) : decode(context, Entries<false>{near, guesses, coarse, stride});
@@ -107,10 +107,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) subtractive_decode_chun
     if (!good) state[STATUS_OF] = CORRUPT;
 }
 
-// Everything else: parts of zeros (`zero`), raw symbols, tables that leave no choice.
+// Everything else: parts of zeros, raw symbols, tables that leave no choice.
 extern "C" __global__ void __launch_bounds__(256) subtractive_plain(
-    const u8* data, i64 n, i64 step_word, i64 who, i64 k0, i64 k1, const float* steps, const i64* parts, const u8* classes, const u8* only, float zero,
-    u32* marks, float* out, i64* state
+    const u8* data, i64 n, i64 step_word, i64 who, i64 k0, i64 k1, const float* steps, const i64* parts, const u8* classes, const u8* only,
+    float weight, i64 added, u32* marks, float* out, i64* state
 ) {
     const i64 form = state[FORM_WORD];
     if (!goes_on(state) || (form == CODED && state[SYMBOLS] == n)) return;
@@ -122,7 +122,8 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_plain(
         if (!still && form == CODED) continue;
         u32 symbol = (u32)window;
         if (still) {
-            out[i] = zero;
+            // What is added to others then leaves all of them as they are, zeros too.
+            out[i] = added ? -0.0f : 0.0f;
         } else {
             const Nearby drawn = {{(u32)step_word, (u32)who, (u32)k0, (u32)k1}, 0, nullptr};
             const int u = drawn.far(i);
@@ -137,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_plain(
             } else {
                 symbol = only[state[WITH_CLASSES] ? TableOf<true>{drawn, classes, fineness}.of(u, i) : TableOf<false>{drawn, classes, fineness}.of(u, i)];
             }
-            out[i] = restored<int>((int)symbol - window, u, steps[p]);
+            out[i] = weighted<int>((int)symbol - window, u, steps[p], weight);
         }
         const u32 votes = __ballot_sync(FULL, base + lane < n && !still && (symbol == 0 || symbol == 2 * window));
         if (state[TAIL_BYTES] && lane == 0) marks[base / 32] = votes;
@@ -165,13 +166,12 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_marks(
 ) {
     const Tail tail(data, nbytes, state);
     i64 marked = 0, ones = 0, total;
-    if (tail.some) {
-        u32 words[4];
-        marks_of(marks, n, parts, SPAN * (i64)blockIdx.x + 128 * threadIdx.x, words);
-        for (int k = 0; k < 4; ++k) marked += __popc(words[k]);
-        const i64 begin = SPAN_BYTES * (i64)blockIdx.x + 16 * threadIdx.x;
-        for (i64 b = begin; b < smaller(begin + 16, tail.bytes); ++b) ones += __popc(tail.codes[b]);
-    }
+    if (!tail.some) return;
+    u32 words[4];
+    marks_of(marks, n, parts, SPAN * (i64)blockIdx.x + 128 * threadIdx.x, words);
+    for (int k = 0; k < 4; ++k) marked += __popc(words[k]);
+    const i64 begin = SPAN_BYTES * (i64)blockIdx.x + 16 * threadIdx.x;
+    for (i64 b = begin; b < smaller(begin + 16, tail.bytes); ++b) ones += __popc(tail.codes[b]);
     block_scan(marked, &total);
     if (threadIdx.x == 0) rows[blockIdx.x] = total;
     block_scan(ones, &total);
@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_ones(
 // And the same settle the escapes.
 extern "C" __global__ void __launch_bounds__(256) subtractive_settle(
     const u8* data, i64 nbytes, i64 n, i64 step_word, i64 who, i64 k0, i64 k1, const float* steps, const i64* parts, const u32* marks,
-    const i64* rows, const i64* places, float* out, i64* state
+    const i64* rows, const i64* places, float weight, float* out, i64* state
 ) {
     const Tail tail(data, nbytes, state);
     if (!tail.some) return;
@@ -225,8 +225,8 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_settle(
             bad |= value > LEVEL_LIMIT;
             const int u = Drawn(draws, i >> 3)((int)(i & 7)), level = (int)(window + value - 1);
             // The sign of the end of the window's value is that of the level before it is folded.
-            const bool folded = (__float_as_uint(out[i]) >> 31) != (u < FOLDED);
-            if (!bad) out[i] = restored<i64>(folded ? -level : level, u, steps[part_of(n, i)]);
+            const bool folded = ((__float_as_uint(out[i]) ^ __float_as_uint(weight)) >> 31) != (u < FOLDED);
+            if (!bad) out[i] = weighted<i64>(folded ? -level : level, u, steps[part_of(n, i)], weight);
         }
     if (bad) state[STATUS_OF] = CORRUPT;
 }

@@ -20,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(32) subtractive_tables(
 ) {
     __shared__ Bench bench;
     __shared__ int different;
+    __shared__ i64 row[256];
     const i64 table = blockIdx.x, kept = state[FINENESS];
     if (state[STATUS_OF] != FINE || table >= state[NUMBER]) return;
     const Counted of = {counts, present, fine, state};
@@ -28,8 +29,10 @@ extern "C" __global__ void __launch_bounds__(32) subtractive_tables(
     // The class with that number.
     int c = 0;
     for (i64 before = classed ? table / kept : 0; classed && (before || !tops[c]); ++c) before -= tops[c] > 0;
-    auto count = [=](int a) { return classed ? of.octaves(c, o, until, a) : of.bins((int)kept, (int)table, a, false); };
-    make_table(count, of.alphabet(), bench, bits + table * TABLE_BYTES, lengths + table, &different, codes + table * 256);
+    for (int a = threadIdx.x; a < of.alphabet(); a += 32) row[a] = classed ? of.octaves(c, o, until, a) : of.bins((int)kept, (int)table, a, false);
+    __syncwarp();
+    const i64* counted = row;
+    make_table([=](int a) { return counted[a]; }, of.alphabet(), bench, bits + table * TABLE_BYTES, lengths + table, &different, codes + table * 256);
     if (threadIdx.x == 0 && different > 1) state[MORE_THAN_ONE] = 1;
 }
 
