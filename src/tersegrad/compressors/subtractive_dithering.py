@@ -33,7 +33,7 @@ from tersegrad.core import buffers, host, modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.numbers import HUGE, TINY
 from tersegrad.core.philox import Purpose
-from tersegrad.core.protocol import Context, Guarantee, Spec
+from tersegrad.core.protocol import Context, Fed, Guarantee, Message, Spec
 from tersegrad.core.stateless import Stateless
 from tersegrad.core.text import require
 from tersegrad.kernels.reference import subtractive
@@ -102,10 +102,26 @@ class SubtractiveDithering(Stateless):
         best = self._short(x, ctx) if self.coder == "auto" and x.numel() <= SHORT else None
         if best is not None and best.numel() < WORTH_TABLES:
             return host.lay(data, best)
-        chunk = 0 if self.chunk == "auto" else self.chunk
         run = kernels.get(x.device)
-        nbytes = run.subtractive_encode(x, self.omega, self.scale == "global", chunk, ctx, data, spec.layout)
+        nbytes = run.subtractive_encode(x, self.omega, self.scale == "global", self._chunk, ctx, data, spec.layout)
         return nbytes if best is None or int(nbytes) < best.numel() else host.lay(data, best)
+
+    def splits(self, device: torch.device, weight: float) -> bool:
+        return device.type != "cpu" and not self.codes_on_host(device)
+
+    def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool | Tensor]:
+        y = torch.add(fed.x, fed.residual, out=fed.left)
+        if self.written_on_host(spec, y.device):
+            message, _ = self.encode(y, spec, None, ctx, out=out)
+            return message, kernels.get(y.device).all_finite(self.decode_add(message, spec, ctx, y, -fed.weight))
+        data, run = buffers.byte_buffer(out, self.max_nbytes(spec), y.device), kernels.get(y.device)
+        nbytes = run.subtractive_encode(y, self.omega, self.scale == "global", self._chunk, ctx, data, spec.layout, fed.weight)
+        # A message without levels may be of numbers that are not finite.
+        return Message(data if out is None else out, nbytes), int(nbytes) > 4 or run.all_finite(y)
+
+    @property
+    def _chunk(self) -> int:
+        return 0 if self.chunk == "auto" else self.chunk
 
     def _short(self, x: Tensor, ctx: Context) -> Tensor | None:
         """The shortest of the messages without tables; none where the vector is zero, not finite or too large for its step."""

@@ -237,12 +237,21 @@ class DrawnKernels(Protocol):
     """Draws that both ends share (``spec/wire.md``, "Subtractive dithering" and "Spherical compression")."""
 
     def subtractive_encode(
-        self, x: Tensor, omega: float, whole: bool, chunk: int, ctx: Context, out: Tensor, layout: Tensor
+        self,
+        x: Tensor,
+        omega: float,
+        whole: bool,
+        chunk: int,
+        ctx: Context,
+        out: Tensor,
+        layout: Tensor,
+        minus: float | None = None,
     ) -> int | Tensor:
         """Write a message of subtractive dithering for x, but no short one, into ``out``; its length in bytes (int64).
 
         ``whole``: one step for all, else one for each segment. ``chunk`` as for ``dither_encode``, ``layout``: :attr:`Spec.layout`. No
-        message is longer than 5 bytes, and 4 for each step and each coordinate.
+        message is longer than 5 bytes, and 4 for each step and each coordinate. With ``minus`` x, which is contiguous, becomes x minus so
+        many times what the message decodes to; it is undefined where x is not finite.
         """
         ...
 

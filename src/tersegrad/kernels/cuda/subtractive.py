@@ -26,7 +26,7 @@ OPEN, DECODE = "subtractive_open.cu", "subtractive_decode.cu"
 # As in subtractive.cuh, subtractive_counts.cuh and dither.cuh.
 STATE, BINS, OCTAVES, TABLES, ROWS, TABLE_BYTES = 24, 16, 8, 128, 31 + 16 * CLASSES, 448
 LENGTH, WRONG = 0, 1
-FINE, CORRUPT, NOT_FINITE, ALL_ZERO, TOO_LARGE = 0, 1, 5, 6, 7
+FINE, CORRUPT, MANY_ESCAPES, NOT_FINITE, ALL_ZERO, TOO_LARGE = 0, 1, 4, 5, 6, 7
 # Shorter vectors have no segments of rANS that are worth a kernel.
 SHORT = 1 << 10
 THREADS, BLOCKS = 256, 2112
@@ -51,7 +51,14 @@ def _encode_on_host(x: Tensor, omega: float, whole: bool, chunk: int, ctx: Conte
 
 
 def subtractive_encode(
-    x: Tensor, omega: float, whole: bool, chunk: int, ctx: Context, out: Tensor, layout: Tensor
+    x: Tensor,
+    omega: float,
+    whole: bool,
+    chunk: int,
+    ctx: Context,
+    out: Tensor,
+    layout: Tensor,
+    minus: float | None = None,
 ) -> int | Tensor:
     """Write a message into ``out``; its length, in the host's memory.
 
@@ -59,18 +66,22 @@ def subtractive_encode(
     """
     if chunk and not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
-    x = x.contiguous()
+    x, wrong = x.contiguous(), MANY_ESCAPES
     if x.numel() > SHORT:
-        regions = classes.regions_of(layout, x.numel(), x.device)
-        found = host.read(_encode(x, float(omega), whole, chunk, draws_of(ctx), regions, out)[1])
+        regions, times = classes.regions_of(layout, x.numel(), x.device), VaryingFloat(-(minus or 0.0))
+        found = host.read(_encode(x, float(omega), whole, chunk, draws_of(ctx), regions, out, times, minus is not None)[1])
         wrong = int(found[WRONG])
         if wrong == FINE:
             return found[LENGTH]
         if wrong in (NOT_FINITE, ALL_ZERO):
             return put_word(out, NON_FINITE if wrong == NOT_FINITE else ZERO)
-        if wrong == TOO_LARGE:
-            return put_word(out, RAW, x.view(torch.uint8))
-    return _encode_on_host(x, omega, whole, chunk, ctx, out, layout)
+    if wrong == TOO_LARGE:
+        length = put_word(out, RAW, x.view(torch.uint8))
+    else:
+        length = _encode_on_host(x, omega, whole, chunk, ctx, out, layout)
+    if minus is not None:
+        subtractive_decode(out[:length], whole, ctx, x, -minus, layout)
+    return length
 
 
 def _escapes_room(n: int) -> int:
@@ -80,9 +91,17 @@ def _escapes_room(n: int) -> int:
 
 @replay.operation
 def _encode(
-    x: Tensor, omega: float, whole: bool, chunk: int, draws: Draws, regions: classes.Regions, out: Tensor
+    x: Tensor,
+    omega: float,
+    whole: bool,
+    chunk: int,
+    draws: Draws,
+    regions: classes.Regions,
+    out: Tensor,
+    times: VaryingFloat,
+    subtracts: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Write a message: what is known of it, as in subtractive.cuh."""
+    """Write a message, and add ``times`` its values to x if that is asked for: what is known of it, as in subtractive.cuh."""
     n, device, drawn = x.numel(), x.device, draws[1:]
     parts, units, chunks = len(pieces(n, SEGMENT)), -(-n // CHUNK), len(pieces(n, 1 << (chunk or USUAL)))
     number, room, where, spans = regions.number, regions.room, regions.where, -(-n // ESCAPES_SPAN)
@@ -140,6 +159,8 @@ def _encode(
         ENCODE, "subtractive_write", min(max(4 * chunks, -(-n // EIGHTS)), 1056), THREADS,
         steps_number, steps, levels, shifts, side, tables, words, numbers, states, offsets, planes, state, out,
     )  # fmt: skip
+    if subtracts:
+        launch(LEVELS, "subtractive_left", -(-n // EIGHTS), THREADS, x, n, levels, steps, *drawn, times, state)
     # What the kernels use is kept until here.
     del memory, held
     return state, state[: WRONG + 1]

@@ -12,9 +12,16 @@ __all__ = ["subtractive_decode", "subtractive_encode"]
 
 
 def subtractive_encode(
-    x: Tensor, omega: float, whole: bool, chunk: int, ctx: Context, out: Tensor, layout: Tensor
+    x: Tensor,
+    omega: float,
+    whole: bool,
+    chunk: int,
+    ctx: Context,
+    out: Tensor,
+    layout: Tensor,
+    minus: float | None = None,
 ) -> int | Tensor:
-    return encode(native, x, omega, whole, chunk, ctx, out, layout)
+    return encode(native, x, omega, whole, chunk, ctx, out, layout, minus)
 
 
 def subtractive_decode(data: Tensor, whole: bool, ctx: Context, out: Tensor, weight: float | None, layout: Tensor) -> Tensor:

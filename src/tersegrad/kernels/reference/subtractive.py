@@ -74,17 +74,41 @@ def plain_levels(q: Tensor, steps: list[float], out: Tensor) -> int:
 
 
 def subtractive_encode(
-    x: Tensor, omega: float, whole: bool, chunk: int, ctx: Context, out: Tensor, layout: Tensor
+    x: Tensor,
+    omega: float,
+    whole: bool,
+    chunk: int,
+    ctx: Context,
+    out: Tensor,
+    layout: Tensor,
+    minus: float | None = None,
 ) -> int | Tensor:
-    return encode(reference, x, omega, whole, chunk, ctx, out, layout)
+    return encode(reference, x, omega, whole, chunk, ctx, out, layout, minus)
 
 
 def subtractive_decode(data: Tensor, whole: bool, ctx: Context, out: Tensor, weight: float | None, layout: Tensor) -> Tensor:
     return decode(reference, data, whole, ctx, out, weight, layout)
 
 
-def encode(run: Any, x: Tensor, omega: float, whole: bool, chunk: int, ctx: Context, out: Tensor, layout: Tensor) -> int:
+def encode(
+    run: Any,
+    x: Tensor,
+    omega: float,
+    whole: bool,
+    chunk: int,
+    ctx: Context,
+    out: Tensor,
+    layout: Tensor,
+    minus: float | None,
+) -> int:
     """:func:`subtractive_encode` by the operations of ``run``."""
+    length = _message(run, x, omega, whole, chunk, ctx, out, layout)
+    if minus is not None:
+        decode(run, out[:length], whole, ctx, x, -minus, layout)
+    return length
+
+
+def _message(run: Any, x: Tensor, omega: float, whole: bool, chunk: int, ctx: Context, out: Tensor, layout: Tensor) -> int:
     segments = segments_of(x.numel(), whole)
     squares = [float(run.sum_squares(x[s : s + n])) for s, n in segments]
     if not math.isfinite(sum(squares)):

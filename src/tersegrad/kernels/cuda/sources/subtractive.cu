@@ -256,3 +256,26 @@ extern "C" __global__ void __launch_bounds__(256) subtractive_escapes_write(
         place += width;
     });
 }
+
+// So many times its value is added to each coordinate; a thread for eight.
+extern "C" __global__ void __launch_bounds__(256) subtractive_left(
+    float* x, i64 n, const u8* levels, const float* steps, i64 step_word, i64 who, i64 k0, i64 k1, float times, const i64* state
+) {
+    const i64 g = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (state[STATUS_OF] != FINE || 8 * g >= n) return;
+    const float step = steps[part_of(n, 8 * g)];
+    if (step == 0.0f) return;
+    const Drawn u({(u32)step_word, (u32)who, (u32)k0, (u32)k1}, g);
+    const Eight own = ((const Eight*)levels)[g];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        const i64 i = 8 * g + k;
+        if (i >= n) break;
+        const int level = (signed char)(own.word[k / 4] >> 8 * (k % 4));
+        bool large;
+        // A byte holds no larger ones.
+        const float value = level == 127 || level == -127 ? weighted<i64>(folded_level(x[i], 1.0f / step, u(k), &large), u(k), step, times)
+                                                          : weighted<int>(level, u(k), step, times);
+        x[i] = __fadd_rn(x[i], value);
+    }
+}
