@@ -10,18 +10,9 @@
 
 // A warp adds up the squares of 4096 coordinates.
 extern "C" __global__ void __launch_bounds__(512) subtractive_squares(const float* x, i64 n, double* sums) {
-    const int lane = threadIdx.x & 31;
-    const i64 unit = (i64)blockIdx.x * 16 + (threadIdx.x >> 5), begin = UNIT_SIZE * unit, stop = smaller(begin + UNIT_SIZE, n);
-    double total = 0;
-    for (i64 base = begin; base < stop; base += 32 * 16) {
-        float v[16];
-#pragma unroll
-        for (int a = 0; a < 16; ++a) v[a] = base + 32 * a + lane < stop ? x[base + 32 * a + lane] : 0.0f;
-#pragma unroll
-        for (int a = 0; a < 16; ++a) total += (double)v[a] * (double)v[a];
-    }
-    total = fold(total);
-    if (lane == 0 && begin < n) sums[unit] = total;
+    const i64 unit = (i64)blockIdx.x * 16 + (threadIdx.x >> 5);
+    const double total = chunk_squares(x, n, unit);
+    if ((threadIdx.x & 31) == 0 && UNIT_SIZE * unit < n) sums[unit] = total;
 }
 
 // A block for each segment, or one for all (`whole`), makes its step; the last one to arrive finds out which parts have symbols: their number and
@@ -33,13 +24,7 @@ extern "C" __global__ void __launch_bounds__(1024) subtractive_steps(
     const i64 number = segments_of(n), s = blockIdx.x, size = whole ? n : segment_length(n, s);
     const i64 units = (size + UNIT_SIZE - 1) / UNIT_SIZE;
     double* own = sums + s * (SEGMENT / UNIT_SIZE);
-    i64 half = 1;
-    while (2 * half < units) half *= 2;
-    for (; half; half /= 2) {
-        for (i64 k = threadIdx.x; k < half; k += blockDim.x)
-            if (k + half < units) own[k] += own[k + half];
-        __syncthreads();
-    }
+    fold_sums(own, units);
     const double square = own[0];
     if (!(square < 1e300)) state[STATUS_OF] = NOT_FINITE;
     const double step = slack * sqrt(twelve_omega / (double)size * square), least = 1.1754943508222875e-38, most = 3.4028234663852886e38;
