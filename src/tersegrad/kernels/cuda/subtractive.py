@@ -14,7 +14,7 @@ from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import classes, replay, scratch
 from tersegrad.kernels.cuda.dither import Draws, draws_of
 from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, launch, scan
-from tersegrad.kernels.reference.classes import CLASSES
+from tersegrad.kernels.reference.classes import CLASSES, OCTAVES
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, USUAL, pieces
 from tersegrad.kernels.reference.rounding import CHUNK
 from tersegrad.kernels.reference.subtractive import NON_FINITE, RAW, SLACK, ZERO, put_word
@@ -24,13 +24,13 @@ __all__ = ["subtractive_decode", "subtractive_encode"]
 LEVELS, CHOOSE, ENCODE = "subtractive.cu", "subtractive_classes.cu", "subtractive_encode.cu"
 OPEN, DECODE = "subtractive_open.cu", "subtractive_decode.cu"
 # As in subtractive.cuh, subtractive_counts.cuh and dither.cuh.
-STATE, BINS, OCTAVES, TABLES, ROWS, TABLE_BYTES = 24, 16, 8, 128, 31 + 16 * CLASSES, 448
+STATE, BINS, DEEPEST, TABLES, ROWS, TABLE_BYTES = 23, 16, 8, 128, 31 + 16 * CLASSES, 448
 LENGTH, WRONG = 0, 1
 FINE, CORRUPT, MANY_ESCAPES, NOT_FINITE, ALL_ZERO, TOO_LARGE = 0, 1, 4, 5, 6, 7
-# Shorter vectors have no segments of rANS that are worth a kernel.
+# Shorter vectors are the CPU's.
 SHORT = 1 << 10
 THREADS, BLOCKS = 256, 2112
-# Coordinates that a block of eight bytes for each thread takes.
+# Coordinates of a block whose threads take eight each.
 EIGHTS = 8 * THREADS
 # As in subtractive.cu: coordinates whose escapes a block writes.
 ESCAPES_SPAN = 16384
@@ -107,7 +107,7 @@ def _encode(
     number, room, where, spans = regions.number, regions.room, regions.where, -(-n // ESCAPES_SPAN)
     planes_room = _escapes_room(n)
     state, (_, counts, occur, present, fine, *summed, planes) = scratch.kept(
-        device, 8 * STATE, 16 * BINS * 256, 4 * BINS * 256, 4 * BINS * 256, 8 * CLASSES * OCTAVES * 256,
+        device, 8 * STATE, 16 * BINS * 256, 4 * BINS * 256, 4 * BINS * 256, 8 * CLASSES * DEEPEST * 256,
         *classes.summed(regions, parts), planes_room,
     )  # fmt: skip
     # Levels, draws and classes are read sixteen at a time.
@@ -121,7 +121,7 @@ def _encode(
     held, (
         octaves, listed, gathered, named, told, costs, side_counts, class_sums, tops, side, *side_words,
     ) = scratch.empty(
-        device, room, room, room, n + 15, 8 * number * classes.TOLD, 8 * (number + parts), 8 * parts * OCTAVES * 16, 8 * CLASSES * 256,
+        device, room, room, room, n + 15, 8 * number * classes.TOLD, 8 * (number + parts), 8 * parts * OCTAVES, 8 * CLASSES * 256,
         8 * CLASSES, number + room // 2 + 64, 2 * room, 8 * (room // 8192 + 2), 4 * (room // 64 + 64 * 2),
     )  # fmt: skip
     launch(LEVELS, "subtractive_squares", -(-units // 16), 512, x, n, sums)
