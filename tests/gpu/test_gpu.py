@@ -36,6 +36,8 @@ REPLAYED = (
     "sparse_dithering(nu=0.1)",
     "error_feedback(sparse_dithering(alpha=0.1))",
     "random_sparse_dithering(omega=1)",
+    "subtractive_dithering(omega=1)",
+    "error_feedback(subtractive_dithering(omega=1))",
     "trellis(alpha=0.1)",
     "dithered_trellis(omega=0.1)",
     "qsgd(bits=4, coder=rans)",

@@ -62,6 +62,10 @@ class Stateless(Configuration):
         """Whether ``x`` and the ``out`` of :meth:`read` stay on ``device`` where messages are coded on the host."""
         return self.selects
 
+    def written_on_host(self, spec: Spec, device: torch.device) -> bool:
+        """The same for messages of one kind: some are too short for a device."""
+        return self.codes_on_host(device)
+
     def init(self, spec: Spec, device: torch.device | str) -> None:
         return None
 
@@ -71,7 +75,7 @@ class Stateless(Configuration):
         flat = flat_float32(x, spec)
         data = byte_buffer(out, self.max_nbytes(spec), flat.device)
         whole = data if out is None else out
-        if flat.is_cpu or not self.codes_on_host(flat.device):
+        if flat.is_cpu or not self.written_on_host(spec, flat.device):
             return Message(whole, self.write(flat, data, spec, ctx)), None
         here = host.empty(data.numel(), torch.uint8, flat.device)
         nbytes = int(self.write(flat if self.stays(flat.device) else host.read(flat), here, spec, ctx))
@@ -80,7 +84,7 @@ class Stateless(Configuration):
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         out = float_buffer(out, spec.numel, message.data.device)
-        if out.is_cpu or not self.codes_on_host(out.device):
+        if out.is_cpu or not self.written_on_host(spec, out.device):
             self.read(message.payload.contiguous(), spec, ctx, out, None)
         else:
             self._read_on_host(message, spec, ctx, out, None)
@@ -88,7 +92,7 @@ class Stateless(Configuration):
 
     def decode_add(self, message: Message, spec: Spec, ctx: Context, out: Tensor, weight: float = 1.0) -> Tensor:
         out = float_buffer(out, spec.numel, message.data.device)
-        if out.is_cpu or not self.codes_on_host(out.device):
+        if out.is_cpu or not self.written_on_host(spec, out.device):
             self.read(message.payload.contiguous(), spec, ctx, out, weight)
         else:
             self._read_on_host(message, spec, ctx, out, weight)

@@ -236,6 +236,31 @@ class RoundingKernels(Protocol):
 class DrawnKernels(Protocol):
     """Draws that both ends share (``spec/wire.md``, "Subtractive dithering" and "Spherical compression")."""
 
+    def subtractive_encode(
+        self,
+        x: Tensor,
+        omega: float,
+        whole: bool,
+        chunk: int,
+        ctx: Context,
+        out: Tensor,
+        layout: Tensor,
+        minus: float | None = None,
+    ) -> int | Tensor:
+        """Write a message of subtractive dithering for x, but no short one, into ``out``; its length in bytes (int64).
+
+        ``whole``: one step for all, else one for each segment. ``chunk`` as for ``dither_encode``, ``layout``: :attr:`Spec.layout`. No
+        message is longer than 5 bytes, and 4 for each step and each coordinate. With ``minus`` x, which is contiguous, becomes x minus so
+        many times what the message decodes to; it is undefined where x is not finite.
+        """
+        ...
+
+    def subtractive_decode(
+        self, data: Tensor, whole: bool, ctx: Context, out: Tensor, weight: float | None, layout: Tensor
+    ) -> Tensor:
+        """``out = decoded``, or ``out += weight * decoded``; :class:`CorruptMessage` where ``data`` is no such message."""
+        ...
+
     def subtractive_quantise(self, x: Tensor, step: float, ctx: Context, start: int, levels: Tensor) -> int | Tensor:
         """Folded levels (int32) of coordinates start, ...; the largest magnitude (int64, 0-d), or -1: not finite or beyond 2^30."""
         ...

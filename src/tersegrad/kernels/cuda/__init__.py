@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from tersegrad.kernels.cuda import aims, chunks, dither, exponents, index, rans, select, sphere, tiles, trellis, values, vectors
+from tersegrad.kernels.cuda import (
+    aims,
+    chunks,
+    dither,
+    exponents,
+    index,
+    rans,
+    select,
+    sphere,
+    subtractive,
+    tiles,
+    trellis,
+    values,
+    vectors,
+)
 from tersegrad.kernels.cuda.aims import *
 from tersegrad.kernels.cuda.chunks import *
 from tersegrad.kernels.cuda.dither import *
@@ -12,6 +26,7 @@ from tersegrad.kernels.cuda.loader import why_missing as why_missing
 from tersegrad.kernels.cuda.rans import *
 from tersegrad.kernels.cuda.select import *
 from tersegrad.kernels.cuda.sphere import *
+from tersegrad.kernels.cuda.subtractive import *
 from tersegrad.kernels.cuda.tiles import *
 from tersegrad.kernels.cuda.trellis import *
 from tersegrad.kernels.cuda.values import *
@@ -27,6 +42,7 @@ OPERATIONS = (
     *select.__all__,
     *sphere.__all__,
     *tiles.__all__,
+    *subtractive.__all__,
     *trellis.__all__,
     *values.__all__,
     *vectors.__all__,

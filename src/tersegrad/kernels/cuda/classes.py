@@ -95,7 +95,7 @@ def search(
     # Classes are written sixteen at a time. A chunk of octaves has at least 2^13 symbols if there are several, and at least 64 for each of
     # its states.
     memory, places = scratch.empty(
-        result.device, room, room, n + 15, 8 * number * TOLD, 8 * number, 8 * segments * OCTAVES, 4 * segments * CLASSES * 256,
+        result.device, room, room, n + 15, 8 * number * TOLD, 8 * (number + segments), 8 * segments * OCTAVES, 4 * segments * CLASSES * 256,
         2 * room, 8 * (room // 8192 + 2 * segments), 4 * (room // 64 + 64 * segments), number + room // 2 + 8 * segments,
         0 if tables else segments * 8192,
     )  # fmt: skip
@@ -105,7 +105,7 @@ def search(
     launch(ENCODE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
     launch(
         ENCODE, "classes_count", segments + shared, THREADS,
-        n, SHARE, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
+        n, SHARE, 0, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
     )  # fmt: skip
     launch(
         ENCODE, "classes_decide", segments, THREADS,

@@ -27,6 +27,7 @@ from tersegrad.kernels.native import (
     rans,
     rounding,
     select,
+    subtractive,
     trellis,
     variance,
 )
@@ -47,13 +48,14 @@ from tersegrad.kernels.native.powers import *
 from tersegrad.kernels.native.rans import *
 from tersegrad.kernels.native.rounding import *
 from tersegrad.kernels.native.select import *
+from tersegrad.kernels.native.subtractive import *
 from tersegrad.kernels.native.trellis import *
 from tersegrad.kernels.native.variance import *
 
 # What is implemented here; everything else is the reference's.
 _TOPICS = (
     align, bits, casts, chunks, classes, cosine, dither, drawn, hadamard, levels, modelled, planar, powers, rans, rounding, select,
-    trellis, variance,
+    subtractive, trellis, variance,
 )  # fmt: skip
 OPERATIONS = tuple(name for topic in _TOPICS for name in topic.__all__)
 ISAS = ("portable", "avx2", "avx512")

@@ -23,6 +23,7 @@ from tersegrad.kernels.reference.select import *
 from tersegrad.kernels.reference.shares import *
 from tersegrad.kernels.reference.sparse import *
 from tersegrad.kernels.reference.sphere import *
+from tersegrad.kernels.reference.subtractive import *
 from tersegrad.kernels.reference.trellis import *
 from tersegrad.kernels.reference.trellis_read import *
 from tersegrad.kernels.reference.trellis_write import *

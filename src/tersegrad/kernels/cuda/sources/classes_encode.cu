@@ -218,19 +218,21 @@ extern "C" __global__ void classes_describe(
 #pragma unroll 4
     for (i64 r = first; r < last; ++r) cost += costs[r] + 8.0;
     d[OCTAVES_OF] = number;
+    // Behind all costs, the magnitudes.
+    costs[firsts[segments_of(n)] + s] = all;
     d[CLASSES_OF] = cost < WORTH_COUNTING * bits_of(size, all);
 }
 
-// The first blocks, one for each segment, write the octaves. Others, `share` of them for each segment, write the class of every coordinate,
+// The first blocks, one for each segment, write the octaves, unless segments are told `together` elsewhere. Others, `share` of them for each segment, write the class of every coordinate,
 // count symbols by class, and find the largest magnitude of a class, plus 1.
 extern "C" __global__ void __launch_bounds__(256, 3) classes_count(
-    i64 n, i64 share, const signed char* levels, i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves,
+    i64 n, i64 share, i64 together, const signed char* levels, i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves,
     const u8* symbols, const int* side, u16* words, i64* numbers, u32* states, u8* described, u8* classes, int* counts, int* tops, const i64* result
 ) {
     __shared__ int held[CLASSES * 256];
     __shared__ u8 seen[CLASSES * 128];
     __shared__ OctavesRoom room;
-    const i64 number = segments_of(n), block = blockIdx.x - number, part = block % share;
+    const i64 number = together ? 0 : segments_of(n), block = blockIdx.x - number, part = block % share;
     const i64 s = block < 0 ? blockIdx.x : block / share, size = segment_length(n, s), first = s * SEGMENT;
     i64* d = segments + s * SEGMENT_PLACES;
     if (!coded_segment(d, size, result) || !d[CLASSES_OF]) return;

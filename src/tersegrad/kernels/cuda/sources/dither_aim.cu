@@ -11,32 +11,16 @@ extern "C" __global__ void __launch_bounds__(512) norm_step(
     const float* x, i64 n, double by, double over, double factor, double otherwise, i64* arrived, double* sums, double* out
 ) {
     __shared__ bool last;
-    const int lane = threadIdx.x & 31;
-    const i64 chunk = (i64)blockIdx.x * 16 + (threadIdx.x >> 5), begin = 4096 * chunk, stop = smaller(begin + 4096, n);
-    double total = 0;
-    for (i64 base = begin; base < stop; base += 32 * 16) {
-        float v[16];
-#pragma unroll
-        for (int a = 0; a < 16; ++a) v[a] = base + 32 * a + lane < stop ? x[base + 32 * a + lane] : 0.0f;
-#pragma unroll
-        for (int a = 0; a < 16; ++a) total += (double)v[a] * (double)v[a];
-    }
-    total = fold(total);
-    if (lane == 0 && begin < n) sums[chunk] = total;
+    const i64 chunk = (i64)blockIdx.x * 16 + (threadIdx.x >> 5);
+    const double total = chunk_squares(x, n, chunk);
+    if ((threadIdx.x & 31) == 0 && 4096 * chunk < n) sums[chunk] = total;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) last = atomicAdd((u64*)arrived, (u64)1) == gridDim.x - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();
-    const i64 chunks = (n + 4095) / 4096;
-    i64 half = 1;
-    while (2 * half < chunks) half *= 2;
-    for (; half; half /= 2) {
-        for (i64 k = threadIdx.x; k < half; k += blockDim.x)
-            if (k + half < chunks) sums[k] += sums[k + half];
-        __syncthreads();
-    }
+    fold_sums(sums, (n + 4095) / 4096);
     if (threadIdx.x) return;
     const double norm = sums[0];
     const bool good = norm > 0.0 && finite_number(norm);

@@ -54,3 +54,29 @@ __device__ __forceinline__ double fold_chunks(double mine, double* shared, doubl
     __syncthreads();
     return *result;
 }
+
+// A warp adds up the squares of chunk `chunk` of 4096 coordinates; the sum is in lane 0.
+__device__ __forceinline__ double chunk_squares(const float* x, i64 n, i64 chunk) {
+    const int lane = threadIdx.x & 31;
+    const i64 begin = 4096 * chunk, stop = smaller(begin + 4096, n);
+    double total = 0;
+    for (i64 base = begin; base < stop; base += 32 * 16) {
+        float v[16];
+#pragma unroll
+        for (int a = 0; a < 16; ++a) v[a] = base + 32 * a + lane < stop ? x[base + 32 * a + lane] : 0.0f;
+#pragma unroll
+        for (int a = 0; a < 16; ++a) total += (double)v[a] * (double)v[a];
+    }
+    return fold(total);
+}
+
+// A block folds sums in memory, padded to a power of two; all threads then see the first, which is that of all.
+__device__ void fold_sums(double* sums, i64 number) {
+    i64 half = 1;
+    while (2 * half < number) half *= 2;
+    for (; half; half /= 2) {
+        for (i64 k = threadIdx.x; k < half; k += blockDim.x)
+            if (k + half < number) sums[k] += sums[k + half];
+        __syncthreads();
+    }
+}

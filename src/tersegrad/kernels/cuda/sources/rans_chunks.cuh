@@ -94,13 +94,22 @@ __device__ __forceinline__ void put_step(const Put& put, i64 i, u8 a, u8 b, long
     put(i + t + 32, b);
 }
 
-// Tells it where the next steps begin, if it asks for that: at most 512 symbols, none of them beyond the next multiple of 2^14.
-template <class Put>
-__device__ __forceinline__ auto put_begin(Put& put, i64 i, int) -> decltype(put.begin(i)) {
-    put.begin(i);
+// Tells contexts, or what takes symbols, where a group of whole steps begins, if they ask for that (`begin`): at most 512 symbols, none of them beyond
+// the next multiple of 2^14. A warp may make contexts together there, and then has them near.
+template <class T>
+__device__ __forceinline__ auto begin_group(T& thing, i64 i, int) -> decltype(thing.begin(i)) {
+    thing.begin(i);
 }
-template <class Put>
-__device__ __forceinline__ void put_begin(Put&, i64, long) {}
+template <class T>
+__device__ __forceinline__ void begin_group(T&, i64, long) {}
+template <class Context>
+__device__ __forceinline__ auto context_near(const Context& context, i64 i, int) -> decltype(context.near(i)) {
+    return context.near(i);
+}
+template <class Context>
+__device__ __forceinline__ u32 context_near(const Context& context, i64 i, long) {
+    return context(i);
+}
 
 // A warp decodes chunk c: `look(context, slot)` gives the cell and symbol of a slot, `put(i, symbol)` takes symbol i of the block. Whether
 // the chunk is well-formed, as far as this thread saw.
@@ -125,9 +134,10 @@ __device__ bool decode_chunk(
     const int groups = lanes == 64 ? coded / (64 * G) : 0;
     u32 soon[G][2];
     auto fetch = [&](int group) {
+        begin_group(context, first + group * G * 64, 0);
 #pragma unroll
         for (int a = 0; a < G; ++a)
-            for (int h = 0; h < 2; ++h) soon[a][h] = context(first + (group * G + a) * 64 + t + 32 * h);
+            for (int h = 0; h < 2; ++h) soon[a][h] = context_near(context, first + (group * G + a) * 64 + t + 32 * h, 0);
     };
     if (groups) fetch(0);
     for (int group = 0; group < groups; ++group) {
@@ -136,7 +146,7 @@ __device__ bool decode_chunk(
         for (int a = 0; a < G; ++a)
             for (int h = 0; h < 2; ++h) now[a][h] = soon[a][h];
         if (group + 1 < groups) fetch(group + 1);
-        put_begin(put, first + base, 0);
+        begin_group(put, first + base, 0);
         // Symbols are handed on while the next ones are looked up.
         u8 last[2] = {0, 0};
 #pragma unroll
