@@ -8,6 +8,7 @@ is removed when the context ends, also after an error or Ctrl-C; what a killed r
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -289,19 +290,44 @@ class Network:
             tools().remove(name)
 
 
+@dataclasses.dataclass
+class _Stop:
+    """A signal that asks to stop, and whether it has to wait."""
+
+    waits: bool = False
+    asked: bool = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.asked = self.waits
+        if not self.waits:
+            raise KeyboardInterrupt
+
+
+_stop = _Stop()
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the block like Ctrl-C does, so that contexts are left."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGHUP)}
+    before = {s: signal.signal(s, _stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def unbroken() -> Iterator[None]:
+    """What :func:`interruptible` lets go to its end first: between a process's start and its being written down nobody would end it."""
+    _stop.waits = True
+    try:
+        yield
+    finally:
+        _stop.waits = False
+        if _stop.asked:
+            _stop.asked = False
+            raise KeyboardInterrupt
 
 
 class Hosts:
@@ -330,12 +356,13 @@ class Hosts:
                 command = [*self.network.inside(rank), sys.executable, "-m", "benchmarks.host"]
                 command += [str(theirs.fileno()), str(rank), str(self.network.size), str(Path(self._folder.name) / "store")]
                 command += [",".join(map(str, self.groups))]
-                process = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True, stdin=subprocess.DEVNULL
-                )
-                theirs.close()
-                self._processes.append(process)
-                self._connections.append(Connection(ours.detach()))
+                with unbroken():
+                    process = subprocess.Popen(
+                        command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True, stdin=subprocess.DEVNULL
+                    )
+                    theirs.close()
+                    self._processes.append(process)
+                    self._connections.append(Connection(ours.detach()))
             self._collect(range(self.network.size))  # every host says when it is ready
         except BaseException:
             self.close()

@@ -249,8 +249,7 @@ def _decoded_alike(
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(("dtype", "narrow"), [(torch.int32, True), (torch.int64, False)])
 def test_sparse_messages_with_classes_of_gaps_are_those_of_the_reference(dtype: torch.dtype, narrow: bool) -> None:
     generator = torch.Generator().manual_seed(4)
     numel, refused = 300_000, 0

@@ -254,7 +254,7 @@ def test_damaged_messages_are_refused_as_on_the_cpu(text: str, kind: str, device
     message = c.encode(x, spec, c.init(spec, "cpu"), CTX, stats=Stats(torch.full_like(x, 0.75)))[0].payload
     assert int(message[0]) == (4 if kind == "packed" and text == "vgc(alpha=8)" else 0)
     refused = 0
-    for trial, data in enumerate(_damaged(message, generator, 24)):
+    for trial, data in enumerate(_damaged(message, generator, 16)):
         for weight in (None, 0.3):
             results: list[Any] = []
             for at in (torch.clone, device.to):
