@@ -49,7 +49,7 @@ def test_alone(tmp_path: Path) -> None:
         assert done.stdout.count(line) == 2
 
 
-@pytest.mark.parametrize("what", ["exchange", "moments", "round"])
+@pytest.mark.parametrize("what", ["exchange", "round"])
 def test_where_time_goes(what: str) -> None:
     done = run(what, "--tiny", module="gpu_trace")
     assert done.returncode == 0, done.stderr
