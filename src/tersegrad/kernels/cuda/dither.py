@@ -37,14 +37,14 @@ THREADS = 256
 SHARE = 16
 
 
-def _cpu() -> Any:
+def on_cpu() -> Any:
     """The fastest operations for CPU tensors."""
     return native if native.available() else reference
 
 
 def _decode_on_host(data: Tensor, out: Tensor, weight: float | None, layout: Tensor | None) -> Tensor:
     here = host.empty(out.numel(), torch.float32, out.device) if weight is None else host.read(out)
-    _cpu().dither_decode(host.read(data), here, weight, layout)
+    on_cpu().dither_decode(host.read(data), here, weight, layout)
     return out if here is out else out.copy_(here)
 
 
@@ -63,7 +63,7 @@ def _encode_on_host(
     n, device = total.numel(), out.device
     room = host.empty(reference.dither_max_bytes(n), torch.uint8, device)
     rest = None if left is None else host.empty(n, torch.float32, device)
-    length, norm, error = _cpu().dither_encode(
+    length, norm, error = on_cpu().dither_encode(
         host.read(total), nu, float(step), coder, chunk, ctx, room, rest, None, layout, rdo
     )
     out[: int(length)] = room[: int(length)].to(device)

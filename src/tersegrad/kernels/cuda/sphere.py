@@ -10,7 +10,8 @@ from torch import Tensor
 from tersegrad.core import host
 from tersegrad.core.protocol import Context
 from tersegrad.kernels.cuda import replay, scratch
-from tersegrad.kernels.cuda.loader import Argument, Double, Varying, VaryingFloat, launch
+from tersegrad.kernels.cuda.dither import Draws, draws_of
+from tersegrad.kernels.cuda.loader import Argument, Double, VaryingFloat, launch
 from tersegrad.kernels.reference.sphere import FINE, looked_at, powers
 
 __all__ = ["sphere_norms", "sphere_points", "sphere_search"]
@@ -23,16 +24,6 @@ NARROW = 64
 WARPS = 8192
 # Numbers of a book of words, at most, and how many times the expected draws it has. It serves from so many rows on.
 BOOK, EXPECTED, SHARED = 1 << 22, 2, 256
-
-Draws = tuple[int | Varying, int | Varying, int | Varying, int | Varying]
-
-
-def _draws(ctx: Context | None) -> Draws:
-    """The numbers of a context: those of another step are others."""
-    if ctx is None:
-        return 0, 0, 0, 0
-    sender = ctx.buffer << 16 | ctx.sender
-    return Varying(ctx.step), Varying(sender), Varying(ctx.seed & 0xFFFFFFFF), Varying(ctx.seed >> 32)
 
 
 @functools.lru_cache(maxsize=64)
@@ -48,17 +39,14 @@ def _notches(g: int, drawn: bool, device: torch.device) -> tuple[Tensor, Tensor]
 
 
 def sphere_norms(square: Tensor, notches: int, ctx: Context | None) -> tuple[Tensor, Tensor]:
-    given = (*_notches(notches, ctx is not None, square.device), int(ctx is not None), _draws(ctx))
-    return _norms(square.contiguous(), notches, *given)
+    return _norms(square.contiguous(), notches, *_notches(notches, ctx is not None, square.device), draws_of(ctx))
 
 
 @replay.operation
-def _norms(square: Tensor, notches: int, each: Tensor, borders: Tensor, drawn: int, draws: Draws) -> tuple[Tensor, Tensor]:
+def _norms(square: Tensor, notches: int, each: Tensor, borders: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     count = square.numel()
     found, sent = torch.empty(count, dtype=torch.int32, device=square.device), torch.empty_like(square)
-    launch(
-        SOURCE, "sphere_norms", -(-count // THREADS), THREADS, square, count, notches, each, borders, drawn, *draws, found, sent
-    )
+    launch(SOURCE, "sphere_norms", -(-count // THREADS), THREADS, square, count, notches, each, borders, *draws, found, sent)
     return found, sent
 
 
@@ -75,7 +63,7 @@ def sphere_search(
 ) -> Tensor:
     begin = -1 if start is None else start
     numbers = (Double(alpha), Double(probability), width, begin)
-    return _search(x.contiguous(), scale.contiguous(), square.contiguous(), *numbers, table, _draws(ctx))
+    return _search(x.contiguous(), scale.contiguous(), square.contiguous(), *numbers, table, draws_of(ctx))
 
 
 @replay.operation
@@ -101,8 +89,10 @@ def _search(
     found = torch.empty(rows, dtype=torch.int64, device=device)
     memory, (flipped, units, book) = scratch.empty(device, 4 * rows * d, (8 if wide else 4) * rows * d, 4 * known * d)
     bits = 64 if wide else 32
-    launch(SOURCE, f"sphere_turn_{bits}", -(-rows * d // THREADS), THREADS, x, rows, d, start, square, *draws, flipped, units)
-    launch(SOURCE, "sphere_book", -(-known // THREADS), THREADS, known, groups, d, table, *draws, book)
+    launch(
+        SOURCE, f"sphere_turn_{bits}", -(-rows * d // THREADS), THREADS, x, rows, d, start, square, *draws[1:], flipped, units
+    )
+    launch(SOURCE, "sphere_book", -(-known // THREADS), THREADS, known, groups, d, table, *draws[1:], book)
     launch(SOURCE, "sphere_begin", -(-rows // THREADS), THREADS, rows, found)
     given: tuple[Argument, ...] = (
         flipped,
@@ -117,7 +107,7 @@ def _search(
         limit,
     )
     blocks = -(-rows * team // (THREADS // 32))
-    launch(SOURCE, f"sphere_search_{bits}", blocks, THREADS, *given, team, known, book, table, *draws, found)
+    launch(SOURCE, f"sphere_search_{bits}", blocks, THREADS, *given, team, known, book, table, *draws[1:], found)
     launch(SOURCE, "sphere_end", -(-rows // THREADS), THREADS, rows, found)
     # What the kernels use is kept until here.
     del memory
@@ -136,7 +126,7 @@ def sphere_points(
 ) -> None:
     place = out if out.is_contiguous() else out.contiguous()
     by = None if weight is None else VaryingFloat(float(weight))
-    _points(index.contiguous(), scale.contiguous(), width, -1 if start is None else start, table, place, by, _draws(ctx))
+    _points(index.contiguous(), scale.contiguous(), width, -1 if start is None else start, table, place, by, draws_of(ctx))
     if place is not out:
         out.copy_(place)
 
@@ -150,5 +140,5 @@ def _points(
     while team < 32 and 8 * team < d:
         team *= 2
     adds = (0.0, 0) if weight is None else (weight, 1)
-    given = (index, scale, rows, d, groups, start, team, table, *draws, *adds, out)
+    given = (index, scale, rows, d, groups, start, team, table, *draws[1:], *adds, out)
     launch(SOURCE, "sphere_points", -(-rows * team // THREADS), THREADS, *given)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from tersegrad.core import host, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
-from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import classes, replay, scratch
-from tersegrad.kernels.cuda.dither import Draws, draws_of
+from tersegrad.kernels.cuda.dither import Draws, draws_of, on_cpu
 from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, launch, scan
 from tersegrad.kernels.reference.classes import CLASSES, OCTAVES
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, USUAL, pieces
@@ -38,14 +35,9 @@ ESCAPES_SPAN = 16384
 SPAN_BYTES, NEAR_BYTES = 4096, 38912
 
 
-def _cpu() -> Any:
-    """The fastest operations for CPU tensors."""
-    return native if native.available() else reference
-
-
 def _encode_on_host(x: Tensor, omega: float, whole: bool, chunk: int, ctx: Context, out: Tensor, layout: Tensor) -> int:
     here = host.empty(out.numel(), torch.uint8, out.device)
-    length = int(_cpu().subtractive_encode(host.read(x), omega, whole, chunk, ctx, here, layout))
+    length = int(on_cpu().subtractive_encode(host.read(x), omega, whole, chunk, ctx, here, layout))
     out[:length].copy_(here[:length], non_blocking=True)
     return length
 
@@ -194,7 +186,7 @@ def _choose_classes(
 
 def _decode_on_host(data: Tensor, whole: bool, ctx: Context, out: Tensor, weight: float | None, layout: Tensor) -> Tensor:
     here = host.empty(out.numel(), torch.float32, out.device) if weight is None else host.read(out)
-    _cpu().subtractive_decode(host.read(data), whole, ctx, here, weight, layout)
+    on_cpu().subtractive_decode(host.read(data), whole, ctx, here, weight, layout)
     return out if here is out else out.copy_(here)
 
 

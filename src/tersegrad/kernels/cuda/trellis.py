@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from tersegrad.core import host, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
-from tersegrad.kernels import native, reference
+from tersegrad.kernels import reference
 from tersegrad.kernels.cuda import classes, replay, scratch
 from tersegrad.kernels.cuda.dither import (
     CHUNKS,
@@ -25,6 +23,7 @@ from tersegrad.kernels.cuda.dither import (
     Draws,
     Step,
     draws_of,
+    on_cpu,
     step_of,
 )
 from tersegrad.kernels.cuda.loader import Bytes, Varying, launch
@@ -56,11 +55,6 @@ CLASS_TABLES, TABLE_BYTES = 2 * CLASSES, 448
 NEAR_STATES = 16
 
 
-def _cpu() -> Any:
-    """The fastest operations for CPU tensors."""
-    return native if native.available() else reference
-
-
 def _encode_on_host(
     x: Tensor,
     step: float | Tensor,
@@ -74,7 +68,7 @@ def _encode_on_host(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rest = None if left is None else host.empty(x.numel(), torch.float32, out.device)
     room = host.empty(reference.trellis_max_bytes(x.numel()), torch.uint8, out.device)
-    length, norm, error = _cpu().trellis_encode(host.read(x), float(step), states, chunk, ctx, room, layout, rest, rdo)
+    length, norm, error = on_cpu().trellis_encode(host.read(x), float(step), states, chunk, ctx, room, layout, rest, rdo)
     out[: int(length)] = room[: int(length)].to(out.device)
     if left is not None and rest is not None:
         left.copy_(rest)
@@ -159,7 +153,7 @@ class Chosen:
 def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Squared error without dither and squared norm. Those of short vectors are found on the host."""
     if x.numel() < SHORTEST_VECTOR:
-        found: tuple[Tensor, Tensor] = _cpu().trellis_error(host.read(x), step, states, layout)
+        found: tuple[Tensor, Tensor] = on_cpu().trellis_error(host.read(x), step, states, layout)
         return found
     regions = classes.regions_of(layout, x.numel(), x.device)
     sums = _errors(x.contiguous(), step_of(step), states, regions, layout is not None)[:RESULTS].view(torch.float64)
@@ -283,7 +277,7 @@ def _decode_on_host(
     data: Tensor, states: int, ctx: Context | None, out: Tensor, weight: float | None, layout: Tensor | None
 ) -> Tensor:
     here = host.empty(out.numel(), torch.float32, out.device) if weight is None else host.read(out)
-    _cpu().trellis_decode(host.read(data), states, ctx, here, weight, layout)
+    on_cpu().trellis_decode(host.read(data), states, ctx, here, weight, layout)
     return out if here is out else out.copy_(here)
 
 
