@@ -16,6 +16,8 @@ typedef long long i64;
         asm("" : "+l"(pointer));            \
         __builtin_assume(__isGlobal(pointer)); \
     } while (0)
+// Shared memory whose size the launch tells.
+#define SHARED_BY_LAUNCH(type, name) extern __shared__ type name[]
 #endif
 
 __device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }

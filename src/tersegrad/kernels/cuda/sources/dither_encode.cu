@@ -10,24 +10,29 @@
 
 #define QUICK_LIMIT 127
 
-// A lane's share of 256 coordinates, of which it has those before place `left`, the others being zero.
-template <class Read>
-__device__ __forceinline__ void load_eight(float (&v)[8], const float* from, int left, Read read) {
-    if (left > 7 * 32) {
+// Rows of 32 coordinates that a warp reads at once for the norm, and later for levels.
+#define NORM_ROWS 32
+#define ROWS 8
+
+// A lane's share of `rows` rows, of which it has those before place `left`, the others being zero.
+template <int rows, class Read>
+__device__ __forceinline__ void load_rows(float (&v)[rows], const float* from, int left, Read read) {
+    if (left > (rows - 1) * 32) {
 #pragma unroll
-        for (int a = 0; a < 8; ++a) v[a] = read(from + 32 * a);
+        for (int a = 0; a < rows; ++a) v[a] = read(from + 32 * a);
     } else {
 #pragma unroll
-        for (int a = 0; a < 8; ++a) v[a] = 32 * a < left ? read(from + 32 * a) : 0.0f;
+        for (int a = 0; a < rows; ++a) v[a] = 32 * a < left ? read(from + 32 * a) : 0.0f;
     }
 }
 
-// A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them. What is read for the last time makes room in the cache for
-// what other blocks will read once more. Without nu the step is what lies `there`, or `given`.
-extern "C" __global__ void __launch_bounds__(512) dither_levels(
-    const float* x, i64 n, double nu, float given, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1,
-    signed char* levels, float* steps, float* scales, double* norms, double* errors, i64* counts, i64* result
+// A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them, the first `held` of which, a multiple of 1024, it keeps in shared
+// memory; the rest it reads once more. Without nu the step is what lies `there`, or `given`.
+extern "C" __global__ void __launch_bounds__(512, 1) dither_levels(
+    const float* x, i64 n, i64 held, double nu, float given, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1,
+    signed char* levels, float* steps, float* scales, double* norms, double* errors, i64* counts
 ) {
+    SHARED_BY_LAUNCH(float, kept);
     __shared__ double parts[16], folded;
     __shared__ i64 energies[16];
     __shared__ int tops[16], over15[16], over31[16];
@@ -38,15 +43,21 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     const int stop = (int)larger(smaller(4096, n - begin), 0);
     const float* from = x + begin;
     signed char* to = levels + begin;
+    float* const near = kept + held * warp + lane;
     KEEP_TOGETHER(from);
     KEEP_TOGETHER(to);
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
     double total = 0;
-    float v[8];
-    for (int base = 0; base < stop; base += 256) {
-        load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return *p; });
+    for (int base = 0; base < stop; base += 32 * NORM_ROWS) {
+        float v[NORM_ROWS];
+        load_rows(v, from + base + lane, stop - base - lane, [](const float* p) { return *p; });
+        // Squares are exact: one rounding each.
 #pragma unroll
-        for (int a = 0; a < 8; ++a) total += (double)v[a] * (double)v[a];
+        for (int a = 0; a < NORM_ROWS; ++a) total = __fma_rn((double)v[a], (double)v[a], total);
+        if (base < held) {
+#pragma unroll
+            for (int a = 0; a < NORM_ROWS; ++a) near[base + 32 * a] = v[a];
+        }
     }
     const double norm = fold_chunks(fold(total), parts, &folded);
     __syncthreads();
@@ -58,77 +69,93 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     double fast = 0, exact = 0, squares = 0;
     i64 all = 0;
     int top = 0, more15 = 0, more31 = 0;
-    // Sums of small levels are exact in float32 and in 32 bits; a block with large ones is gone through once more.
+    // Calls body(base, left, v) for each 256 coordinates: a lane has those of them that lie 32 * a behind its first, as long as that is below `left`.
+    auto each = [&](auto body) {
+        auto rows = [&](int base, int left) {
+            float v[ROWS];
+            if (base < held) {
+#pragma unroll
+                for (int a = 0; a < ROWS; ++a) v[a] = near[base + 32 * a];
+            } else {
+                // What is read for the last time makes room in the cache for what other blocks will read once more.
+                load_rows(v, from + base + lane, left, [](const float* p) { return __ldcs(p); });
+            }
+            body(base, left, v);
+        };
+        int base = 0;
+        // All of whole ones are there, which the compiler sees.
+        for (; base + 32 * ROWS <= stop; base += 32 * ROWS) rows(base, 32 * ROWS - lane);
+        if (base < stop) rows(base, stop - base - lane);
+    };
+    // Sums of small levels are exact in float32; a block with large ones is gone through once more.
     bool wide = !(nu > 0) || empty || !finite;
     for (;;) {
-        float quick[2] = {0.0f, 0.0f};
+        float quick[2] = {0.0f, 0.0f}, energy = 0.0f, most = 0.0f;
         double dot = 0, square = 0;
-        u32 energy = 0;
         top = more15 = more31 = 0;
-        for (int base = 0; !drawn && !wide && base < stop; base += 256) {
-            load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return __ldcs(p); });
-            signed char* const here = to + base + lane;
-            const int left = stop - base - lane;
-            int sizes[8], most = 0;
+        if (!drawn && !wide) {
+            each([&](int base, int left, const float (&v)[ROWS]) {
+                signed char* const here = to + base + lane;
+                float sizes[ROWS], here_most = 0.0f;
 #pragma unroll
-            for (int a = 0; a < 8; ++a) {
-                const float y = __fmul_rn(v[a], inverse);
-                // Large levels only have to stay large here.
-                const float shifted = __fadd_rn(fminf(fmaxf(y, -2097152.0f), 2097152.0f), SHIFTER);
-                const int k = (int)(__float_as_uint(shifted) - __float_as_uint(SHIFTER));
-                if (32 * a < left) here[32 * a] = (signed char)k;
-                sizes[a] = k < 0 ? -k : k;
-                most = sizes[a] > most ? sizes[a] : most;
-                energy += (u32)(k * k);
-                quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(y, __fsub_rn(shifted, SHIFTER)));
-            }
-            top = most > top ? most : top;
-            if (most > 15) {
+                for (int a = 0; a < ROWS; ++a) {
+                    const float y = __fmul_rn(v[a], inverse), shifted = __fadd_rn(y, SHIFTER), level = __fsub_rn(shifted, SHIFTER);
+                    // Large levels are other numbers here, but large.
+                    if (32 * a < left) here[32 * a] = (signed char)__float_as_uint(shifted);
+                    sizes[a] = fabsf(level);
+                    here_most = fmaxf(here_most, sizes[a]);
+                    energy = __fmaf_rn(level, level, energy);
+                    quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(y, level));
+                }
+                most = fmaxf(most, here_most);
+                if (here_most > 15.0f) {
 #pragma unroll
-                for (int a = 0; a < 8; ++a) more15 += sizes[a] > 15, more31 += sizes[a] > 31;
-            }
+                    for (int a = 0; a < ROWS; ++a) more15 += sizes[a] > 15.0f, more31 += sizes[a] > 31.0f;
+                }
+            });
+            // Above QUICK_LIMIT it does not matter.
+            top = (int)fminf(most, 1024.0f);
         }
         // Drawn levels need no sums: their scale is the step.
-        for (int base = 0; drawn && base < stop; base += 256) {
-            load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return __ldcs(p); });
-            signed char* const here = to + base + lane;
-            const int left = stop - base - lane;
-            // A lane draws for eight coordinates that lie side by side.
-            u32 w[4];
-            philox(draws, ((u64)(begin + base) >> 3) + lane, 0, w);
-            __syncwarp();
-            for (int k = 0; k < 4; ++k) drawings[warp][4 * lane + k] = w[k];
-            __syncwarp();
-            const unsigned short* const own = (const unsigned short*)drawings[warp] + lane;
+        if (drawn) {
+            each([&](int base, int left, const float (&v)[ROWS]) {
+                signed char* const here = to + base + lane;
+                // A lane draws for eight coordinates that lie side by side.
+                u32 w[4];
+                philox(draws, ((u64)(begin + base) >> 3) + lane, 0, w);
+                __syncwarp();
+                for (int k = 0; k < 4; ++k) drawings[warp][4 * lane + k] = w[k];
+                __syncwarp();
+                const unsigned short* const own = (const unsigned short*)drawings[warp] + lane;
 #pragma unroll
-            for (int a = 0; a < 8; ++a) {
-                bool large = false;
-                const int k = empty || !finite ? 0 : level_of(v[a], inverse, own[32 * a], &large);
-                const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
-                if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
-                top = magnitude > top ? magnitude : top;
-                more15 += magnitude > 15;
-                more31 += magnitude > 31;
-            }
-        }
-        for (int base = 0; !drawn && wide && base < stop; base += 256) {
-            load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return __ldcs(p); });
-            signed char* const here = to + base + lane;
-            const int left = stop - base - lane;
+                for (int a = 0; a < ROWS; ++a) {
+                    bool large = false;
+                    const int k = empty || !finite ? 0 : level_of(v[a], inverse, own[32 * a], &large);
+                    const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
+                    if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
+                    top = magnitude > top ? magnitude : top;
+                    more15 += magnitude > 15;
+                    more31 += magnitude > 31;
+                }
+            });
+        } else if (wide) {
+            each([&](int base, int left, const float (&v)[ROWS]) {
+                signed char* const here = to + base + lane;
 #pragma unroll
-            for (int a = 0; a < 8; ++a) {
-                bool large = false;
-                const int k = empty || !finite ? 0 : level_of(v[a], inverse, -1, &large);
-                const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
-                if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
-                top = magnitude > top ? magnitude : top;
-                more15 += magnitude > 15;
-                more31 += magnitude > 31;
-                dot += (double)v[a] * (double)k;
-                square += (double)k * (double)k;
-            }
+                for (int a = 0; a < ROWS; ++a) {
+                    bool large = false;
+                    const int k = empty || !finite ? 0 : level_of(v[a], inverse, -1, &large);
+                    const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
+                    if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
+                    top = magnitude > top ? magnitude : top;
+                    more15 += magnitude > 15;
+                    more31 += magnitude > 31;
+                    dot += (double)v[a] * (double)k;
+                    square += (double)k * (double)k;
+                }
+            });
         }
-        u64 energy_sum = energy;
+        u32 energy_sum = (u32)fminf(energy, 16777216.0f);
         for (int by = 16; by; by >>= 1) {
             const int other = __shfl_xor_sync(FULL, top, by);
             top = other > top ? other : top;
@@ -169,19 +196,19 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     errors[blockIdx.x] = drawn || empty ? 0.0 : norm - 2.0 * by * product + by * by * power;
     steps[blockIdx.x] = step;
     scales[blockIdx.x] = scale;
-    if (!finite) result[RESULT_WRONG] = NOT_FINITE;
 }
 
+// A warp for each chunk of the vector, those of a segment side by side: coded segments have chunks of 2^exponent symbols.
 extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
-    i64 n, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
+    i64 n, i64 exponent, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
     __shared__ Code own[256];
-    const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n), size = segment_length(n, s), first = s * SEGMENT;
+    const i64 each = SEGMENT >> exponent, s = smaller(blockIdx.x / each, segments_of(n) - 1), c = blockIdx.x - s * each;
+    const i64 size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
     const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
-    if (c >= l.chunks) return;
     // The code of every level that a byte holds.
     for (int k = threadIdx.x; k < 256; k += 32) own[k] = code_of(codes[s * 256 + symbol_of((signed char)k, window)]);
     __syncwarp();
