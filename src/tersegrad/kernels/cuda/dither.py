@@ -34,7 +34,7 @@ PLANE_WORDS = ESCAPES * 53 // 32 + 8
 ONLY = 9
 FINE, CORRUPT, MANY_ESCAPES = 0, 1, 4
 THREADS = 256
-SHARE = 16
+SHARE, WRITERS = 16, 8
 # Of the block that dither_levels works on, parts that lie in shared memory if that has room; and what it needs there besides.
 KEPT, LEVELS_SHARED = 4, 10 << 10
 
@@ -142,16 +142,18 @@ def _decoded(regions: classes.Regions, data: Bytes, size: Varying, place: Tensor
         DECODE, "dither_open", segments, THREADS,
         data, size, count, begins, known, q, cells, offsets, words, state,
     )  # fmt: skip
+    with aside():
+        launch(
+            DECODE, "dither_chunks", segments * CHUNKS, 32,
+            data, count, known, cells, offsets, words, marks, place, state,
+        )  # fmt: skip
     found = classes.read(regions, data, count, known, offsets, words, state)
     classes.decode_chunks(found, data, count, known, offsets, words, marks, place, state)
-    launch(
-        DECODE, "dither_chunks", segments * CHUNKS, 32,
-        data, count, known, cells, offsets, words, marks, place, state,
-    )  # fmt: skip
     launch(
         DECODE, "dither_plain", segments * SHARE, THREADS,
         data, count, known, SHARE, found.contexts, found.only, marks, place, state,
     )  # fmt: skip
+    join()
     launch(DECODE, "dither_escapes", segments, 1024, data, count, known, marks, places, place, state)
     return memory[: segments * PLACES], memory[segments * PLACES + segments * PLACES % 2 :][: segments + 1], state
 
@@ -284,8 +286,8 @@ def _encode(
     join()
     launch(ENCODE, "dither_close", 1, THREADS, n, known, numbers, offsets, norms, errors, sums, result)
     launch(
-        ENCODE, "dither_write", segments * SHARE, THREADS,
-        total, n, SHARE, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
+        ENCODE, "dither_write", segments * WRITERS, THREADS,
+        total, n, WRITERS, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
     )  # fmt: skip
     if rest is not None:
         launch(ENCODE, "dither_left", -(-n // 1024), 256, total, n, *draws, levels, steps, scales, known, result, rest)

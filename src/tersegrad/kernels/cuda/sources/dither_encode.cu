@@ -26,6 +26,24 @@ __device__ __forceinline__ void load_rows(float (&v)[rows], const float* from, i
     }
 }
 
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
+// As many as there may be.
+__device__ __forceinline__ i64 processors() {
+    u32 number;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(number));
+    return number;
+}
+
+// A warp has `number` coordinates, a multiple of four, of those `left` that follow `from` brought into the cache.
+__device__ __forceinline__ void prefetch(const float* from, i64 left, int number) {
+    if ((threadIdx.x & 31) == 0 && left >= number)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((u64)from & ~(u64)15), "r"(4 * number) : "memory");
+}
+#else
+__device__ __forceinline__ i64 processors() { return 0; }
+__device__ __forceinline__ void prefetch(const float*, i64, int) {}
+#endif
+
 // A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them, the first `held` of which, a multiple of 1024, it keeps in shared
 // memory; the rest it reads once more. Without nu the step is what lies `there`, or `given`.
 extern "C" __global__ void __launch_bounds__(512, 1) dither_levels(
@@ -59,6 +77,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) dither_levels(
             for (int a = 0; a < NORM_ROWS; ++a) near[base + 32 * a] = v[a];
         }
     }
+    // While this block finds its levels, memory has time for a half of what the next one on its processor reads.
+    prefetch(from + SCALE_BLOCK * processors(), n - begin - SCALE_BLOCK * processors(), 2048);
     const double norm = fold_chunks(fold(total), parts, &folded);
     __syncthreads();
     const bool finite = norm < __longlong_as_double(0x7ff0000000000000LL);
@@ -203,14 +223,16 @@ extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
     i64 n, i64 exponent, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
     __shared__ Code own[256];
-    const i64 each = SEGMENT >> exponent, s = smaller(blockIdx.x / each, segments_of(n) - 1), c = blockIdx.x - s * each;
-    const i64 size = segment_length(n, s), first = s * SEGMENT;
+    const int lane = threadIdx.x, fewer = SEGMENT_BITS - (int)exponent;
+    const i64 s = smaller(blockIdx.x >> fewer, segments_of(n) - 1), c = blockIdx.x - (s << fewer), size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
-    if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
+    const i64 wrong = result[RESULT_WRONG], kind = d[KIND], present = d[ONLY];
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
-    const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
+    if (wrong != FINE || kind != CODED_KIND || present < 2) return;
+    const Layout l = layout_of(size, alphabet, exponent);
     // The code of every level that a byte holds.
-    for (int k = threadIdx.x; k < 256; k += 32) own[k] = code_of(codes[s * 256 + symbol_of((signed char)k, window)]);
+#pragma unroll
+    for (int a = 0; a < 8; ++a) own[32 * a + lane] = code_of(codes[s * 256 + symbol_of((signed char)(32 * a + lane), window)]);
     __syncwarp();
     const Code* near = own;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };
@@ -219,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
     auto load = [=](i64 i) { return Raw{bytes[(u32)i], 0}; };
     auto look = [=](const Raw& r) { return near[r.symbol]; };
     const i64 number = encode_chunk(l, c, symbol, load, look, words + first, states + s * CHUNKS * 64);
-    if (threadIdx.x == 0) numbers[s * CHUNKS + c] = number;
+    if (lane == 0) numbers[s * CHUNKS + c] = number;
 }
 
 // One block lays out the message: the form and length of every segment, where they and their chunks begin; norm and error.
@@ -244,35 +266,48 @@ extern "C" __global__ void dither_close(
         i64 bytes = 0, total;
         if (s < segments_number) {
             const i64 size = segment_length(n, s), blocks = (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
-            double power[8], wrong[8];
-            for (int k = 0; k < 8; ++k) {
+            // All that is far away is asked for at once, words of so many chunks at a time.
+            i64 kind = d[KIND], held[SCALES_MOST];
+            const i64 window = d[WINDOW], exponent = d[CHUNK_OF], tables = d[TABLES_OF], present = d[ONLY], tail = d[TAIL], classes = d[CLASSES_OF];
+            double power[SCALES_MOST], wrong[SCALES_MOST];
+#pragma unroll
+            for (int k = 0; k < SCALES_MOST; ++k) {
                 power[k] = k < blocks ? norms[4 * s + k] : 0.0;
                 wrong[k] = k < blocks ? errors[4 * s + k] : 0.0;
+                held[k] = numbers[s * CHUNKS + k];
             }
-            for (int half = 4; half; half >>= 1)
+            for (int half = SCALES_MOST / 2; half; half >>= 1)
                 for (int k = 0; k < half; ++k) power[k] += power[k + half], wrong[k] += wrong[k + half];
-            if (has_levels(d)) {
-                const i64 alphabet = 2 * d[WINDOW] + 1, most = 1 + raw_bytes(size, alphabet);
-                const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
-                i64 body = 1 + d[TABLES_OF];
+            if (kind == CODED_KIND || kind == CLASSED_KIND) {
+                const i64 alphabet = 2 * window + 1, most = 1 + raw_bytes(size, alphabet);
+                const Layout l = layout_of(size, alphabet, exponent);
+                i64 body = 1 + tables;
                 const bool fits = body < most;
-                if (d[ONLY] >= 2) {
+                if (present >= 2) {
                     body += 4 * l.chunks;
-                    for (i64 c = 0; c < l.chunks; ++c) {
-                        offsets[s * CHUNKS + c] = body;
-                        body += 4 * l.lanes + 2 * numbers[s * CHUNKS + c];
+                    for (i64 c = 0; c < l.chunks; c += SCALES_MOST) {
+#pragma unroll
+                        for (int k = 0; k < SCALES_MOST; ++k) {
+                            if (c) held[k] = numbers[s * CHUNKS + c + k];
+                        }
+#pragma unroll
+                        for (int k = 0; k < SCALES_MOST; ++k) {
+                            if (c + k >= l.chunks) continue;
+                            offsets[s * CHUNKS + c + k] = body;
+                            body += 4 * l.lanes + 2 * held[k];
+                        }
                     }
                 }
-                d[FORM_OF] = !fits || body >= most ? RAW : d[ONLY] >= 2 ? CODED : ONLY_TABLES;
-                if (d[FORM_OF] == RAW) body = most;
+                d[FORM_OF] = !fits || body >= most ? RAW : present >= 2 ? CODED : ONLY_TABLES;
+                if (!fits || body >= most) body = most;
                 i64 varint = 1;
-                while (d[TAIL] >> 7 * varint) ++varint;
+                while (tail >> 7 * varint) ++varint;
                 d[SCALES] = 2 + varint;
-                bytes = 2 + varint + 4 * blocks + d[CLASSES_OF] + body + d[TAIL];
-                if (bytes > 1 + 4 * size) d[KIND] = RAW_KIND;
+                bytes = 2 + varint + 4 * blocks + classes + body + tail;
+                if (bytes > 1 + 4 * size) d[KIND] = kind = RAW_KIND;
             }
-            if (d[KIND] == RAW_KIND) bytes = 1 + 4 * size, wrong[0] = 0.0;
-            if (d[KIND] == ZERO_KIND) bytes = 1;
+            if (kind == RAW_KIND) bytes = 1 + 4 * size, wrong[0] = 0.0;
+            if (kind == ZERO_KIND) bytes = 1;
             sums[s] = power[0];
             sums[segments_number + s] = wrong[0];
         }
@@ -287,60 +322,66 @@ extern "C" __global__ void dither_close(
 }
 
 // Parts of a chunk that blocks copy.
-#define PARTS 4
+#define PARTS 2
 
 // Blocks, `share` of them for each segment, write the message.
-extern "C" __global__ void dither_write(
+extern "C" __global__ void __launch_bounds__(256, 4) dither_write(
     const float* x, i64 n, i64 share, const signed char* levels, const float* scales, const i64* segments, const i64* regions, const i64* firsts,
     const u8* described, const u8* tables, const u16* words, const i64* numbers, const u32* states, const i64* offsets, const u32* planes,
     const i64* result, u8* out
 ) {
-    const i64 s = blockIdx.x / share, part = blockIdx.x % share, size = segment_length(n, s), first = s * SEGMENT;
+    const i64 s = blockIdx.x / (u32)share, part = blockIdx.x % (u32)share, size = segment_length(n, s), first = s * SEGMENT;
     const i64 stride = share * blockDim.x, begin = part * blockDim.x + threadIdx.x;
-    if (result[RESULT_WRONG] == NOT_FINITE && blockIdx.x == 0 && threadIdx.x == 0) store32(out, NON_FINITE);
-    if (result[RESULT_WRONG] != FINE) return;
     const i64* d = segments + s * SEGMENT_PLACES;
-    u8* to = out + d[AT];
+    // All that is far away is asked for at once, before anything is written.
+    const i64 wrong = result[RESULT_WRONG], kind = d[KIND], at = d[AT], end = d[END], tail = d[TAIL], form = d[FORM_OF], exponent = d[CHUNK_OF];
+    const i64 window = d[WINDOW], prefix = d[SCALES], classes = d[CLASSES_OF], described_tables = d[TABLES_OF];
+    const i64 own_number = numbers[s * CHUNKS + part / PARTS], own_offset = offsets[s * CHUNKS + part / PARTS];
+    const i64 blocks = (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
+    const float own_scale = begin < blocks ? scales[first / SCALE_BLOCK + begin] : 0.0f;
+    if (wrong == NOT_FINITE && blockIdx.x == 0 && threadIdx.x == 0) store32(out, NON_FINITE);
+    if (wrong != FINE) return;
+    u8* to = out + at;
     const bool leads = begin == 0;
     if (leads && s == 0) store32(out, SEGMENTS);
-    if (leads && segments_of(n) > 1) store32(out + 4 + 4 * s, (u32)(d[END] - d[AT]));
-    if (leads) to[0] = (u8)d[KIND];
-    if (d[KIND] == RAW_KIND)
+    if (leads && segments_of(n) > 1) store32(out + 4 + 4 * s, (u32)(end - at));
+    if (leads) to[0] = (u8)kind;
+    if (kind == RAW_KIND)
         for (i64 i = begin; i < size; i += stride) store32(to + 1 + 4 * i, __float_as_uint(x[first + i]));
-    if (!has_levels(d)) return;
-    const int window = (int)d[WINDOW], width = raw_bits(2 * window + 1);
-    const i64 blocks = (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
-    u8 *classes = to + d[SCALES] + 4 * blocks, *body = classes + d[CLASSES_OF];
+    if (kind != CODED_KIND && kind != CLASSED_KIND) return;
+    const int width = raw_bits(2 * window + 1);
+    u8 *class_bytes = to + prefix + 4 * blocks, *body = class_bytes + classes;
     if (leads) {
         to[1] = (u8)window;
-        for (i64 k = 2; k < d[SCALES]; ++k) to[k] = (u8)((d[TAIL] >> 7 * (k - 2) & 127) | (k + 1 < d[SCALES] ? 128 : 0));
-        for (i64 b = 0; b < blocks; ++b) store32(to + d[SCALES] + 4 * b, __float_as_uint(scales[first / SCALE_BLOCK + b]));
-        body[0] = d[FORM_OF] == RAW ? (u8)RAW : (u8)d[CHUNK_OF];
+        for (i64 k = 2; k < prefix; ++k) to[k] = (u8)((tail >> 7 * (k - 2) & 127) | (k + 1 < prefix ? 128 : 0));
+        body[0] = form == RAW ? (u8)RAW : (u8)exponent;
     }
-    if (d[KIND] == CLASSED_KIND) {
+    if (begin < blocks) store32(to + prefix + 4 * begin, __float_as_uint(own_scale));
+    if (kind == CLASSED_KIND) {
         const u8* from = described + description_at(firsts[s], regions[firsts[s] * REGION_PLACES + ROOM], s);
-        for (i64 b = begin; b < d[CLASSES_OF]; b += stride) classes[b] = from[b];
+        for (i64 b = begin; b < classes; b += stride) class_bytes[b] = from[b];
     }
-    for (i64 b = begin; b < d[TAIL]; b += stride) out[d[END] - d[TAIL] + b] = (u8)(planes[s * PLANE_WORDS + (b >> 2)] >> 8 * (b & 3));
-    if (d[FORM_OF] == RAW) {
+    for (i64 b = begin; b < tail; b += stride) out[end - tail + b] = (u8)(planes[s * PLANE_WORDS + (b >> 2)] >> 8 * (b & 3));
+    if (form == RAW) {
         for (i64 g = begin; 8 * g < size; g += stride) {
             u64 held = 0;
             const int here = (int)smaller(8, size - 8 * g);
-            for (int k = 0; k < here; ++k) held |= (u64)symbol_of(levels[first + 8 * g + k], window) << k * width;
+            for (int k = 0; k < here; ++k) held |= (u64)symbol_of(levels[first + 8 * g + k], (int)window) << k * width;
             for (int b = 0; 8 * b < here * width; ++b) body[1 + g * width + b] = (u8)(held >> 8 * b);
         }
         return;
     }
-    for (i64 b = begin; b < d[TABLES_OF]; b += stride) body[1 + b] = tables[s * 8192 + b];
-    if (d[FORM_OF] != CODED) return;
-    const Layout l = layout_of(size, 2 * window + 1, d[CHUNK_OF]);
+    // By the last block: the first has enough to do.
+    for (i64 b = threadIdx.x; part == share - 1 && b < described_tables; b += blockDim.x) body[1 + b] = tables[s * 8192 + b];
+    if (form != CODED) return;
+    const Layout l = layout_of(size, 2 * window + 1, exponent);
     for (i64 piece = part; piece < l.chunks * PARTS; piece += share) {
-        const i64 c = piece / PARTS, which = piece % PARTS, number = numbers[s * CHUNKS + c];
+        const i64 c = piece / PARTS, which = piece % PARTS, number = piece == part ? own_number : numbers[s * CHUNKS + c];
         const i64 from = number * which / PARTS, until = number * (which + 1) / PARTS;
-        u8* chunk = body + offsets[s * CHUNKS + c];
+        u8* chunk = body + (piece == part ? own_offset : offsets[s * CHUNKS + c]);
         copy_words(chunk + 4 * l.lanes + 2 * from, words + first + c * l.size + l.coded(c) - number + from, until - from);
         if (which) continue;
-        if (threadIdx.x == 0) store32(body + 1 + d[TABLES_OF] + 4 * c, (u32)number);
+        if (threadIdx.x == 0) store32(body + 1 + described_tables + 4 * c, (u32)number);
         for (int k = threadIdx.x; k < l.lanes; k += blockDim.x) store32(chunk + 4 * k, states[s * CHUNKS * 64 + c * l.lanes + k]);
     }
 }
