@@ -290,7 +290,7 @@ def _encode(
         total, n, WRITERS, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
     )  # fmt: skip
     if rest is not None:
-        launch(ENCODE, "dither_left", -(-n // 1024), 256, total, n, *draws, levels, steps, scales, known, result, rest)
+        launch(ENCODE, "dither_left", -(-n // 4096), 256, total, n, *draws, levels, steps, scales, known, result, rest)
     # What the kernels use is kept until here.
     del said, held
     return result, result[:RESULTS]

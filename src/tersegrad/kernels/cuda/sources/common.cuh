@@ -10,7 +10,10 @@ typedef long long i64;
 // Keeps the compiler from taking the sum apart that a pointer to global memory is: what is added to it then takes one instruction.
 #ifdef CUDA_ON_CPU
 #define KEEP_TOGETHER(pointer)
+#define KEEP_NUMBER(number)
 #else
+// Keeps the compiler from finding out what a number is good for.
+#define KEEP_NUMBER(number) asm("" : "+r"(number))
 #define KEEP_TOGETHER(pointer)              \
     do {                                    \
         asm("" : "+l"(pointer));            \

@@ -105,6 +105,8 @@ struct Values {
         to[0] = value(a, scale);
         to[32] = value(b, scale);
         if (!careful) return;
+        // Most steps have none, and marks were cleared.
+        if (!__ballot_sync(FULL, marked(a) || marked(b))) return;
         const u32 low = __ballot_sync(FULL, marked(a)), high = __ballot_sync(FULL, marked(b));
         if (lane < 2) marks[(i >> 5) + lane] = lane ? high : low;
     }

@@ -111,6 +111,17 @@ __device__ __forceinline__ u32 context_near(const Context& context, i64 i, long)
     return context(i);
 }
 
+// The cells and symbols of a thread's two slots: at once, where `look` finds them so, or one by one.
+template <class Look>
+__device__ __forceinline__ auto look_up(const Look& look, const u32 (&contexts)[2], const u32 (&slots)[2], u32 (&cells)[2], u8 (&symbols)[2], int)
+    -> decltype(look.both(contexts, slots, cells, symbols)) {
+    look.both(contexts, slots, cells, symbols);
+}
+template <class Look>
+__device__ __forceinline__ void look_up(const Look& look, const u32 (&contexts)[2], const u32 (&slots)[2], u32 (&cells)[2], u8 (&symbols)[2], long) {
+    for (int h = 0; h < 2; ++h) look(contexts[h], slots[h], &cells[h], &symbols[h]);
+}
+
 // A warp decodes chunk c: `look(context, slot)` gives the cell and symbol of a slot, `put(i, symbol)` takes symbol i of the block. Whether
 // the chunk is well-formed, as far as this thread saw.
 template <class Context, class Look, class Put>
@@ -154,7 +165,8 @@ __device__ bool decode_chunk(
             u32 cell[2];
             u8 symbol[2];
             bool needs[2];
-            for (int h = 0; h < 2; ++h) look(now[a][h], x[h] & (TOTAL - 1), &cell[h], &symbol[h]);
+            const u32 slots[2] = {x[0] & (TOTAL - 1), x[1] & (TOTAL - 1)};
+            look_up(look, now[a], slots, cell, symbol, 0);
             if (a) put_step(put, first + base - 64, last[0], last[1], 0);
             for (int h = 0; h < 2; ++h) {
                 x[h] = (cell[h] & 0xffff) * (x[h] >> 12) + (cell[h] >> 16);
