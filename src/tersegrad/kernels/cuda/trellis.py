@@ -75,6 +75,13 @@ def _encode_on_host(
     return length, norm, error
 
 
+def _chunk_blocks(n: int, exponent: int, together: int) -> int:
+    """Blocks for the chunks of all segments, as ``chunks_of`` of trellis.cuh has them."""
+    lengths = pieces(n, SEGMENT)
+    each, last = (-(-len(pieces(length, 1 << exponent)) // together) for length in (SEGMENT, lengths[-1]))
+    return each * (len(lengths) - 1) + last
+
+
 class Chosen:
     """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments and their classes."""
 
@@ -180,7 +187,7 @@ def _encode(
     rest: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Write a message, and what it leaves out into ``rest``: what is known of it, as in dither.cuh."""
-    n, device, drawn = x.numel(), x.device, draws[0]
+    n, device, drawn, exponent = x.numel(), x.device, draws[0], chunk or USUAL_CHUNK
     chosen = Chosen(x, step, states, chunk, draws, regions, classed)
     segments, result, known = chosen.segments, chosen.result, chosen.described
     memory, (words, tables, codes, escapes, planes, numbers, offsets, coded) = scratch.empty(
@@ -209,19 +216,19 @@ def _encode(
             n, chunk, chosen.counts, chosen.tops, chosen.scalars, known, bits, tables, class_codes, result,
         )  # fmt: skip
         launch(
-            DITHERED, "trellis_dithered_class_chunks", segments * CHUNKS // 4, 128,
-            n, *pairs, known, class_codes, words, numbers, coded, result,
+            DITHERED, "trellis_dithered_class_chunks", _chunk_blocks(n, exponent, 4), 128,
+            n, exponent, *pairs, known, class_codes, words, numbers, coded, result,
         )  # fmt: skip
     elif classed:
         by = (chosen.bytes, chosen.classes, chosen.info)
         launch(CLASSED, "trellis_class_tables", segments, 512, n, *by, known, bits, tables, class_codes, result)
         launch(
-            CLASSED, "trellis_class_chunks", segments * CHUNKS // 4, 128,
-            n, *by, known, class_codes, words, numbers, coded, result,
+            CLASSED, "trellis_class_chunks", _chunk_blocks(n, exponent, 4), 128,
+            n, exponent, *by, known, class_codes, words, numbers, coded, result,
         )  # fmt: skip
     launch(
-        ENCODE, "trellis_encode_chunks", segments * CHUNKS, 32,
-        n, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, result,
+        ENCODE, "trellis_encode_chunks", _chunk_blocks(n, exponent, 1), 32,
+        n, exponent, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, result,
     )  # fmt: skip
     launch(ENCODE, "trellis_close", 1, THREADS, n, drawn, known, numbers, offsets, chosen.sums, result)
     launch(

@@ -241,13 +241,14 @@ extern "C" __global__ void __launch_bounds__(512) trellis_segments(
     if (threadIdx.x == 0) d[TAIL] = tail;
 }
 
-// A warp for each chunk; the last blocks, for chunks that a segment may have, have nothing to do.
+// A warp for each chunk.
 extern "C" __global__ void __launch_bounds__(32) trellis_encode_chunks(
-    i64 n, i64 drawn, const u8* bytes, const u8* contexts, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
+    i64 n, i64 exponent, i64 drawn, const u8* bytes, const u8* contexts, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
     const i64* result
 ) {
     __shared__ Code own[TABLES_MOST * 128];
-    const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n), size = segment_length(n, s), first = s * SEGMENT;
+    const Chunks place = chunks_of(n, exponent, 1);
+    const i64 s = place.s, c = place.c, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * TRELLIS_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], number = 1 << d[BITS_OF];
