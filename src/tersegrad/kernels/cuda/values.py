@@ -11,7 +11,7 @@ from tersegrad.kernels.cuda import index, rans, replay, scratch
 from tersegrad.kernels.cuda.index import Begun
 from tersegrad.kernels.cuda.loader import Argument, Bytes, VaryingFloat, launch, scan
 from tersegrad.kernels.reference.index import random_divisor
-from tersegrad.kernels.reference.rans import USUAL
+from tersegrad.kernels.reference.values import CODES
 
 __all__ = ["exp4_decode", "exp4_encode", "mean_signs_decode", "mean_signs_encode", "signs_decode", "signs_encode"]
 
@@ -58,7 +58,7 @@ def _exp4_encode(indices: Tensor, values: Tensor, count: Tensor, ends: Tensor) -
     scan(SOURCE, sums, 1, spans + 1)
     launch(SOURCE, "exp4_exponents", 1, THREADS, tops, number, data, told)
     launch(SOURCE, "exp4_place", spans, THREADS, *given, sums, kept, codes, decoded, told)
-    block = rans.write_block(codes, 16, None, 1, True, USUAL, coded, told)
+    block = rans.write_block(codes, 16, None, 1, True, CODES, coded, told)
     launch(SOURCE, "exp4_close", min(-(-room // 512), 1024), THREADS, codes, block, coded, data, told)
     # What the kernels use is kept until here.
     del memory, cleared

@@ -12,17 +12,19 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.reference.bits import pack_bits, unpack_bits
-from tersegrad.kernels.reference.rans import USUAL, rans_decode, rans_encode
+from tersegrad.kernels.reference.rans import SHORTEST, rans_decode, rans_encode
 from tersegrad.kernels.reference.rounding import sum_abs
 from tersegrad.kernels.reference.select import sparse_scatter, sparse_scatter_add
 from tersegrad.kernels.reference.sparse import set_decode
 from tersegrad.kernels.reference.variance import exp4_round, exp4_top
 
-# And for codecs: from_powers, mean_scales, mean_scales_of, round_to_powers.
+# And for codecs and kernels: CODES, from_powers, mean_scales, mean_scales_of, round_to_powers.
 __all__ = ["exp4_decode", "exp4_encode", "mean_signs_decode", "mean_signs_encode", "signs_decode", "signs_encode"]
 
 NORMAL, NON_FINITE, PACKED = 0, 2, 4
 LOWEST = -126
+# The log2 of how many codes a chunk has: there are so few of them that longer chunks would leave most of a GPU without work.
+CODES = SHORTEST
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
@@ -82,7 +84,7 @@ def exp4_encode(indices: Tensor, values: Tensor, count: Tensor, layout: Tensor) 
     begun = exponents[owners.unique_consecutive()].to(torch.int8).view(torch.uint8)
     plain = torch.empty((codes.numel() + 1) // 2, dtype=torch.uint8)
     block = torch.empty(1 + plain.numel(), dtype=torch.uint8)
-    block = block[: int(rans_encode(codes, 16, None, 1, True, USUAL, block))]
+    block = block[: int(rans_encode(codes, 16, None, 1, True, CODES, block))]
     packs = block.numel() >= plain.numel()
     if packs:
         pack_bits(codes, 4, plain)
