@@ -121,8 +121,16 @@ def read_block(data: Tensor, alphabet: int, contexts: Tensor | None, num_context
 
 
 @replay.operation
-def read_known(data: Bytes, size: Varying, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
-    """The same for bytes of which there is at least one; ``size`` of them are the block's."""
+def read_known(
+    data: Bytes,
+    size: Argument,
+    alphabet: int,
+    contexts: Tensor | None,
+    num_contexts: int,
+    out: Tensor,
+    number: Varying | None = None,
+) -> Tensor:
+    """The same for bytes of which there is at least one; ``size`` of them are the block's. ``number``: only the first so many symbols."""
     count, device = out.numel(), out.device
     each = _each(contexts, count)
     head, _ = scratch.kept(device, 8 * PLACES)
@@ -135,11 +143,11 @@ def read_known(data: Bytes, size: Varying, alphabet: int, contexts: Tensor | Non
     memory, (q, frequencies, slots, symbols, offsets, words) = scratch.empty(
         device, 2 * cells, 4 * cells, 4 * slots_number, slots_number, 8 * most, 8 * most
     )
-    sizes = (count, alphabet, num_contexts)
+    sizes = (count if number is None else number, alphabet, num_contexts)
     launch(SOURCE, "rans_parse", 1, 32, data, size, *sizes, q, head)
     launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, 0, frequencies, head)
     launch(SOURCE, "rans_cells", num_contexts, 256, frequencies, alphabet, slots, symbols, head)
-    launch(SOURCE, "rans_offsets", 1, 256, data, size, count, alphabet, offsets, words, head)
+    launch(SOURCE, "rans_offsets", 1, 256, data, size, *sizes[:2], offsets, words, head)
     launch(
         SOURCE, "rans_decode_chunks", most, 32,
         data, size, known, each, *sizes, slots, symbols, offsets, words, head, out,

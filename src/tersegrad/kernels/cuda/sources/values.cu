@@ -262,17 +262,17 @@ extern "C" __global__ void values_ranks(u32* ranks, i64 number, i64* head) {
     if (threadIdx.x == 0) head[COUNT] = before;
 }
 
-// What follows the exponents, with zeros behind it, in `size` bytes; the exponents are looked at.
-extern "C" __global__ void exp4_fetch(const u8* data, i64 size, const i64* found, i64 count, i64 packed, u8* codes, i64* head) {
+// What follows the exponents, with zeros behind it, in `most` bytes; the exponents are looked at.
+extern "C" __global__ void exp4_fetch(const u8* data, i64 size, const i64* found, i64 count, i64 packed, u8* codes, i64 most, i64* head) {
     const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
     const i64 at = found[LENGTH], tensors = head[COUNT], rest = size - at - tensors;
-    bool fine = found[STATUS] == FINE && rest >= 0;
+    bool fine = found[STATUS] == FINE && rest >= 0 && rest <= most;
     if (fine && packed) fine = rest == (count + 1) / 2 && (count % 2 == 0 || data[size - 1] >> 4 == 0);
     if (me == 0) head[LENGTH] = rest;
     if (me == 0 && !fine) head[STATUS] = CORRUPT;
     for (i64 b = me; fine && b < tensors; b += stride)
         if ((signed char)data[at + b] < -126) head[STATUS] = CORRUPT;
-    for (i64 b = me; b < size; b += stride) codes[b] = fine && b < rest ? data[at + tensors + b] : 0;
+    for (i64 b = me; b < most; b += stride) codes[b] = fine && b < rest ? data[at + tensors + b] : 0;
 }
 
 // The values. `block`: that of the codes; without one they are four bits each.
