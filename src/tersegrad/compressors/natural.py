@@ -27,7 +27,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import classed, rans
 from tersegrad.codecs.casts import Summed
-from tersegrad.core import host, modes
+from tersegrad.core import host, modes, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import CLASSED, NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
@@ -86,8 +86,28 @@ class Natural(Summed):
         if self.fixed_size:
             exactly(data, self.max_nbytes(spec))
         else:
-            data = self._expand(data, spec)
+            read = self._read_there(data, out, weight)
+            if read is out:
+                return
+            data = self._expand(data, spec) if read is None else read
         kernels.get(data.device).natural_decode(data, out, weight)
+
+    def _read_there(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor | None:
+        """Read a message of mode 0 on a device that has a kernel for that: into ``out``, or with a weight the packed message.
+
+        Nothing, if it is none as far as is known.
+        """
+        numel = out.numel()
+        signs = -(-numel // 8)
+        if data.numel() <= 3 + signs or numel == 0 or not kernels.faster(out.device, "coded_exponents_decode"):
+            return None
+        packed = out if weight is None else _room(numel, out.device)
+        into = out if weight is None else packed[signs:]
+        if any(trust.numbers(kernels.get(out.device).coded_exponents_decode(data, into))):
+            return None
+        if packed is not out:
+            packed[:signs] = data[3 : 3 + signs]
+        return packed
 
     def _compact(self, packed: Tensor, data: Tensor, spec: Spec) -> int:
         """A packed message, which may lie behind the first byte of ``data``, into ``data`` in the shortest form; returns its length."""

@@ -47,7 +47,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import bitpack, classed, elias, rans, varint
 from tersegrad.codecs.blocks import Layout, PackedBlocks
-from tersegrad.core import host, modes
+from tersegrad.core import host, modes, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import CLASSED, NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
@@ -226,6 +226,8 @@ class QSGD(PackedBlocks):
             scales, packed = data.split_with_sizes((steps, codes))
             self._dequantise(scales, packed, out, self._width, weight)
             return
+        if self.coder == "rans" and self._read_there(data, steps, out, weight):
+            return
         mode = int(data[0]) if data.numel() else -1
         if mode in (ZERO, NON_FINITE) and data.numel() == 1:
             fill = 0.0 if mode == ZERO else math.nan
@@ -251,6 +253,17 @@ class QSGD(PackedBlocks):
             # Wraps around: the bytes below zero then read as negative int8.
             levels.sub_(self.s)
         self._dequantise(scale, levels, out, 8, weight)
+
+    def _read_there(self, data: Tensor, steps: int, out: Tensor, weight: float | None) -> bool:
+        """Read a message of mode 0 on a device that has a kernel for that; whether it is one, as far as is known."""
+        if data.numel() <= 1 + steps or out.numel() == 0 or not kernels.faster(out.device, "coded_levels_decode"):
+            return False
+        into = out if weight is None else torch.empty(out.numel(), dtype=torch.uint8, device=out.device)
+        if any(trust.numbers(kernels.get(out.device).coded_levels_decode(data, self.s, self.bucket, into))):
+            return False
+        if into is not out:
+            self._dequantise(data[1 : 1 + steps], into, out, 8, weight)
+        return True
 
     def _dequantise(self, steps: Tensor, codes: Tensor, out: Tensor, width: int, weight: float | None) -> None:
         kernels.get(out.device).dequantise_blocks(steps, codes, out, block=self.bucket, width=width, weight=weight)

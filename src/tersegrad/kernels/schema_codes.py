@@ -127,6 +127,25 @@ class ExponentKernels(Protocol):
         ...
 
 
+class CodedKernels(Protocol):
+    """Whole messages of mode 0 of ``qsgd`` and ``natural`` with ``coder=rans`` (``spec/wire.md``, 5.11 and 5.9)."""
+
+    def coded_levels_decode(self, data: Tensor, window: int, block: int, out: Tensor) -> Tensor:
+        """Levels of -window..window times the steps of their blocks into ``out`` (float32), all NaN if a step is not finite.
+
+        As int8 levels without steps where ``out`` is uint8. What is returned (int64, one number) is 0 if ``data``, which is longer than its
+        steps and one byte, is such a message; if not, ``out`` is undefined.
+        """
+        ...
+
+    def coded_exponents_decode(self, data: Tensor, out: Tensor) -> Tensor:
+        """Powers of two with signs into ``out`` (float32), or exponents without signs where it is uint8; the same is returned.
+
+        ``data`` is longer than its sign bits and three bytes.
+        """
+        ...
+
+
 class ChunkKernels(Protocol):
     """Exactly k of every chunk of a vector (``spec/wire.md``, "Chunk sets").
 

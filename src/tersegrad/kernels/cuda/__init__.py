@@ -5,6 +5,7 @@ from __future__ import annotations
 from tersegrad.kernels.cuda import (
     aims,
     chunks,
+    coded,
     dither,
     exponents,
     index,
@@ -19,6 +20,7 @@ from tersegrad.kernels.cuda import (
 )
 from tersegrad.kernels.cuda.aims import *
 from tersegrad.kernels.cuda.chunks import *
+from tersegrad.kernels.cuda.coded import *
 from tersegrad.kernels.cuda.dither import *
 from tersegrad.kernels.cuda.exponents import *
 from tersegrad.kernels.cuda.index import *
@@ -35,6 +37,7 @@ from tersegrad.kernels.cuda.vectors import *
 OPERATIONS = (
     *aims.__all__,
     *chunks.__all__,
+    *coded.__all__,
     *dither.__all__,
     *exponents.__all__,
     *index.__all__,
