@@ -267,7 +267,7 @@ class Engine:
     def aside(self) -> Aside | None:
         """Where the exchanges of the next step run, if not in the thread that starts them: where that has a GPU to keep at work."""
         device = self.lanes[0].group.device
-        if not self.overlaps or device.type != "cuda" or all(lane.fixed_size or not lane.link.beside for lane in self.lanes):
+        if not self.overlaps or device.type != "cuda" or not any(lane.link.beside and lane.waits for lane in self.lanes):
             return None
         if self.auto is not None and self.auto.measuring:
             return None
