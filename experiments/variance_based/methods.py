@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.variance_based import batched, remedies
 from experiments.variance_based.batched import Method
+from experiments.variance_based.factors import CodedPowerSGD
 from experiments.variance_based.local import Local
 from experiments.variance_based.network import Init
 from experiments.variance_based.train import Config, Optimiser
@@ -30,6 +31,10 @@ METHODS: dict[str, Method] = {
     "top_k_0.001": batched.TopK(fraction=0.001),
     "top_k_0.01": batched.TopK(fraction=0.01),
     "power_sgd_4": batched.PowerSGD(rank=4),
+    "power_sgd_4_coded": CodedPowerSGD(4, "dithered_trellis(omega=0.1)"),
+    "power_sgd_8_coded": CodedPowerSGD(8, "dithered_trellis(omega=0.07)"),
+    "power_sgd_16_coded": CodedPowerSGD(16, "dithered_trellis(omega=0.35)"),
+    "power_sgd_32_coded": CodedPowerSGD(32, "dithered_trellis(omega=1.2)"),
     "dithering_0.95": batched.SparseDithering(alpha=0.95, scale="global"),
     "dithering_0.8": batched.SparseDithering(alpha=0.8, scale="global"),
     "dithering_chunk_0.8": batched.SparseDithering(alpha=0.8),
@@ -59,6 +64,10 @@ LABELS = {
     "top_k_0.001": "error feedback, top 0.1 %",
     "top_k_0.01": "error feedback, top 1 %",
     "power_sgd_4": "PowerSGD, rank 4",
+    "power_sgd_4_coded": "PowerSGD, rank 4, `dithered_trellis(omega=0.1)`",
+    "power_sgd_8_coded": "PowerSGD, rank 8, `dithered_trellis(omega=0.07)`",
+    "power_sgd_16_coded": "PowerSGD, rank 16, `dithered_trellis(omega=0.35)`",
+    "power_sgd_32_coded": "PowerSGD, rank 32, `dithered_trellis(omega=1.2)`",
     "dithering_0.95": "error feedback, Sparse Dithering, error 0.95",
     "dithering_0.8": "error feedback, Sparse Dithering, error 0.8",
     "dithering_chunk_0.8": "error feedback, Sparse Dithering by chunks, error 0.8",
@@ -313,6 +322,17 @@ PLANS: dict[str, list[Job]] = {
         Job("local_14"),
         *(Job(name, "momentum", lr=0.1) for name in ("local_7", "local_14", "local_7_growing", "local_49")),
         Job("vgc_2_zeta_0.99", "momentum"),
+    ],
+    # What might end within half a point of training without compression at 500 times fewer bytes, in order of importance.
+    "resnet-best": [
+        Job("power_sgd_16_coded", "momentum"),
+        Job("power_sgd_4", "momentum"),
+        Job("power_sgd_8_coded", "momentum"),
+        Job("power_sgd_16_coded", "momentum", lr=0.4),
+        Job("power_sgd_32_coded", "momentum"),
+        Job("power_sgd_16_coded"),
+        Job("power_sgd_4_coded", "momentum"),
+        *(Job(name, "momentum", seed=1, lr=0.8) for name in ("none", "power_sgd_16_coded")),
     ],
     # The same for a few epochs (--epochs 6): what local steps lose by themselves and by their messages, and at which rates.
     "resnet-search": [
