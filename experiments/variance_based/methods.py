@@ -165,6 +165,7 @@ REMEDIES: dict[str, Variant] = {
     "vgc_2_corrected": Variant("vgc_2", "momentum before compression, masked", remedies.CorrectedVGC(alpha=2.0), _PLAIN),
     "vgc_2_zeta_0.99": Variant("vgc_2", "zeta = 0.99", batched.VGC(alpha=2.0, zeta=0.99)),
     "vgc_2_zeta_0.997": Variant("vgc_2", "zeta = 0.997", batched.VGC(alpha=2.0, zeta=0.997)),
+    "power_sgd_16_coded_lr0.4": Variant("power_sgd_16_coded", "learning rate 0.4", METHODS["power_sgd_16_coded"], {"lr": 0.4}),
     "local_14_outer_lr0.002": Variant("local_14_outer", "learning rate 0.002", METHODS["local_14_outer"], {"lr": 0.002}),
     "hybrid_0.01_whole": Variant("hybrid_0.01", "all that waits at once, in multiples of tau", remedies.WholeHybrid(tau=0.01)),
 }
@@ -325,14 +326,12 @@ PLANS: dict[str, list[Job]] = {
     ],
     # What might end within half a point of training without compression at 500 times fewer bytes, in order of importance.
     "resnet-best": [
-        Job("power_sgd_16_coded", "momentum"),
-        Job("power_sgd_4", "momentum"),
-        Job("power_sgd_8_coded", "momentum"),
-        Job("power_sgd_16_coded", "momentum", lr=0.4),
+        *(Job(name, "momentum") for name in ("power_sgd_16_coded", "power_sgd_4", "power_sgd_8_coded")),
+        Job("power_sgd_16_coded_lr0.4", "momentum"),
         Job("power_sgd_32_coded", "momentum"),
         Job("power_sgd_16_coded"),
         Job("power_sgd_4_coded", "momentum"),
-        *(Job(name, "momentum", seed=1, lr=0.8) for name in ("none", "power_sgd_16_coded")),
+        *(Job(name, "momentum", seed=1) for name in ("none", "power_sgd_16_coded")),
     ],
     # The same for a few epochs (--epochs 6): what local steps lose by themselves and by their messages, and at which rates.
     "resnet-search": [
