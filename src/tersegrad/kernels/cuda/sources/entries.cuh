@@ -42,17 +42,21 @@ struct Entries {
     __device__ __forceinline__ const u32* place(u32 context, u32 slot) const {
         return entries + context * stride + guesses[(context * TOTAL + slot) >> coarse];
     }
-    __device__ __forceinline__ void settle(const u32* own, u32 slot, u32* cell, u8* symbol) const {
+    __device__ __forceinline__ u32 entry_from(const u32* own, u32 slot) const {
         u32 entry = own[0];
         if (fine) {
             const u32 next = own[1];
             // All ones where the slot lies before those of the next one. Both are read at once: not one of them when it is known which.
             int before = (int)(slot - (next & 0xfff)) >> 31;
             KEEP_NUMBER(before);
-            entry = next ^ ((next ^ entry) & (u32)before);
-        } else {
-            while (behind(slot, entry)) entry = *++own;
+            return next ^ ((next ^ entry) & (u32)before);
         }
+        while (behind(slot, entry)) entry = *++own;
+        return entry;
+    }
+    __device__ __forceinline__ u32 find(u32 context, u32 slot) const { return entry_from(place(context, slot), slot); }
+    __device__ __forceinline__ void settle(const u32* own, u32 slot, u32* cell, u8* symbol) const {
+        const u32 entry = entry_from(own, slot);
         *symbol = (u8)(entry >> 24);
         *cell = ((entry >> 12 & 0xfff) + 1) | (slot - (entry & 0xfff)) << 16;
     }
