@@ -367,6 +367,18 @@ def test_the_largest_of_a_long_vector_are_found_among_candidates(kind: str, monk
 
 
 @needs_compiler
+@pytest.mark.parametrize("n", [0, 1, 9000, 16 * select.SAMPLE + 77])
+def test_a_sum_loses_its_largest(n: int) -> None:
+    generator, results = torch.Generator().manual_seed(1), []
+    x, y = torch.randn(n, generator=generator), torch.randn(n, generator=generator).round()
+    with emulated():
+        for ops in (reference, select):
+            rest = torch.full((n,), torch.nan)
+            results.append((*ops.select_top_k_of_sum(x, y, rest, 400), rest))
+    assert all(same(a, b) for a, b in zip(*results, strict=True))
+
+
+@needs_compiler
 def test_classes_of_gaps_are_those_of_the_reference() -> None:
     indices = torch.randint(0, 10**6, (3000,), generator=torch.Generator().manual_seed(1)).unique()
     with emulated():

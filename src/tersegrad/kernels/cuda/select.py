@@ -16,6 +16,7 @@ __all__ = [
     "select_compact",
     "select_sample_key",
     "select_top_k",
+    "select_top_k_of_sum",
     "sparse_scatter",
     "sparse_scatter_add",
     "variance_select",
@@ -144,11 +145,17 @@ def _candidates(n: int, k: int) -> tuple[int, int]:
 
 def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     k = min(k, x.numel())
-    return _top_k(x.contiguous(), k) if k else _nothing(x)
+    return _top_k(x.contiguous(), None, None, k) if k else _nothing(x)
+
+
+def select_top_k_of_sum(x: Tensor, y: Tensor, rest: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    k = min(k, x.numel())
+    return _top_k(x.contiguous(), y.contiguous(), rest, k) if k else _nothing(torch.add(x, y, out=rest))
 
 
 @replay.operation
-def _top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def _top_k(x: Tensor, y: Tensor | None, rest: Tensor | None, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of x, or of x + y, which goes to ``rest`` except for what is chosen."""
     n, wide = x.numel(), index_dtype(x.numel()) == torch.int64
     rank, room = _candidates(n, k)
     blocks = min(-(-n // 2048), DIVIDING)
@@ -158,8 +165,16 @@ def _top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     key, origins, candidates, counts, sums, histogram = slots.more
     state = torch.empty(3, dtype=torch.int64, device=x.device)
     if room:
-        launch(SOURCE, "select_bound", 1, 1024, x, n, rank, key, histogram)
+        launch(SOURCE, "select_bound", 1, 1024, x, 0 if y is None else y, n, rank, key, histogram)
+    else:
+        scratch.zero(histogram, histogram_size)
+        scratch.set_number(key, INFINITE_KEY)
+    if y is not None and rest is not None:
+        slots.collect("select_collect_sum", x, y, rest, n, key)
+        x = rest
+    elif room:
         slots.collect("select_collect", x, n, key)
+    if room:
         slots.spread(
             "select_candidates", x, n, key, room=room, wide=wide, into=(origins, candidates), after=(k, state, histogram)
         )
@@ -170,7 +185,7 @@ def _top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     launch(SOURCE, "select_count", blocks, THREADS, x, n, candidates, *which, state, spans, counts, sums)
     scanned = placed(SOURCE, sums, 2, blocks)
     indices, values = _room(n, k, x.device)
-    into = (counts, sums, scanned, int(wide), indices, values)
+    into = (counts, sums, scanned, int(wide), indices, values, 0 if rest is None else rest)
     launch(SOURCE, "select_place", blocks, THREADS, x, n, candidates, origins, *which, state, spans, *into)
     return indices, values, state[CHOSEN]
 

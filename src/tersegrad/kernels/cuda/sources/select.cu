@@ -23,6 +23,19 @@ struct Plain {
     __device__ void keep(i64, float, float) {}
 };
 
+// The sum of two vectors, which goes to a third.
+struct Sum {
+    static constexpr int ahead = 8;
+    using Held = float;
+    const float *x, *y;
+    float* sum;
+    u32 least;
+    __device__ float read(i64 i) const { return __fadd_rn(x[i], y[i]); }
+    __device__ float value(float held) const { return held; }
+    __device__ bool sent(float v) const { return key_of(v) >= least; }
+    __device__ void keep(i64 i, float, float v) { sum[i] = v; }
+};
+
 struct Step {
     static constexpr int ahead = 8;
     struct Held {
@@ -161,6 +174,13 @@ extern "C" __global__ void select_collect(const float* x, i64 n, const i64* key,
     fill_slots(source, n, offsets, values, counts, sums);
 }
 
+extern "C" __global__ void select_collect_sum(
+    const float* x, const float* y, float* sum, i64 n, const i64* key, u16* offsets, float* values, i64* counts, i64* sums
+) {
+    Sum source = {x, y, sum, least_key(key)};
+    fill_slots(source, n, offsets, values, counts, sums);
+}
+
 extern "C" __global__ void select_spread(
     const float* x, i64 n, const i64* key, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 scanned, i64 limit,
     i64 wide, void* indices, float* out, i64* found
@@ -218,15 +238,18 @@ struct Candidates {
 #define SAMPLERS 1024
 #define BINS 2048
 
-// One block finds the key of the given rank among SAMPLE coordinates at even distances, to sixteen bits and rounded down. It clears the
-// histogram, which has a place more.
-extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const float* x, i64 n, i64 rank, i64* key, u64* cleared) {
+// One block finds the key of the given rank among SAMPLE coordinates at even distances, of x or of a sum, to sixteen bits and rounded down. It
+// clears the histogram, which has a place more.
+extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const float* x, const float* y, i64 n, i64 rank, i64* key, u64* cleared) {
     __shared__ u32 histogram[256];
     __shared__ u32 prefix;
     __shared__ i64 left;
     u32 keys[SAMPLE / SAMPLERS];
 #pragma unroll
-    for (int a = 0; a < SAMPLE / SAMPLERS; ++a) keys[a] = key_of(x[(i64)(a * SAMPLERS + threadIdx.x) * (n / SAMPLE)]);
+    for (int a = 0; a < SAMPLE / SAMPLERS; ++a) {
+        const i64 i = (i64)(a * SAMPLERS + threadIdx.x) * (n / SAMPLE);
+        keys[a] = key_of(y ? __fadd_rn(x[i], y[i]) : x[i]);
+    }
     for (int d = threadIdx.x; d <= BINS; d += SAMPLERS) cleared[d] = 0;
     if (threadIdx.x == 0) prefix = 0, left = rank;
     for (int shift = 23; shift >= 15; shift -= 8) {
@@ -373,9 +396,10 @@ extern "C" __global__ void select_count(
     if (lane == 0) counts[span] = above, counts[gridDim.x * (blockDim.x / 32) + span] = equal;
 }
 
+// `rest`, if it is given, loses what is chosen.
 extern "C" __global__ void select_place(
     const float* x, i64 n, const float* values, const void* origins, i64 room, const i64* key, const i64* found, i64 k, i64* state, i64 spans,
-    const i64* counts, const i64* sums, i64 scanned, i64 wide, void* indices, float* out
+    const i64* counts, const i64* sums, i64 scanned, i64 wide, void* indices, float* out, float* rest
 ) {
     const i64 span = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const int lane = threadIdx.x & 31;
@@ -405,6 +429,7 @@ extern "C" __global__ void select_place(
                 if (wide) ((i64*)indices)[at] = i;
                 else ((int*)indices)[at] = (int)i;
                 out[at] = __uint_as_float(held[a]);
+                if (rest) rest[i] = 0.0f;
             }
             above += __popc(mores);
             equal += __popc(ties);
