@@ -149,8 +149,9 @@ def test_rans_rejects_what_the_reference_rejects() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_golomb_codes_are_the_same_bytes(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "summed"), [(torch.int32, 2048), (torch.int64, 2048), (torch.int32, 0)])
+def test_golomb_codes_are_the_same_bytes(dtype: torch.dtype, summed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "SUMMED", summed)
     generator = torch.Generator().manual_seed(3)
     with emulated():
         for numel, count in ((1, 1), (1000, 0), (40, 40), (70000, 700), (20000, 9000)):
@@ -250,7 +251,11 @@ def _decoded_alike(
 
 @needs_compiler
 @pytest.mark.parametrize(("dtype", "narrow"), [(torch.int32, True), (torch.int64, False)])
-def test_sparse_messages_with_classes_of_gaps_are_those_of_the_reference(dtype: torch.dtype, narrow: bool) -> None:
+def test_sparse_messages_with_classes_of_gaps_are_those_of_the_reference(
+    dtype: torch.dtype, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Sums of blocks are added up by others, or become places first.
+    monkeypatch.setattr(loader, "SUMMED", 0 if narrow else 2048)
     generator = torch.Generator().manual_seed(4)
     numel, refused = 300_000, 0
     for count, kind in ((1, ""), (5000, ""), (2100, "small"), (2100, "few bits"), (40, "together")):
@@ -353,11 +358,24 @@ def test_the_largest_of_a_long_vector_are_found_among_candidates(kind: str, monk
     elif kind == "large at the sampled places":
         x[:: n // select.SAMPLE] += 100
     with emulated():
-        # Few spans are long ones.
-        for spans in (select.SPANS, 3) if kind == "ties" else (64,):
-            monkeypatch.setattr(select, "SPANS", spans)
+        # Few blocks have long spans, and sums of many become places first.
+        for blocks, summed in ((select.DIVIDING, loader.SUMMED), (1, 0)) if kind == "ties" else ((8, loader.SUMMED),):
+            monkeypatch.setattr(select, "DIVIDING", blocks)
+            monkeypatch.setattr(loader, "SUMMED", summed)
             for a, b in zip(reference.select_top_k(x, 400), select.select_top_k(x, 400), strict=True):
                 assert same(a, b)
+
+
+@needs_compiler
+@pytest.mark.parametrize("n", [0, 1, 9000, 16 * select.SAMPLE + 77])
+def test_a_sum_loses_its_largest(n: int) -> None:
+    generator, results = torch.Generator().manual_seed(1), []
+    x, y = torch.randn(n, generator=generator), torch.randn(n, generator=generator).round()
+    with emulated():
+        for ops in (reference, select):
+            rest = torch.full((n,), torch.nan)
+            results.append((*ops.select_top_k_of_sum(x, y, rest, 400), rest))
+    assert all(same(a, b) for a, b in zip(*results, strict=True))
 
 
 @needs_compiler

@@ -38,6 +38,10 @@ class SelectKernels(Protocol):
         """An estimate of the ``k``-th largest key from a fixed sample of the coordinates, within [1, 0x7f800000] (int32, 0-d)."""
         ...
 
+    def select_top_k_of_sum(self, x: Tensor, y: Tensor, rest: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """:meth:`select_top_k` of x + y, and that sum, with zeros in place of what was chosen, into ``rest``."""
+        ...
+
     def select_compact(self, x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Room for ``limit`` indices and values, of the first coordinates with a key of at least ``max(key, 1)``; how many there are.
 

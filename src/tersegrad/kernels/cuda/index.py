@@ -10,7 +10,7 @@ from torch import Tensor
 from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.cuda import rans, replay, scratch
-from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, VaryingFloat, launch, scan
+from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, VaryingFloat, launch, placed
 from tersegrad.kernels.reference.index import random_divisor
 from tersegrad.kernels.reference.rans import USUAL, raw_bits
 from tersegrad.kernels.reference.select import index_dtype
@@ -36,8 +36,6 @@ THREADS, CODED = 256, 2
 MOST_CLASSES = 256
 # Indices that a block has.
 SPAN = 8 * THREADS
-# Of up to so many blocks, each adds up what it needs of their sums; sums of more are turned into places first.
-SUMMED = 1024
 # Coordinates that a block clears and fills.
 LAID = 8192
 
@@ -48,13 +46,6 @@ def _blocks(count: int) -> int:
 
 def _wide(indices: Tensor) -> int:
     return int(indices.dtype == torch.int64)
-
-
-def _scanned(name: str, sums: int, rows: int, blocks: int) -> int:
-    """Sums of blocks become places where they are many; whether they did."""
-    if blocks > SUMMED:
-        scan(name, sums, rows, blocks + 1)
-    return int(blocks > SUMMED)
 
 
 def _planes(
@@ -71,7 +62,7 @@ def _planes(
     given = (indices, _wide(indices), indices.numel(), count, numel, divisor)
     looked = (indices, 0) if values is None else (values, 2 if _kind(values, False) == CODED else 1)
     launch(SOURCE, "golomb_survey", spans, THREADS, *given, *looked, sums, words, number, head)
-    scanned = _scanned(SOURCE, sums, 2, spans)
+    scanned = placed(SOURCE, sums, 2, spans)
     launch(SOURCE, "golomb_write", spans, THREADS, *given, sums, scanned, room, words, head)
     # The words lie at its beginning.
     return memory, head
@@ -179,7 +170,7 @@ def _rests(indices: Tensor, classes: Tensor | None, room: int, head: Argument, c
     memory, (words, sums) = scratch.empty(indices.device, 4 * number, 8 * (spans + 1))
     given = (indices, _wide(indices), count, counted)
     launch(GAPS, "gap_survey", spans, THREADS, *given, 0 if classes is None else classes, sums, words, number)
-    scanned = _scanned(GAPS, sums, 1, spans)
+    scanned = placed(GAPS, sums, 1, spans)
     launch(GAPS, "gap_rests_write", spans, THREADS, *given, sums, scanned, room, words, head)
     return memory, words
 
@@ -276,10 +267,10 @@ def _read_gaps(begun: Begun, block: Tensor | None, classes: Tensor, each: int, o
     spans, head = begun.spans, scratch.kept(out.device, 8 * CLASSES)[0]
     memory, (widths, steps, sums) = scratch.empty(out.device, 8 * (spans + 1), 8 * begun.room, 8 * (spans + 1))
     launch(GAPS, "gap_spans", spans, THREADS, begun.data, begun.at, begun.front, classes, begun.number, widths, head)
-    scanned = _scanned(GAPS, widths, 1, spans)
+    scanned = placed(GAPS, widths, 1, spans)
     given = (begun.data, begun.at, begun.size, 0 if block is None else block, classes, begun.number, begun.numel)
     launch(GAPS, "gap_steps", spans, THREADS, *given, widths, scanned, steps, sums, head)
-    scanned = _scanned(GAPS, sums, 1, spans)
+    scanned = placed(GAPS, sums, 1, spans)
     shape = (begun.size, begun.number, begun.numel)
     launch(GAPS, "gap_indices", spans, THREADS, *shape, steps, sums, scanned, each, _wide(out), out, head)
     # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
@@ -309,12 +300,12 @@ def _read_planes(begun: Begun, each: int, out: Tensor) -> Tensor:
     )
     given, count, divisor = (begun.data, begun.size, begun.at), begun.number, begun.divisor
     launch(SOURCE, "ones_count", parts, THREADS, *given, begun.front, begun.unary, counts, head)
-    scanned = _scanned(SOURCE, counts, 1, parts)
+    scanned = placed(SOURCE, counts, 1, parts)
     launch(SOURCE, "ones_place", parts, THREADS, *given, begun.unary, counts, scanned, count, ones, head)
     launch(SOURCE, "golomb_longs", spans, THREADS, *given, count, begun.numel, divisor, ones, longs, head)
-    scanned = _scanned(SOURCE, longs, 1, spans)
+    scanned = placed(SOURCE, longs, 1, spans)
     launch(SOURCE, "golomb_rests", spans, THREADS, *given, count, divisor, longs, scanned, rests, sums, head)
-    scanned = _scanned(SOURCE, sums, 1, spans)
+    scanned = placed(SOURCE, sums, 1, spans)
     shape = (begun.size, count, begun.numel, divisor)
     launch(SOURCE, "golomb_indices", spans, THREADS, *shape, ones, rests, sums, scanned, each, _wide(out), out, head)
     del memory

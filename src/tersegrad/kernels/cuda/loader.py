@@ -354,3 +354,15 @@ def scan(name: str, sums: Tensor | int, rows: int, n: int) -> None:
     """Sums become places (``scan.cuh``, which the source includes): each of ``rows`` has ``n - 1`` and room for the total behind them."""
     # As many warps as have eight sums for each of their threads, up to a whole block.
     launch(name, "scan_rows", rows, min(1024, 32 * -(-n // 256)), sums, n - 1)
+
+
+# Of up to so many blocks, each adds up what it needs of their sums (``Place`` in ``scan.cuh``).
+SUMMED = 2048
+
+
+def placed(name: str, sums: Tensor | int, rows: int, blocks: int) -> int:
+    """:func:`scan` for the sums of many blocks; whether there were so many."""
+    many = blocks > SUMMED
+    if many:
+        scan(name, sums, rows, blocks + 1)
+    return int(many)

@@ -55,27 +55,6 @@ __device__ __forceinline__ bool begins(const u8* data, i64 at, u64 front) {
 // A thread has SHARE indices in a row, and a block is a span of the set.
 #define SHARE 8
 
-// Of a row of sums, one for each block, those before this block and all together. Where blocks are many the sums have become places between
-// the kernels (`scanned`), with the total behind them.
-struct Place {
-    i64 before, all;
-    __device__ Place(const i64* sums, i64 scanned) {
-        if (scanned) {
-            before = sums[blockIdx.x];
-            all = sums[gridDim.x];
-            return;
-        }
-        i64 mine = 0, others = 0, total;
-        for (i64 j = threadIdx.x; j < gridDim.x; j += blockDim.x) {
-            if (j < blockIdx.x) mine += sums[j];
-            else others += sums[j];
-        }
-        block_scan(mine, &before);
-        block_scan(others, &total);
-        all = before + total;
-    }
-};
-
 // Two classes for each power of two of gap + 1.
 __device__ __forceinline__ int gap_class_of(u64 g) {
     const int e = bit_length(g) - 1;
