@@ -9,14 +9,17 @@ from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.cuda import replay, scratch
 from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, launch
-from tersegrad.kernels.reference.rans import LONGEST, SHORTEST, lanes_of, pieces, raw_bits
+from tersegrad.kernels.reference.rans import LONGEST, SHORTEST, lanes_of, pieces
 from tersegrad.kernels.reference.rans_tables import STEP, TOTAL
 
 __all__ = ["rans_decode", "rans_encode"]  # and for other modules of kernels: read_block, write_block
 
 SOURCE = "rans.cu"
 # Places in the description of a block, as in rans_tables.cuh.
-FORM, CHUNK, TABLES, LENGTH, STATUS, INFORMATIVE, PLACES = range(7)
+FORM, CHUNK, TABLES, LENGTH, STATUS, INFORMATIVE, ALPHABET, LEAST, LARGEST, PLACES = range(10)
+# What bytes mean, as in meaning.cuh; bytes for a table; parts of chunks that are copied.
+SYMBOLS, LEVELS, EXPONENTS, FOLDED = range(4)
+TABLE, PARTS = 448, 4
 CORRUPT, BAD_SYMBOL = 1, 2
 
 
@@ -41,11 +44,12 @@ def write_block(
     chunk: int,
     out: Tensor,
     number: Argument = 0,
+    means: int = SYMBOLS,
 ) -> Tensor:
     """Write the whole message into ``out``, for which the host does not wait; its description, int64.
 
     An alphabet that the device knows (int64) has at least 2 symbols. ``number``: where the device knows that it is the first so many
-    symbols, at least one.
+    symbols, at least one. With one table, bytes may mean symbols in another way. A message that is longer than ``out`` is not written.
     """
     if not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
@@ -54,45 +58,46 @@ def write_block(
     # The most that it can be, and where it lies.
     size: tuple[int, Tensor | int] = (256, alphabet) if isinstance(alphabet, Tensor) else (alphabet, 0)
     most = size[0]
-    if out.numel() < 1 + -(-count * raw_bits(most) // 8):
-        raise ValueError("the output buffer is too small for the symbols")
-    cells = num_contexts * most
     symbols = symbols.contiguous()
     known = symbols if contexts is None else contexts.contiguous()
-    head, (_, counts, present) = scratch.kept(device, 8 * PLACES, 8 * cells, 4 * cells)
-    sizes = (count, number, *size, num_contexts)
-    blocks = min(-(-count // 4096), 1024)
-    launch(SOURCE, "rans_count", blocks, 256, symbols, known, each, *sizes, int(sample), counts, present, head)
+    alone = num_contexts == 1 and most > 1
+    cells = 256 if alone else num_contexts * most
+    head, (_, counts, present) = scratch.kept(device, 8 * PLACES, 16 * cells, 4 * cells)
+    blocks, meaning = min(-(-count // 4096), 1024), (means, alphabet // 2 if means == LEVELS else 0)
+    if alone:
+        launch(SOURCE, "rans_count_bytes", blocks, 256, symbols, count, number, int(sample), most, counts, present)
+    else:
+        launch(
+            SOURCE, "rans_count", blocks, 256,
+            symbols, known, each, count, number, *size, num_contexts, int(sample), counts, present, head,
+        )  # fmt: skip
     memory = head
     if most > 1:
         chunks, lanes = len(pieces(count, 1 << chunk)), lanes_of(count)
-        room = num_contexts * (32 * most + 2)
-        memory, (q, bits, tables, lengths, numbers, offsets, frequencies, codes, words, states) = scratch.empty(
+        memory, (bits, tables, lengths, codes, numbers, offsets, words, states) = scratch.empty(
             device,
-            2 * cells,
-            room,
-            room,
+            TABLE * num_contexts,
+            TABLE * num_contexts,
             8 * num_contexts,
+            8 * num_contexts * most,
             8 * chunks,
             8 * chunks,
-            4 * cells,
-            8 * cells,
             2 * count,
             4 * chunks * lanes,
         )
-        launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), *sizes[:-1], q, bits, lengths)
-        launch(SOURCE, "rans_join", 1, 256, bits, lengths, *size, num_contexts, tables, head)
-        launch(SOURCE, "rans_frequencies", num_contexts, 32, q, *size, frequencies, head)
-        launch(SOURCE, "rans_codes", -(-num_contexts // 32), 32, frequencies, *size, num_contexts, codes)
+        launch(
+            SOURCE, "rans_table", num_contexts, 32,
+            counts, present, int(sample), count, number, *size, *meaning, bits, lengths, codes, head,
+        )  # fmt: skip
         launch(
             SOURCE, "rans_encode_chunks", chunks, 32,
-            symbols, known, each, *sizes, chunk, codes, words, numbers, states, head,
+            symbols, known, each, count, number, *meaning, num_contexts, chunk, codes, words, numbers, states, head,
         )  # fmt: skip
-        launch(SOURCE, "rans_close", 1, 256, *sizes[:-1], chunk, numbers, offsets, head)
-        blocks = min(max(chunks, -(-count // 2048)), 1024)
+        launch(SOURCE, "rans_close", 1, 256, count, number, num_contexts, chunk, bits, lengths, numbers, tables, offsets, head)
+        blocks = min(max(PARTS * chunks, -(-count // 2048)), 1056)
         launch(
             SOURCE, "rans_write", blocks, 256,
-            symbols, *sizes[:-1], chunk, tables, words, numbers, states, offsets, head, out,
+            symbols, count, number, *meaning, chunk, tables, words, numbers, states, offsets, out.numel(), head, out,
         )  # fmt: skip
     # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
     del memory
