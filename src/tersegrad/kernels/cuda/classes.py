@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels.cuda import scratch
-from tersegrad.kernels.cuda.loader import Bytes, launch
+from tersegrad.kernels.cuda.loader import Bytes, aside, join, launch
 from tersegrad.kernels.reference.classes import BLOCK, CLASSES, OCTAVES
 from tersegrad.kernels.reference.rans import SEGMENT, pieces
 
@@ -89,7 +89,7 @@ class Chosen:
 def search(
     regions: Regions, n: int, chunk: int, summed: list[int], levels: int, known: int, result: Tensor, tables: int = 0
 ) -> Chosen:
-    """Choose classes for the segments that gain from them, and write their tables to ``tables`` (or nowhere)."""
+    """Choose classes for the segments that gain from them, and write their tables to ``tables`` (or nowhere), after all that was launched aside."""
     segments, number, room = len(pieces(n, SEGMENT)), regions.number, regions.room
     counts, tops, sums = summed
     # Classes are written sixteen at a time. A chunk of octaves has at least 2^13 symbols if there are several, and at least 64 for each of
@@ -107,6 +107,7 @@ def search(
         ENCODE, "classes_count", segments + shared, THREADS,
         n, SHARE, 0, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
     )  # fmt: skip
+    join()
     launch(
         ENCODE, "classes_decide", segments, THREADS,
         n, chunk, known, *where, counts, tops, described, tables or own_tables, codes, result,
@@ -127,12 +128,13 @@ def choose(
     states: int,
     result: Tensor,
 ) -> tuple[int, Tensor]:
-    """Choose classes for the segments that gain from them, and code their chunks; what they say of classes, and the memory of that."""
+    """Choose classes for the segments that gain from them, and code their chunks aside; what they say of classes, and the memory of that."""
     chosen = search(regions, n, chunk, summed, levels, known, result, tables)
-    launch(
-        ENCODE, "classes_encode_chunks", len(pieces(n, SEGMENT)) * CHUNKS // 4, 128,
-        n, levels, chosen.classes, known, chosen.codes, words, numbers, states, result,
-    )  # fmt: skip
+    with aside():
+        launch(
+            ENCODE, "classes_encode_chunks", len(pieces(n, SEGMENT)) * CHUNKS // 4, 128,
+            n, levels, chosen.classes, known, chosen.codes, words, numbers, states, result,
+        )  # fmt: skip
     return chosen.described, chosen.memory
 
 

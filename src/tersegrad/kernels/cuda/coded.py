@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels.cuda import classes, rans, replay, scratch
-from tersegrad.kernels.cuda.loader import Bytes, Varying, launch
+from tersegrad.kernels.cuda.loader import Bytes, Varying, aside, join, launch
 from tersegrad.kernels.reference.dither import USUAL_CHUNK
 from tersegrad.kernels.reference.rans import SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
@@ -66,23 +66,29 @@ def _encode(
     device, n, segments = codes.device, end - begin, len(pieces(end - begin, SEGMENT))
     told = torch.empty(TOLD, dtype=torch.int64, device=device)
     exponent = chunk or USUAL_CHUNK
-    block = rans.write_block(codes, alphabet, None, 1, True, exponent, out, 0, means)
-    result, (_, found, steps_found, *summed) = scratch.kept(
-        device, 8 * RESULTS, 4 * SEGMENT_FOUND * segments, 4 * STEPS_FOUND, *classes.summed(regions, segments)
-    )
+    with aside():
+        result, (_, found, steps_found, *summed) = scratch.kept(
+            device, 8 * RESULTS, 4 * SEGMENT_FOUND * segments, 4 * STEPS_FOUND, *classes.summed(regions, segments)
+        )
+    block = rans.begin_block(codes, alphabet, None, 1, True, exponent, 0, means)
     # Levels are read sixteen at a time.
     memory, (levels, known) = scratch.empty(device, n + 15, 8 * segments * PLACES)
     scaled = (steps, steps.numel() // 4) if steps is not None else (0, 0)
+    # The range of exponents is known with the table.
+    join()
+    with aside():
+        launch(
+            ENCODE, "coded_look", segments * SHARE + min(-(-scaled[1] // THREADS), 64), THREADS,
+            codes[begin:end], n, SHARE, means, exponent, block.head, levels, found, known, result, *scaled, steps_found,
+        )  # fmt: skip
+        chosen = classes.search(regions, n, chunk, summed, levels, known, result)
+    rans.code_block(block, out)
+    join()
     launch(
-        ENCODE, "coded_look", segments * SHARE + min(-(-scaled[1] // THREADS), 64), THREADS,
-        codes[begin:end], n, SHARE, means, exponent, block, levels, found, known, result, *scaled, steps_found,
-    )  # fmt: skip
-    chosen = classes.search(regions, n, chunk, summed, levels, known, result)
-    launch(
-        ENCODE, "coded_told", 1, 32, segments, known, result, block, means, steps_found, told, head, head.numel()
+        ENCODE, "coded_told", 1, 32, segments, known, result, block.head, means, steps_found, told, head, head.numel()
     )  # fmt: skip
     # What the kernels use is kept until here.
-    del memory, chosen
+    del memory, chosen, block
     return told
 
 

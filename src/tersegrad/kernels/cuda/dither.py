@@ -13,7 +13,7 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import classes, replay, scratch
-from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, launch
+from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, aside, join, launch, shared_memory
 from tersegrad.kernels.reference.classes import cut
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _decode_segment as decode_segment
@@ -34,7 +34,9 @@ PLANE_WORDS = ESCAPES * 53 // 32 + 8
 ONLY = 9
 FINE, CORRUPT, MANY_ESCAPES = 0, 1, 4
 THREADS = 256
-SHARE = 16
+SHARE, WRITERS = 16, 8
+# Of the block that dither_levels works on, parts that lie in shared memory if that has room; and what it needs there besides.
+KEPT, LEVELS_SHARED = 4, 10 << 10
 
 
 def on_cpu() -> Any:
@@ -140,16 +142,18 @@ def _decoded(regions: classes.Regions, data: Bytes, size: Varying, place: Tensor
         DECODE, "dither_open", segments, THREADS,
         data, size, count, begins, known, q, cells, offsets, words, state,
     )  # fmt: skip
+    with aside():
+        launch(
+            DECODE, "dither_chunks", segments * CHUNKS, 32,
+            data, count, known, cells, offsets, words, marks, place, state,
+        )  # fmt: skip
     found = classes.read(regions, data, count, known, offsets, words, state)
     classes.decode_chunks(found, data, count, known, offsets, words, marks, place, state)
-    launch(
-        DECODE, "dither_chunks", segments * CHUNKS, 32,
-        data, count, known, cells, offsets, words, marks, place, state,
-    )  # fmt: skip
     launch(
         DECODE, "dither_plain", segments * SHARE, THREADS,
         data, count, known, SHARE, found.contexts, found.only, marks, place, state,
     )  # fmt: skip
+    join()
     launch(DECODE, "dither_escapes", segments, 1024, data, count, known, marks, places, place, state)
     return memory[: segments * PLACES], memory[segments * PLACES + segments * PLACES % 2 :][: segments + 1], state
 
@@ -175,7 +179,10 @@ def step_of(step: float | Tensor) -> Step:
 
 @dataclasses.dataclass(frozen=True)
 class _Described:
-    """The levels of a vector and what its segments say of them, on the device; addresses in ``memory``."""
+    """The levels of a vector and what its segments say of them, on the device; addresses in ``memory``.
+
+    Tables, codes and escapes are written aside.
+    """
 
     memory: Tensor
     result: Tensor
@@ -197,7 +204,8 @@ def _describe(
 ) -> _Described:
     n, device = total.numel(), total.device
     segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
-    result, (_, *summed) = scratch.kept(device, 8 * RESULTS, *(classes.summed(regions, segments) if classed else ()))
+    with aside():
+        result, (_, *summed) = scratch.kept(device, 8 * RESULTS, *(classes.summed(regions, segments) if classed else ()))
     # Levels are read sixteen at a time.
     memory, places = scratch.empty(
         device, n + 15, 2 * n, 4 * blocks, 4 * blocks, 8 * blocks, 8 * blocks, 24 * blocks, 16 * segments,
@@ -205,15 +213,25 @@ def _describe(
         8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
     )  # fmt: skip
     levels, _, steps, scales, norms, errors, counts, _, known, q, tables, codes, escapes, planes, *_ = places
+    held = min(KEPT, (shared_memory(device) - LEVELS_SHARED) // (4 * SCALE_BLOCK // KEPT))
     launch(
         ENCODE, "dither_levels", blocks, 512,
-        total, n, Double(nu), *step, *draws, levels, steps, scales, norms, errors, counts, result,
+        total, n, held * CHUNK // KEPT, Double(nu), *step, *draws, levels, steps, scales, norms, errors, counts,
+        shared=held * 4 * SCALE_BLOCK // KEPT,
     )  # fmt: skip
-    launch(
-        DESCRIBE, "dither_segments", 2 * segments, 512,
-        total, n, chunk or USUAL_CHUNK, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
-    )  # fmt: skip
+    join()
+    launch(DESCRIBE, "dither_windows", -(-segments // THREADS), THREADS, n, chunk or USUAL_CHUNK, norms, counts, known, result)
+    with aside():
+        launch(
+            DESCRIBE, "dither_segments", 2 * segments, 512,
+            total, n, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
+        )  # fmt: skip
     return _Described(memory, result, segments, regions, draws, summed, places)
+
+
+def _chunks(n: int, exponent: int) -> int:
+    """How many of 2^exponent symbols all segments of a vector have."""
+    return sum(max(1, (size + (1 << exponent - 1)) >> exponent) for size in pieces(n, SEGMENT))
 
 
 @replay.operation
@@ -236,11 +254,18 @@ def _encode(
     described, held = tables, said.memory
     if classed:
         described, held = classes.choose(regions, n, chunk, said.summed, levels, known, tables, words, numbers, states, result)
-    launch(ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, levels, known, codes, words, numbers, states, result)
+    else:
+        join()
+    exponent = chunk or USUAL_CHUNK
+    launch(
+        ENCODE, "dither_encode_chunks", _chunks(n, exponent), 32,
+        n, exponent, levels, known, codes, words, numbers, states, result,
+    )  # fmt: skip
+    join()
     launch(ENCODE, "dither_close", 1, THREADS, n, known, numbers, offsets, norms, errors, sums, result)
     launch(
-        ENCODE, "dither_write", segments * SHARE, THREADS,
-        total, n, SHARE, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
+        ENCODE, "dither_write", segments * WRITERS, THREADS,
+        total, n, WRITERS, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
     )  # fmt: skip
     if rest is not None:
         launch(ENCODE, "dither_left", -(-n // 1024), 256, total, n, *draws, levels, steps, scales, known, result, rest)

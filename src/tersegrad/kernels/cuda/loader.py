@@ -61,7 +61,8 @@ class Bytes:
 
 
 Argument = Tensor | Bytes | int | float | Varying
-Launcher = Callable[[str, str, int, int, tuple[Argument, ...]], None]
+# Source, kernel, blocks, threads, arguments, and bytes of shared memory beside what the kernel declares.
+Launcher = Callable[[str, str, int, int, tuple[Argument, ...], int], None]
 
 
 @functools.cache
@@ -168,11 +169,34 @@ def _module(name: str, device: int) -> ctypes.c_void_p:
 
 
 @functools.cache
-def function_of(name: str, kernel: str, device: int) -> int:
-    """The driver's handle of a kernel."""
+def function_of(name: str, kernel: str, device: int, shared: int = 0) -> int:
+    """The driver's handle of a kernel, which may take so much shared memory."""
     function = ctypes.c_void_p()
     call("cuModuleGetFunction", ctypes.byref(function), _module(name, device), kernel.encode())
+    if shared:
+        call("cuFuncSetAttribute", function, _MOST_SHARED, ctypes.c_int(shared))
     return function.value or 0
+
+
+# The driver's numbers of what it tells of a device and is told of a kernel: the shared memory of a block.
+_SHARED_OF_DEVICE, _MOST_SHARED = 97, 8
+
+
+@functools.cache
+def _shared_on_gpu(device: torch.device) -> int:
+    size = ctypes.c_int()
+    index = current_device() if device.index is None else device.index
+    call("cuDeviceGetAttribute", ctypes.byref(size), _SHARED_OF_DEVICE, ctypes.c_int(index))
+    return size.value
+
+
+# What :func:`shared_memory` goes through; tests put that of the emulation in its place.
+shared_of: Callable[[torch.device], int] = _shared_on_gpu
+
+
+def shared_memory(device: torch.device) -> int:
+    """How many bytes of shared memory a block may have on a device."""
+    return shared_of(device)
 
 
 _KINDS: dict[type, str] = {int: "q", bool: "q", float: "f", Double: "d", Varying: "q", VaryingFloat: "f"}
@@ -242,11 +266,17 @@ class _Launching(threading.local):
 class Recorder(Protocol):
     """Who keeps launches to run them again, and the memory between them (``replay.py``)."""
 
-    def add(self, name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None: ...
+    def add(self, name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...], shared: int) -> None: ...
 
     def take(self, words: int, device: torch.device) -> Tensor:
         """So many int64, which others use once the launches are over."""
         ...
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """What is launched meanwhile runs beside what is launched afterwards, until they are joined."""
+        ...
+
+    def join(self) -> None: ...
 
 
 thread = _Launching()
@@ -261,7 +291,7 @@ def _launches() -> Callable[..., int]:
     return function  # type: ignore[no-any-return]
 
 
-def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None:
+def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...], shared: int) -> None:
     mine = thread
     # Where all are addresses of memory that a launch before has used, this one runs where that did.
     index = mine.device
@@ -271,11 +301,11 @@ def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[
             break
     if index != current_device():
         with torch.cuda.device(index):
-            return _on_gpu(name, kernel, blocks, threads, arguments)
+            return _on_gpu(name, kernel, blocks, threads, arguments, shared)
     use_device(index)
     mine.size.value = packed(arguments, mine.parameters).packer.size
-    function = function_of(name, kernel, index)
-    code = _launches()(function, blocks, 1, 1, threads, 1, 1, 0, stream_of(index), None, mine.extra)
+    function = function_of(name, kernel, index, shared)
+    code = _launches()(function, blocks, 1, 1, threads, 1, 1, shared, stream_of(index), None, mine.extra)
     if code:
         raise DriverError(f"{kernel}: {told(code)}")
 
@@ -295,12 +325,29 @@ stream_of = private.current_stream
 launcher: Launcher = _on_gpu
 
 
-def launch(name: str, kernel: str, blocks: int, threads: int, *arguments: Argument) -> None:
-    """Run a kernel of a source on the current stream; nothing where there are no blocks."""
+def launch(name: str, kernel: str, blocks: int, threads: int, *arguments: Argument, shared: int = 0) -> None:
+    """Run a kernel of a source on the current stream; nothing where there are no blocks.
+
+    ``shared``: bytes of shared memory beside what it declares, always as many for a kernel on a device.
+    """
     if blocks > 0:
-        launcher(name, kernel, blocks, threads, arguments)
+        launcher(name, kernel, blocks, threads, arguments, shared)
         if thread.recorder is not None:
-            thread.recorder.add(name, kernel, blocks, threads, arguments)
+            thread.recorder.add(name, kernel, blocks, threads, arguments, shared)
+
+
+def aside() -> contextlib.AbstractContextManager[None]:
+    """What is launched inside needs nothing of what is launched after it, nor the other way round, until :func:`join`.
+
+    Where launches are replayed the two run side by side; otherwise all run one after another.
+    """
+    return contextlib.nullcontext() if thread.recorder is None else thread.recorder.aside()
+
+
+def join() -> None:
+    """What is launched from here on may need all that was launched aside."""
+    if thread.recorder is not None:
+        thread.recorder.join()
 
 
 def scan(name: str, sums: Tensor | int, rows: int, n: int) -> None:

@@ -115,13 +115,16 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
     __shared__ float scales[SCALES_MOST];
     const i64 s = blockIdx.x % segments_of(count), c = blockIdx.x / segments_of(count), n = segment_length(count, s);
     const i64* d = segments + s * SEGMENT_PLACES;
-    if (state[WRONG] != FINE || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
+    // All that is far away is asked for at once.
+    const i64 wrong = state[WRONG], kind = d[KIND], form = d[FORM_OF], exponent = d[CHUNK_OF], scales_at = d[SCALES], tail = d[TAIL];
     const int window = (int)d[WINDOW];
-    const Layout l = layout_of(n, 2 * window + 1, d[CHUNK_OF]);
+    const i64 begin = offsets[s * CHUNKS + c], number = words[s * CHUNKS + c];
+    if (wrong != FINE || kind != CODED_KIND || form != CODED) return;
+    const Layout l = layout_of(n, 2 * window + 1, exponent);
     if (c >= l.chunks) return;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < TOTAL / 4; i += 32) own_cells[i] = ((const Sixteen*)(cells + s * TOTAL))[i];
-    if (threadIdx.x < (n + SCALE_BLOCK - 1) / SCALE_BLOCK) scales[threadIdx.x] = scale_at(data + d[SCALES], threadIdx.x);
+    if (threadIdx.x < (n + SCALE_BLOCK - 1) / SCALE_BLOCK) scales[threadIdx.x] = scale_at(data + scales_at, threadIdx.x);
+#pragma unroll 16
+    for (int i = 0; i < TOTAL / 4; i += 32) own_cells[i + threadIdx.x] = ((const Sixteen*)(cells + s * TOTAL))[i + threadIdx.x];
     __syncwarp();
     const u32* near_cells = own_cells[0].word;
     auto look = [=](u32, u32 slot, u32* cell, u8* symbol) {
@@ -129,12 +132,11 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
         *symbol = (u8)(held >> 24);
         *cell = (held & 0xfff) | (held >> 12 & 0xfff) << 16;
     };
-    const u8* states = data + offsets[s * CHUNKS + c];
-    const i64 number = words[s * CHUNKS + c];
+    const u8* states = data + begin;
     float* to = out + s * SEGMENT;
     u32* own_marks = marks + s * SEGMENT / 32;
     bool good;
-    if (d[TAIL] || !moderate(scales, (n + SCALE_BLOCK - 1) / SCALE_BLOCK)) {
+    if (tail || !moderate(scales, (n + SCALE_BLOCK - 1) / SCALE_BLOCK)) {
         clear_marks(own_marks, l, c);
         good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<true>{to, scales, own_marks, window, 0.0f});
     } else {
