@@ -16,7 +16,6 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import needs_second_moment
 from tersegrad.kernels import cuda, native, reference
 from tersegrad.kernels.cuda import dither, index, loader, nvrtc, rans, select, vectors
-from tersegrad.kernels.cuda import exponents as exponents_there
 from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
 
@@ -428,31 +427,6 @@ def test_values_are_put_back() -> None:
         for bad in ([0, 0, 1], [3, 2, 4], [-1, 2, 3], [1, 2, 10]):
             with pytest.raises(ValueError, match="increase strictly"):
                 select.sparse_scatter(torch.tensor(bad), values, torch.ones(10))
-
-
-@needs_compiler
-def test_exponents_become_symbols_and_exponents_again() -> None:
-    generator = torch.Generator().manual_seed(9)
-    with emulated():
-        for n in (0, 1, 15, 16, 17, 5000):
-            for low, high in ((1, 255), (120, 131), (7, 8), (0, 1)):
-                drawn = torch.randint(low, high, (n + 1,), generator=generator)
-                exponents = (drawn * (torch.rand(n + 1, generator=generator) < 0.8)).to(torch.uint8)
-                for off in (0, 1):
-                    e, expected, found = (
-                        exponents[off : off + n],
-                        torch.zeros(n, dtype=torch.uint8),
-                        torch.ones(n + 1).to(torch.uint8)[off:][:n],
-                    )
-                    known = reference.exponent_symbols(e, expected)
-                    assert torch.equal(exponents_there.exponent_symbols(e, found), known)
-                    assert torch.equal(found, expected)
-                    back, wanted = torch.ones(n + 1).to(torch.uint8)[off:][:n], torch.zeros(n, dtype=torch.uint8)
-                    below = int(known[0])
-                    exponents_there.exponent_bytes(found, below, back)
-                    reference.exponent_bytes(expected, below, wanted)
-                    assert torch.equal(back, wanted)
-                    assert torch.equal(back, e)
 
 
 @needs_compiler

@@ -151,34 +151,21 @@ class QSGD(PackedBlocks):
         backend.quantise_blocks(x, ctx, steps, codes, rule=self.norm, block=self.bucket, levels=self.s, width=width)
 
     def _write_coded(self, x: Tensor, spec: Spec, ctx: Context, data: Tensor, steps: int, packed: int) -> int:
+        if self.coder == "rans" and classed.asks(x.device, x.numel()):
+            return self._write_there(x, spec, ctx, data, steps)
         scale = torch.empty(steps, dtype=torch.uint8, device=x.device)
         levels = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
         self._quantise(x, ctx, scale, levels, 8)
         levels = levels.view(torch.int8)
         # Steps are not negative, and no sum of them reaches the end of float64: one number tells both.
-        total, begun, told = scale.view(torch.float32).sum(dtype=torch.float64), None, [0.0]
-        if self.coder == "rans" and classed.asks(x.device, x.numel()):
-            symbols = levels.add_(self.s).view(torch.uint8)
-            begun = classed.begin(
-                lambda begin, end: symbols[begin:end].to(torch.float32) - self.s,
-                symbols,
-                2 * self.s + 1,
-                spec.layout,
-                self.chunk,
-            )
-            # Lengths are exact as float64.
-            size, *told = host.read(torch.cat((total.view(1), begun.told.double()))).tolist()
-        else:
-            size = float(host.read(total))
+        size = float(host.read(scale.view(torch.float32).sum(dtype=torch.float64)))
         if not math.isfinite(size):
             data[:1] = NON_FINITE
             return 1
         if size == 0:
             data[:1] = ZERO
             return 1
-        if begun is not None:
-            known, coded = begun.finish(told)
-        elif self.coder == "elias":
+        if self.coder == "elias":
             known, coded = False, self._elias(levels)
         else:
             known, coded = classed.shorter(
@@ -190,6 +177,31 @@ class QSGD(PackedBlocks):
         host.lay(data, bytes((PACKED,)), scale)
         self._quantise(x, ctx, scale, data[1 + steps : 1 + steps + packed], self._width)
         return 1 + steps + packed
+
+    def _write_there(self, x: Tensor, spec: Spec, ctx: Context, data: Tensor, steps: int) -> int:
+        """The same by kernels that write a message of mode 0 where it belongs; the host waits once."""
+        head, scale, out = data.split_with_sizes((1, steps, data.numel() - 1 - steps))
+        levels = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
+        self._quantise(x, ctx, scale, levels, 8)
+        begun = classed.begin(
+            lambda begin, end: levels[begin:end].view(torch.int8),
+            levels, "levels", 2 * self.s + 1, spec.layout, self.chunk, head, out, scale,
+        )  # fmt: skip
+        told = host.read(begun.told).tolist()
+        _, _, some, wrong = told
+        if wrong or not some:
+            head[:] = NON_FINITE if wrong else ZERO
+            return 1
+        found = begun.finish(told)
+        if found is None:
+            head[:] = PACKED
+            self._quantise(x, ctx, scale, out, self._width)
+            return data.numel()
+        with_classes, coded = found
+        if with_classes:
+            head[:] = CLASSED
+            host.lay(out, coded)
+        return 1 + steps + coded.numel()
 
     def _elias(self, levels: Tensor) -> Tensor:
         """The paper's code: the number of non-zeros, the gap to and magnitude of each (Elias gamma), and their signs."""

@@ -7,7 +7,6 @@ from tersegrad.kernels.cuda import (
     chunks,
     coded,
     dither,
-    exponents,
     index,
     rans,
     select,
@@ -22,7 +21,6 @@ from tersegrad.kernels.cuda.aims import *
 from tersegrad.kernels.cuda.chunks import *
 from tersegrad.kernels.cuda.coded import *
 from tersegrad.kernels.cuda.dither import *
-from tersegrad.kernels.cuda.exponents import *
 from tersegrad.kernels.cuda.index import *
 from tersegrad.kernels.cuda.loader import why_missing as why_missing
 from tersegrad.kernels.cuda.rans import *
@@ -39,7 +37,6 @@ OPERATIONS = (
     *chunks.__all__,
     *coded.__all__,
     *dither.__all__,
-    *exponents.__all__,
     *index.__all__,
     *rans.__all__,
     *select.__all__,
