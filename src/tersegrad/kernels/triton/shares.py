@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 import operator
+import threading
 from typing import Any
 
 import torch
@@ -109,8 +110,7 @@ class Call:
     """One kernel on one set of shapes: everything but the tensors, found once.
 
     After the first call the compiled kernel is launched directly. It was compiled for tensors that begin at a multiple of 16 bytes, as
-    all do but some views: those go Triton's way. Where the kernel gives its numbers in ``pieces``, on the second axis of what it writes,
-    they are added up.
+    all do but some views: those go Triton's way. A kernel may write its numbers in ``pieces`` for each of ``workers``, to be added up.
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class Call:
         constants: tuple[int, ...],
         shape: tuple[int, ...],
         pieces: int = 1,
+        workers: int = 1,
         **options: int,
     ):
         self.kernel = kernel
@@ -128,26 +129,52 @@ class Call:
         # The kernel's arguments after its tensors.
         self.numbers = numbers
         self.constants = constants
-        # Of what it writes.
-        self.shape = shape if pieces == 1 else (shape[0], pieces, *shape[1:])
+        # Of what it gives.
+        self.shape = shape
         self.pieces = pieces
         self.options = options
-        self._fold = None if pieces == 1 else _folding(shape, pieces)
+        self._fold = None if pieces == 1 else _folding(shape, pieces, workers)
+        self._written = pieces * math.prod(shape)
         self._direct: Any = None
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """What the kernel makes of ``tensors``, float32."""
-        out = torch.empty(self.shape, dtype=torch.float32, device=tensors[0].device)
+        device = tensors[0].device
+        if self._fold is None:
+            out = torch.empty(self.shape, dtype=torch.float32, device=device)
+        else:
+            out = _between(self._written, device)
         pointers = [t.data_ptr() for t in tensors]
         pointers.append(out.data_ptr())
         aligned = functools.reduce(operator.or_, pointers) % 16 == 0
         if aligned and self._direct is not None:
-            self._direct(self.grid, private.current_stream(out.get_device()), *pointers, *self.numbers)
+            self._direct(self.grid, private.current_stream(device.index), *pointers, *self.numbers)
         else:
             compiled = self.kernel[self.grid](*tensors, out, *self.numbers, *self.constants, **self.options)
             if aligned and compiled is not None and DIRECT:
                 self._direct = direct(compiled, self.constants)
         return out if self._fold is None else self._fold(out)
+
+
+class _Memory(threading.local):
+    """A thread's memory between two of its launches, by device and stream."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, int], Tensor] = {}
+
+
+_memory = _Memory()
+
+
+def _between(words: int, device: torch.device) -> Tensor:
+    """Memory of at least so many float32 from one launch to the next; the thread's next call on the stream may have it again."""
+    if device.type != "cuda" or private.capturing():  # a graph runs when it likes
+        return torch.empty(words, dtype=torch.float32, device=device)
+    held, key = _memory.held, (device.index, private.current_stream(device.index))
+    found = held.get(key)
+    if found is None or found.numel() < words:
+        found = held[key] = torch.empty(words, dtype=torch.float32, device=device)
+    return found
 
 
 @triton.jit(do_not_specialize=["pieces", "row"])
@@ -163,13 +190,13 @@ def _sum_pieces(parts, out, pieces, row, ALIGN: tl.constexpr, PIECES: tl.constex
     tl.store(out + tl.program_id(1).to(tl.int64) * row + i, tl.sum(total, 0), mask=i < row)
 
 
-def _folding(shape: tuple[int, ...], pieces: int) -> Call:
-    """The sum of pieces that follow one another: in plain torch launching it would take the CPU twice as long."""
-    row = math.prod(shape[1:])
+def _folding(shape: tuple[int, ...], pieces: int, workers: int) -> Call:
+    """The sum of each worker's pieces: in plain torch launching it would take the CPU twice as long."""
+    row = math.prod(shape) // workers
     together = min(16, triton.next_power_of_2(pieces))
     tile = 1024 // together
     constants = 4 if row % 4 == 0 else 1, together, tile
-    return Call(_sum_pieces, (cdiv(row, tile), shape[0], 1), (pieces, row), constants, shape)
+    return Call(_sum_pieces, (cdiv(row, tile), workers, 1), (pieces, row), constants, shape)
 
 
 _calls: dict[Any, Call] = {}
@@ -219,7 +246,9 @@ def tiled(
         c, o, kernel[1], k, delta.shape[3], delta.shape[2] * delta.shape[3], bias, tiles.o, tiles.k, tiles.places,
     )  # fmt: skip
     shape = (workers, 2, o * k + (o if bias else 0))
-    return Call(_convolution, grid, numbers, constants, shape, tiles.splits, num_warps=tiles.warps, num_stages=tiles.stages)
+    return Call(
+        _convolution, grid, numbers, constants, shape, tiles.splits, workers, num_warps=tiles.warps, num_stages=tiles.stages
+    )
 
 
 @triton.jit(do_not_specialize=["part", "samples"])

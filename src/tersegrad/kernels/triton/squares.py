@@ -105,7 +105,7 @@ def norm(parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[tuple[T
         return [*norm(parts[:SLOTS]), *norm(parts[SLOTS:])]
     key = (_norm, parts[0][0].dtype, parts[0][0].device, *[x.shape for x, _, _, _ in parts])
     call, sizes = _calls.get(key) or _kept(key, _norm_call(parts))
-    found = iter(call(*_slots(parts)).view(-1).split(sizes))
+    found = iter(torch.split_with_sizes(call(*_slots(parts)), sizes))
     return list(zip(found, found))
 
 
@@ -119,7 +119,7 @@ def _norm_call(parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> tuple[
     pieces = cdiv(max(1, samples), each)
     align = 8 if not any(c % 8 for c in channels) else 1
     shapes = (*_filled(firsts, tiles), *_filled(channels), *_filled(places), *_filled(starts))
-    call = Call(_norm, (tiles, pieces, 1), (samples, each, width, *shapes), (align, 64, 32), (1, width), pieces)
+    call = Call(_norm, (tiles, pieces, 1), (samples, each, width, *shapes), (align, 64, 32), (width,), pieces)
     return call, [c for c in channels for _ in range(2)]
 
 
@@ -162,7 +162,7 @@ def linear(parts: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]
         return [*linear(parts[:SLOTS]), *linear(parts[SLOTS:])]
     key = (_linear, parts[0][0].dtype, parts[0][0].device, *[(x.shape, delta.shape) for x, delta in parts])
     call, (sizes, shapes) = _calls.get(key) or _kept(key, _linear_call(parts))
-    found = iter(call(*_slots(parts)).split(sizes))
+    found = iter(torch.split_with_sizes(call(*_slots(parts)), sizes))
     return [(weight.view(shape), bias) for weight, bias, _, shape in zip(found, found, found, shapes)]
 
 

@@ -24,7 +24,7 @@ from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site, autocast, detached
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class ConvolutionUse(Use):
     """saved = (x,); parameters = (weight, bias)."""
 
