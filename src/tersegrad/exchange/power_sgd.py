@@ -32,7 +32,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -44,7 +44,7 @@ from tersegrad.core.protocol import Compressor, Context, Piece, Spec, Stats, fla
 from tersegrad.core.state import Parts
 from tersegrad.core.text import require
 from tersegrad.exchange.exact import exact_mean
-from tersegrad.exchange.steps import Part, Steps
+from tersegrad.exchange.steps import Collective, Part, Steps
 from tersegrad.exchange.two_shot import TwoShotExchange
 from tersegrad.wrappers import ErrorFeedback
 
@@ -157,7 +157,7 @@ class PowerSGDExchange:
 
     def _mean(
         self, mine: dict[int, Tensor], scales: dict[int, Tensor], ctx: Context, rank: int, size: int, device: torch.device
-    ) -> Steps[Any]:
+    ) -> Generator[Collective, Tensor, tuple[dict[int, Tensor], dict[int, Tensor]]]:
         """The means over ranks of factors, and how far this rank's own message of each differs from it (only where coded)."""
         shapes = [tuple(factor.shape) for factor in mine.values()]
         if self._coded is None:
