@@ -52,7 +52,7 @@ class CodedPowerSGD(Method):
     SAMPLES: ClassVar[int] = 12
 
     rank: int = 16
-    factors: str = "dithered_trellis(omega=0.35)"
+    factors: str = "dithered_trellis(omega=0.2)"
 
     @property
     def omega(self) -> float:
