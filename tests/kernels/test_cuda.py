@@ -585,6 +585,23 @@ def test_dithered_messages_are_the_same_bytes() -> None:
                 assert same(expected, found), (x.numel(), nu, step, ctx)
 
 
+@needs_compiler
+@pytest.mark.parametrize("ctx", [None, Context(seed=3)])
+def test_levels_are_the_same_however_much_of_a_block_is_kept(ctx: Context | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks with levels that are too large for quick sums, too."""
+    ops = native if native.available() else reference
+    with emulated():
+        for x in (_heavy(10_000), _heavy(10_000).mul_(torch.linspace(0, 50, 10_000) ** 2)):
+            data = torch.zeros(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+            length, *expected = ops.dither_encode(x, 0.1, 0, 1, 16, ctx, data)
+            for shared in (48, 110, 227):
+                monkeypatch.setattr(loader, "shared_of", lambda index, most=shared << 10: most)
+                out = torch.zeros_like(data)
+                found = dither.dither_encode(x, 0.1, 0, 1, 16, ctx, out)
+                assert [length, *expected] == [float(value) for value in found]
+                assert torch.equal(out, data)
+
+
 def test_levels_that_are_chosen_by_their_bits_are_the_host_s() -> None:
     """Whatever the device, the CPU's kernels choose them, over a copy."""
     ops = native if native.available() else reference

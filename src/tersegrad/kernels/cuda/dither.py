@@ -135,12 +135,12 @@ def _decoded(regions: classes.Regions, data: Bytes, size: Varying, place: Tensor
     state, _ = scratch.kept(device, 16)
     listed = (8 * segments * PLACES, 8 * (segments + 1))
     chunks = 8 * segments * CHUNKS
-    memory, (known, begins, q, cells, offsets, words, marks, places) = scratch.empty(
-        device, *listed, 2 * segments * 256, 4 * segments * TOTAL, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES
+    memory, (known, begins, cells, offsets, words, marks, places) = scratch.empty(
+        device, *listed, 4 * segments * TOTAL, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES
     )
     launch(
         DECODE, "dither_open", segments, THREADS,
-        data, size, count, begins, known, q, cells, offsets, words, state,
+        data, size, count, begins, known, cells, offsets, words, state,
     )  # fmt: skip
     with aside():
         launch(
