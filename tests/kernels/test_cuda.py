@@ -15,7 +15,7 @@ from tersegrad.codecs import varint
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import needs_second_moment
 from tersegrad.kernels import cuda, native, reference
-from tersegrad.kernels.cuda import dither, index, loader, nvrtc, rans, select, vectors
+from tersegrad.kernels.cuda import dither, index, loader, nvrtc, rans, scratch, select, vectors
 from tersegrad.kernels.cuda import exponents as exponents_there
 from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
@@ -532,6 +532,19 @@ def test_dithered_messages_decode_to_the_same_values() -> None:
                 ops.dither_decode(data, expected, weight)
                 dither.dither_decode(data, found, weight)
                 assert same(expected, found), (n, weight)
+
+
+@needs_compiler
+def test_blocks_decode_one_chunk_after_another_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(400_000)
+    x[::100] = _heavy(4000)
+    data, found = _dithered(x, 0.1, 0, None), torch.empty_like(x)
+    # A segment has sixteen chunks.
+    monkeypatch.setattr(scratch, "BLOCKS", 8)
+    with emulated():
+        dither.dither_decode(data, found, None)
+    reference.dither_decode(data, x, None)
+    assert same(x, found)
 
 
 @needs_compiler

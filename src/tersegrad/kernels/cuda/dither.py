@@ -35,6 +35,8 @@ ONLY = 9
 FINE, CORRUPT, MANY_ESCAPES = 0, 1, 4
 THREADS = 256
 SHARE, WRITERS = 16, 8
+# Of a segment, as most messages have them.
+USUAL_CHUNKS = 4
 # Of the block that dither_levels works on, parts that lie in shared memory if that has room; and what it needs there besides.
 KEPT, LEVELS_SHARED = 4, 10 << 10
 
@@ -143,9 +145,10 @@ def _decoded(regions: classes.Regions, data: Bytes, size: Varying, place: Tensor
         data, size, count, begins, known, cells, offsets, words, state,
     )  # fmt: skip
     with aside():
+        share = max(USUAL_CHUNKS, min(CHUNKS, 1 << max(scratch.BLOCKS // segments, 1).bit_length() - 1))
         launch(
-            DECODE, "dither_chunks", segments * CHUNKS, 32,
-            data, count, known, cells, offsets, words, marks, place, state,
+            DECODE, "dither_chunks", segments * share + CHUNKS - share, 32,
+            data, count, share, known, cells, offsets, words, marks, place, state,
         )  # fmt: skip
     found = classes.read(regions, data, count, known, offsets, words, state)
     classes.decode_chunks(found, data, count, known, offsets, words, marks, place, state)

@@ -117,20 +117,22 @@ extern "C" __global__ void dither_open(
     if (!chunk_places(there ? near : data, begin, end, l, offsets + s * CHUNKS, words + s * CHUNKS)) state[WRONG] = CORRUPT;
 }
 
-// A warp for each chunk; the last blocks, for chunks that a segment may have, have nothing to do, and so those that do lie evenly on the
-// processors.
+// A warp for each chunk, or for several of a segment: `share` blocks for each, and as many more as the last one may have chunks. Processors get as many
+// blocks as others only where all blocks find room on them at once.
 extern "C" __global__ void __launch_bounds__(32) dither_chunks(
-    const u8* data, i64 count, const i64* segments, const u32* cells, const i64* offsets, const i64* words, u32* marks, float* out, i64* state
+    const u8* data, i64 count, i64 share, const i64* segments, const u32* cells, const i64* offsets, const i64* words, u32* marks, float* out, i64* state
 ) {
     __shared__ Sixteen own_cells[TOTAL / 4];
     __shared__ u16 ring[RING];
     __shared__ float scales[SCALES_MOST];
-    const i64 s = blockIdx.x % segments_of(count), c = blockIdx.x / segments_of(count), n = segment_length(count, s);
+    const u32 number = (u32)segments_of(count), turn = blockIdx.x / number;
+    const bool more = turn >= share, last = more || blockIdx.x % number == number - 1;
+    const i64 s = last ? number - 1 : blockIdx.x % number, c = more ? blockIdx.x - share * (number - 1) : turn, n = segment_length(count, s);
     const i64* d = segments + s * SEGMENT_PLACES;
     // All that is far away is asked for at once.
     const i64 wrong = state[WRONG], kind = d[KIND], form = d[FORM_OF], exponent = d[CHUNK_OF], scales_at = d[SCALES], tail = d[TAIL];
     const int window = (int)d[WINDOW];
-    const i64 begin = offsets[s * CHUNKS + c], number = words[s * CHUNKS + c];
+    i64 begin = offsets[s * CHUNKS + c], coded = words[s * CHUNKS + c];
     if (wrong != FINE || kind != CODED_KIND || form != CODED) return;
     const Layout l = layout_of(n, 2 * window + 1, exponent);
     if (c >= l.chunks) return;
@@ -144,17 +146,22 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
         *symbol = (u8)(held >> 24);
         *cell = (held & 0xfff) | (held >> 12 & 0xfff) << 16;
     };
-    const u8* states = data + begin;
     float* to = out + s * SEGMENT;
     u32* own_marks = marks + s * SEGMENT / 32;
-    bool good;
-    if (tail || !moderate(scales, (n + SCALE_BLOCK - 1) / SCALE_BLOCK)) {
-        clear_marks(own_marks, l, c);
-        good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<true>{to, scales, own_marks, window, 0.0f});
-    } else {
-        good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<false>{to, scales, own_marks, window, 0.0f});
+    const bool careful = tail || !moderate(scales, (n + SCALE_BLOCK - 1) / SCALE_BLOCK);
+    for (i64 k = c; k < l.chunks; k += last ? CHUNKS : share) {
+        if (k != c) begin = offsets[s * CHUNKS + k], coded = words[s * CHUNKS + k];
+        const u8* states = data + begin;
+        bool good;
+        if (careful) {
+            clear_marks(own_marks, l, k);
+            good = decode_chunk(l, k, 2 * window + 1, states, coded, ring, NoContext(), look, Values<true>{to, scales, own_marks, window, 0.0f});
+        } else {
+            good = decode_chunk(l, k, 2 * window + 1, states, coded, ring, NoContext(), look, Values<false>{to, scales, own_marks, window, 0.0f});
+        }
+        if (!good) state[WRONG] = CORRUPT;
+        __syncwarp();
     }
-    if (!good) state[WRONG] = CORRUPT;
 }
 
 // Everything else: zero and raw segments, raw symbols, a single symbol. Blocks share a segment.
