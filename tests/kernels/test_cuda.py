@@ -15,7 +15,7 @@ from tersegrad.codecs import varint
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import needs_second_moment
 from tersegrad.kernels import cuda, native, reference
-from tersegrad.kernels.cuda import dither, index, loader, nvrtc, rans, select, vectors
+from tersegrad.kernels.cuda import dither, index, loader, nvrtc, rans, scratch, select, vectors
 from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
 
@@ -527,6 +527,19 @@ def test_dithered_messages_decode_to_the_same_values() -> None:
 
 
 @needs_compiler
+def test_blocks_decode_one_chunk_after_another_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(400_000)
+    x[::100] = _heavy(4000)
+    data, found = _dithered(x, 0.1, 0, None), torch.empty_like(x)
+    # A segment has sixteen chunks.
+    monkeypatch.setattr(scratch, "BLOCKS", 8)
+    with emulated():
+        dither.dither_decode(data, found, None)
+    reference.dither_decode(data, x, None)
+    assert same(x, found)
+
+
+@needs_compiler
 def test_segments_with_very_many_escapes_are_left_to_the_reference() -> None:
     x = torch.randn(12_000, generator=torch.Generator().manual_seed(2))
     data = _dithered(x, 1e-6, 0, None)
@@ -575,6 +588,23 @@ def test_dithered_messages_are_the_same_bytes() -> None:
                 results.append((data[: int(length)], length, norm, error, left if finite else norm))
             for expected, found in zip(*results, strict=True):
                 assert same(expected, found), (x.numel(), nu, step, ctx)
+
+
+@needs_compiler
+@pytest.mark.parametrize("ctx", [None, Context(seed=3)])
+def test_levels_are_the_same_however_much_of_a_block_is_kept(ctx: Context | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks with levels that are too large for quick sums, too."""
+    ops = native if native.available() else reference
+    with emulated():
+        for x in (_heavy(10_000), _heavy(10_000).mul_(torch.linspace(0, 50, 10_000) ** 2)):
+            data = torch.zeros(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+            length, *expected = ops.dither_encode(x, 0.1, 0, 1, 16, ctx, data)
+            for shared in (48, 110, 227):
+                monkeypatch.setattr(loader, "shared_of", lambda index, most=shared << 10: most)
+                out = torch.zeros_like(data)
+                found = dither.dither_encode(x, 0.1, 0, 1, 16, ctx, out)
+                assert [length, *expected] == [float(value) for value in found]
+                assert torch.equal(out, data)
 
 
 def test_levels_that_are_chosen_by_their_bits_are_the_host_s() -> None:

@@ -89,7 +89,7 @@ class Chosen:
 def search(
     regions: Regions, n: int, chunk: int, summed: list[int], levels: int, known: int, result: Tensor, tables: int = 0
 ) -> Chosen:
-    """Choose classes for the segments that gain from them, and write their tables to ``tables`` (or nowhere), after all that was launched aside."""
+    """Choose classes for the segments that gain from them, and write their tables to ``tables`` (or nowhere)."""
     segments, number, room = len(pieces(n, SEGMENT)), regions.number, regions.room
     counts, tops, sums = summed
     # Classes are written sixteen at a time. A chunk of octaves has at least 2^13 symbols if there are several, and at least 64 for each of
@@ -107,6 +107,7 @@ def search(
         ENCODE, "classes_count", segments + shared, THREADS,
         n, SHARE, 0, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
     )  # fmt: skip
+    # Tables that were written aside are replaced.
     join()
     launch(
         ENCODE, "classes_decide", segments, THREADS,
@@ -128,7 +129,7 @@ def choose(
     states: int,
     result: Tensor,
 ) -> tuple[int, Tensor]:
-    """Choose classes for the segments that gain from them, and code their chunks aside; what they say of classes, and the memory of that."""
+    """Choose classes for the segments that gain from them, and code their chunks; what they say of classes, and the memory of that."""
     chosen = search(regions, n, chunk, summed, levels, known, result, tables)
     with aside():
         launch(

@@ -35,6 +35,8 @@ ONLY = 9
 FINE, CORRUPT, MANY_ESCAPES = 0, 1, 4
 THREADS = 256
 SHARE, WRITERS = 16, 8
+# Of a segment, as most messages have them.
+USUAL_CHUNKS = 4
 # Of the block that dither_levels works on, parts that lie in shared memory if that has room; and what it needs there besides.
 KEPT, LEVELS_SHARED = 4, 10 << 10
 
@@ -135,17 +137,18 @@ def _decoded(regions: classes.Regions, data: Bytes, size: Varying, place: Tensor
     state, _ = scratch.kept(device, 16)
     listed = (8 * segments * PLACES, 8 * (segments + 1))
     chunks = 8 * segments * CHUNKS
-    memory, (known, begins, q, cells, offsets, words, marks, places) = scratch.empty(
-        device, *listed, 2 * segments * 256, 4 * segments * TOTAL, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES
+    memory, (known, begins, cells, offsets, words, marks, places) = scratch.empty(
+        device, *listed, 4 * segments * TOTAL, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES
     )
     launch(
         DECODE, "dither_open", segments, THREADS,
-        data, size, count, begins, known, q, cells, offsets, words, state,
+        data, size, count, begins, known, cells, offsets, words, state,
     )  # fmt: skip
     with aside():
+        share = max(USUAL_CHUNKS, min(CHUNKS, 1 << max(scratch.BLOCKS // segments, 1).bit_length() - 1))
         launch(
-            DECODE, "dither_chunks", segments * CHUNKS, 32,
-            data, count, known, cells, offsets, words, marks, place, state,
+            DECODE, "dither_chunks", segments * share + CHUNKS - share, 32,
+            data, count, share, known, cells, offsets, words, marks, place, state,
         )  # fmt: skip
     found = classes.read(regions, data, count, known, offsets, words, state)
     classes.decode_chunks(found, data, count, known, offsets, words, marks, place, state)

@@ -183,20 +183,19 @@ _SHARED_OF_DEVICE, _MOST_SHARED = 97, 8
 
 
 @functools.cache
-def _shared_on_gpu(device: torch.device) -> int:
+def _shared_on_gpu(index: int) -> int:
     size = ctypes.c_int()
-    index = current_device() if device.index is None else device.index
     call("cuDeviceGetAttribute", ctypes.byref(size), _SHARED_OF_DEVICE, ctypes.c_int(index))
     return size.value
 
 
 # What :func:`shared_memory` goes through; tests put that of the emulation in its place.
-shared_of: Callable[[torch.device], int] = _shared_on_gpu
+shared_of: Callable[[int], int] = _shared_on_gpu
 
 
 def shared_memory(device: torch.device) -> int:
     """How many bytes of shared memory a block may have on a device."""
-    return shared_of(device)
+    return shared_of(current_device() if device.index is None and device.type == "cuda" else device.index or 0)
 
 
 _KINDS: dict[type, str] = {int: "q", bool: "q", float: "f", Double: "d", Varying: "q", VaryingFloat: "f"}

@@ -107,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) dither_levels(
         for (; base + 32 * ROWS <= stop; base += 32 * ROWS) rows(base, 32 * ROWS - lane);
         if (base < stop) rows(base, stop - base - lane);
     };
-    // Sums of small levels are exact in float32; a block with large ones is gone through once more.
-    bool wide = !(nu > 0) || empty || !finite;
+    // Small levels take no conversions, and their sums are exact in float32; a block with large ones is gone through once more.
+    bool wide = !(nu > 0 || drawn) || empty || !finite;
     for (;;) {
         float quick[2] = {0.0f, 0.0f}, energy = 0.0f, most = 0.0f;
         double dot = 0, square = 0;
@@ -147,15 +147,26 @@ extern "C" __global__ void __launch_bounds__(512, 1) dither_levels(
                 for (int k = 0; k < 4; ++k) drawings[warp][4 * lane + k] = w[k];
                 __syncwarp();
                 const unsigned short* const own = (const unsigned short*)drawings[warp] + lane;
+                int sizes[ROWS], most = 0;
 #pragma unroll
                 for (int a = 0; a < ROWS; ++a) {
-                    bool large = false;
-                    const int k = empty || !finite ? 0 : level_of(v[a], inverse, own[32 * a], &large);
-                    const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
-                    if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
-                    top = magnitude > top ? magnitude : top;
-                    more15 += magnitude > 15;
-                    more31 += magnitude > 31;
+                    int level;
+                    if (wide) {
+                        bool large = false;
+                        level = empty || !finite ? 0 : level_of(v[a], inverse, own[32 * a], &large);
+                        sizes[a] = large ? 1 << 26 : level < 0 ? -level : level;
+                        if (sizes[a] > 127) level = level < 0 ? -127 : 127;
+                    } else {
+                        sizes[a] = drawn_size(__fmul_rn(v[a], inverse), own[32 * a]);
+                        level = v[a] < 0 ? -sizes[a] : sizes[a];
+                    }
+                    if (32 * a < left) here[32 * a] = (signed char)level;
+                    most = sizes[a] > most ? sizes[a] : most;
+                }
+                top = most > top ? most : top;
+                if (most > 15) {
+#pragma unroll
+                    for (int a = 0; a < ROWS; ++a) more15 += sizes[a] > 15, more31 += sizes[a] > 31;
                 }
             });
         } else if (wide) {
