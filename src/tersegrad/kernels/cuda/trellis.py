@@ -49,6 +49,8 @@ RUNS = 24
 # From here on all 64 lanes are in use. Shorter vectors are the CPU's.
 SHORTEST_VECTOR = 1 << 14
 THREADS = 256
+# From so many segments on, warps that decode chunks of one share its tables.
+MANY = 128
 # As in trellis_classes.cu and rans_tables.cuh.
 CLASS_TABLES, TABLE_BYTES = 2 * CLASSES, 448
 # Decisions of more states than this do not fit into a multiprocessor's memory.
@@ -332,18 +334,21 @@ def _decode(
     # Whose classes these are, as in classes_decode.cu, and how many tables a segment has at most.
     whose, most = (2, CLASSES * TABLES) if drawn else (1, CLASS_TABLES)
     found = classes.read(regions, data, count, known, offsets, words, state, whose, most)
+    blocks = segments * max(1, min(CHUNKS // 4, MANY // segments))
     if drawn:
         launch(
-            DECODE, "trellis_dithered_chunks", segments * CHUNKS // 4, 128,
+            DECODE, "trellis_dithered_chunks", blocks, 128,
             data, count, *code, *draws[1:], known, entries, offsets, words, marks, place, state,
         )  # fmt: skip
     else:
+        # Chunks share the tables of their segment where there are many of them.
+        alone = segments < MANY
         launch(
-            DECODE, "trellis_chunks", segments * CHUNKS, 32,
+            DECODE, "trellis_chunks", segments * min(CHUNKS, 4 * MANY // segments) if alone else segments, 32 if alone else 128,
             data, count, *code, known, cells, offsets, words, marks, place, state,
         )  # fmt: skip
     launch(
-        DECODE, "trellis_class_decode", segments * CHUNKS // 4, 128,
+        DECODE, "trellis_class_decode", blocks, 128,
         data, count, *code, *draws, most, known, found.masks, found.contexts, found.entries, offsets, words, marks, place, state,
     )  # fmt: skip
     launch(

@@ -35,13 +35,17 @@ struct Entries {
     const u32* entries;
     const u8* guesses;
     int coarse, stride;
-    __device__ void operator()(u32 context, u32 slot, u32* cell, u8* symbol) const {
+    __device__ u32 find(u32 context, u32 slot) const {
         const u32* own = entries + context * stride + guesses[(context * TOTAL + slot) >> coarse];
         u32 entry = own[0];
         const u32 next = own[1];
         if (fine) entry = behind(slot, entry) ? next : entry;
         else
             while (behind(slot, entry)) entry = *++own;
+        return entry;
+    }
+    __device__ void operator()(u32 context, u32 slot, u32* cell, u8* symbol) const {
+        const u32 entry = find(context, slot);
         *symbol = (u8)(entry >> 24);
         *cell = ((entry >> 12 & 0xfff) + 1) | (slot - (entry & 0xfff)) << 16;
     }

@@ -56,17 +56,17 @@ struct Words {
         __syncwarp();
         fetch();
     }
-    // The next words, in the order of lanes, to the states that need one; `at`: how many were taken. A malformed chunk may ask for more words than it
-    // has. What lies in the ring then is as good as anything: the count tells.
+    // The next words, in the order of lanes, to the states that need one; `at`: how many bytes were taken. A malformed chunk may ask for more words than
+    // it has. What lies in the ring then is as good as anything: the count tells.
     __device__ __forceinline__ void refill(u32 (&x)[2], const bool (&needs)[2], int& at) {
         const u32 before = (1u << (threadIdx.x & 31)) - 1;
         const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]);
-        const int from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
-        const u32 word0 = ring[(u32)from0 % RING], word1 = ring[(u32)from1 % RING];
+        const u32 from0 = at + 2 * __popc(votes & before), middle = at + 2 * __popc(votes), from1 = middle + 2 * __popc(later & before);
+        const u32 word0 = ring[from0 % (2 * RING) / 2], word1 = ring[from1 % (2 * RING) / 2];
         if (needs[0]) x[0] = x[0] << 16 | word0;
         if (needs[1]) x[1] = x[1] << 16 | word1;
-        at += __popc(votes) + __popc(later);
-        if (at + 64 > loaded) turn();
+        at = middle + 2 * __popc(later);
+        if (at + 128 > 2 * loaded) turn();
     }
 };
 
@@ -181,7 +181,7 @@ __device__ bool decode_chunk(
         }
         in.refill(x, needs, at);
     }
-    good &= at == number;
+    good &= at == 2 * number;
     // The symbols that were not coded are what a state has above the smallest one.
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
