@@ -31,12 +31,11 @@ __device__ void decode_into(
     if (!good) state[WRONG] = CORRUPT;
 }
 
-// Of a block of warps that decode chunks of a segment, several with the same tables: the segment, the first chunk of a warp, and how far its next is.
-// Blocks take turns: how long chunks are is found in the message.
+// Of a block of warps that decode chunks of a segment with the same tables: the segment, the chunk of the first warp, and how far its next is. Blocks take
+// turns: how long chunks are is found in the message.
 struct Turns {
     i64 s, begin, stride;
     int warp;
-    __device__ i64 first() const { return begin + warp; }
 };
 __device__ Turns turns_of(i64 count) {
     const i64 number = segments_of(count), warps = blockDim.x >> 5;
@@ -64,7 +63,11 @@ extern "C" __global__ void __launch_bounds__(128) trellis_chunks(
     for (int i = threadIdx.x; i < 2 * TOTAL / 4; i += blockDim.x) own_cells[i] = ((const Sixteen*)(cells + s * 2 * TOTAL))[i];
     __syncthreads();
     const Cells look = {own_cells[0].word};
-    for (i64 c = turns.first(); c < l.chunks; c += turns.stride) {
+    for (i64 begin = turns.begin; begin < l.chunks; begin += turns.stride) {
+        // Threads of a warp are known to be together here.
+        __syncthreads();
+        const i64 c = begin + turns.warp;
+        if (c >= l.chunks) return;
         const i64 place = s * CHUNKS + c;
         const Walk<false> walk = walk_of<false>(d, g0, g1, nullptr, nullptr, values);
         decode_into(data, d, l, c, s * SEGMENT, offsets[place], words[place], rings[turns.warp], walk, look, marks, out, state);
@@ -93,7 +96,11 @@ extern "C" __global__ void __launch_bounds__(128) trellis_dithered_chunks(
     const int coarse = load_entries(entries + s * TABLES_MOST * 129, 129, tables, stride, near);
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
     const Listed<true, true> look = {{near, (const u8*)(near + tables * stride), coarse, stride}};
-    for (i64 c = turns.first(); c < l.chunks; c += turns.stride) {
+    for (i64 begin = turns.begin; begin < l.chunks; begin += turns.stride) {
+        // Threads of a warp are known to be together here.
+        __syncthreads();
+        const i64 c = begin + turns.warp;
+        if (c >= l.chunks) return;
         const i64 place = s * CHUNKS + c;
         const DitheredWalk<false> walk = dithered_of<false>(d, g0, g1, nullptr, draws, (u16*)rooms[turns.warp]);
         decode_into(data, d, l, c, s * SEGMENT, offsets[place], words[place], rings[turns.warp], walk, look, marks, out, state);
@@ -143,7 +150,11 @@ extern "C" __global__ void __launch_bounds__(128) trellis_class_decode(
     const int coarse = load_entries(entries + s * most * 256, 256, tables, stride, near);
     const u8* guesses = (const u8*)(near + tables * stride);
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
-    for (i64 c = turns.first(); c < l.chunks; c += turns.stride) {
+    for (i64 begin = turns.begin; begin < l.chunks; begin += turns.stride) {
+        // Threads of a warp are known to be together here.
+        __syncthreads();
+        const i64 c = begin + turns.warp;
+        if (c >= l.chunks) return;
         const i64 place = s * CHUNKS + c;
         auto decode = [&](auto walk) {
             auto by = [&](const auto& look) {

@@ -66,7 +66,7 @@ struct Walk {
         // What is still leaves the state alone.
         if (classed && names[kinds.at(h, a)] >> 7) return symbol | 256;
         const u32 z = z0(h);
-        states[h] = states[h] >> 1 ^ ((symbol & 1) << STATE_AT) * g1 ^ (z << STATE_AT) * g0;
+        states[h] = states[h] >> 1 ^ (symbol & 1) * g1 ^ z * g0;
         return symbol | z << 7;
     }
     __device__ float scaled_by(float number, u32 code) const {
@@ -136,7 +136,7 @@ struct DitheredWalk {
     }
     __device__ u32 move(int h, int a, u32 symbol) {
         const u32 at = distance(h, a), odd = (at >> (DITHER + 1) ^ symbol) & 1;
-        states[h] = states[h] >> 1 ^ odd * low * g1 ^ (states[h] & low) * g0;
+        states[h] = states[h] >> 1 ^ odd * g1 ^ (states[h] & low) * g0;
         return (u32)((beyond(at) ? signs[h] : -signs[h]) * ((((int)symbol - window) << (DITHER + 1)) + (int)size_of(at)));
     }
     __device__ static void prepare() {}
@@ -284,9 +284,9 @@ struct Listed {
 template <bool classed>
 __device__ Walk<classed> walk_of(const i64* d, i64 g0, i64 g1, const u8* contexts, const u8* names, float* values) {
     const float scale = __uint_as_float((u32)d[SCALE_OF]), still = __uint_as_float((u32)d[STILL_SCALE]);
-    return {(u32)g0, (u32)g1, {0, 0}, (int)d[WINDOW], scale, still, {contexts, {}, {}}, names, values};
+    return {(u32)g0 << STATE_AT, (u32)g1 << STATE_AT, {0, 0}, (int)d[WINDOW], scale, still, {contexts, {}, {}}, names, values};
 }
 template <bool classed>
 __device__ DitheredWalk<classed> dithered_of(const i64* d, i64 g0, i64 g1, const u8* contexts, const Draws& draws, u16* room) {
-    return {(u32)g0, (u32)g1, {0, 0}, (int)d[WINDOW], (int)d[BITS_OF], {1, 1}, __uint_as_float((u32)d[SCALE_OF]), {contexts, {}, {}}, draws, room, {}, {}};
+    return {(u32)g0, (u32)g1 << STATE_AT, {0, 0}, (int)d[WINDOW], (int)d[BITS_OF], {1, 1}, __uint_as_float((u32)d[SCALE_OF]), {contexts, {}, {}}, draws, room, {}, {}};
 }
