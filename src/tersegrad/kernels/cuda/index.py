@@ -11,7 +11,7 @@ from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.cuda import rans, replay, scratch
 from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, VaryingFloat, launch, placed
-from tersegrad.kernels.reference.index import random_divisor
+from tersegrad.kernels.reference.index import golomb_nbytes, random_divisor
 from tersegrad.kernels.reference.rans import USUAL, raw_bits
 from tersegrad.kernels.reference.select import index_dtype
 
@@ -55,8 +55,10 @@ def _planes(
 
     ``divisor`` 0: the one for random sets of ``count``. With ``values``, the gaps' classes are counted and numbers looked at.
     """
-    device, spans = indices.device, -(-indices.numel() // SPAN)
+    device, most, spans = indices.device, indices.numel(), -(-indices.numel() // SPAN)
     head, _ = scratch.kept(device, 8 * (CLASSES + 128))
+    if not divisor and 2 * most <= numel:
+        room = min(room, golomb_nbytes(most, numel))
     number = room // 4 + 2
     memory, (words, sums) = scratch.empty(device, 4 * number, 16 * (spans + 1))
     given = (indices, _wide(indices), indices.numel(), count, numel, divisor)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tersegrad.kernels.cuda import index, rans, replay, scratch
 from tersegrad.kernels.cuda.index import Begun
-from tersegrad.kernels.cuda.loader import Argument, Bytes, VaryingFloat, launch, scan
+from tersegrad.kernels.cuda.loader import Argument, Bytes, VaryingFloat, launch, placed
 from tersegrad.kernels.reference.index import random_divisor
 from tersegrad.kernels.reference.values import CODES
 
@@ -55,9 +55,9 @@ def _exp4_encode(indices: Tensor, values: Tensor, count: Tensor, ends: Tensor) -
     given = (indices, int(indices.dtype == torch.int64), values, room, count, ends, number, tops)
     launch(SOURCE, "exp4_largest", spans, THREADS, *given)
     launch(SOURCE, "exp4_survey", spans, THREADS, *given, sums)
-    scan(SOURCE, sums, 1, spans + 1)
+    scanned = placed(SOURCE, sums, 1, spans)
     launch(SOURCE, "exp4_exponents", 1, THREADS, tops, number, data, told)
-    launch(SOURCE, "exp4_place", spans, THREADS, *given, sums, kept, codes, decoded, told)
+    launch(SOURCE, "exp4_place", spans, THREADS, *given, sums, scanned, kept, codes, decoded, told)
     block = rans.write_block(codes, 16, None, 1, True, CODES, coded, told)
     launch(SOURCE, "exp4_close", min(-(-room // 512), 1024), THREADS, codes, block, coded, data, told)
     # What the kernels use is kept until here.

@@ -108,11 +108,12 @@ extern "C" __global__ void exp4_exponents(const u32* tops, i64 number, u8* data,
 // What each value becomes; indices and codes of those that are sent, one behind the other.
 extern "C" __global__ void exp4_place(
     const void* indices, i64 wide, const float* values, i64 room, const i64* counted, const i64* ends, i64 number, const u32* tops,
-    const i64* places, void* kept, u8* codes, float* decoded, i64* told
+    const i64* sums, i64 scanned, void* kept, u8* codes, float* decoded, i64* told
 ) {
+    const Place place(sums, scanned);
     const Pieces pieces = {ends, number};
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, smaller(*counted, room));
-    i64 piece = -1, total, at = places[blockIdx.x] + block_scan(number_sent(pieces, indices, wide, values, first, stop, tops), &total);
+    i64 piece = -1, total, at = place.before + block_scan(number_sent(pieces, indices, wide, values, first, stop, tops), &total);
     for (i64 j = first; j < stop; ++j) {
         const i64 i = index_at(indices, wide, j);
         piece = pieces.of(i, piece);
@@ -126,9 +127,9 @@ extern "C" __global__ void exp4_place(
         ++at;
     }
     if (first) return;
-    told[SENT] = places[gridDim.x];
+    told[SENT] = place.all;
     // An entropy coder asks for one code at least.
-    if (places[gridDim.x] == 0) codes[0] = 0;
+    if (place.all == 0) codes[0] = 0;
 }
 
 // Codes behind the exponents: the rANS block that is made of them, or four bits each where that is not shorter.
