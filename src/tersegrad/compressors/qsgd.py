@@ -270,7 +270,8 @@ class QSGD(PackedBlocks):
         """Read a message of mode 0 on a device that has a kernel for that; whether it is one, as far as is known."""
         if data.numel() <= 1 + steps or out.numel() == 0 or not kernels.faster(out.device, "coded_levels_decode"):
             return False
-        into = out if weight is None else torch.empty(out.numel(), dtype=torch.uint8, device=out.device)
+        at_once = weight is None and self.bucket % 512 == 0
+        into = out if at_once else torch.empty(out.numel(), dtype=torch.uint8, device=out.device)
         if any(trust.numbers(kernels.get(out.device).coded_levels_decode(data, self.s, self.bucket, into))):
             return False
         if into is not out:

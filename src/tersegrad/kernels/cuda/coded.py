@@ -94,6 +94,8 @@ def _encode(
 
 def coded_levels_decode(data: Tensor, window: int, block: int, out: Tensor) -> Tensor:
     """Levels times their steps, or as bytes; whether something is wrong."""
+    if out.element_size() > 1 and block % 512:
+        raise ValueError(f"numbers are made of blocks of multiples of 512 coordinates, got {block}")
     blocks = -(-out.numel() // block)
     return _decoded(data, 1 + 4 * blocks, 2 * window + 1, (block, blocks, window), out)
 

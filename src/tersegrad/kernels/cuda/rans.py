@@ -91,7 +91,7 @@ def begin_block(
     alone = num_contexts == 1 and most > 1
     cells = 256 if alone else num_contexts * most
     head, (_, counts, present) = scratch.kept(device, 8 * PLACES, 16 * cells, 4 * cells)
-    blocks, meaning = min(-(-count // 4096), 1024), (means, alphabet // 2 if means == LEVELS else 0)
+    blocks, meaning = min(-(-count // 4096), 1024), (means, most // 2 if means == LEVELS else 0)
     sizes = (count, number)
     if alone:
         launch(SOURCE, "rans_count_bytes", blocks, 256, symbols, *sizes, int(sample), most, counts, present)

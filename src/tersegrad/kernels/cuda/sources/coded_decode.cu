@@ -110,9 +110,8 @@ struct ByteOf {
     __device__ void operator()(i64 i, u8 symbol) const { out[i] = (u8)(exponents && !symbol ? 0 : symbol + below); }
 };
 
-// Levels times the step of their bucket. In the `even` kind a bucket has a multiple of 512 coordinates: a group of steps has one step, and a lane holds
-// those of 512 coordinates, the next ones being on their way.
-template <bool even>
+// Levels times the step of their bucket, which has a multiple of 512 coordinates: a group of steps has one, and a lane holds those of 512
+// coordinates, the next ones being on their way.
 struct LevelValue {
     float* out;
     const float* steps;
@@ -121,8 +120,9 @@ struct LevelValue {
     bool poisoned;
     float scale, held, soon;
     __device__ float at(i64 i) const {
-        const u32 k = (u32)(i >> 3) / (bucket >> 3);
-        return poisoned ? __uint_as_float(0x7fc00000u) : steps[k < buckets ? k : buckets - 1];
+        const u32 k = (u32)(i >> 9) / (bucket >> 9);
+        const float step = steps[k < buckets ? k : buckets - 1];
+        return poisoned ? __uint_as_float(0x7fc00000u) : step;
     }
     // 2^23 plus a symbol needs no conversion, and neither sum rounds.
     __device__ float value(u32 symbol, float step) const {
@@ -130,26 +130,19 @@ struct LevelValue {
     }
     __device__ void operator()(i64 i, u8 symbol) const { out[i] = value(symbol, at(i)); }
     __device__ void begin(i64 i) {
-        if (!even) return;
         if ((i & 16383) == 0) {
             held = soon;
             soon = at(i + 16384 + 512 * (threadIdx.x & 31));
         }
+        __syncwarp();
         scale = __shfl_sync(FULL, held, (int)(i >> 9 & 31));
     }
     __device__ void step(i64 i, u32 a, u32 b) const {
-        const int lane = threadIdx.x & 31;
-        float* to = out + i + lane;
-        to[0] = value(a, even ? scale : at(i + lane));
-        to[32] = value(b, even ? scale : at(i + lane + 32));
+        float* to = out + i + (threadIdx.x & 31);
+        to[0] = value(a, scale);
+        to[32] = value(b, scale);
     }
 };
-
-template <class Put, class Look>
-__device__ bool level_chunk(const Layout& l, i64 c, i64 alphabet, const u8* states, i64 number, u16* ring, Look look, Put put) {
-    put.soon = put.at(c * l.size + 512 * (threadIdx.x & 31));
-    return decode_chunk(l, c, alphabet, states, number, ring, NoContext(), look, put);
-}
 
 // Cells of a message, near the warp that reads a chunk by them.
 struct NearCells {
@@ -186,11 +179,11 @@ extern "C" __global__ void __launch_bounds__(32) level_chunks(
     bool good;
     if (bytes) {
         good = decode_chunk(l, c, alphabet, states, words[c], ring, NoContext(), look, ByteOf{bytes, (u32)-window, false});
-    } else if (bucket % 512 == 0) {
-        KEEP_TOGETHER(out);
-        good = level_chunk(l, c, alphabet, states, words[c], ring, look, LevelValue<true>{out, steps, (u32)bucket, (u32)buckets, middle, poisoned});
     } else {
-        good = level_chunk(l, c, alphabet, states, words[c], ring, look, LevelValue<false>{out, steps, (u32)bucket, (u32)buckets, middle, poisoned});
+        KEEP_TOGETHER(out);
+        LevelValue put = {out, steps, (u32)bucket, (u32)buckets, middle, poisoned};
+        put.soon = put.at(c * l.size + 512 * (threadIdx.x & 31));
+        good = decode_chunk(l, c, alphabet, states, words[c], ring, NoContext(), look, put);
     }
     if (!good) state[WRONG] = CORRUPT;
 }
@@ -283,7 +276,7 @@ extern "C" __global__ void level_plain(
     const u8* data, i64 front, i64 count, i64 bucket, i64 buckets, i64 window, const float* steps, const i64* facts, float* out, u8* bytes, i64* state
 ) {
     if (state[WRONG] != FINE || facts[OF_FORM] == CODED) return;
-    const LevelValue<false> value = {out, steps, (u32)bucket, (u32)buckets, (float)(8388608 + window), state[POISONED] != 0};
+    const LevelValue value = {out, steps, (u32)bucket, (u32)buckets, (float)(8388608 + window), state[POISONED] != 0};
     if (bytes) each_plain(data + front, count, facts, state, ByteOf{bytes, (u32)-window, false});
     else each_plain(data + front, count, facts, state, value);
 }

@@ -195,6 +195,7 @@ __device__ bool decode_chunk(
     }
     good &= at == 2 * number;
     // The symbols that were not coded are what a state has above the smallest one.
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
         if (lane >= lanes) continue;
