@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -182,7 +182,7 @@ def short(name: str) -> str:
     return name.partition("<")[0].removeprefix("void ").removeprefix("at::native::")[:40]
 
 
-def table(title: str, heads: list[str], rows: list[tuple[str, ...]]) -> str:
+def table(title: str, heads: list[str], rows: Sequence[tuple[str, ...]]) -> str:
     return Table((Column(heads[0], number=False), *map(Column, heads[1:])), tuple(rows), title).markdown()
 
 
@@ -202,6 +202,7 @@ def show(step: Callable[[], object], device: torch.device) -> None:
     if device.type == "cuda":
         events = traced(step, STEPS)
         busy, without, number = gaps(events)
+        rows: list[tuple[str, ...]]
         for kinds, title in (
             (DEVICE, f"the device: busy for {busy / STEPS:.0f} us of a step"),
             (RUNTIME, "calls of the driver"),
@@ -222,8 +223,8 @@ def show(step: Callable[[], object], device: torch.device) -> None:
             heads = ["name", "stream", "us before the optimiser", "kernels", "us of them", "us idle before"]
             print(table("the end of the backward pass, in one step", heads, end), end="\n\n")
     for thread, counter in sorted(host.items(), key=lambda item: item[0]):
-        rows = [(where, f"{100 * k / counter.total():.1f}") for where, k in counter.most_common(SHOWN)]
-        print(table(f"thread {thread}", ["where", "% of its samples"], rows), end="\n\n")
+        samples = [(where, f"{100 * k / counter.total():.1f}") for where, k in counter.most_common(SHOWN)]
+        print(table(f"thread {thread}", ["where", "% of its samples"], samples), end="\n\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
