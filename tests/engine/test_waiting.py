@@ -122,6 +122,15 @@ def test_states_are_decided_before_anyone_sees_them(bad: bool, device: Device, m
 
 
 @pytest.mark.usefixtures("single")
+def test_fixed_rates_wait_where_their_bytes_go_by_the_host(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for by_host in (False, True):
+        monkeypatch.setattr(TimedGroup, "by_host", lambda link, device, by_host=by_host: by_host)
+        found += [{lane.waits for lane in engine_of(text, "two_shot", device).lanes} for text in ("qsgd", "top_k(k=3)")]
+    assert found == [{False}, {True}, {True}, {True}]
+
+
+@pytest.mark.usefixtures("single")
 def test_results_may_lie_where_the_vectors_were(device: Device) -> None:
     for text, exchange in (("error_feedback(top_k(fraction=0.1))", "all_gather"), ("qsgd(bits=4)", "two_shot")):
         found = []
