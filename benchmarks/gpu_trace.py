@@ -1,7 +1,8 @@
 """Where the time of a step goes on one GPU: ``python -m benchmarks.gpu_trace exchange|training|moments|round [TEXT] [--tiny]``.
 
 ``exchange``: an exchange of the gradients of gpu_steps' transformer by itself; TEXT is ``compressor + exchange``. ``training``: whole steps
-of that transformer, and one by one what the device did before the optimiser began: what could not be hidden.
+of that transformer, and one by one what the device did before the optimiser began: what could not be hidden. With ``float32`` as TEXT it
+tells what the backward pass takes when nothing runs beside it.
 ``moments``: a step with second moments, launched kernel by kernel. ``round``: one message of a sixteenth of a ResNet-50's gradients, there
 and back; TEXT is a compressor.
 
@@ -219,6 +220,12 @@ def show(step: Callable[[], object], device: torch.device) -> None:
             table(f"idle for {sum(without.values()) / STEPS:.0f} us of a step", ["between", "per step", "us per step"], rows),
             end="\n\n",
         )
+        on, kernels = Counter[str](), Counter[str]()
+        for e in (e for e in events if e["cat"] in DEVICE):
+            on[str(e["tid"])] += e["dur"]
+            kernels[str(e["tid"])] += 1
+        rows = [(stream, f"{kernels[stream] / STEPS:.1f}", f"{us / STEPS:.1f}") for stream, us in on.most_common(SHOWN)]
+        print(table("streams, which slow one another down", ["stream", "kernels per step", "us per step"], rows), end="\n\n")
         if end := before_the_optimiser(events):
             heads = ["name", "stream", "us before the optimiser", "kernels", "us of them", "us idle before"]
             print(table("the end of the backward pass, in one step", heads, end), end="\n\n")
