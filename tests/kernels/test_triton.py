@@ -76,6 +76,13 @@ def test_parameters_lie_where_the_driver_looks(monkeypatch: pytest.MonkeyPatch) 
     expected = struct.pack("<QQi4xqf4xQQ", 1 << 40, 2, -3, 4, 0.5, 0, 0)
     config = struct.pack("<7I4xQQI4x", 3, 2, 1, 128, 1, 1, 4096, 5, 0, 0)
     assert seen == [(77, config, expected)]
+    # A thread that has no device yet is given torch's.
+    codes, calls = [0, 201], []
+    monkeypatch.setattr(loader, "entry", lambda *names: lambda *words: codes.pop())
+    monkeypatch.setattr(loader, "call", lambda name, *words: calls.append(name))
+    monkeypatch.setattr(launch.private, "current_device", lambda: 0)
+    launch._through_the_driver(77, 128, 4096, packer)((3, 2, 1), 5, 1 << 40, 2, -3, 4, 0.5)
+    assert (codes, calls) == ([], ["cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"])
     # Other places, more parameters than scratch memory explains, fewer: not for us.
     for others in ([*places[:3], (20, 8), *places[4:]], [*places, (56, 8)], places[:4], [*places[:-1], (48, 4)]):
         assert launch.packer_of("PPiqf", others) is None

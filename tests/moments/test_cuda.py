@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -207,3 +208,21 @@ def test_memory_between_launches_is_each_streams_own() -> None:
     torch.cuda.synchronize()
     for mine, wanted in zip(found, expected, strict=True):
         assert all(torch.equal(one, wanted) for one in mine)
+
+
+def test_a_thread_that_has_used_no_device() -> None:
+    from tersegrad.kernels.triton import shares
+
+    torch.manual_seed(1)
+    x, delta = (
+        torch.randn(8, 64, 8, 8, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last) for _ in range(2)
+    )
+    options = ((3, 3), (1, 1), (1, 1), (1, 1), 1, True)
+    expected = [shares.convolution(x, delta, *options) for _ in range(2)][-1]
+    torch.cuda.synchronize()
+    found: list[Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(shares.convolution(x, delta, *options)))
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert torch.equal(found[0], expected)

@@ -107,10 +107,25 @@ def _through_the_driver(function: int, threads: int, shared: int, packer: struct
         pack(mine.parameters, 0, *arguments)
         config, extra = mine.at
         code = launches(config, function, None, extra)
+        if code == _NO_CONTEXT:
+            _use_device()
+            code = launches(config, function, None, extra)
         if code:
             raise loader.DriverError(loader.told(code))
 
     return way
+
+
+# The driver's word for a thread that has used no device yet, as that of a backward pass at its first layer.
+_NO_CONTEXT = 201
+
+
+def _use_device() -> None:
+    """Tell the driver which device this thread uses."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    loader.call("cuDeviceGet", ctypes.byref(device), private.current_device())
+    loader.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    loader.call("cuCtxSetCurrent", context)
 
 
 _KINDS = {"i32": "i", "i64": "q", "fp32": "f"}
