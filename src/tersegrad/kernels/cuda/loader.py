@@ -282,7 +282,7 @@ thread = _Launching()
 
 
 @functools.cache
-def launches() -> Callable[..., int]:
+def _launches() -> Callable[..., int]:
     """The driver's launch, told the types of what it takes, so that a call converts nothing."""
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     function = entry("cuLaunchKernel")
@@ -304,7 +304,7 @@ def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[
     use_device(index)
     mine.size.value = packed(arguments, mine.parameters).packer.size
     function = function_of(name, kernel, index, shared)
-    code = launches()(function, blocks, 1, 1, threads, 1, 1, shared, stream_of(index), None, mine.extra)
+    code = _launches()(function, blocks, 1, 1, threads, 1, 1, shared, stream_of(index), None, mine.extra)
     if code:
         raise DriverError(f"{kernel}: {told(code)}")
 
