@@ -37,6 +37,10 @@ extern "C" __global__ void golomb_survey(
         head[COUNT] = *counted;
         if (*counted < 1 || *counted > room) head[STATUS] = TOO_SMALL;
     }
+    if (idle(set.count)) {
+        if (threadIdx.x == 0) sums[blockIdx.x] = sums[gridDim.x + 1 + blockIdx.x] = 0;
+        return;
+    }
     if (threadIdx.x < 128) classes[threadIdx.x] = 0;
     __syncthreads();
     i64 bits = 0, longs = 0, total;
@@ -72,6 +76,7 @@ extern "C" __global__ void golomb_write(
     i64* head
 ) {
     const Set set(indices, wide, room, *counted, numel, divisor);
+    if (idle(set.count)) return;
     const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const Place unaries(sums, scanned), extras(sums + gridDim.x + 1, scanned);
     const i64 second = bytes_of(unaries.all), third = second + bytes_of(set.count * set.width), length = third + bytes_of(extras.all);
