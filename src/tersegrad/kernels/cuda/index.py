@@ -35,7 +35,7 @@ THREADS, CODED = 256, 2
 # How many classes of gaps a byte can tell.
 MOST_CLASSES = 256
 # Indices that a block has.
-SPAN = 8 * THREADS
+SPAN = 4 * THREADS
 # Coordinates that a block clears and fills.
 LAID = 8192
 
@@ -295,7 +295,7 @@ def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor,
 
 def _read_planes(begun: Begun, each: int, out: Tensor) -> Tensor:
     """The set from its planes."""
-    spans, room, parts = begun.spans, begun.room, -(-begun.most // (4 * THREADS))
+    spans, room, parts = begun.spans, begun.room, _blocks(begun.most)
     head = torch.empty(CLASSES, dtype=torch.int64, device=out.device)
     memory, (counts, ones, rests, longs, sums) = scratch.empty(
         out.device, 8 * (parts + 1), 8 * room, 8 * room, 8 * (spans + 1), 8 * (spans + 1)

@@ -48,9 +48,8 @@ def _exp4_encode(indices: Tensor, values: Tensor, count: Tensor, ends: Tensor) -
     spans = -(-room // index.SPAN)
     kept, decoded = torch.empty_like(indices), torch.empty_like(values)
     data = torch.empty(number + -(-room // 2), dtype=torch.uint8, device=device)
-    told, _ = scratch.kept(device, 8 * TOLD)
+    told, (_, tops) = scratch.kept(device, 8 * TOLD, 4 * number)
     memory, (sums,) = scratch.empty(device, 8 * (spans + 1))
-    cleared, (tops,) = scratch.zeros(device, 4 * number)
     codes, coded = index.between(room, torch.uint8, device), index.between(1 + -(-room // 2), torch.uint8, device)
     given = (indices, int(indices.dtype == torch.int64), values, room, count, ends, number, tops)
     launch(SOURCE, "exp4_largest", spans, THREADS, *given)
@@ -61,8 +60,8 @@ def _exp4_encode(indices: Tensor, values: Tensor, count: Tensor, ends: Tensor) -
     block = rans.write_block(codes, 16, None, 1, True, CODES, coded, told)
     launch(SOURCE, "exp4_close", min(-(-room // 512), 1024), THREADS, codes, block, coded, data, told)
     # What the kernels use is kept until here.
-    del memory, cleared
-    return kept, decoded, data, told
+    del memory
+    return kept, decoded, data, told[:TOLD]
 
 
 def signs_encode(values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,10 @@ extern "C" __global__ void gap_survey(
     for (i64 w = me; w < num_words; w += stride) words[w] = 0;
     // An entropy coder asks for one class at least.
     if (me == 0 && count == 0 && classes) classes[0] = 0;
+    if (idle(count)) {
+        if (threadIdx.x == 0) sums[blockIdx.x] = 0;
+        return;
+    }
     i64 bits = 0, total;
     for (i64 j = me * SHARE; j < smaller(me * SHARE + SHARE, count); ++j) {
         const int c = gap_class(indices, wide, j);
@@ -44,6 +48,7 @@ extern "C" __global__ void gap_rests_write(
     const void* indices, i64 wide, i64 most, const i64* counted, const i64* sums, i64 scanned, i64 room, u32* words, i64* head
 ) {
     const i64 count = number_of(most, counted);
+    if (idle(count)) return;
     const Place place(sums, scanned);
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), length = bytes_of(place.all);
     if (first == 0) head[LENGTH] = length;

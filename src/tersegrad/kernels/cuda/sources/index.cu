@@ -37,6 +37,10 @@ extern "C" __global__ void golomb_survey(
         head[COUNT] = *counted;
         if (*counted < 1 || *counted > room) head[STATUS] = TOO_SMALL;
     }
+    if (idle(set.count)) {
+        if (threadIdx.x == 0) sums[blockIdx.x] = sums[gridDim.x + 1 + blockIdx.x] = 0;
+        return;
+    }
     if (threadIdx.x < 128) classes[threadIdx.x] = 0;
     __syncthreads();
     i64 bits = 0, longs = 0, total;
@@ -72,6 +76,7 @@ extern "C" __global__ void golomb_write(
     i64* head
 ) {
     const Set set(indices, wide, room, *counted, numel, divisor);
+    if (idle(set.count)) return;
     const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const Place unaries(sums, scanned), extras(sums + gridDim.x + 1, scanned);
     const i64 second = bytes_of(unaries.all), third = second + bytes_of(set.count * set.width), length = third + bytes_of(extras.all);
@@ -131,21 +136,14 @@ extern "C" __global__ void planes_copy(const u8* from, i64 room, u8* out, const 
 
 // ---- reading ----
 
-__device__ __forceinline__ u32 four_bytes(const u8* data, i64 nbytes, i64 at) {
-    u32 word = 0;
-    for (int b = 0; b < 4; ++b)
-        if (at + b < nbytes) word |= (u32)data[at + b] << 8 * b;
-    return word;
-}
-
 // Of a message of `size` bytes what follows the first `at` is read here, `most` bytes of it.
-// How many ones every 1024 bytes have; 256 threads. Nothing is read of a message that begins otherwise than by `front`, `at` bytes of it.
+// How many ones the bytes of each block have, one byte for each thread. Nothing is read of a message that begins otherwise than by `front`, `at` bytes of it.
 // What is known of the message begins here.
 extern "C" __global__ void ones_count(const u8* data, i64 size, i64 at, u64 front, i64 most, i64* sums, i64* head) {
-    const i64 scanned = smaller(size - at, most);
-    if (blockIdx.x == 0 && threadIdx.x < CLASSES) head[threadIdx.x] = threadIdx.x == STATUS && !begins(data, at, front) ? CORRUPT : 0;
+    const i64 from = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (from < CLASSES) head[threadIdx.x] = threadIdx.x == STATUS && !begins(data, at, front) ? CORRUPT : 0;
     i64 total;
-    block_scan(__popc(four_bytes(data + at, scanned, 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x))), &total);
+    block_scan(from < smaller(size - at, most) ? __popc(data[at + from]) : 0, &total);
     if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
@@ -153,20 +151,18 @@ extern "C" __global__ void ones_count(const u8* data, i64 size, i64 at, u64 fron
 extern "C" __global__ void ones_place(
     const u8* data, i64 size, i64 at, i64 most, const i64* sums, i64 scanned, i64 count, i64* ones, i64* head
 ) {
-    const i64 there = smaller(size - at, most);
-    data += at;
     i64 total;
-    const i64 from = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
-    u32 word = four_bytes(data, there, from);
+    const i64 from = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 byte = from < smaller(size - at, most) ? data[at + from] : 0;
     const Place place(sums, scanned);
-    i64 rank = place.before + block_scan(__popc(word), &total);
+    i64 rank = place.before + block_scan(__popc(byte), &total);
     if (blockIdx.x == 0 && threadIdx.x == 0 && place.all < count) head[STATUS] = CORRUPT;
-    for (; word && rank < count; word &= word - 1, ++rank) {
-        const int bit = __ffs((int)word) - 1;
+    for (u32 left = byte; left && rank < count; left &= left - 1, ++rank) {
+        const int bit = __ffs((int)left) - 1;
         ones[rank] = 8 * from + bit;
         if (rank + 1 == count) {
-            head[USED] = from + bit / 8 + 1;
-            if (data[from + bit / 8] >> bit % 8 >> 1) head[STATUS] = CORRUPT;
+            head[USED] = from + 1;
+            if (byte >> bit >> 1) head[STATUS] = CORRUPT;
         }
     }
 }

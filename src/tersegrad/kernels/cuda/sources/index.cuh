@@ -53,7 +53,10 @@ __device__ __forceinline__ bool begins(const u8* data, i64 at, u64 front) {
 }
 
 // A thread has SHARE indices in a row, and a block is a span of the set.
-#define SHARE 8
+#define SHARE 4
+
+// Whether a block has none of `count` indices; the first always has work.
+__device__ __forceinline__ bool idle(i64 count) { return blockIdx.x && (i64)blockIdx.x * blockDim.x * SHARE >= count; }
 
 // Two classes for each power of two of gap + 1.
 __device__ __forceinline__ int gap_class_of(u64 g) {

@@ -86,6 +86,10 @@ extern "C" __global__ void exp4_survey(
 ) {
     const Pieces pieces = {ends, number};
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, smaller(*counted, room));
+    if (idle(*counted)) {
+        if (threadIdx.x == 0) sums[blockIdx.x] = 0;
+        return;
+    }
     i64 total;
     block_scan(number_sent(pieces, indices, wide, values, first, stop, tops), &total);
     if (threadIdx.x == 0) sums[blockIdx.x] = total;
@@ -110,6 +114,7 @@ extern "C" __global__ void exp4_place(
     const void* indices, i64 wide, const float* values, i64 room, const i64* counted, const i64* ends, i64 number, const u32* tops,
     const i64* sums, i64 scanned, void* kept, u8* codes, float* decoded, i64* told
 ) {
+    if (idle(*counted)) return;
     const Place place(sums, scanned);
     const Pieces pieces = {ends, number};
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, smaller(*counted, room));
