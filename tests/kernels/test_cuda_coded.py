@@ -54,7 +54,8 @@ def _front(c: Any, numel: int) -> int:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_messages_are_decoded_as_by_the_reference(text: str) -> None:
-    c, normal = parse(text), 0
+    c: Any = parse(text)
+    normal = 0
     for x in _vectors():
         data = _message(c, x)
         if data[0] != 0:

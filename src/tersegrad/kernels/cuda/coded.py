@@ -20,7 +20,7 @@ __all__ = ["coded_exponents_decode", "coded_levels_decode", "rans_encode_trying"
 DECODE, ENCODE = "coded_decode.cu", "coded_encode.cu"
 THREADS = 256
 # As in coded_decode.cu.
-FACTS = 5
+FACTS, LOOKING = 5, 64
 # As in coded_encode.cu.
 SEGMENT_FOUND, STEPS_FOUND, TOLD = 7, 2, 4
 MEANS = {"levels": rans.LEVELS, "exponents": rans.EXPONENTS, "folded": rans.FOLDED}
@@ -117,22 +117,21 @@ def _decode(data: Bytes, size: Varying, front: int, alphabet: int, how: tuple[in
     """``alphabet`` and ``how`` are those of levels; exponents have none."""
     count, device = out.numel(), out.device
     most, blocks = len(pieces(count, 1 << SHORTEST)), how[1] if how else 0
-    # As in coded_decode.cu: what is wrong, and further on whether a step is not finite.
-    state, _ = scratch.kept(device, 8, 8)
-    memory, (steps, cells, offsets, words, facts) = scratch.empty(device, 4 * blocks, 4 * TOTAL, 8 * most, 8 * most, 8 * FACTS)
+    wrong = torch.empty(1, dtype=torch.int64, device=device)
+    looking = min(-(-blocks // (4 * THREADS)), LOOKING)
+    memory, (steps, poison, cells, offsets, words, facts) = scratch.empty(
+        device, 4 * blocks, 4 * LOOKING, 4 * TOTAL, 8 * most, 8 * most, 8 * FACTS
+    )
     into = (0, out) if out.element_size() == 1 else (out, 0)
-    open_with = 1 + min(-(-blocks // (4 * THREADS)), 64)
     launch(
-        DECODE, "values_open", open_with, THREADS,
-        data, size, front, count, alphabet, blocks, steps, cells, offsets, words, facts, state,
+        DECODE, "values_open", 1 + looking, THREADS,
+        data, size, front, count, alphabet, blocks, steps, poison, cells, offsets, words, facts, wrong,
     )  # fmt: skip
-    plain = min(-(-count // (4 * THREADS)), 1056)
+    found = (cells, offsets, words, facts, *into, wrong)
     if how:
-        launch(DECODE, "level_chunks", most, 32, data, count, *how, steps, cells, offsets, words, facts, *into, state)
-        launch(DECODE, "level_plain", plain, THREADS, data, front, count, *how, steps, facts, *into, state)
+        launch(DECODE, "level_chunks", most, 32, data, front, count, *how, looking, steps, poison, *found)
     else:
-        launch(DECODE, "power_chunks", most, 32, data, count, cells, offsets, words, facts, *into, state)
-        launch(DECODE, "power_plain", plain, THREADS, data, front, count, facts, *into, state)
+        launch(DECODE, "power_chunks", most, 32, data, front, count, *found)
     # What the kernels use is kept until here.
     del memory
-    return state[:1]
+    return wrong

@@ -5,54 +5,64 @@
 #include "rans_chunks.cuh"
 #include "classes.cuh"
 
-// What is known of a message, and of what its symbols are. BELOW: what is added to symbols that are not 0.
+// What is known of a message, and of what its symbols are: whether it is well-formed so far. BELOW: what is added to symbols that are not 0.
 enum { OF_FORM, OF_CHUNK, OF_ALPHABET, OF_BELOW, OF_ONLY, OF_FACTS };
-// What is wrong with it, and whether a step is not finite.
-enum { WRONG, POISONED = 2 };
 #define ANOTHER 3
 #define NORMAL_MODE 0
+// Blocks that look at steps, at most.
+#define LOOKING 64
+// Bytes of a table that are read, and of a list of chunks behind it, in words.
+#define HEAD_WORDS ((8 + 32 * 256 + 4096) / 4)
 
 __device__ __forceinline__ bool finite(u32 bits) { return (bits & 0x7fffffffu) < 0x7f800000u; }
 
+// Whether one of the blocks that looked at steps found one that is not finite, for all threads of a warp.
+__device__ __forceinline__ bool any_poison(const u32* poison, i64 looking) {
+    bool found = false;
+    for (i64 k = threadIdx.x & 31; k < looking; k += 32) found |= poison[k] != 0;
+    return __ballot_sync(FULL, found) != 0;
+}
+
 // The first block reads what stands before the chunks: the mode, the table, where chunks begin. It is `front` bytes from the start to the rANS block.
 // Without an alphabet that is `given` the message tells the least and the largest exponent. Other blocks lay the steps where they are aligned.
-extern "C" __global__ void values_open(
-    const u8* data, i64 size, i64 front, i64 count, i64 given, i64 buckets, float* steps, u32* cells, i64* offsets, i64* words, i64* facts, i64* state
+extern "C" __global__ void __launch_bounds__(256) values_open(
+    const u8* data, i64 size, i64 front, i64 count, i64 given, i64 buckets, float* steps, u32* poison, u32* cells, i64* offsets, i64* words, i64* facts,
+    i64* wrong
 ) {
-    __shared__ u32 w[256];
+    __shared__ u32 head[HEAD_WORDS], w[256];
     __shared__ int f[256], start[257];
     __shared__ short q[256], listed[256];
-    __shared__ int present;
+    __shared__ int present, problem;
     __shared__ i64 alphabet, tables;
-    __shared__ bool good;
+    const int t = threadIdx.x;
     if (blockIdx.x) {
         bool all = true;
-        for (i64 k = (i64)(blockIdx.x - 1) * blockDim.x + threadIdx.x; k < buckets; k += (i64)(gridDim.x - 1) * blockDim.x) {
+        for (i64 k = (i64)(blockIdx.x - 1) * blockDim.x + t; k < buckets; k += (i64)(gridDim.x - 1) * blockDim.x) {
             const u32 bits = load32(data + 1 + 4 * k);
             all &= finite(bits);
             steps[k] = __uint_as_float(bits);
         }
-        if (!all) state[POISONED] = 1;
+        const int good = __syncthreads_count(all);
+        if (t == 0) poison[blockIdx.x - 1] = good < blockDim.x;
         return;
     }
-    const u8* block = data + front;
     const i64 nbytes = size - front;
-    if (threadIdx.x == 0) {
-        const int form = nbytes > 0 ? block[0] : 0;
-        good = nbytes > 0 && data[0] == NORMAL_MODE;
-        alphabet = given;
-        facts[OF_BELOW] = 0;
-        if (good && !given) {
-            const int least = data[1], largest = data[2];
-            good = 1 <= least && least <= largest && largest <= 254;
-            alphabet = largest - least + 2;
-            facts[OF_BELOW] = least - 1;
-        }
-        facts[OF_FORM] = form == RAW ? RAW : CODED;
-        facts[OF_CHUNK] = form;
-        facts[OF_ALPHABET] = alphabet;
-        if (good && form == RAW) good = nbytes == 1 + raw_bytes(count, alphabet);
-        if (good && form != RAW) {
+    // One thread reads what threads fetch together.
+    const u64 begins_at = (u64)(data + front);
+    const u32* from = (const u32*)(begins_at & ~(u64)3);
+    const i64 lead = begins_at & 3, fetched = smaller(HEAD_WORDS, (lead + nbytes + 3) / 4);
+    const int mode = data[0], least = given ? 1 : data[1], largest = given ? 1 : data[2];
+#pragma unroll 4
+    for (i64 k = t; k < fetched; k += blockDim.x) head[k] = from[k];
+    __syncthreads();
+    const u8* block = (const u8*)head + lead;
+    const int form = block[0];
+    if (t == 0) {
+        const bool known = mode == NORMAL_MODE && 1 <= least && least <= largest && largest <= 254;
+        bool good = known && form == RAW;
+        alphabet = given ? given : known ? largest - least + 2 : 2;
+        if (good) good = nbytes == 1 + raw_bytes(count, alphabet);
+        else if (known) {
             BitReader in = {block + 1, 8 * smaller(nbytes - 1, 32 * alphabet + 2), 0, form >= 14 && form <= 18};
             if (in.good) read_table(in, (int)alphabet, q, listed);
             while (in.good && in.at & 7)
@@ -60,46 +70,55 @@ extern "C" __global__ void values_open(
             tables = in.at / 8;
             good = in.good;
         }
+        facts[OF_FORM] = form == RAW ? RAW : CODED, facts[OF_CHUNK] = form, facts[OF_ALPHABET] = alphabet, facts[OF_BELOW] = least - 1;
         // Whatever it is, it is read again in another way.
-        if (!good) state[WRONG] = ANOTHER;
+        problem = good ? FINE : ANOTHER;
     }
     __syncthreads();
-    if (!good || facts[OF_FORM] == RAW) return;
-    if (threadIdx.x < 32) {
-        const int found = make_frequencies(q, (int)alphabet, w, f);
-        if (threadIdx.x == 0) present = found;
-    }
-    __syncthreads();
+    const bool coded = problem == FINE && form != RAW;
     const i64 begin = front + 1 + tables;
-    if (present < 2) {
-        if (threadIdx.x) return;
-        int only = 0;
-        while (f[only] != TOTAL) ++only;
-        facts[OF_FORM] = ONLY_TABLES;
-        facts[OF_ONLY] = only;
-        if (begin != size) state[WRONG] = CORRUPT;
+    if (coded && t < 32) {
+        const int found = make_frequencies(q, (int)alphabet, w, f);
+        if (t == 0) {
+            present = found;
+            if (found < 2) {
+                int only = 0;
+                while (f[only] != TOTAL) ++only;
+                facts[OF_FORM] = ONLY_TABLES, facts[OF_ONLY] = only;
+                if (begin != size) problem = CORRUPT;
+            }
+        }
+    }
+    __syncthreads();
+    if (!coded || present < 2) {
+        if (t == 0) *wrong = problem;
         return;
     }
     const int* frequencies = f;
     make_cells(f, (int)alphabet, start, [=](int slot, u32 symbol, u32 place) {
         cells[slot] = (u32)frequencies[symbol] | place << 12 | symbol << 24;
     });
-    const Layout l = layout_of(count, alphabet, facts[OF_CHUNK]);
-    i64 at = begin + 4 * l.chunks;
-    bool bad = at > size;
+    const Layout l = layout_of(count, alphabet, form);
+    const i64 listed_at = 1 + tables, chunks_at = begin + 4 * l.chunks;
+    const bool fits = chunks_at <= size, near = lead + listed_at + 4 * l.chunks <= 4 * HEAD_WORDS;
+    const u8* list = near ? block + listed_at : data + begin;
+    i64 at = chunks_at;
+    bool bad = !fits;
     for (i64 base = 0; base < l.chunks; base += blockDim.x) {
-        const i64 c = base + threadIdx.x;
+        const i64 c = base + t;
         i64 bytes = 0, total;
-        if (c < l.chunks && begin + 4 * l.chunks <= size) {
-            words[c] = load32(data + begin + 4 * c);
-            bad |= words[c] > l.coded(c);
-            bytes = 4 * l.lanes + 2 * words[c];
+        if (c < l.chunks && fits) {
+            const i64 number = load32(list + 4 * c);
+            words[c] = number;
+            bad |= number > l.coded(c);
+            bytes = 4 * l.lanes + 2 * number;
         }
         const i64 before = block_scan(bytes, &total);
         if (c < l.chunks) offsets[c] = at + before;
         at += total;
     }
-    if (bad || at != size) state[WRONG] = CORRUPT;
+    const int refused = __syncthreads_count(bad || at != size);
+    if (t == 0) *wrong = refused ? CORRUPT : FINE;
 }
 
 // The bytes that symbols are: levels, or exponents.
@@ -155,37 +174,64 @@ struct NearCells {
 };
 
 __device__ __forceinline__ NearCells bring_near(const u32* cells, Sixteen* own) {
-#pragma unroll 8
-    for (int i = threadIdx.x; i < TOTAL / 4; i += 32) own[i] = ((const Sixteen*)cells)[i];
+#pragma unroll 16
+    for (int i = 0; i < TOTAL / 4; i += 32) own[i + threadIdx.x] = ((const Sixteen*)cells)[i + threadIdx.x];
     __syncwarp();
     return {own[0].word};
 }
 
-// A warp for each chunk; into `bytes` where there are some.
+// Calls put(i, symbol) for all symbols of a message without chunks, by all threads; whether they are well-formed, as far as this thread saw.
+template <class Put>
+__device__ bool each_plain(const u8* block, i64 count, i64 alphabet, i64 form, i64 only, Put put) {
+    const i64 stride = (i64)gridDim.x * blockDim.x;
+    const int width = raw_bits(alphabet);
+    bool good = true;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
+        u32 symbol = (u32)only;
+        if (form == RAW) {
+            const i64 bit = i * width;
+            const u8* p = block + 1 + (bit >> 3);
+            const int shift = bit & 7, end = (bit + width) & 7;
+            u32 held = p[0];
+            if (shift + width > 8) held |= (u32)p[1] << 8;
+            symbol = held >> shift & ((1u << width) - 1);
+            // What lies behind the last symbol is zero.
+            good &= symbol < alphabet && !(i + 1 == count && end && block[raw_bytes(count, alphabet)] >> end);
+        }
+        put(i, (u8)symbol);
+    }
+    return good;
+}
+
+// A warp for each chunk, or all for what is not cut into chunks; into `bytes` where there are some. All that is far away is asked for at once.
 extern "C" __global__ void __launch_bounds__(32) level_chunks(
-    const u8* data, i64 count, i64 bucket, i64 buckets, i64 window, const float* steps, const u32* cells, const i64* offsets, const i64* words,
-    const i64* facts, float* out, u8* bytes, i64* state
+    const u8* data, i64 front, i64 count, i64 bucket, i64 buckets, i64 window, i64 looking, const float* steps, const u32* poison, const u32* cells,
+    const i64* offsets, const i64* words, const i64* facts, float* out, u8* bytes, i64* wrong
 ) {
     __shared__ Sixteen own_cells[TOTAL / 4];
     __shared__ u16 ring[RING];
-    if (state[WRONG] != FINE || facts[OF_FORM] != CODED) return;
-    const i64 alphabet = facts[OF_ALPHABET], c = blockIdx.x;
-    const Layout l = layout_of(count, alphabet, facts[OF_CHUNK]);
-    if (c >= l.chunks) return;
-    const NearCells look = bring_near(cells, own_cells);
-    const u8* states = data + offsets[c];
-    const bool poisoned = state[POISONED] != 0;
-    const float middle = (float)(8388608 + window);
+    const i64 c = blockIdx.x, problem = *wrong, form = facts[OF_FORM], alphabet = facts[OF_ALPHABET], only = facts[OF_ONLY], exponent = facts[OF_CHUNK];
+    const i64 begin = offsets[c], number = words[c];
+    const bool poisoned = any_poison(poison, looking);
+    if (problem != FINE) return;
+    const ByteOf byte = {bytes, (u32)-window, false};
+    LevelValue value = {out, steps, (u32)bucket, (u32)buckets, (float)(8388608 + window), poisoned};
     bool good;
-    if (bytes) {
-        good = decode_chunk(l, c, alphabet, states, words[c], ring, NoContext(), look, ByteOf{bytes, (u32)-window, false});
+    if (form != CODED) {
+        good = bytes ? each_plain(data + front, count, alphabet, form, only, byte) : each_plain(data + front, count, alphabet, form, only, value);
     } else {
-        KEEP_TOGETHER(out);
-        LevelValue put = {out, steps, (u32)bucket, (u32)buckets, middle, poisoned};
-        put.soon = put.at(c * l.size + 512 * (threadIdx.x & 31));
-        good = decode_chunk(l, c, alphabet, states, words[c], ring, NoContext(), look, put);
+        const Layout l = layout_of(count, alphabet, exponent);
+        if (c >= l.chunks) return;
+        const NearCells look = bring_near(cells, own_cells);
+        if (bytes) {
+            good = decode_chunk(l, c, alphabet, data + begin, number, ring, NoContext(), look, byte);
+        } else {
+            KEEP_TOGETHER(value.out);
+            value.soon = value.at(c * l.size + 512 * (threadIdx.x & 31));
+            good = decode_chunk(l, c, alphabet, data + begin, number, ring, NoContext(), look, value);
+        }
     }
-    if (!good) state[WRONG] = CORRUPT;
+    if (!good) *wrong = CORRUPT;
 }
 
 __device__ __forceinline__ float power_of(u32 symbol, u32 below, u32 minus) {
@@ -226,66 +272,31 @@ struct PowerValue {
 };
 
 extern "C" __global__ void __launch_bounds__(32) power_chunks(
-    const u8* data, i64 count, const u32* cells, const i64* offsets, const i64* words, const i64* facts, float* out, u8* bytes, i64* state
+    const u8* data, i64 front, i64 count, const u32* cells, const i64* offsets, const i64* words, const i64* facts, float* out, u8* bytes, i64* wrong
 ) {
     __shared__ Sixteen own_cells[TOTAL / 4];
     __shared__ u16 ring[RING];
     __shared__ u64 near[16];
-    if (state[WRONG] != FINE || facts[OF_FORM] != CODED) return;
-    const i64 alphabet = facts[OF_ALPHABET], c = blockIdx.x;
-    const Layout l = layout_of(count, alphabet, facts[OF_CHUNK]);
-    if (c >= l.chunks) return;
-    const NearCells look = bring_near(cells, own_cells);
-    const u8* states = data + offsets[c];
+    const i64 c = blockIdx.x, problem = *wrong, form = facts[OF_FORM], alphabet = facts[OF_ALPHABET], only = facts[OF_ONLY], exponent = facts[OF_CHUNK];
+    const i64 begin = offsets[c], number = words[c];
     const u32 below = (u32)facts[OF_BELOW];
+    if (problem != FINE) return;
+    const ByteOf byte = {bytes, below, true};
+    PowerValue value = {out, data + 3, (count + 7) / 8, below, (u32*)near};
     bool good;
-    if (bytes) {
-        good = decode_chunk(l, c, alphabet, states, words[c], ring, NoContext(), look, ByteOf{bytes, below, true});
+    if (form != CODED) {
+        good = bytes ? each_plain(data + front, count, alphabet, form, only, byte) : each_plain(data + front, count, alphabet, form, only, value);
     } else {
-        KEEP_TOGETHER(out);
-        PowerValue put = {out, data + 3, (count + 7) / 8, below, (u32*)near};
-        put.soon = put.word(c * l.size);
-        good = decode_chunk(l, c, alphabet, states, words[c], ring, NoContext(), look, put);
-    }
-    if (!good) state[WRONG] = CORRUPT;
-}
-
-// Calls put(i, symbol) for all symbols of a message without chunks, by all threads.
-template <class Put>
-__device__ void each_plain(const u8* block, i64 count, const i64* facts, i64* state, Put put) {
-    const i64 alphabet = facts[OF_ALPHABET], stride = (i64)gridDim.x * blockDim.x;
-    const int width = raw_bits(alphabet);
-    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
-        u32 symbol = (u32)facts[OF_ONLY];
-        if (facts[OF_FORM] == RAW) {
-            const i64 bit = i * width;
-            const u8* p = block + 1 + (bit >> 3);
-            const int shift = bit & 7, end = (bit + width) & 7;
-            u32 held = p[0];
-            if (shift + width > 8) held |= (u32)p[1] << 8;
-            symbol = held >> shift & ((1u << width) - 1);
-            if (symbol >= alphabet) state[WRONG] = CORRUPT;
-            // What lies behind the last symbol is zero.
-            if (i + 1 == count && end && block[raw_bytes(count, alphabet)] >> end) state[WRONG] = CORRUPT;
+        const Layout l = layout_of(count, alphabet, exponent);
+        if (c >= l.chunks) return;
+        const NearCells look = bring_near(cells, own_cells);
+        if (bytes) {
+            good = decode_chunk(l, c, alphabet, data + begin, number, ring, NoContext(), look, byte);
+        } else {
+            KEEP_TOGETHER(value.out);
+            value.soon = value.word(c * l.size);
+            good = decode_chunk(l, c, alphabet, data + begin, number, ring, NoContext(), look, value);
         }
-        put(i, (u8)symbol);
     }
-}
-
-extern "C" __global__ void level_plain(
-    const u8* data, i64 front, i64 count, i64 bucket, i64 buckets, i64 window, const float* steps, const i64* facts, float* out, u8* bytes, i64* state
-) {
-    if (state[WRONG] != FINE || facts[OF_FORM] == CODED) return;
-    const LevelValue value = {out, steps, (u32)bucket, (u32)buckets, (float)(8388608 + window), state[POISONED] != 0};
-    if (bytes) each_plain(data + front, count, facts, state, ByteOf{bytes, (u32)-window, false});
-    else each_plain(data + front, count, facts, state, value);
-}
-
-extern "C" __global__ void power_plain(
-    const u8* data, i64 front, i64 count, const i64* facts, float* out, u8* bytes, i64* state
-) {
-    if (state[WRONG] != FINE || facts[OF_FORM] == CODED) return;
-    const u32 below = (u32)facts[OF_BELOW];
-    if (bytes) each_plain(data + front, count, facts, state, ByteOf{bytes, below, true});
-    else each_plain(data + front, count, facts, state, PowerValue{out, data + 3, (count + 7) / 8, below, nullptr});
+    if (!good) *wrong = CORRUPT;
 }

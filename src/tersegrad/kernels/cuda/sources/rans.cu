@@ -66,34 +66,50 @@ extern "C" __global__ void __launch_bounds__(32) rans_table(
     __shared__ short q[256];
     __shared__ u32 w[256];
     __shared__ int f[256];
+    __shared__ i64 near[256];
     const int lane = threadIdx.x & 31;
     const i64 count = number_of(most, number), tables = gridDim.x;
     i64 alphabet = size_of(given, there);
     Meaning meaning = {(int)means, (u32)shift};
-    if (means == EXPONENTS) {
-        u32 least = 255, largest = 0;
-        for (u32 b = lane; b < 256; b += 32)
-            if (b && present[b]) least = b < least ? b : least, largest = b;
-        for (int by = 16; by; by >>= 1) {
-            const u32 lower = __shfl_xor_sync(FULL, least, by), higher = __shfl_xor_sync(FULL, largest, by);
-            least = lower < least ? lower : least;
-            largest = higher > largest ? higher : largest;
+    if (tables == 1) {
+        // All that is far away is asked for at once.
+        int here[8];
+        i64 taken[8], others[8];
+#pragma unroll
+        for (int a = 0; a < 8; ++a) here[a] = present[lane + 32 * a], taken[a] = counts[lane + 32 * a], others[a] = counts[256 + lane + 32 * a];
+        if (means == EXPONENTS) {
+            u32 least = 255, largest = 0;
+#pragma unroll
+            for (int a = 7; a >= 0; --a) {
+                const u32 b = lane + 32 * a;
+                if (b && here[a]) least = b, largest = b > largest ? b : largest;
+            }
+            for (int by = 16; by; by >>= 1) {
+                const u32 lower = __shfl_xor_sync(FULL, least, by), higher = __shfl_xor_sync(FULL, largest, by);
+                least = lower < least ? lower : least;
+                largest = higher > largest ? higher : largest;
+            }
+            if (!largest) least = 1;
+            meaning.shift = 1 - least;
+            alphabet = larger(2, (i64)largest - least + 2);
+            if (lane == 0) head[LEAST_OF] = least, head[LARGEST_OF] = largest;
         }
-        if (!largest) least = 1;
-        meaning.shift = 1 - least;
-        alphabet = larger(2, (i64)largest - least + 2);
-        if (lane == 0) head[LEAST_OF] = least, head[LARGEST_OF] = largest;
+        const bool sampled = counts_sample(asked, count, alphabet);
+#pragma unroll
+        for (int a = 0; a < 8; ++a) {
+            const u32 b = lane + 32 * a, s = meaning.symbol(b);
+            if (here[a] && s >= alphabet) head[STATUS] = BAD_SYMBOL;
+            if (meaning.byte(s) == b) near[s] = taken[a] + (sampled ? here[a] : others[a]);
+        }
+    } else {
+        const i64 row = blockIdx.x * alphabet, rest = tables * alphabet;
+        const bool sampled = counts_sample(asked, count, rest);
+        for (i64 s = lane; s < alphabet; s += 32) near[s] = counts[row + s] + (sampled ? present[row + s] : counts[rest + row + s]);
     }
     if (lane == 0 && blockIdx.x == 0) head[ALPHABET_OF] = alphabet;
-    const bool sampled = counts_sample(asked, count, alphabet * tables);
-    const i64 row = tables == 1 ? 0 : blockIdx.x * alphabet, rest = tables == 1 ? 256 : tables * alphabet;
-    if (tables == 1)
-        for (u32 b = lane; b < 256; b += 32)
-            if (present[b] && meaning.symbol(b) >= alphabet) head[STATUS] = BAD_SYMBOL;
-    auto counted = [=](int s) {
-        const i64 k = row + (tables == 1 ? meaning.byte(s) : s);
-        return counts[k] + (sampled ? present[k] : counts[rest + k]);
-    };
+    __syncwarp();
+    const i64* own = near;
+    auto counted = [=](int s) { return own[s]; };
     const i64 length = write_table(counted, (int)alphabet, q, bits + blockIdx.x * TABLE_BYTES, room);
     const int different = make_frequencies(q, (int)alphabet, w, f);
     u32 start = 0;
