@@ -70,6 +70,16 @@ __device__ __forceinline__ int class_of(int base, int line, int column) {
     return base && line && column ? (sum < 1 ? 1 : sum > CLASSES - 1 ? CLASSES - 1 : sum) : 0;
 }
 
+// Sixteen bytes that are loaded and stored at once, at places that are multiples of sixteen.
+struct alignas(16) Sixteen {
+    u32 word[4];
+    __device__ u32 byte(int k) const { return word[k >> 2] >> 8 * (k & 3) & 255; }
+    // Whether all bytes are the same.
+    __device__ bool even() const {
+        return word[0] == word[0] % 256 * 0x01010101u && word[0] == word[1] && word[0] == word[2] && word[0] == word[3];
+    }
+};
+
 // Calls put(i, classes, from, to) for coordinates i0 .. i1 of a region, sixteen at a time, at places of the vector that are multiples of
 // sixteen: byte k of `classes` is what name(class) gives for coordinate i + k, for k from .. to. The region's octaves begin at `octaves`.
 template <class Name, class Put>

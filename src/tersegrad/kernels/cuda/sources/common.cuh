@@ -34,16 +34,6 @@ __device__ __forceinline__ void store16(u8* p, u32 v) {
     p[1] = (u8)(v >> 8);
 }
 
-// Sixteen bytes that are loaded and stored at once, at places that are multiples of sixteen.
-struct alignas(16) Sixteen {
-    u32 word[4];
-    __device__ u32 byte(int k) const { return word[k >> 2] >> 8 * (k & 3) & 255; }
-    // Whether all bytes are the same.
-    __device__ bool even() const {
-        return word[0] == word[0] % 256 * 0x01010101u && word[0] == word[1] && word[0] == word[2] && word[0] == word[3];
-    }
-};
-
 // The number of binary digits of v.
 __device__ __forceinline__ int bit_length(u64 v) { return 64 - __clzll((i64)v); }
 

@@ -1,6 +1,7 @@
 // What encoding and decoding of Sparse Dithering share (spec/wire.md, 5.16).
 #include "common.cuh"
 #include "rans_chunks.cuh"
+#include "classes.cuh"
 
 #define SEGMENT_BITS 18
 #define SEGMENT ((i64)1 << SEGMENT_BITS)
