@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,11 +27,24 @@ CPU_CHUNK = 8 << 20  # shares that stay near the cache between being made and be
 CUDA_CHUNK = 1 << 30
 
 
+@dataclasses.dataclass(eq=False, slots=True)
+class Turn:
+    """A forward pass."""
+
+    # How often it has used each parameter, by id (hashing a tensor runs Python code), and whether one of them more than once.
+    uses: dict[int, int] = dataclasses.field(default_factory=dict)
+    again: bool = False
+
+    def alone(self, parameter: Parameter) -> bool:
+        """Whether it used the parameter once."""
+        return not self.again or self.uses.get(id(parameter), 1) == 1
+
+
 @dataclasses.dataclass(frozen=True)
 class _Held:
     """A use whose shares must be added to those of other uses of the parameter before they are squared."""
 
-    turn: int  # the forward pass
+    turn: Turn
     use: Use
     index: int  # of the parameter in the use
     saved: tuple[Tensor, ...]
@@ -76,8 +90,7 @@ class Collector:
         self._sites: list[Site] = []
         self._moments: dict[Parameter, Tensor] = {}
         self._gradients: dict[Parameter, Tensor] = {}
-        self._turn = 0  # number of the forward pass
-        self._uses: dict[int, int] = {}  # in this pass, by id: hashing a tensor runs Python code
+        self.turn = Turn()  # the forward pass that runs, or ran last
         self._budgets = {
             cuda: Budget(workers, chunk_bytes or default) for cuda, default in ((False, CPU_CHUNK), (True, CUDA_CHUNK))
         }
@@ -207,34 +220,29 @@ class Collector:
         if not private.in_backward():
             if self._over:
                 self._next()
-            uses = self._uses
+            turn = self.turn
+            uses = turn.uses
             for p in parameters:
                 number = id(p)
-                uses[number] = uses.get(number, 0) + 1
+                if number in uses:
+                    uses[number] += 1
+                    turn.again = True
+                else:
+                    uses[number] = 1
         if torch.is_grad_enabled():
             for p in parameters:
                 if p.requires_grad:
                     return True
         return False
 
-    @property
-    def turn(self) -> tuple[int, dict[int, int]]:
-        """The forward pass that runs, and how often it has used each parameter."""
-        return self._turn, self._uses
-
-    def recorder(self, site: Site, use: Use, *, fused: bool, turn: tuple[int, dict[int, int]] | None = None) -> Record:
+    def recorder(self, site: Site, use: Use, *, fused: bool, turn: Turn | None = None) -> Record:
         """The function that a tap calls in the backward pass."""
-        number, uses = turn or self.turn
         if self.samples is not None and use.samples != self.samples:
             if use.samples % self.samples == 0 and site.axis == 0:
                 use = Grouped(use, use.samples // self.samples)
             else:
                 self.whole(site, f"got {use.samples} rows where the model's batch has {self.samples} samples")
-
-        def record(saved: Sequence[Tensor], delta: Tensor) -> Sequence[Tensor | None]:
-            return self._record(use, saved, delta, fused, number, uses)
-
-        return record
+        return functools.partial(self._record, use, fused, turn or self.turn)
 
     def whole(self, site: Site, why: str) -> None:
         """From now on each backward call is one share of the parameters of ``site``."""
@@ -255,13 +263,11 @@ class Collector:
     def _square(self, parameter: Parameter, gradient: Tensor) -> None:
         _add(self._moments, parameter, gradient.detach().float().square())
 
-    def _record(
-        self, use: Use, saved: Sequence[Tensor], delta: Tensor, fused: bool, turn: int, uses: dict[int, int]
-    ) -> Sequence[Tensor | None]:
+    def _record(self, use: Use, fused: bool, turn: Turn, saved: Sequence[Tensor], delta: Tensor) -> Sequence[Tensor | None]:
         self._over = True
-        if self.workers == 1 and self._alone(use, uses):
+        if self.workers == 1 and (not (turn.again or self._whole) or self._alone(use, turn)):
             if fused and (pairs := use.pairs(saved, delta)) is not None:
-                return [None if pair is None else self._share(p, *pair) for p, pair in zip(use.parameters, pairs, strict=True)]
+                return self._shares(use.parameters, pairs)
             if not fused and use.joint is not None and joins(delta) and (part := use.part(saved, delta)) is not None:
                 self._joint.add(use.joint, use.parameters, part)
                 return ()
@@ -273,7 +279,7 @@ class Collector:
                 continue
             if self._whole and parameter in self._whole:
                 pass
-            elif uses.get(id(parameter), 1) > 1:
+            elif not turn.alone(parameter):
                 kept = tuple(s.detach() for s in saved)  # the graph would be kept with them
                 self._held.setdefault(parameter, []).append(_Held(turn, use, k, kept, delta))
             else:
@@ -285,15 +291,23 @@ class Collector:
                 gradients.append(whole if whole.dtype == parameter.dtype else whole.to(parameter.dtype))
         return gradients if fused else ()
 
-    def _alone(self, use: Use, uses: dict[int, int]) -> bool:
+    def _alone(self, use: Use, turn: Turn) -> bool:
         """Whether the shares of a use can be squared as they are: no other use has some of the same parameters."""
-        whole = self._whole
-        return not [p for p in use.parameters if p is not None and (uses.get(id(p), 1) > 1 or (whole and p in whole))]
+        return all(p is None or (turn.alone(p) and p not in self._whole) for p in use.parameters)
 
-    def _share(self, parameter: Parameter | None, gradient: Tensor, squares: Tensor) -> Tensor:
-        assert parameter is not None
-        _add(self._moments, parameter, squares)
-        return gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype)
+    def _shares(
+        self, parameters: Sequence[Parameter | None], pairs: Sequence[tuple[Tensor, Tensor] | None]
+    ) -> list[Tensor | None]:
+        """Keep the squares; the gradients."""
+        gradients: list[Tensor | None] = []
+        for parameter, pair in zip(parameters, pairs, strict=True):
+            if parameter is None or pair is None:
+                gradients.append(None)
+                continue
+            gradient, squares = pair
+            _add(self._moments, parameter, squares)
+            gradients.append(gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype))
+        return gradients
 
     def _count(self, parameter: Parameter, squares: Tensor) -> None:
         """Add (workers, \\*shape) squares to the moment."""
@@ -313,7 +327,7 @@ class Collector:
         """A new forward pass: other samples, so uses are counted afresh."""
         if self._over:
             self._settle()
-        self._turn, self._uses, self.samples, self._over = self._turn + 1, {}, None, False
+        self.turn, self.samples, self._over = Turn(), None, False
 
     def _settle(self, only: Parameter | None = None) -> None:
         """Square what was held back: the shares of all uses of a parameter in one pass are summed first, in chunks of samples."""

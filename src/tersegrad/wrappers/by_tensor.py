@@ -258,9 +258,8 @@ class ByTensor(Configuration):
         varying = sum(not has_fixed_size(share.compressor) for share in shares) if not data.is_cpu else 0
         foreseen = [] if data.is_cpu or varying > 1 else _foreseen(shares, data.numel())
         if varying and foreseen:
-            fronts = torch.cat([data[at - varint.nbytes(length) : at] for at, length in foreseen])
-            wanted = torch.tensor(list(b"".join(varint.write(length) for _, length in foreseen)), dtype=torch.uint8)
-            if any(trust.numbers(fronts.sub(host.send(wanted, fronts.device)).long())):
+            heads = [varint.write(length) for _, length in foreseen]
+            if not trust.reads(*((data[at - len(head) : at], head) for (at, _), head in zip(foreseen, heads))):
                 foreseen = []
         for number, share in enumerate(shares):
             if foreseen:

@@ -209,6 +209,12 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned digits) {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(high) << 32 | low;
+    unsigned made = 0;
+    for (int k = 0; k < 4; ++k) made |= static_cast<unsigned>(bytes >> 8 * (digits >> 4 * k & 7) & 255) << 8 * k;
+    return made;
+}
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
     return static_cast<unsigned>((static_cast<std::uint64_t>(high) << 32 | low) >> (by & 31));
 }

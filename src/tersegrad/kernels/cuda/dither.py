@@ -12,7 +12,7 @@ from tersegrad.core import host, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
-from tersegrad.kernels.cuda import classes, rans, replay, scratch
+from tersegrad.kernels.cuda import classes, replay, scratch
 from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, aside, join, launch, shared_memory
 from tersegrad.kernels.reference.classes import cut
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
@@ -23,7 +23,7 @@ from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
 from tersegrad.kernels.reference.rounding import CHUNK
 
-__all__ = ["dither_decode", "dither_encode", "dither_sample", "rans_encode_trying"]
+__all__ = ["dither_decode", "dither_encode", "dither_sample"]
 
 SAMPLE = "dither_sample.cu"
 DECODE, ENCODE, DESCRIBE = "dither_decode.cu", "dither_encode.cu", "dither_segments.cu"
@@ -232,28 +232,6 @@ def _describe(
     return _Described(memory, result, segments, regions, draws, summed, places)
 
 
-def rans_encode_trying(
-    symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, layout: Tensor
-) -> Tensor:
-    """The length of the message of ``symbols``, and how many segments of ``levels`` gain from classes, on the device."""
-    regions = classes.regions_of(layout, levels.numel(), levels.device)
-    return _tried(symbols.contiguous(), alphabet, chunk, out, levels.contiguous(), regions)
-
-
-@replay.operation
-def _tried(
-    symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, regions: classes.Regions
-) -> Tensor:
-    found = torch.empty(2, dtype=torch.int64, device=symbols.device)
-    said = _describe(levels, 0.0, (1.0, 0), chunk, draws_of(None), regions, True)
-    chosen = classes.search(said.regions, levels.numel(), chunk, said.summed, said.places[0], said.places[8], said.result)
-    head = rans.write_block(symbols, alphabet, None, 1, True, chunk or USUAL_CHUNK, out)
-    launch(DESCRIBE, "dither_tried", 1, 32, said.segments, said.places[8], said.result, head, found)
-    # What the kernels use is kept until here.
-    del said, chosen
-    return found
-
-
 def _chunks(n: int, exponent: int) -> int:
     """How many of 2^exponent symbols all segments of a vector have."""
     return sum(max(1, (size + (1 << exponent - 1)) >> exponent) for size in pieces(n, SEGMENT))
@@ -293,7 +271,7 @@ def _encode(
         total, n, WRITERS, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
     )  # fmt: skip
     if rest is not None:
-        launch(ENCODE, "dither_left", -(-n // 1024), 256, total, n, *draws, levels, steps, scales, known, result, rest)
+        launch(ENCODE, "dither_left", -(-n // 4096), 256, total, n, *draws, levels, steps, scales, known, result, rest)
     # What the kernels use is kept until here.
     del said, held
     return result, result[:RESULTS]

@@ -282,7 +282,7 @@ thread = _Launching()
 
 
 @functools.cache
-def _launches() -> Callable[..., int]:
+def launches() -> Callable[..., int]:
     """The driver's launch, told the types of what it takes, so that a call converts nothing."""
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     function = entry("cuLaunchKernel")
@@ -304,7 +304,7 @@ def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[
     use_device(index)
     mine.size.value = packed(arguments, mine.parameters).packer.size
     function = function_of(name, kernel, index, shared)
-    code = _launches()(function, blocks, 1, 1, threads, 1, 1, shared, stream_of(index), None, mine.extra)
+    code = launches()(function, blocks, 1, 1, threads, 1, 1, shared, stream_of(index), None, mine.extra)
     if code:
         raise DriverError(f"{kernel}: {told(code)}")
 
@@ -353,3 +353,15 @@ def scan(name: str, sums: Tensor | int, rows: int, n: int) -> None:
     """Sums become places (``scan.cuh``, which the source includes): each of ``rows`` has ``n - 1`` and room for the total behind them."""
     # As many warps as have eight sums for each of their threads, up to a whole block.
     launch(name, "scan_rows", rows, min(1024, 32 * -(-n // 256)), sums, n - 1)
+
+
+# Of up to so many blocks, each adds up what it needs of their sums (``Place`` in ``scan.cuh``).
+SUMMED = 2048
+
+
+def placed(name: str, sums: Tensor | int, rows: int, blocks: int) -> int:
+    """:func:`scan` for the sums of many blocks; whether there were so many."""
+    many = blocks > SUMMED
+    if many:
+        scan(name, sums, rows, blocks + 1)
+    return int(many)

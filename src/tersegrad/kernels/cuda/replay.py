@@ -290,7 +290,7 @@ def _flat(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments, and those in tuples."""
     flat: list[Any] = []
     for value in arguments:
-        if type(value) is tuple:
+        if isinstance(value, tuple):
             flat.extend(value)
         else:
             flat.append(value)

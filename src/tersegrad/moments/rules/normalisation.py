@@ -23,7 +23,7 @@ from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class BatchNormUse(Use):
     """saved = (x, mean, 1 / standard deviation); parameters = (gamma, beta)."""
 

@@ -8,6 +8,9 @@
 #define MEAN 16
 #define SIDE_CHUNK 14
 
+// How far the codes of a class are from those of the next: those of one byte are mostly in different banks of memory.
+#define APART 261
+
 // How the classes of a region are told.
 enum { ONE_SCALE, BY_ROWS, BY_GRID, BY_BLOCKS };
 // What classes.py writes of a region: coordinates of one tensor in one segment. ROOM: where its sums and octaves may stand.
@@ -65,30 +68,37 @@ __device__ void each_part(const i64* regions, const i64* firsts, i64 s, i64 from
     }
 }
 
-__device__ __forceinline__ int class_of(int base, int line, int column) {
-    const int sum = base + line + column - MEAN - MIDDLE;
-    return base && line && column ? (sum < 1 ? 1 : sum > CLASSES - 1 ? CLASSES - 1 : sum) : 0;
+#define ONES 0x01010101u
+
+// The classes of four coordinates from the octaves of their lines and columns; all are bytes.
+__device__ __forceinline__ u32 classes_of(int base, u32 lines, u32 columns) {
+    // Sums of classes, before these are kept within 1 .. 15, and 32; they are 11 .. 69.
+    const u32 sums = lines + columns + (u32)(base + 32 - MEAN - MIDDLE) * ONES;
+    const u32 above = (sums + 95 * ONES >> 7 & ONES) * 255, beyond = (sums + 80 * ONES >> 7 & ONES) * 15;
+    const u32 there = base ? ((lines + 127 * ONES & columns + 127 * ONES) >> 7 & ONES) * 15 : 0;
+    return ((sums & above) | (ONES & ~above) | beyond) & there;
 }
 
-// Sixteen bytes that are loaded and stored at once, at places that are multiples of sixteen.
-struct alignas(16) Sixteen {
-    u32 word[4];
-    __device__ u32 byte(int k) const { return word[k >> 2] >> 8 * (k & 3) & 255; }
-    // Whether all bytes are the same.
-    __device__ bool even() const {
-        return word[0] == word[0] % 256 * 0x01010101u && word[0] == word[1] && word[0] == word[2] && word[0] == word[3];
-    }
-};
+// Sixteen bytes at any place.
+__device__ __forceinline__ Sixteen sixteen_at(const u8* p) {
+    const u32 shift = 8 * ((u64)p & 3), *words = (const u32*)((u64)p & ~(u64)3);
+    const u32 last = shift ? words[4] : 0;
+    Sixteen held;
+#pragma unroll
+    for (int q = 0; q < 4; ++q) held.word[q] = __funnelshift_r(words[q], q < 3 ? words[q + 1] : last, shift);
+    return held;
+}
 
-// Calls put(i, classes, from, to) for coordinates i0 .. i1 of a region, sixteen at a time, at places of the vector that are multiples of
-// sixteen: byte k of `classes` is what name(class) gives for coordinate i + k, for k from .. to. The region's octaves begin at `octaves`.
+// Calls put(i, named, from, to) for coordinates i0 .. i1 of a region, sixteen at a time, at places of the vector that are multiples of
+// sixteen: byte k of `named` stands for coordinate i + k, for k from .. to. name(classes) gives what stands for four classes. The region's octaves
+// begin at `octaves`.
 template <class Name, class Put>
 __device__ void each_class(const Team& team, const Region& g, i64 field, const u8* octaves, int i0, int i1, Name name, Put put) {
     const int mode = (int)field >> 5, base = field & 31, lead = (int)(g.start & 15), last = (i1 + lead + 15) / 16;
     const u8* across = octaves + g.rows;
     // A column's number divided by the group: exact, since both are below 2^19, unless the group is long.
     const u32 magic = g.group == 1 || g.group > 8192 ? 0 : 0xffffffffu / (u32)g.group + 1;
-    auto own = [=](int column) { return (int)across[magic ? __umulhi((u32)column, magic) : g.group == 1 ? (u32)column : (u32)column / (u32)g.group]; };
+    auto own = [=](int column) { return (u32)across[magic ? __umulhi((u32)column, magic) : g.group == 1 ? (u32)column : (u32)column / (u32)g.group]; };
     const int length = mode == BY_BLOCKS ? BLOCK : g.columns, phase = mode == BY_BLOCKS ? 0 : g.phase;
     const int down = 16 * team.size / length, right = 16 * team.size % length;
     int unit = (i0 + lead) / 16 + team.rank;
@@ -97,38 +107,36 @@ __device__ void each_class(const Team& team, const Region& g, i64 field, const u
     int row = place / length - 16, column = place % length;
     for (; unit < last; unit += team.size) {
         const int i = 16 * unit - lead, from = i < i0 ? i0 - i : 0, to = i1 - i < 16 ? i1 - i : 16;
-        Sixteen classes;
-        int r = row, c = column;
-        // Sixteen of one row mostly have one class.
-        if (mode != BY_GRID && to - from == 16 && (mode == ONE_SCALE || c + 16 <= length)) {
-            const u32 all = name(class_of(base, mode == ONE_SCALE ? MIDDLE : octaves[r], MIDDLE)) * 0x01010101u;
-            classes = {{all, all, all, all}};
-        } else
+        Sixteen named = {{MIDDLE * ONES, MIDDLE * ONES, MIDDLE * ONES, MIDDLE * ONES}};
+        if (mode == ONE_SCALE || (to - from == 16 && column + 16 <= length)) {
+            // Sixteen of one row.
+            const u32 lines = (mode == ONE_SCALE ? MIDDLE : octaves[row]) * ONES;
+            if (mode == BY_GRID && g.group == 1) named = sixteen_at(across + column);
+            else if (mode == BY_GRID)
+#pragma unroll
+                for (int q = 0; q < 4; ++q) {
+                    const int c = column + 4 * q;
+                    named.word[q] = own(c) | own(c + 1) << 8 | own(c + 2) << 16 | own(c + 3) << 24;
+                }
+#pragma unroll
+            for (int q = 0; q < 4; ++q) named.word[q] = name(classes_of(base, lines, named.word[q]));
+        } else {
+            int r = row, c = column;
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
-                const bool full = from <= 4 * q && to >= 4 * q + 4;
-                u32 packed = 0;
-                if (mode == ONE_SCALE) {
-                    packed = name(class_of(base, MIDDLE, MIDDLE)) * 0x01010101u;
-                } else if (full && c + 4 <= length) {
-                    const int line = octaves[r];
-                    if (mode != BY_GRID) packed = name(class_of(base, line, MIDDLE)) * 0x01010101u;
-                    else if (!line) packed = name(0) * 0x01010101u;
-                    else
+                u32 lines = 0, columns = 0;
 #pragma unroll
-                        for (int k = 0; k < 4; ++k) packed |= name(class_of(base, line, own(c + k))) << 8 * k;
-                    c += 4;
-                    if (c == length) c = 0, ++r;
-                } else {
-                    for (int k = 0; k < 4; ++k) {
-                        if (4 * q + k >= from && 4 * q + k < to)
-                            packed |= name(class_of(base, octaves[r], mode == BY_GRID ? own(c) : MIDDLE)) << 8 * k;
-                        if (++c == length) c = 0, ++r;
+                for (int k = 0; k < 4; ++k) {
+                    if (4 * q + k >= from && 4 * q + k < to) {
+                        lines |= (u32)octaves[r] << 8 * k;
+                        columns |= (mode == BY_GRID ? own(c) : MIDDLE) << 8 * k;
                     }
+                    if (++c == length) c = 0, ++r;
                 }
-                classes.word[q] = packed;
+                named.word[q] = name(classes_of(base, lines, columns));
             }
-        put(i, classes, from, to);
+        }
+        put(i, named, from, to);
         row += down;
         column += right;
         if (column >= length) column -= length, ++row;

@@ -120,22 +120,32 @@ extern "C" __global__ void classes_fill(
     __syncthreads();
     if (!go) return;
     const u32 mask = (u32)masks[s];
-    // Four bits for each class.
-    u64 names = 0;
-    for (int c = 0; c < CLASSES; ++c) names |= (u64)__popc(mask & ((1u << c) - 1)) << 4 * c;
+    // A byte for each class, with its upper bit where the class has no table.
+    u32 names[4];
+    for (int q = 0; q < 4; ++q) {
+        names[q] = 0;
+        for (int c = 4 * q; c < 4 * q + 4; ++c) names[q] |= (mask >> c & 1 ? (u32)__popc(mask & ((1u << c) - 1)) : 128) << 8 * (c & 3);
+    }
+    auto name = [=](u32 classes) {
+        // Each digit chooses among eight bytes, and among both eights the upper bit of its class.
+        const u32 digits = __byte_perm(classes | classes >> 4, 0, 0x4420) & 0x7777;
+        const u32 low = __byte_perm(names[0], names[1], digits), high = __byte_perm(names[2], names[3], digits);
+        return low ^ ((low ^ high) & (classes >> 3 & ONES) * 255);
+    };
     const u8* own = octaves + regions[firsts[s] * REGION_PLACES + ROOM];
     const Slice slice = slice_of(first, size, blockIdx.x % share, share);
     each_part(regions, firsts, s, slice.from, slice.to, [=](const Team& team, i64 r, const Region& g, int i0, int i1) {
         const i64* mine = told + r * TOLD_PLACES;
         u8* place = contexts + g.start;
-        u32 seen = 0;
-        auto name = [=, &seen](int c) {
-            seen |= 1u << c;
-            return (u32)(names >> 4 * c & 15);
+        u32 all = 0;
+        auto put = [=, &all](int i, const Sixteen& named, int begin, int end) {
+            put_sixteen(place + i, named, begin, end);
+#pragma unroll
+            for (int k = 0; k < 16; ++k)
+                if (k >= begin && k < end) all |= named.byte(k);
         };
-        auto put = [=](int i, const Sixteen& named, int begin, int end) { put_sixteen(place + i, named, begin, end); };
         each_class(team, g, mine[FIELD], own + mine[OCTAVES_AT], i0, i1, name, put);
-        if (seen & ~mask) state[WRONG] = CORRUPT;
+        if (all & 128) state[WRONG] = CORRUPT;
     });
 }
 
@@ -158,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(128) classes_chunks(
     const Layout l = layout_of(n, alphabet, d[CHUNK_OF]);
     if (begin >= l.chunks) return;
     if (threadIdx.x < (n + SCALE_BLOCK - 1) / SCALE_BLOCK) scales[threadIdx.x] = scale_at(data + d[SCALES], threadIdx.x);
-    const int stride = alphabet + 1, coarse = load_entries(entries + s * CLASSES * 256, 256, tables, stride, near);
+    // The entries of one symbol are mostly in different banks of memory: their distance, where it can be, is one of 5, 13, 21 ..
+    const int stride = (int)smaller(256, alphabet + 1 + (4 - alphabet & 7)), coarse = load_entries(entries + s * CLASSES * 256, 256, tables, stride, near);
     const u8* guesses = (const u8*)(near + tables * stride);
     if (c >= l.chunks) return;
     const u8* states = data + offsets[s * CHUNKS + c];

@@ -230,7 +230,8 @@ extern "C" __global__ void __launch_bounds__(256, 3) classes_count(
     const u8* symbols, const int* side, u16* words, i64* numbers, u32* states, u8* described, u8* classes, int* counts, int* tops, const i64* result
 ) {
     __shared__ int held[CLASSES * 256];
-    __shared__ u8 seen[CLASSES * 128];
+    // By magnitude, and by class: those of a step have mostly different words.
+    __shared__ u8 seen[128 * CLASSES];
     __shared__ OctavesRoom room;
     const i64 number = together ? 0 : segments_of(n), block = blockIdx.x - number, part = block % share;
     const i64 s = block < 0 ? blockIdx.x : block / share, size = segment_length(n, s), first = s * SEGMENT;
@@ -262,14 +263,14 @@ extern "C" __global__ void __launch_bounds__(256, 3) classes_count(
             put_sixteen(place + i, mine, from, to);
             for (int q = 0; q < 4; ++q) sizes.word[q] = magnitudes(sizes.word[q], (u32)window * 0x01010101u);
             if (to - from == 16 && mine.even()) {
-                near_seen[mine.byte(0) * 128 + largest(sizes)] = 1;
+                near_seen[largest(sizes) * CLASSES + mine.byte(0)] = 1;
                 return;
             }
 #pragma unroll
             for (int k = 0; k < 16; ++k)
-                if (k >= from && k < to) near_seen[mine.byte(k) * 128 + sizes.byte(k)] = 1;
+                if (k >= from && k < to) near_seen[sizes.byte(k) * CLASSES + mine.byte(k)] = 1;
         };
-        each_class(team, g, told[r * TOLD_PLACES + FIELD], octaves + g.room, i0, i1, [](int c) { return (u32)c; }, put);
+        each_class(team, g, told[r * TOLD_PLACES + FIELD], octaves + g.room, i0, i1, [](u32 c) { return c; }, put);
     });
     __syncthreads();
     // Sixteen coordinates at a time; of a sample those of every eighth block of 64. Slices begin at multiples of 512.
@@ -285,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) classes_count(
     for (int k = threadIdx.x; k < CLASSES * alphabet; k += blockDim.x)
         if (held[k]) atomicAdd(&counts[s * CLASSES * 256 + k], held[k]);
     for (int k = threadIdx.x; k < CLASSES * 128; k += blockDim.x)
-        if (seen[k]) atomicMax(&tops[s * CLASSES + k / 128], k % 128 + 1);
+        if (seen[k]) atomicMax(&tops[s * CLASSES + k % CLASSES], k / CLASSES + 1);
 }
 
 // A block for each segment that was counted: entropies and tables; and whether there are classes.
@@ -364,7 +365,7 @@ extern "C" __global__ void classes_decide(
 extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
     i64 n, const signed char* levels, const u8* classes, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
-    __shared__ Code own[CLASSES * 256];
+    __shared__ Code own[CLASSES * APART];
     const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n) * 4, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
@@ -373,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
     if (c >= l.chunks) return;
     // By class, the code of every level that a byte holds.
     for (int k = threadIdx.x; k < CLASSES * 256; k += blockDim.x) {
-        own[k] = code_of(codes[s * CLASSES * 256 + (k & ~255) + symbol_of((signed char)k, window)]);
+        own[k / 256 * APART + k % 256] = code_of(codes[s * CLASSES * 256 + (k & ~255) + symbol_of((signed char)k, window)]);
     }
     __syncthreads();
     const i64 mine = c + (threadIdx.x >> 5);
@@ -384,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
     KEEP_TOGETHER(bytes);
     KEEP_TOGETHER(own_classes);
     auto load = [=](i64 i) { return Raw{bytes[(u32)i], own_classes[(u32)i]}; };
-    auto look = [=](const Raw& r) { return near[r.context << 8 | r.symbol]; };
+    auto look = [=](const Raw& r) { return near[r.context * APART + r.symbol]; };
     const i64 number = encode_chunk(l, mine, symbol, load, look, words + first, states + s * CHUNKS * 64);
     if ((threadIdx.x & 31) == 0) numbers[s * CHUNKS + mine] = number;
 }

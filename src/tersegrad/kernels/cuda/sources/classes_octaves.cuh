@@ -29,6 +29,11 @@ __device__ void make_table(Count count, int alphabet, Bench& bench, u8* bits, i6
     __syncwarp();
 }
 
+// How an octave is coded: the largest state that it is added to, and the inverse of its frequency.
+struct OctaveCode {
+    u32 frequency, start, last, inverse;
+};
+
 // What a block that writes octaves shares.
 struct OctavesRoom {
     Bench benches[2];
@@ -36,7 +41,49 @@ struct OctavesRoom {
     i64 lengths[2];
     int present[2];
     u32 codes[2 * OCTAVES];
+    OctaveCode ready[2 * OCTAVES + 1];
 };
+
+// A warp encodes the only chunk of a block with so few octaves that a thread has one lane, if any. Octaves are read a group of steps ahead: a step
+// waits for nothing but the one before. The number of words.
+__device__ i64 encode_few(const Layout& l, const u8* symbols, const OctaveCode* codes, u16* words, u32* states) {
+    constexpr int G = 8;
+    const int t = threadIdx.x & 31, lanes = l.lanes, coded = (int)l.coded(0);
+    const bool own = t < lanes;
+    const u32 before = (1u << t) - 1;
+    u32 x = 65536, soon[G];
+    int left = coded, base = (coded - 1) / lanes * lanes;
+    for (int r = 0; own && r < l.rows; ++r) x += (u32)symbols[coded + r * lanes + (t - coded % lanes + lanes) % lanes] % OCTAVES << r * l.width;
+    // The last steps come first; the code behind those of octaves leaves a state as it is.
+    auto fetch = [&]() {
+#pragma unroll
+        for (int a = 0; a < G; ++a) {
+            const int i = base - a * lanes + t;
+            soon[a] = own && i >= 0 && i < coded ? symbols[i] : 2 * OCTAVES;
+        }
+    };
+    fetch();
+    while (base >= 0) {
+        OctaveCode now[G];
+#pragma unroll
+        for (int a = 0; a < G; ++a) now[a] = codes[soon[a]];
+        base -= G * lanes;
+        if (base >= 0) fetch();
+#pragma unroll
+        for (int a = 0; a < G; ++a) {
+            const OctaveCode& code = now[a];
+            const bool full = x > code.last;
+            const u32 votes = __ballot_sync(FULL, full);
+            left -= __popc(votes);
+            if (full) words[left + __popc(votes & before)] = (u16)x, x >>= 16;
+            // The quotient may be one too small. The state that follows is quotient * TOTAL + rest + start.
+            const u32 quotient = __umulhi(x, code.inverse), rest = x - quotient * code.frequency;
+            x += code.start + (quotient + (rest >= code.frequency)) * (TOTAL - code.frequency);
+        }
+    }
+    if (own) states[t] = x;
+    return coded - left;
+}
 
 // A block writes `count` octaves, those of columns with OCTAVES added, which `counts` has counted; returns the number of bytes. There is room
 // for the raw form, for a word of each octave, and for the words' numbers and states of all chunks.
@@ -59,7 +106,17 @@ __device__ i64 write_octaves(
         const u32* codes = room.codes;
         auto load = [=](i64 i) { return Raw{symbols[i], 0}; };
         auto look = [=](const Raw& r) { return code_of(codes[r.symbol]); };
-        for (i64 c = warp; c < l.chunks; c += warps) {
+        // None of a code without a frequency is ever asked for, but for that behind the others.
+        if (t <= 2 * OCTAVES) {
+            const u32 f = t < 2 * OCTAVES ? codes[t] & 0xffff : 0;
+            room.ready[t] = f ? OctaveCode{f, codes[t] >> 16, (f << 20) - 1, 0xffffffffu / f} : OctaveCode{TOTAL, 0, 0xffffffffu, 0};
+        }
+        __syncthreads();
+        if (warp == 0 && l.lanes <= 32) {
+            const i64 number = encode_few(l, symbols, room.ready, words, states);
+            if (t == 0) numbers[0] = number;
+        }
+        for (i64 c = warp; l.lanes > 32 && c < l.chunks; c += warps) {
             const i64 number = encode_chunk(l, c, [=](i64 i) { return (u32)symbols[i] % OCTAVES; }, load, look, words, states);
             if ((t & 31) == 0) numbers[c] = number;
         }

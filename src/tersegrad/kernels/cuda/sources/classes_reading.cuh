@@ -97,17 +97,70 @@ __device__ void open_octaves(const u8* data, i64 nbytes, i64 count, u8* octaves,
     }
 }
 
+__device__ __forceinline__ void open_cell(u32 held, u32* cell, u8* symbol) {
+    *symbol = (u8)(held >> 28);
+    *cell = ((held >> 12 & 0xfff) + 1) | (held & 0xfff) << 16;
+}
+
+// A warp decodes the only chunk of a block with so few octaves that a thread has one lane, if any. Contexts are read a group of steps ahead: a step
+// waits for nothing but the one before.
+__device__ bool decode_few(const Layout& l, const u8* states, i64 number, u16* ring, u8* octaves, const u32* cells) {
+    constexpr int G = 8;
+    const int t = threadIdx.x & 31, lanes = l.lanes, coded = (int)l.coded(0);
+    const bool own = t < lanes;
+    const u32 before = (1u << t) - 1;
+    Words in;
+    in.begin(states + 4 * lanes, states + 4 * lanes + 2 * number, ring);
+    u32 x = own ? load32(states + 4 * t) : 65536, soon[G];
+    bool good = x >= 65536;
+    int at = 0;
+    auto fetch = [&](int base) {
+#pragma unroll
+        for (int a = 0; a < G; ++a) soon[a] = own && base + a * lanes + t < coded ? octaves[base + a * lanes + t] * TOTAL : 0;
+    };
+    fetch(0);
+    for (int base = 0; base < coded;) {
+        u32 now[G];
+#pragma unroll
+        for (int a = 0; a < G; ++a) now[a] = soon[a];
+        if (base + G * lanes < coded) fetch(base + G * lanes);
+#pragma unroll
+        for (int a = 0; a < G; ++a, base += lanes) {
+            // Read by all threads, without a branch.
+            u32 held = cells[now[a] + (x & (TOTAL - 1))], cell;
+            u8 symbol;
+            KEEP_NUMBER(held);
+            open_cell(held, &cell, &symbol);
+            const bool has = own && base + t < coded;
+            const u32 next = (cell & 0xffff) * (x >> 12) + (cell >> 16);
+            if (has) octaves[base + t] = symbol;
+            x = has ? next : x;
+            const bool needs = has && x < 65536;
+            const u32 votes = __ballot_sync(FULL, needs), word = ring[(u32)(at + __popc(votes & before)) % RING];
+            if (needs) x = x << 16 | word;
+            at += __popc(votes);
+            if (at + 32 > in.loaded) in.turn();
+        }
+    }
+    good &= at == number;
+    if (!own) return good;
+    // The last octaves are what a state has above the smallest one.
+    const u32 rest = x - 65536;
+    for (int r = 0; r < l.rows; ++r) octaves[coded + r * lanes + (t - coded % lanes + lanes) % lanes] = (u8)(rest >> r * l.width & (OCTAVES - 1));
+    return good && x >= 65536 && rest >> l.rows * l.width == 0;
+}
+
 // The chunks of octaves, a warp for each.
 __device__ void decode_octaves(const u8* data, i64 count, u8* octaves, i64* offsets, i64* words, Reading& in) {
     const int warp = threadIdx.x >> 5;
     const Layout l = layout_of(count, OCTAVES, in.side_form);
     const u32* cells = in.cells;
+    if (l.lanes <= 32) {
+        if (warp == 0 && !decode_few(l, data + offsets[0], words[0], in.rings[0], octaves, cells)) in.bad = true;
+        return;
+    }
     for (i64 c = warp; c < in.chunks; c += WARPS) {
-        auto look = [=](u32 context, u32 slot, u32* cell, u8* symbol) {
-            const u32 held = cells[context * TOTAL + slot];
-            *symbol = (u8)(held >> 28);
-            *cell = ((held >> 12 & 0xfff) + 1) | (held & 0xfff) << 16;
-        };
+        auto look = [=](u32 context, u32 slot, u32* cell, u8* symbol) { open_cell(cells[context * TOTAL + slot], cell, symbol); };
         auto put = [=](i64 i, u8 symbol) { octaves[i] = symbol; };
         if (!decode_chunk(l, c, OCTAVES, data + offsets[c], words[c], in.rings[warp], ContextOf{octaves}, look, put)) in.bad = true;
     }

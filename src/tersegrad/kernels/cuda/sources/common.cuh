@@ -10,7 +10,10 @@ typedef long long i64;
 // Keeps the compiler from taking the sum apart that a pointer to global memory is: what is added to it then takes one instruction.
 #ifdef CUDA_ON_CPU
 #define KEEP_TOGETHER(pointer)
+#define KEEP_NUMBER(number)
 #else
+// Keeps the compiler from finding out what a number is good for.
+#define KEEP_NUMBER(number) asm("" : "+r"(number))
 #define KEEP_TOGETHER(pointer)              \
     do {                                    \
         asm("" : "+l"(pointer));            \
@@ -33,6 +36,16 @@ __device__ __forceinline__ void store16(u8* p, u32 v) {
     p[0] = (u8)v;
     p[1] = (u8)(v >> 8);
 }
+
+// Sixteen bytes that are loaded and stored at once, at places that are multiples of sixteen.
+struct alignas(16) Sixteen {
+    u32 word[4];
+    __device__ u32 byte(int k) const { return word[k >> 2] >> 8 * (k & 3) & 255; }
+    // Whether all bytes are the same.
+    __device__ bool even() const {
+        return word[0] == word[0] % 256 * 0x01010101u && word[0] == word[1] && word[0] == word[2] && word[0] == word[3];
+    }
+};
 
 // The number of binary digits of v.
 __device__ __forceinline__ int bit_length(u64 v) { return 64 - __clzll((i64)v); }

@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
 }
 
 // One block lays out the message: the form and length of every segment, where they and their chunks begin; norm and error.
-extern "C" __global__ void dither_close(
+extern "C" __global__ void __launch_bounds__(256) dither_close(
     i64 n, i64* segments, const i64* numbers, i64* offsets, double* norms, double* errors, double* sums, i64* result
 ) {
     const i64 segments_number = segments_of(n);
@@ -397,26 +397,50 @@ extern "C" __global__ void __launch_bounds__(256, 4) dither_write(
     }
 }
 
-// What the message leaves out of each coordinate; 256 threads for 4 times as many coordinates.
-extern "C" __global__ void dither_left(
+// What the message leaves out of each coordinate; 256 threads for 16 times as many, which have one scale.
+extern "C" __global__ void __launch_bounds__(256) dither_left(
     const float* x, i64 n, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const signed char* levels, const float* steps, const float* scales,
     const i64* segments, const i64* result, float* left
 ) {
     if (result[RESULT_WRONG] != FINE) return;
-    const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
+    const i64 first = (i64)blockIdx.x * 4096, block = first / SCALE_BLOCK;
+    const i64* d = segments + smaller(first / SEGMENT, segments_of(n) - 1) * SEGMENT_PLACES;
+    const bool coded = has_levels(d), raw = d[KIND] == RAW_KIND;
+    const float scale = scales[block];
+    // A byte holds no larger levels than 127.
+    auto at_most = [=](int level) { return coded && (level == 127 || level == -127); };
+    auto rest = [=](float v, int level) { return __fsub_rn(v, coded ? scaled(level, scale) : raw ? v : 0.0f); };
+    auto rest_of_large = [=](int k, float v) {
+        const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
+        bool large;
+        return rest(v, level_of(v, 1.0f / steps[block], draw_of(draws, drawn != 0, first + k), &large));
+    };
+    x += first, levels += first, left += first;
+    if (first + 4096 > n || ((u64)x | (u64)left) & 15) {
+        for (int k = threadIdx.x; k < 4096 && first + k < n; k += 256) left[k] = at_most(levels[k]) ? rest_of_large(k, x[k]) : rest(x[k], levels[k]);
+        return;
+    }
+    Sixteen held[4];
+    u32 four[4];
+#pragma unroll
+    for (int a = 0; a < 4; ++a) held[a] = ((const Sixteen*)x)[256 * a + threadIdx.x], four[a] = ((const u32*)levels)[256 * a + threadIdx.x];
 #pragma unroll
     for (int a = 0; a < 4; ++a) {
-        const i64 i = ((i64)blockIdx.x * 4 + a) * blockDim.x + threadIdx.x;
-        if (i >= n) return;
-        const i64* d = segments + smaller(i / SEGMENT, segments_of(n) - 1) * SEGMENT_PLACES;
-        float value = d[KIND] == RAW_KIND ? x[i] : 0.0f;
-        if (has_levels(d)) {
-            int level = levels[i];
-            bool large;
-            // A byte holds no larger ones.
-            if (level == 127 || level == -127) level = level_of(x[i], 1.0f / steps[i / SCALE_BLOCK], draw_of(draws, drawn != 0, i), &large);
-            value = scaled(level, scales[i / SCALE_BLOCK]);
+        const int unit = 256 * a + threadIdx.x;
+        Sixteen made;
+        bool any = false;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const int level = (signed char)(four[a] >> 8 * k);
+            any |= at_most(level);
+            made.word[k] = __float_as_uint(rest(__uint_as_float(held[a].word[k]), level));
         }
-        left[i] = __fsub_rn(x[i], value);
+        ((Sixteen*)left)[unit] = made;
+        if (!any) continue;
+#pragma unroll 1
+        for (int k = 0; k < 4; ++k) {
+            const u32 v = k < 2 ? k ? held[a].word[1] : held[a].word[0] : k < 3 ? held[a].word[2] : held[a].word[3];
+            if (at_most((signed char)(four[a] >> 8 * k))) left[4 * unit + k] = rest_of_large(4 * unit + k, __uint_as_float(v));
+        }
     }
 }

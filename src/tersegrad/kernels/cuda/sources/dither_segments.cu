@@ -141,14 +141,3 @@ extern "C" __global__ void __launch_bounds__(512) dither_segments(
     const i64 tail = write_planes(values, found, planes + s * PLANE_WORDS);
     if (threadIdx.x == 0) d[TAIL] = tail;
 }
-
-// The length of a block of symbols, -1 where one is not of the alphabet; and how many segments have classes, -1 where escapes kept them from being
-// looked for.
-extern "C" __global__ void dither_tried(i64 number, const i64* segments, const i64* result, const i64* head, i64* found) {
-    i64 classed = 0;
-    for (i64 s = threadIdx.x; s < number; s += 32) classed += segments[s * SEGMENT_PLACES + KIND] == CLASSED_KIND;
-    classed = warp_sum(classed);
-    if (threadIdx.x) return;
-    found[0] = head[STATUS] == FINE ? head[LENGTH] : -1;
-    found[1] = result[RESULT_WRONG] == FINE ? classed : -1;
-}

@@ -2,8 +2,8 @@
 #include "common.cuh"
 #include "rans_tables.cuh"
 
-// A warp writes, for a table of frequencies, start | (frequency - 1) << 12 | symbol << 24 of each symbol that has any, one after the other;
-// and which symbol is the only one, if any.
+// A warp writes, for a table of frequencies, start | (frequency - 1) << 12 | symbol << 24 of each symbol that has any, one after the other,
+// the last one twice; and which symbol is the only one, if any.
 __device__ void make_entries(const int* f, int alphabet, u32* entries, u8* only) {
     const int lane = threadIdx.x & 31;
     int start = 0, number = 0;
@@ -11,7 +11,11 @@ __device__ void make_entries(const int* f, int alphabet, u32* entries, u8* only)
         const int k = base + lane, own = k < alphabet ? f[k] : 0;
         const int upto = (int)warp_scan(own);
         const u32 present = __ballot_sync(FULL, own > 0);
-        if (own) entries[number + __popc(present & ((1u << lane) - 1))] = (u32)(start + upto - own) | (u32)(own - 1) << 12 | (u32)k << 24;
+        if (own) {
+            u32* to = entries + number + __popc(present & ((1u << lane) - 1));
+            to[0] = (u32)(start + upto - own) | (u32)(own - 1) << 12 | (u32)k << 24;
+            if (start + upto == TOTAL) to[1] = to[0];
+        }
         if (own == TOTAL) *only = (u8)k;
         start += __shfl_sync(FULL, upto, 31);
         number += __popc(present);
@@ -35,15 +39,33 @@ struct Entries {
     const u32* entries;
     const u8* guesses;
     int coarse, stride;
-    __device__ void operator()(u32 context, u32 slot, u32* cell, u8* symbol) const {
-        const u32* own = entries + context * stride + guesses[(context * TOTAL + slot) >> coarse];
+    __device__ __forceinline__ const u32* place(u32 context, u32 slot) const {
+        return entries + context * stride + guesses[(context * TOTAL + slot) >> coarse];
+    }
+    __device__ __forceinline__ u32 entry_from(const u32* own, u32 slot) const {
         u32 entry = own[0];
-        const u32 next = own[1];
-        if (fine) entry = behind(slot, entry) ? next : entry;
-        else
-            while (behind(slot, entry)) entry = *++own;
+        if (fine) {
+            const u32 next = own[1];
+            // All ones where the slot lies before those of the next one. Both are read at once: not one of them when it is known which.
+            int before = (int)(slot - (next & 0xfff)) >> 31;
+            KEEP_NUMBER(before);
+            return next ^ ((next ^ entry) & (u32)before);
+        }
+        while (behind(slot, entry)) entry = *++own;
+        return entry;
+    }
+    __device__ __forceinline__ u32 find(u32 context, u32 slot) const { return entry_from(place(context, slot), slot); }
+    __device__ __forceinline__ void settle(const u32* own, u32 slot, u32* cell, u8* symbol) const {
+        const u32 entry = entry_from(own, slot);
         *symbol = (u8)(entry >> 24);
         *cell = ((entry >> 12 & 0xfff) + 1) | (slot - (entry & 0xfff)) << 16;
+    }
+    __device__ void operator()(u32 context, u32 slot, u32* cell, u8* symbol) const { settle(place(context, slot), slot, cell, symbol); }
+    // Two at once: neither waits for the other.
+    __device__ __forceinline__ void both(const u32 (&contexts)[2], const u32 (&slots)[2], u32 (&cells)[2], u8 (&symbols)[2]) const {
+        const u32 *first = place(contexts[0], slots[0]), *second = place(contexts[1], slots[1]);
+        settle(first, slots[0], &cells[0], &symbols[0]);
+        settle(second, slots[1], &cells[1], &symbols[1]);
     }
 };
 

@@ -6,7 +6,8 @@
 #define MAX_RICE 5
 
 // Places in the description of a block that the kernels hand on.
-enum { FORM, CHUNK, TABLES, LENGTH, STATUS, INFORMATIVE };
+enum { FORM, CHUNK, TABLES, LENGTH, STATUS, INFORMATIVE, ALPHABET_OF, LEAST_OF, LARGEST_OF };
+// Of bytes that mean symbols in another way, the alphabet that was found; of exponents, the least that is not 0 and the largest.
 // Forms: nothing follows the tables of ONLY_TABLES.
 enum { RAW = 1, CODED = 2, ONLY_TABLES = 3 };
 // What is wrong, if anything.
@@ -35,12 +36,19 @@ struct BitReader {
     const u8* data;
     i64 bits, at;
     bool good;
-    // The next bits, at least PEEKED of them, zeros after the last.
-    __device__ u32 peek() const {
-        const i64 first = at >> 3, bytes = (bits + 7) >> 3;
-        u32 value = 0;
-        for (int k = 0; k < 4; ++k) value |= first + k < bytes ? (u32)data[first + k] << 8 * k : 0;
-        return value >> (at & 7);
+    // The 64 bits from there on, zeros after the last.
+    u64 held = 0;
+    i64 from = -64;
+    // The next bits, at least PEEKED of them.
+    __device__ u32 peek() {
+        if (at - from > 64 - PEEKED) {
+            const i64 first = at >> 3, bytes = (bits + 7) >> 3;
+            u32 half[2] = {0, 0};
+            for (int k = 0; k < 8; ++k) half[k >> 2] |= first + k < bytes ? (u32)data[first + k] << 8 * (k & 3) : 0;
+            held = (u64)half[1] << 32 | half[0];
+            from = 8 * first;
+        }
+        return (u32)(held >> (int)(at - from));
     }
     __device__ void skip(int number) {
         at += number;
@@ -63,8 +71,14 @@ struct BitReader {
     }
     // Ones before a zero, then k bits; after `most` ones there is no zero.
     __device__ int rice(int k, int most) {
-        int quotient = 0, run = PEEKED;
-        u32 value = 0;
+        u32 value = peek();
+        int quotient = 0, run = __ffs((int)~value) - 1;
+        // Nearly all are short.
+        if (run >= 0 && run < PEEKED - MAX_RICE && run < most) {
+            skip(run + 1 + k);
+            return run << k | (int)(value >> (run + 1) & ((1u << k) - 1));
+        }
+        run = PEEKED;
         while (good && quotient < most && run == PEEKED) {
             value = peek();
             run = ~value & ((1u << PEEKED) - 1) ? __ffs((int)~value) - 1 : PEEKED;

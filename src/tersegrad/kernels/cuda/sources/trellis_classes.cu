@@ -171,11 +171,12 @@ extern "C" __global__ void __launch_bounds__(512) trellis_class_tables(
 
 // A warp for each chunk of a segment with classes, four of them in a block.
 extern "C" __global__ void __launch_bounds__(128) trellis_class_chunks(
-    i64 n, const u8* bytes, const u8* classes, const u32* info, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
+    i64 n, i64 exponent, const u8* bytes, const u8* classes, const u32* info, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
     const i64* result
 ) {
-    __shared__ Code own[CLASSES * 256];
-    const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n) * 4, size = segment_length(n, s), first = s * SEGMENT;
+    __shared__ Code own[CLASSES * APART];
+    const Chunks place = chunks_of(n, exponent, 4);
+    const i64 s = place.s, c = place.c, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * TRELLIS_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW];
@@ -184,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(128) trellis_class_chunks(
     // By class, the code of every byte; of classes without a table, and of the z0 that still ones do not have, nobody asks.
     for (int k = threadIdx.x; k < CLASSES * 256; k += blockDim.x) {
         const i64 table = (info[s * CLASSES + k / 256] & 255) + (k >> 7 & 1);
-        own[k] = code_of(table < d[OCTAVES_OF] ? codes[(s * TABLES_MOST + table) * 128 + trellis_symbol((u32)k & 127, window)] : 0);
+        own[k / 256 * APART + k % 256] = code_of(table < d[OCTAVES_OF] ? codes[(s * TABLES_MOST + table) * 128 + trellis_symbol((u32)k & 127, window)] : 0);
     }
     __syncthreads();
     const i64 mine = c + (threadIdx.x >> 5);
@@ -195,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(128) trellis_class_chunks(
     KEEP_TOGETHER(kinds);
     auto symbol = [=](i64 i) { return trellis_symbol(held[i], window); };
     auto load = [=](i64 i) { return Raw{held[(u32)i], kinds[(u32)i]}; };
-    auto look = [=](const Raw& r) { return near[r.context << 8 | r.symbol]; };
+    auto look = [=](const Raw& r) { return near[r.context * APART + r.symbol]; };
     const i64 number = encode_chunk(l, mine, symbol, load, look, words + first, states + s * CHUNKS * 64);
     if ((threadIdx.x & 31) == 0) numbers[s * CHUNKS + mine] = number;
 }
