@@ -1,7 +1,8 @@
 """Where the time of a step goes on one GPU: ``python -m benchmarks.gpu_trace exchange|training|moments|round [TEXT] [--tiny]``.
 
 ``exchange``: an exchange of the gradients of gpu_steps' transformer by itself; TEXT is ``compressor + exchange``. ``training``: whole steps
-of that transformer, and one by one what the device did before the optimiser began: what could not be hidden.
+of that transformer, and one by one what the device did before the optimiser began: what could not be hidden. With ``float32`` as TEXT it
+tells what the backward pass takes when nothing runs beside it.
 ``moments``: a step with second moments, launched kernel by kernel. ``round``: one message of a sixteenth of a ResNet-50's gradients, there
 and back; TEXT is a compressor.
 
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -182,7 +183,7 @@ def short(name: str) -> str:
     return name.partition("<")[0].removeprefix("void ").removeprefix("at::native::")[:40]
 
 
-def table(title: str, heads: list[str], rows: list[tuple[str, ...]]) -> str:
+def table(title: str, heads: list[str], rows: Sequence[tuple[str, ...]]) -> str:
     return Table((Column(heads[0], number=False), *map(Column, heads[1:])), tuple(rows), title).markdown()
 
 
@@ -202,6 +203,7 @@ def show(step: Callable[[], object], device: torch.device) -> None:
     if device.type == "cuda":
         events = traced(step, STEPS)
         busy, without, number = gaps(events)
+        rows: list[tuple[str, ...]]
         for kinds, title in (
             (DEVICE, f"the device: busy for {busy / STEPS:.0f} us of a step"),
             (RUNTIME, "calls of the driver"),
@@ -218,12 +220,18 @@ def show(step: Callable[[], object], device: torch.device) -> None:
             table(f"idle for {sum(without.values()) / STEPS:.0f} us of a step", ["between", "per step", "us per step"], rows),
             end="\n\n",
         )
+        on, kernels = Counter[str](), Counter[str]()
+        for e in (e for e in events if e["cat"] in DEVICE):
+            on[str(e["tid"])] += e["dur"]
+            kernels[str(e["tid"])] += 1
+        rows = [(stream, f"{kernels[stream] / STEPS:.1f}", f"{us / STEPS:.1f}") for stream, us in on.most_common(SHOWN)]
+        print(table("streams, which slow one another down", ["stream", "kernels per step", "us per step"], rows), end="\n\n")
         if end := before_the_optimiser(events):
             heads = ["name", "stream", "us before the optimiser", "kernels", "us of them", "us idle before"]
             print(table("the end of the backward pass, in one step", heads, end), end="\n\n")
     for thread, counter in sorted(host.items(), key=lambda item: item[0]):
-        rows = [(where, f"{100 * k / counter.total():.1f}") for where, k in counter.most_common(SHOWN)]
-        print(table(f"thread {thread}", ["where", "% of its samples"], rows), end="\n\n")
+        samples = [(where, f"{100 * k / counter.total():.1f}") for where, k in counter.most_common(SHOWN)]
+        print(table(f"thread {thread}", ["where", "% of its samples"], samples), end="\n\n")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,9 +5,8 @@ averaged by a two-shot exchange of an unbiased code: parts of a worker's vector,
 of factors errs stays in that worker's residual, vectors among the pieces included; errors of the means do not. Every piece is divided by
 the root mean square of what came out for it in the step before, which all workers know.
 
-A step adds the codes' errors instead of writing messages: uniform numbers, independent of the vector, of variance omega for every part.
-For ``subtractive_dithering`` that is the law of its error, for ``dithered_trellis`` the errors' variance (its law is close to it). Messages
-of some steps, both rounds of all workers, are written and decoded by the package's exchange (:class:`Counted`).
+A step adds the codes' errors instead of writing messages (``codes.py``). Messages of some steps, both rounds of all workers, are written
+and decoded by the package's exchange (:class:`Counted`).
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tersegrad
+from experiments.variance_based import codes
 from experiments.variance_based.batched import Buffers, Method, PowerSGD, State
-from experiments.variance_based.fused import fused
 from experiments.variance_based.layout import Layout
 from experiments.variance_based.local import mean_of
 from experiments.variance_based.network import Mode
 from tersegrad import Context, Spec
 from tersegrad.core.protocol import Piece
 from tersegrad.exchange import scheme, virtual
-from tersegrad.exchange.two_shot import UNIT, borders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +82,7 @@ class CodedPowerSGD(Method):
         workers, device = buffers.gradient.shape[0], buffers.mean.device
         generator = torch.Generator().manual_seed(seed)
         places = self.places(buffers.layout)
-        first, second = (_whole(spec.numel) for spec in self.specs(buffers.layout))
+        first, second = (codes.whole(spec.numel) for spec in self.specs(buffers.layout))
         q = torch.zeros(second)
         for place in places:
             shape = (place.columns, self.rank) if place.rows else (place.columns,)
@@ -95,9 +93,8 @@ class CodedPowerSGD(Method):
         for name, size in (("p", first), ("own", second)):
             state[name] = torch.zeros(workers, size, device=device)  # what the exchange is given
             state[f"{name}_came"] = torch.zeros(size, device=device)  # and what came out
-        for name, size, spec in (("p", first, 0), ("own", second, 1)):
-            numel = self.specs(buffers.layout)[spec].numel
-            state[f"{name}_ends"], state[f"{name}_shard"] = (t.to(device) for t in _shards(numel, size, workers))
+        for name, numel in zip(("p", "own"), (spec.numel for spec in self.specs(buffers.layout))):
+            state[f"{name}_ends"], state[f"{name}_part"] = (t.to(device) for t in codes.parts(numel, workers))
         # Of every coordinate the tensor that it belongs to; those behind the last belong to none.
         state["piece_of_q"], state["piece_of_p"] = (
             torch.repeat_interleave(torch.arange(len(counts) + 1), torch.tensor([*counts, size - sum(counts)])).to(device)
@@ -111,7 +108,7 @@ class CodedPowerSGD(Method):
 
     def step(self, buffers: Buffers, state: State) -> None:
         layout, rank, workers = buffers.layout, self.rank, buffers.gradient.shape[0]
-        places = self.places(layout)
+        places, omegas = self.places(layout), (self.omega, self.omega)
         matrices = [place for place in places if place.rows]
         r, q, p, own = (state[name] for name in ("r", "q", "p", "own"))
         r.add_(buffers.gradient)
@@ -122,7 +119,7 @@ class CodedPowerSGD(Method):
             matrix = views[m.name].view(workers, m.rows, m.columns)
             _part(p, m.p, m.rows, rank).copy_(torch.bmm(matrix, basis.expand(workers, -1, -1)))
         p.div_(F.pad(scale, (0, 1), value=1.0)[state["piece_of_p"]])
-        _, came = _sent(p, state["p_ends"], state["p_shard"], self.omega, 1.0)
+        _, came = codes.both_rounds(p, state["p_ends"], state["p_part"], omegas)
         state["p_came"].copy_(came)
         bases = _bases([came[m.p : m.p + m.rows * rank].view(m.rows, rank) for m in matrices])
         basis_of = {m.name: basis for m, basis in zip(matrices, bases)}
@@ -135,7 +132,7 @@ class CodedPowerSGD(Method):
                 own[:, place.q : place.q + place.columns].copy_(views[place.name].reshape(workers, -1))
         each = F.pad(scale, (0, 1), value=1.0)[state["piece_of_q"]]
         own.div_(each)
-        sent, came = _sent(own, state["own_ends"], state["own_shard"], self.omega, 1.0 / (1.0 + self.omega))
+        sent, came = codes.both_rounds(own, state["own_ends"], state["own_part"], omegas, 1.0 / (1.0 + self.omega))
         state["own_came"].copy_(came)
         sent, came = sent * each, came * each
         for place in places:
@@ -156,20 +153,9 @@ class CodedPowerSGD(Method):
         buffers.words.fill_((sum(spec.numel for spec in self.specs(layout))) * workers)
 
 
-def _whole(count: int) -> int:
-    """Coordinates of a flat vector that ends with a whole unit."""
-    return -(-count // UNIT) * UNIT
-
-
 def _part(rows: Tensor, start: int, count: int, rank: int) -> Tensor:
     """One tensor's factors of all workers, (workers, count, rank), within (workers, size)."""
     return rows[:, start : start + count * rank].view(rows.shape[0], count, rank)
-
-
-def _shards(numel: int, size: int, workers: int) -> tuple[Tensor, Tensor]:
-    """Where the parts of a flat vector end, in units, from 0 on; and the part of every unit."""
-    ends = torch.tensor([-(-at // UNIT) for at in borders(numel, workers)])
-    return ends, torch.repeat_interleave(torch.arange(workers), ends.diff())[: size // UNIT]
 
 
 def _squares(flat: Tensor, ends: Tensor) -> Tensor:
@@ -182,27 +168,6 @@ def _sizes(flat: Tensor, ends: Tensor) -> Tensor:
     """Root mean squares of consecutive pieces; 1 where all is zero."""
     squares = _squares(flat, ends)
     return torch.where(squares > 0, squares, 1.0).sqrt().float()
-
-
-@fused
-def _noised(x: Tensor, u: Tensor, spread: Tensor, weight: float) -> Tensor:
-    """The vector with the code's error, times ``weight``: (rows, units, UNIT); u is uniform on [0, 1)."""
-    return (x + (u - 0.5) * spread) * weight
-
-
-def _coded(x: Tensor, ends: Tensor, shard: Tensor, omega: float, weight: float) -> Tensor:
-    """What is decoded of (rows, size) vectors, part by part, times ``weight``."""
-    units = x.view(x.shape[0], -1, UNIT)
-    sums = F.pad(units.square().sum(-1).double().cumsum(1), (1, 0))[:, ends].diff().clamp_min(0.0)
-    # A unit at the end that is not full counts as if it were.
-    spread = torch.sqrt((12 * omega / UNIT) * sums / ends.diff().clamp_min(1)).float()
-    return _noised(units, torch.rand_like(units), spread[:, shard].unsqueeze(-1), weight).view(x.shape)
-
-
-def _sent(rows: Tensor, ends: Tensor, shard: Tensor, omega: float, weight: float) -> tuple[Tensor, Tensor]:
-    """What is decoded of every worker's vector, and of the mean of that: the two rounds."""
-    sent = _coded(rows, ends, shard, omega, weight)
-    return sent, _coded(sent.mean(0, keepdim=True), ends, shard, omega, 1.0)[0]
 
 
 def _bases(factors: list[Tensor]) -> Iterator[Tensor]:

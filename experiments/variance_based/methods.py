@@ -42,10 +42,13 @@ METHODS: dict[str, Method] = {
     "local_14": Local("local_sgd(every=14)"),
     "local_49": Local("local_sgd(every=49)"),
     "local_14_outer": Local("diloco(every=14)"),
-    "local_7_growing": Local("local_sgd(every=7)", growing=True),
+    "local_7_growing": Local("local_sgd(every=7)", growing=1),
     "local_14_exact": Local("local_sgd(every=14)", "identity"),
     "local_14_second": Local("local_sgd(every=14)", "dithered_trellis(omega=2)", SECOND),
     "local_14_outer_exact": Local("diloco(every=14)", "identity"),
+    "local_4_quadratic": Local("local_sgd(every=4)", growing=2, written=25),
+    "local_4_quadratic_outer": Local("diloco(every=4)", growing=2, written=25),
+    "local_5_linear_outer": Local("diloco(every=5)", growing=1, written=25),
     "local_7_outer_coarse": Local("diloco(every=7)", "dithered_trellis(omega=4)"),
 }
 LABELS = {
@@ -76,6 +79,9 @@ LABELS = {
     "local_49": "49 local steps, `dithered_trellis(omega=1)`",
     "local_14_outer": "14 local steps, Nesterov steps along their mean, `dithered_trellis(omega=1)`",
     "local_7_growing": "7 local steps and more as the rate falls, `dithered_trellis(omega=1)`",
+    "local_4_quadratic": "4 local steps and more with the rate's inverse square, `dithered_trellis(omega=1)`",
+    "local_4_quadratic_outer": "4 local steps and more with the rate's inverse square, Nesterov steps, `dithered_trellis(omega=1)`",
+    "local_5_linear_outer": "5 local steps and more as the rate falls, Nesterov steps, `dithered_trellis(omega=1)`",
     "local_14_exact": "14 local steps, float32",
     "local_14_second": "14 local steps, `dithered_trellis(omega=2)`, their mean with `omega=0.25`",
     "local_7_outer_coarse": "7 local steps, Nesterov steps along their mean, `dithered_trellis(omega=4)`",
@@ -331,6 +337,7 @@ PLANS: dict[str, list[Job]] = {
         Job("power_sgd_32_coded", "momentum"),
         Job("power_sgd_16_coded"),
         Job("power_sgd_4_coded", "momentum"),
+        *(Job(name) for name in ("local_4_quadratic_outer", "local_5_linear_outer", "local_4_quadratic")),
         *(Job(name, "momentum", seed=1) for name in ("none", "power_sgd_16_coded")),
     ],
     # The same for a few epochs (--epochs 6): what local steps lose by themselves and by their messages, and at which rates.

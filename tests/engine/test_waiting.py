@@ -114,9 +114,20 @@ def test_states_are_decided_before_anyone_sees_them(bad: bool, device: Device, m
         step.results()
         step.close()
     assert made.between_steps
+    # What DDP asks at the end of a step does not wait.
+    assert not made.wants_moments()
     assert all(lane.state is old for lane, old in zip(made._lanes, before))
     held.set()
     assert [lane.state is old for lane, old in zip(made.lanes, before)] == [bad] * GROUPS
+
+
+@pytest.mark.usefixtures("single")
+def test_fixed_rates_wait_where_their_bytes_go_by_the_host(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for by_host in (False, True):
+        monkeypatch.setattr(TimedGroup, "by_host", lambda link, device, by_host=by_host: by_host)
+        found += [{lane.waits for lane in engine_of(text, "two_shot", device).lanes} for text in ("qsgd", "top_k(k=3)")]
+    assert found == [{False}, {True}, {True}, {True}]
 
 
 @pytest.mark.usefixtures("single")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.variance_based import data, methods, train
+from experiments.variance_based import codes, data, methods, train
 from experiments.variance_based.batched import Buffers
-from experiments.variance_based.factors import CodedPowerSGD, Counted, _coded, _shards
+from experiments.variance_based.factors import CodedPowerSGD, Counted
 from experiments.variance_based.layout import Layout
 from torch import Tensor
 
@@ -63,11 +63,11 @@ def test_a_fine_code_gives_what_the_package_gives() -> None:
 def test_the_errors_that_are_added_are_those_of_the_code() -> None:
     """Uniform, so that the mean of n squares lies within 5 standard deviations, 5 sqrt(0.8/n) of itself."""
     numel, omega = 64 * 200 * WORKERS, 0.3
-    ends, shard = _shards(numel, numel, WORKERS)
+    ends, part_of_unit = codes.parts(numel, WORKERS)
     scales = torch.tensor([1.0, 1e-3, 0.0, 50.0]).repeat_interleave(numel // WORKERS)
     x = torch.randn(2, numel, generator=torch.Generator().manual_seed(1)) * scales
     torch.manual_seed(2)
-    error = _coded(x, ends, shard, omega, 1.0) - x
+    error = codes.decoded(x, ends, part_of_unit, omega) - x
     for part, given in zip(error.chunk(WORKERS, 1), x.chunk(WORKERS, 1)):
         square = given.square().sum(1) * omega
         found = part.square().sum(1)

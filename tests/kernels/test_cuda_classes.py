@@ -137,7 +137,7 @@ def test_silent_rows_and_grids() -> None:
 
 
 def test_many_small_pieces() -> None:
-    x, spec = uneven((*((n,) for n in (64, 3, 65, 200) * 12), (2, 300), (40, 1), (500, 2)))
+    x, spec = uneven(((10, 32), (12, 16, 2), (5, 512), *((n,) for n in (64, 3, 65, 200) * 12), (2, 300), (40, 1), (500, 2)))
     with emulated():
         encoded(x, 0.01, spec.layout)
 

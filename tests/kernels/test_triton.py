@@ -62,18 +62,27 @@ def test_parameters_lie_where_the_driver_looks(monkeypatch: pytest.MonkeyPatch) 
     launch = pytest.importorskip("tersegrad.kernels.triton.launch")
     loader, seen = launch.loader, []
 
-    def launched(function: int, *rest: Any) -> int:
-        words = (ctypes.c_void_p * 5).from_address(rest[-1])
+    def launched(config: int, function: int, addresses: None, extra: int) -> int:
+        words = (ctypes.c_void_p * 5).from_address(extra)
         size = ctypes.c_size_t.from_address(words[3] or 0).value
-        seen.append((function, rest[:-1], ctypes.string_at(words[1] or 0, size)))
+        seen.append((function, ctypes.string_at(config, 56), ctypes.string_at(words[1] or 0, size)))
+        assert (words[0], words[2], words[4], addresses) == (1, 2, None, None)
         return 0
 
-    monkeypatch.setattr(loader, "launches", lambda: launched)
+    monkeypatch.setattr(loader, "entry", lambda *names: launched)
     places = [(0, 8), (8, 8), (16, 4), (24, 8), (32, 4), (40, 8), (48, 8)]
     packer = launch.packer_of("PPiqf", places)
     launch._through_the_driver(77, 128, 4096, packer)((3, 2, 1), 5, 1 << 40, 2, -3, 4, 0.5)
     expected = struct.pack("<QQi4xqf4xQQ", 1 << 40, 2, -3, 4, 0.5, 0, 0)
-    assert seen == [(77, (3, 2, 1, 128, 1, 1, 4096, 5, None), expected)]
+    config = struct.pack("<7I4xQQI4x", 3, 2, 1, 128, 1, 1, 4096, 5, 0, 0)
+    assert seen == [(77, config, expected)]
+    # A thread that has no device yet is given torch's.
+    codes, calls = [0, 201], []
+    monkeypatch.setattr(loader, "entry", lambda *names: lambda *words: codes.pop())
+    monkeypatch.setattr(loader, "call", lambda name, *words: calls.append(name))
+    monkeypatch.setattr(launch.private, "current_device", lambda: 0)
+    launch._through_the_driver(77, 128, 4096, packer)((3, 2, 1), 5, 1 << 40, 2, -3, 4, 0.5)
+    assert (codes, calls) == ([], ["cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"])
     # Other places, more parameters than scratch memory explains, fewer: not for us.
     for others in ([*places[:3], (20, 8), *places[4:]], [*places, (56, 8)], places[:4], [*places[:-1], (48, 4)]):
         assert launch.packer_of("PPiqf", others) is None

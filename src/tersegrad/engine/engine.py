@@ -205,13 +205,13 @@ class Engine:
         return choice if isinstance(choice, tuple) else (choice, None)
 
     def wants_moments(self) -> bool:
-        """Whether the next step needs second moments."""
+        """Whether the next step needs second moments, whatever becomes of the states of this one."""
         compressor, exchange = self.upcoming()
         if self.warming_up:
             return False
         if compressor is not None:
             return needs_second_moment(self.settings.choose(compressor, exchange).compressor)
-        return any(lane.by_variance for lane in self.lanes)
+        return any(lane.by_variance for lane in self._lanes)
 
     def begin(self, scale: float = 1.0, take: Callable[[dict[int, Tensor]], None] | None = None) -> Step:
         """Start the next step (the same call on every rank); ``scale``: that of vectors. ``take``: see :meth:`Step.deliver`."""

@@ -147,8 +147,8 @@ class CodedKernels(Protocol):
     def coded_levels_decode(self, data: Tensor, window: int, block: int, out: Tensor) -> Tensor:
         """Levels of -window..window times the steps of their blocks into ``out`` (float32), all NaN if a step is not finite.
 
-        As int8 levels without steps where ``out`` is uint8; else blocks are multiples of 512. What is returned (int64, one number) is 0 if ``data``, which is longer than its
-        steps and one byte, is such a message; if not, ``out`` is undefined.
+        As int8 levels without steps where ``out`` is uint8; else blocks are multiples of 512. What is returned (int64, one number) is 0 if
+        ``data``, which is longer than its steps and one byte, is such a message; if not, ``out`` is undefined.
         """
         ...
 

@@ -22,22 +22,10 @@ from tersegrad.moments.replay import replay
 from tersegrad.moments.shares import Budget, Grouped, Totals, Use, fold
 from tersegrad.moments.site import Site
 from tersegrad.moments.tap import Record
+from tersegrad.moments.turn import Begin, End, Turn
 
 CPU_CHUNK = 8 << 20  # shares that stay near the cache between being made and being squared
 CUDA_CHUNK = 1 << 30
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Turn:
-    """A forward pass."""
-
-    # How often it has used each parameter, by id (hashing a tensor runs Python code), and whether one of them more than once.
-    uses: dict[int, int] = dataclasses.field(default_factory=dict)
-    again: bool = False
-
-    def alone(self, parameter: Parameter) -> bool:
-        """Whether it used the parameter once."""
-        return not self.again or self.uses.get(id(parameter), 1) == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +93,10 @@ class Collector:
         self.fallbacks: dict[str, str] = {}
         self._paused = False
         self._attach()
-        self._root = model.register_forward_pre_hook(_Begin(self), with_kwargs=True)
+        self._calls = (
+            model.register_forward_pre_hook(Begin(self), with_kwargs=True),
+            model.register_forward_hook(End(self)),
+        )
 
     def _attach(self) -> None:
         axes = dict.fromkeys(self.model.modules(), self.batch_dim)
@@ -188,12 +179,12 @@ class Collector:
 
     def remove(self) -> None:
         """Give the model its own forward back. What was collected can still be read."""
+        self.turn.end()
         for site in self._sites:
             site.detach()
         self._sites.clear()
-        for hook in self._whole.values():
+        for hook in (*self._whole.values(), *self._calls):
             hook.remove()
-        self._root.remove()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -320,6 +311,7 @@ class Collector:
         if self._paused or private.in_backward():
             return
         self._next()
+        self.turn.running = True
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.ndim > self.batch_dim]
         self.samples = tensors[0].shape[self.batch_dim] if tensors else None
 
@@ -327,6 +319,7 @@ class Collector:
         """A new forward pass: other samples, so uses are counted afresh."""
         if self._over:
             self._settle()
+        self.turn.end()
         self.turn, self.samples, self._over = Turn(), None, False
 
     def _settle(self, only: Parameter | None = None) -> None:
@@ -363,20 +356,6 @@ class Collector:
             why = "is no parameter of the model" if name is None else "has taken part in no backward pass since the last take()"
             raise MissingStatistics(f"no second moment: {name or 'this tensor'} {why}")
         return found
-
-
-class _Begin:
-    """Hook of the model itself. Copies and pickles of the model get one that does nothing."""
-
-    def __init__(self, collector: Collector | None = None) -> None:
-        self.collector = collector
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.collector is not None:
-            self.collector.begin(args, kwargs)
-
-    def __reduce__(self) -> Any:  # what copy.deepcopy uses, too
-        return _Begin, ()
 
 
 _HOLDERS = (

@@ -262,7 +262,7 @@ def _encode(
     exponent = chunk or USUAL_CHUNK
     launch(
         ENCODE, "dither_encode_chunks", _chunks(n, exponent), 32,
-        n, exponent, levels, known, codes, words, numbers, states, result,
+        n, exponent, levels, known, codes, words, numbers, states, result, spread=True,
     )  # fmt: skip
     join()
     launch(ENCODE, "dither_close", 1, THREADS, n, known, numbers, offsets, norms, errors, sums, result)

@@ -174,19 +174,42 @@ def function_of(name: str, kernel: str, device: int, shared: int = 0) -> int:
     function = ctypes.c_void_p()
     call("cuModuleGetFunction", ctypes.byref(function), _module(name, device), kernel.encode())
     if shared:
-        call("cuFuncSetAttribute", function, _MOST_SHARED, ctypes.c_int(shared))
+        # As much as there may ever be: launches differ in it.
+        most = _told_of(device, _SHARED_OF_BLOCK) - _declared(function)
+        call("cuFuncSetAttribute", function, _MOST_SHARED, ctypes.c_int(most))
     return function.value or 0
 
 
-# The driver's numbers of what it tells of a device and is told of a kernel: the shared memory of a block.
-_SHARED_OF_DEVICE, _MOST_SHARED = 97, 8
+# The driver's numbers of what it tells of a device: its processors, the shared memory of a processor, that of a block, and what it takes
+# from each block; and of a kernel: the shared memory that it declares, and the most that a launch adds to it.
+_PROCESSORS, _SHARED_OF_PROCESSOR, _SHARED_OF_BLOCK, _TAKEN = 16, 81, 97, 111
+_DECLARED, _MOST_SHARED = 1, 8
 
 
 @functools.cache
-def _shared_on_gpu(index: int) -> int:
+def _told_of(device: int, attribute: int) -> int:
     size = ctypes.c_int()
-    call("cuDeviceGetAttribute", ctypes.byref(size), _SHARED_OF_DEVICE, ctypes.c_int(index))
+    call("cuDeviceGetAttribute", ctypes.byref(size), attribute, ctypes.c_int(device))
     return size.value
+
+
+def _declared(function: ctypes.c_void_p) -> int:
+    size = ctypes.c_int()
+    call("cuFuncGetAttribute", ctypes.byref(size), _DECLARED, function)
+    return size.value
+
+
+@functools.cache
+def _spread(name: str, kernel: str, blocks: int, device: int) -> int:
+    """Bytes of shared memory with which no processor has room for more than its share of the blocks."""
+    share = -(-blocks // _told_of(device, _PROCESSORS))
+    declared = _declared(ctypes.c_void_p(function_of(name, kernel, device)))
+    room = _told_of(device, _SHARED_OF_PROCESSOR) // share - _told_of(device, _TAKEN) - declared
+    return max(0, min(room, _told_of(device, _SHARED_OF_BLOCK) - declared)) // 16 * 16
+
+
+def _shared_on_gpu(index: int) -> int:
+    return _told_of(index, _SHARED_OF_BLOCK)
 
 
 # What :func:`shared_memory` goes through; tests put that of the emulation in its place.
@@ -282,7 +305,7 @@ thread = _Launching()
 
 
 @functools.cache
-def launches() -> Callable[..., int]:
+def _launches() -> Callable[..., int]:
     """The driver's launch, told the types of what it takes, so that a call converts nothing."""
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     function = entry("cuLaunchKernel")
@@ -304,7 +327,7 @@ def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[
     use_device(index)
     mine.size.value = packed(arguments, mine.parameters).packer.size
     function = function_of(name, kernel, index, shared)
-    code = launches()(function, blocks, 1, 1, threads, 1, 1, shared, stream_of(index), None, mine.extra)
+    code = _launches()(function, blocks, 1, 1, threads, 1, 1, shared, stream_of(index), None, mine.extra)
     if code:
         raise DriverError(f"{kernel}: {told(code)}")
 
@@ -324,12 +347,17 @@ stream_of = private.current_stream
 launcher: Launcher = _on_gpu
 
 
-def launch(name: str, kernel: str, blocks: int, threads: int, *arguments: Argument, shared: int = 0) -> None:
+def launch(
+    name: str, kernel: str, blocks: int, threads: int, *arguments: Argument, shared: int = 0, spread: bool = False
+) -> None:
     """Run a kernel of a source on the current stream; nothing where there are no blocks.
 
-    ``shared``: bytes of shared memory beside what it declares, always as many for a kernel on a device.
+    ``shared``: bytes of shared memory beside what it declares. ``spread``: few blocks that run for long are divided evenly among the
+    processors, even where some of these are still busy with something else when they begin.
     """
     if blocks > 0:
+        if spread and launcher is _on_gpu:
+            shared = _spread(name, kernel, blocks, current_device())
         launcher(name, kernel, blocks, threads, arguments, shared)
         if thread.recorder is not None:
             thread.recorder.add(name, kernel, blocks, threads, arguments, shared)

@@ -133,7 +133,7 @@ def code_block(block: Block, out: Tensor) -> Tensor:
         chunks = len(pieces(count, 1 << chunk))
         launch(
             SOURCE, "rans_encode_chunks", chunks, 32,
-            symbols, known, _each(contexts, count), *sizes, *block.meaning, tables, chunk, codes, words, numbers, states, head,
+            symbols, known, _each(contexts, count), *sizes, *block.meaning, tables, chunk, codes, words, numbers, states, head, spread=True,
         )  # fmt: skip
         launch(SOURCE, "rans_close", 1, 256, *sizes, tables, chunk, bits, lengths, numbers, joined, offsets, head)
         blocks = min(max(PARTS * chunks, -(-count // 2048)), 1056)

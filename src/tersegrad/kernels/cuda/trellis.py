@@ -230,7 +230,7 @@ def _encode(
         )  # fmt: skip
     launch(
         ENCODE, "trellis_encode_chunks", _chunk_blocks(n, exponent, 1), 32,
-        n, exponent, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, result,
+        n, exponent, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, result, spread=True,
     )  # fmt: skip
     launch(ENCODE, "trellis_close", 1, THREADS, n, drawn, known, numbers, offsets, chosen.sums, result)
     launch(

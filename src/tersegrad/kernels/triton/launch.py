@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,19 +77,55 @@ def direct(compiled: Any, constants: Sequence[Any]) -> Direct:
     return tritons
 
 
+class _Thread(threading.local):
+    """A thread's memory for a launch, which the driver copies: blocks, threads and stream (``CUlaunchConfig``), and the parameters."""
+
+    def __init__(self) -> None:
+        self.config = ctypes.create_string_buffer(CONFIG.size)
+        self.parameters = ctypes.create_string_buffer(4096)
+        self.size = ctypes.c_size_t()
+        # The driver's words for parameters in one piece of memory: address, size, no more.
+        words = (1, ctypes.addressof(self.parameters), 2, ctypes.addressof(self.size), None)
+        self.held = (ctypes.c_void_p * len(words))(*words)
+        self.at = ctypes.addressof(self.config), ctypes.addressof(self.held)
+
+
+# Blocks, threads, shared memory, stream; no attributes.
+CONFIG = struct.Struct("7IPPI0P")
+_thread = _Thread()
+
+
 def _through_the_driver(function: int, threads: int, shared: int, packer: struct.Struct) -> Direct:
-    """Triton's launcher calls hooks and parses every argument again, which takes twice as long as the driver needs."""
-    launches, pack, size = loader.launches(), packer.pack_into, packer.size
+    """Triton's launcher calls hooks and parses every argument again, which takes twice as long."""
+    launches, pack, size, configure = loader.entry("cuLaunchKernelEx"), packer.pack_into, packer.size, CONFIG.pack_into
+    launches.argtypes = [ctypes.c_void_p] * 4
 
     def way(grid: tuple[int, int, int], stream: int, *arguments: Any) -> None:
-        mine = loader.thread
+        mine = _thread
         mine.size.value = size
+        configure(mine.config, 0, *grid, threads, 1, 1, shared, stream, 0, 0)
         pack(mine.parameters, 0, *arguments)
-        code = launches(function, *grid, threads, 1, 1, shared, stream, None, mine.extra)
+        config, extra = mine.at
+        code = launches(config, function, None, extra)
+        if code == _NO_CONTEXT:
+            _use_device()
+            code = launches(config, function, None, extra)
         if code:
             raise loader.DriverError(loader.told(code))
 
     return way
+
+
+# The driver's word for a thread that has used no device yet, as that of a backward pass at its first layer.
+_NO_CONTEXT = 201
+
+
+def _use_device() -> None:
+    """Tell the driver which device this thread uses."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    loader.call("cuDeviceGet", ctypes.byref(device), private.current_device())
+    loader.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    loader.call("cuCtxSetCurrent", context)
 
 
 _KINDS = {"i32": "i", "i64": "q", "fp32": "f"}
@@ -106,7 +143,7 @@ def kinds_of(compiled: Any, constants: int) -> str | None:
 
 
 def _parameters(function: int) -> list[tuple[int, int]] | None:
-    """Where each parameter of a kernel lies and its bytes; CUDA's driver tells since 12.4."""
+    """Where each parameter of a kernel lies and its bytes, as CUDA's driver tells since 12.4."""
     try:
         tell = loader.entry("cuFuncGetParamInfo")
     except loader.DriverError:

@@ -220,7 +220,7 @@ def convolution(
     call = _calls.get(key)
     if call is None:
         columns = kernel[0] * kernel[1] * x.shape[1] + bias
-        chosen = tiles(columns, delta.shape[1], delta.shape[2] * delta.shape[3], x.shape[0] // workers, workers)
+        chosen = tiles(columns, delta.shape[1], delta.shape[2] * delta.shape[3], max(1, x.shape[0] // workers), workers)
         call = _calls[key] = tiled(x, delta, kernel, stride, dilation, padding, workers, bias, chosen)
     return call(x, delta)
 

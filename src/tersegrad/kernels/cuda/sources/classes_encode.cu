@@ -128,6 +128,47 @@ __device__ void add_columns(const Team& team, const Fours& levels, const signed 
     }
 }
 
+// The sums of rows and of columns where all consist of units of sixteen coordinates, no more in a row than there are threads: a thread stays in
+// its columns. `room` has a place for each column, if the team is a block. No sum of a slice has more than 16 bits.
+__device__ void add_units(const Team& team, const signed char* levels, u32 limit, const Region& g, int i0, int i1, int* sums, int* room) {
+    const int wide = g.columns / 16, narrow = team.size / wide * wide, unit = team.rank % wide, own = team.rank / wide;
+    // So many threads side by side have units of one row.
+    const int group = wide & 31 ? wide & -wide : 32, last = (g.phase + i1 - 1) / g.columns;
+    u32 even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int base = (g.phase + i0) / g.columns; base <= last; base += narrow / wide) {
+        const int line = base + own, i = line * g.columns - g.phase + 16 * unit;
+        int sum = 0;
+        if (team.rank < narrow && i >= i0 && i < i1) {
+            const Sixteen held = *(const Sixteen*)(levels + i);
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+                const u32 sizes = magnitudes(held.word[q], limit);
+                sum = (int)__dp4a(sizes, 0x01010101u, (u32)sum);
+                even[q] += sizes & 0xff00ffu;
+                odd[q] += sizes >> 8 & 0xff00ffu;
+            }
+        }
+        for (int by = group / 2; by; by >>= 1) sum += __shfl_xor_sync(FULL, sum, by);
+        if (team.rank % group == 0 && sum) atomicAdd(&sums[line], sum);
+    }
+    int* const across = sums + g.rows;
+    if (team.size > 32) {
+        for (int k = team.rank; k < g.columns; k += team.size) room[k] = 0;
+        __syncthreads();
+    }
+#pragma unroll
+    for (int k = 0; k < 16; ++k) {
+        const u32 sum = (k & 1 ? odd : even)[k / 4] >> 8 * (k & 2) & 0xffff;
+        if (sum) atomicAdd(team.size > 32 ? &room[k * wide + unit] : &across[(16 * unit + k) / g.group], (int)sum);
+    }
+    if (team.size == 32) return;
+    __syncthreads();
+    for (int c = team.rank; c < g.columns; c += team.size)
+        if (room[c % 16 * wide + c / 16]) atomicAdd(&across[c / g.group], room[c % 16 * wide + c / 16]);
+    __syncthreads();
+}
+
 // Blocks, `share` of them for each segment, add up magnitudes by rows and columns, or by blocks where there are few rows.
 extern "C" __global__ void classes_sums(
     i64 n, i64 share, const signed char* levels, const i64* segments, const i64* regions, const i64* firsts, int* sums, const i64* result
@@ -135,6 +176,8 @@ extern "C" __global__ void classes_sums(
     const i64 s = blockIdx.x / share, size = segment_length(n, s);
     const i64* d = segments + s * SEGMENT_PLACES;
     if (!coded_segment(d, size, result)) return;
+    __shared__ int room[16 * 256];
+    int* const near_room = room;
     const int window = (int)d[WINDOW];
     const Slice slice = slice_of(s * SEGMENT, size, blockIdx.x % share, share);
     each_part(regions, firsts, s, slice.from, slice.to, [=](const Team& team, i64, const Region& g, int i0, int i1) {
@@ -143,6 +186,8 @@ extern "C" __global__ void classes_sums(
             if (g.start % 16) return add_lines(team, fours, 0, BLOCK, i0, i1, sums + g.room);
             return add_blocks(team, levels + g.start, fours.limit, i0, i1, sums + g.room);
         }
+        if (g.columns % 16 == 0 && g.columns / 16 <= team.size && !((g.start - g.phase | g.start + i0 | g.start + i1) & 15))
+            return add_units(team, levels + g.start, fours.limit, g, i0, i1, sums + g.room, near_room);
         add_lines(team, fours, g.phase, g.columns, i0, i1, sums + g.room);
         add_columns(team, fours, levels + g.start, window, g, i0, i1, sums + g.room + g.rows);
     });
@@ -373,7 +418,8 @@ extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
     const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
     if (c >= l.chunks) return;
     // By class, the code of every level that a byte holds.
-    for (int k = threadIdx.x; k < CLASSES * 256; k += blockDim.x) {
+#pragma unroll 8
+    for (int k = threadIdx.x; k < CLASSES * 256; k += 128) {
         own[k / 256 * APART + k % 256] = code_of(codes[s * CLASSES * 256 + (k & ~255) + symbol_of((signed char)k, window)]);
     }
     __syncthreads();

@@ -124,7 +124,10 @@ extern "C" __global__ void __launch_bounds__(512) dither_segments(
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
     int* values = escapes + s * ESCAPES;
     const int most = window.size;
-    auto escaped = [=](u32 byte) { return (signed char)byte >= most || (signed char)byte <= -most; };
+    auto escaped = [=](u32 four) {
+        const u32 minus = four >> 7 & 0x01010101u, sizes = (four ^ minus * 255) + minus;
+        return sizes + (u32)(128 - most) * 0x01010101u;
+    };
     auto value = [=](i64 i, u32 byte) {
         int level = (signed char)byte;
         bool large;

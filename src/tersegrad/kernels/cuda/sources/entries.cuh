@@ -55,17 +55,21 @@ struct Entries {
         return entry;
     }
     __device__ __forceinline__ u32 find(u32 context, u32 slot) const { return entry_from(place(context, slot), slot); }
-    __device__ __forceinline__ void settle(const u32* own, u32 slot, u32* cell, u8* symbol) const {
-        const u32 entry = entry_from(own, slot);
+    // Two at once: neither waits for the other.
+    __device__ __forceinline__ void find_both(const u32 (&contexts)[2], const u32 (&slots)[2], u32 (&found)[2]) const {
+        const u32 *first = place(contexts[0], slots[0]), *second = place(contexts[1], slots[1]);
+        found[0] = entry_from(first, slots[0]);
+        found[1] = entry_from(second, slots[1]);
+    }
+    __device__ __forceinline__ void open(u32 entry, u32 slot, u32* cell, u8* symbol) const {
         *symbol = (u8)(entry >> 24);
         *cell = ((entry >> 12 & 0xfff) + 1) | (slot - (entry & 0xfff)) << 16;
     }
-    __device__ void operator()(u32 context, u32 slot, u32* cell, u8* symbol) const { settle(place(context, slot), slot, cell, symbol); }
-    // Two at once: neither waits for the other.
+    __device__ void operator()(u32 context, u32 slot, u32* cell, u8* symbol) const { open(find(context, slot), slot, cell, symbol); }
     __device__ __forceinline__ void both(const u32 (&contexts)[2], const u32 (&slots)[2], u32 (&cells)[2], u8 (&symbols)[2]) const {
-        const u32 *first = place(contexts[0], slots[0]), *second = place(contexts[1], slots[1]);
-        settle(first, slots[0], &cells[0], &symbols[0]);
-        settle(second, slots[1], &cells[1], &symbols[1]);
+        u32 found[2];
+        find_both(contexts, slots, found);
+        for (int h = 0; h < 2; ++h) open(found[h], slots[h], &cells[h], &symbols[h]);
     }
 };
 

@@ -3,35 +3,44 @@
 #include "dither.cuh"
 #include "classes.cuh"
 
-// A block lists the escapes of a segment, whose coordinates are bytes: those for which escaped(byte) holds, each as value(i, byte); how many
-// there are.
+// A block lists the escapes of a segment, whose coordinates are bytes: those of which escaped(four bytes) sets the upper bit, each as value(i, byte);
+// how many there are.
 template <class Escaped, class Value>
 __device__ i64 list_escapes(const Sixteen* bytes, i64 size, int* values, Escaped escaped, Value value) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     // A warp goes through a stretch of its own, 512 coordinates at a time.
     const i64 rows = (size + 16 * blockDim.x - 1) / (16 * blockDim.x);
-    auto count = [=](const Sixteen& held, i64 unit) {
-        int own = 0;
+    auto found_in = [=](const Sixteen& held, i64 unit) {
+        Sixteen found;
 #pragma unroll
-        for (int k = 0; k < 16; ++k) own += 16 * unit + k < size && escaped(held.byte(k));
-        return own;
+        for (int q = 0; q < 4; ++q) {
+            const i64 left = size - 16 * unit - 4 * q;
+            found.word[q] = left > 0 ? escaped(held.word[q]) & 0x80808080u >> 8 * (4 - (int)smaller(left, 4)) : 0;
+        }
+        return found;
     };
+    auto count = [=](const Sixteen& found) { return __popc(found.word[0]) + __popc(found.word[1]) + __popc(found.word[2]) + __popc(found.word[3]); };
     i64 mine = 0, total;
+    // Most rows have none; those with some, or that share a bit with one, are gone through once more.
+    u32 some = 0;
+#pragma unroll 4
     for (i64 row = 0; row < rows; ++row) {
         const i64 unit = (warp * rows + row) * 32 + lane;
-        if (16 * unit < size) mine += count(bytes[unit], unit);
+        const int own = 16 * unit < size ? count(found_in(bytes[unit], unit)) : 0;
+        mine += own;
+        some |= (u32)(own > 0) << (row & 31);
     }
     i64 rank = __shfl_sync(FULL, block_scan(mine, &total), 0);
     for (i64 row = 0; row < rows; ++row) {
+        if (!__ballot_sync(FULL, some >> (row & 31) & 1)) continue;
         const i64 unit = (warp * rows + row) * 32 + lane;
         Sixteen held = {{0, 0, 0, 0}};
         if (16 * unit < size) held = bytes[unit];
-        const int own = 16 * unit < size ? count(held, unit) : 0;
-        if (!__ballot_sync(FULL, own > 0)) continue;
-        const int upto = (int)warp_scan(own);
+        const Sixteen found = found_in(held, unit);
+        const int own = count(found), upto = (int)warp_scan(own);
         i64 at = rank + upto - own;
         for (int k = 0; own && k < 16; ++k) {
-            if (16 * unit + k >= size || !escaped(held.byte(k))) continue;
+            if (!(found.byte(k) >> 7)) continue;
             if (at < ESCAPES) values[at] = value(16 * unit + k, held.byte(k));
             ++at;
         }

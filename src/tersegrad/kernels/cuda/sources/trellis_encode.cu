@@ -248,7 +248,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) trellis_segments(
     const bool classed = d[KIND] == CLASSED_KIND;
     const u32 stills = classed ? by.stills(s) : 0;
     int* values = escapes + s * ESCAPES;
-    auto escaped = [=](u32 byte) { return at_end(trellis_symbol(byte, window), window); };
+    auto escaped = [=](u32 four) {
+        u32 bits = 0;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) bits |= (u32)at_end(trellis_symbol(four >> 8 * k & 255, window), window) << (8 * k + 7);
+        return bits;
+    };
     auto value = [=](i64 i, u32 byte) {
         int a = index_of(byte);
         // A byte holds no larger ones.
