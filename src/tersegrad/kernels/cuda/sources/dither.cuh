@@ -1,6 +1,7 @@
 // What encoding and decoding of Sparse Dithering share (spec/wire.md, 5.16).
 #include "common.cuh"
 #include "rans_chunks.cuh"
+#include "classes.cuh"
 
 #define SEGMENT_BITS 18
 #define SEGMENT ((i64)1 << SEGMENT_BITS)
@@ -136,37 +137,25 @@ __device__ bool chunk_places(const u8* data, i64 begin, i64 end, const Layout& l
 }
 
 // Pieces of sixteen bytes that a thread copies at once.
-#define COPIED 4
+#define COPIED 3
 
 // A block of at least 32 threads copies words to bytes of any alignment.
 __device__ void copy_words(u8* to, const u16* from, i64 number) {
-    const int t = threadIdx.x;
-    const i64 bytes = 2 * number, lead = smaller(bytes, -(u64)to & 15), pieces = (bytes - lead) / 16, done = lead + 16 * pieces;
-    auto byte = [=](i64 b) { return (u8)(from[b >> 1] >> 8 * (b & 1)); };
-    const u64 begin = (u64)from + lead;
-    const u32* base = (const u32*)(begin & ~(u64)3);
-    const u32 shift = 8 * (begin & 3);
+    const int t = threadIdx.x, bytes = 2 * (int)number, lead = (int)smaller(bytes, -(u64)to & 15), pieces = (bytes - lead) / 16;
+    const int done = lead + 16 * pieces;
+    const u8* first = (const u8*)from + lead;
     Sixteen* whole = (Sixteen*)(to + lead);
-    for (i64 k = t; k < pieces; k += COPIED * blockDim.x) {
-        u32 w[COPIED][5];
+    for (int k = t; k < pieces; k += COPIED * blockDim.x) {
+        Sixteen held[COPIED];
 #pragma unroll
-        for (int a = 0; a < COPIED; ++a) {
-            const i64 piece = k + a * blockDim.x;
+        for (int a = 0; a < COPIED; ++a) held[a] = sixteen_at(first + (u32)(16 * smaller(k + a * (int)blockDim.x, pieces - 1)));
 #pragma unroll
-            for (int q = 0; q < 5; ++q) w[a][q] = piece < pieces && (q < 4 || shift) ? base[4 * piece + q] : 0;
-        }
-#pragma unroll
-        for (int a = 0; a < COPIED; ++a) {
-            const i64 piece = k + a * blockDim.x;
-            Sixteen held;
-#pragma unroll
-            for (int q = 0; q < 4; ++q) held.word[q] = __funnelshift_r(w[a][q], w[a][q + 1], shift);
-            if (piece < pieces) whole[piece] = held;
-        }
+        for (int a = 0; a < COPIED; ++a)
+            if (k + a * (int)blockDim.x < pieces) whole[k + a * (int)blockDim.x] = held[a];
     }
     // What stands before and behind them, at most fifteen bytes each.
-    const i64 b = t < 16 ? t : done + t - 16;
-    if (t < 16 ? b < lead : b < bytes) to[b] = byte(b);
+    const int b = t < 16 ? t : done + t - 16;
+    if (t < 16 ? b < lead : b < bytes) to[b] = (u8)(from[b >> 1] >> 8 * (b & 1));
 }
 
 // A block folds two rows of a number for each segment, padded to a power of two; the sums are the first of each.

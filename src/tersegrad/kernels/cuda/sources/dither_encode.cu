@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
 }
 
 // One block lays out the message: the form and length of every segment, where they and their chunks begin; norm and error.
-extern "C" __global__ void dither_close(
+extern "C" __global__ void __launch_bounds__(256) dither_close(
     i64 n, i64* segments, const i64* numbers, i64* offsets, double* norms, double* errors, double* sums, i64* result
 ) {
     const i64 segments_number = segments_of(n);

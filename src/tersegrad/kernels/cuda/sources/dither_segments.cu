@@ -8,8 +8,9 @@
 #include "classes.cuh"
 #include "escapes.cuh"
 
-// Histograms side by side, of which threads take turns: most levels are the same few.
-#define COPIES 8
+// Histograms side by side, one for each lane, in different banks: most levels are the same few.
+#define COPIES 32
+#define COPY 257
 
 struct Window {
     i64 top;
@@ -50,28 +51,35 @@ __device__ __forceinline__ int level_at(const Sixteen& held, int k) { return (si
 
 // A block writes the table of a segment and its codes.
 __device__ void write_table_of(i64 s, i64 size, const Window& window, const Sixteen* levels, i64* d, short* q, u8* tables, u32* codes) {
-    __shared__ u32 sums[COPIES * 256];
+    __shared__ u32 sums[COPIES * COPY];
     __shared__ u8 seen[256];
     __shared__ u32 w[256];
     __shared__ int f[256];
     __shared__ TableRoom room;
     const int t = threadIdx.x, alphabet = 2 * window.size + 1;
+    u32* const own_sums = sums + t % COPIES * COPY;
     const bool sampled = size >= larger((i64)1 << 16, 4096 * alphabet);
-    for (int k = t; k < COPIES * 256; k += blockDim.x) sums[k] = 0;
+    for (int k = t; k < COPIES * COPY; k += blockDim.x) sums[k] = 0;
     for (int k = t; k < 256; k += blockDim.x) seen[k] = 0;
     __syncthreads();
-    for (i64 j = t;; j += blockDim.x) {
-        // Sixteen levels; of a sample those of every eighth block of 4096.
-        const i64 unit = sampled ? (j >> 8 << 11) + (j & 255) : j;
-        if (16 * unit >= size) break;
-        const Sixteen held = levels[unit];
+    // Sixteen levels at a time; of a sample those of every eighth block of 4096. The next ones are on their way while these are counted.
+    auto unit_of = [=](i64 j) { return sampled ? (j >> 8 << 11) + (j & 255) : j; };
+    auto load = [=](i64 unit) { return 16 * unit < size ? levels[unit] : Sixteen{{0, 0, 0, 0}}; };
+    Sixteen next = load(unit_of(t));
+    for (i64 j = t; 16 * unit_of(j) < size; j += blockDim.x) {
+        const i64 unit = unit_of(j);
+        const Sixteen held = next;
+        next = load(unit_of(j + blockDim.x));
 #pragma unroll
         for (int k = 0; k < 16; ++k)
-            if (16 * unit + k < size) atomicAdd(&sums[t % COPIES * 256 + symbol_of(level_at(held, k), window.size)], 1u);
+            if (16 * unit + k < size) atomicAdd(&own_sums[symbol_of(level_at(held, k), window.size)], 1u);
     }
     __syncthreads();
-    for (int k = t; k < 256; k += blockDim.x)
-        for (int copy = 1; copy < COPIES; ++copy) sums[k] += sums[copy * 256 + k];
+    u32 sum = 0;
+#pragma unroll
+    for (int copy = 0; copy < COPIES; ++copy) sum += sums[copy * COPY + t % 256];
+    __syncthreads();
+    if (t < 256) sums[t] = sum;
     __syncthreads();
     i64 own = 0, different;
     for (int k = t; k < 256; k += blockDim.x) own += sums[k] > 0;
