@@ -23,6 +23,8 @@ __device__ Layout layout_of(i64 count, i64 alphabet, i64 exponent) {
 
 #define UNIT 128
 #define RING (4 * UNIT)
+// Steps of 64 lanes whose words are in the ring before the first of them.
+#define STEPS 4
 
 // Words of a chunk from the bytes at p on, of any alignment, through a ring in shared memory. The next unit waits in registers, and is
 // shifted into place when it is stored: nothing waits for memory before that.
@@ -56,6 +58,10 @@ struct Words {
         __syncwarp();
         fetch();
     }
+    // Before STEPS steps, or fewer.
+    __device__ __forceinline__ void prepare(int at) {
+        while (at + 2 * 64 * STEPS > 2 * loaded) turn();
+    }
     // The next words, in the order of lanes, to the states that need one; `at`: how many bytes were taken. A malformed chunk may ask for more words than
     // it has. What lies in the ring then is as good as anything: the count tells.
     __device__ __forceinline__ void refill(u32 (&x)[2], const bool (&needs)[2], int& at) {
@@ -66,7 +72,6 @@ struct Words {
         if (needs[0]) x[0] = x[0] << 16 | word0;
         if (needs[1]) x[1] = x[1] << 16 | word1;
         at = middle + 2 * __popc(later);
-        if (at + 128 > 2 * loaded) turn();
     }
 };
 
@@ -162,6 +167,7 @@ __device__ bool decode_chunk(
         u8 last[2] = {0, 0};
 #pragma unroll
         for (int a = 0; a < G; ++a, base += 64) {
+            if (a % STEPS == 0) in.prepare(at);
             u32 cell[2];
             u8 symbol[2];
             bool needs[2];
@@ -179,6 +185,7 @@ __device__ bool decode_chunk(
     }
     for (; base < coded; base += lanes) {
         bool needs[2];
+        in.prepare(at);
         for (int h = 0; h < 2; ++h) {
             const int lane = t + 32 * h, i = base + lane;
             needs[h] = false;

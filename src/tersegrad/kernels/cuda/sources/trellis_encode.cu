@@ -20,7 +20,8 @@ extern "C" __global__ void __launch_bounds__(512) trellis_sums(
     const float* x, i64 n, i64 run, float step, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const u8* bytes, double* norms, double* dots,
     double* powers
 ) {
-    const i64 part = (i64)blockIdx.x * 16 + (threadIdx.x >> 5);
+    // The last parts first: Viterbi's algorithm has just read them.
+    const i64 part = (i64)(gridDim.x - 1 - blockIdx.x) * 16 + (threadIdx.x >> 5);
     if (part * SUMMED >= n || ended(there)) return;
     const Given of = given_of(x, n, run, step, there, drawn, step_word, who, k0, k1);
     const PartSums sums = sum_part(of, bytes, part);

@@ -63,14 +63,28 @@ __device__ bool parse_segment(const u8* data, i64 n, i64 drawn, i64 at, i64 end,
     return in.good;
 }
 
-// A block of 256 threads for each segment: its header and tables, and where its chunks begin. Tables become cells without dither: frequency - 1 |
-// symbol << 12 | place << 20; entries with it.
+// Warps, `parts` of them, write the cells of a table of frequencies: frequency - 1 | symbol << 12 | place << 20 for each slot.
+__device__ void write_cells(const int* f, int alphabet, int part, int parts, u32* cells) {
+    const int lane = threadIdx.x & 31;
+    int start = 0;
+    for (int base = 0; base < alphabet; base += 32) {
+        const int own = base + lane < alphabet ? f[base + lane] : 0, upto = (int)warp_scan(own);
+        for (u32 left = __ballot_sync(FULL, own > 0); left; left &= left - 1) {
+            const int k = __ffs((int)left) - 1, number = __shfl_sync(FULL, own, k), from = start + __shfl_sync(FULL, upto, k) - number;
+            for (int place = 32 * part + lane; place < number; place += 32 * parts)
+                cells[from + place] = (u32)(number - 1) | (u32)(base + k) << 12 | (u32)place << 20;
+        }
+        start += __shfl_sync(FULL, upto, 31);
+    }
+}
+
+// A block of 256 threads for each segment: its header and tables, and where its chunks begin. Tables become cells without dither, entries with it.
 extern "C" __global__ void trellis_open(
     const u8* data, i64 nbytes, i64 count, i64 drawn, i64* begins, i64* segments, short* q, u32* cells, u32* entries, u8* only, i64* offsets,
     i64* words, i64* state
 ) {
     __shared__ u32 w[TABLES_MOST][128];
-    __shared__ int f[TABLES_MOST][128], start[257];
+    __shared__ int f[TABLES_MOST][128];
     __shared__ short listed[256];
     __shared__ int found;
     __shared__ bool good;
@@ -111,14 +125,7 @@ extern "C" __global__ void trellis_open(
         }
         return;
     }
-    for (int k = 0; !drawn && k < 2; ++k) {
-        const int* frequencies = f[k];
-        u32* to = cells + (2 * s + k) * TOTAL;
-        make_cells(frequencies, (int)alphabet, start, [=](int slot, u32 symbol, u32 place) {
-            to[slot] = (u32)(frequencies[symbol] - 1) | symbol << 12 | place << 20;
-        });
-        __syncthreads();
-    }
+    if (!drawn) write_cells(f[warp >> 2], (int)alphabet, warp & 3, 4, cells + (2 * s + (warp >> 2)) * TOTAL);
     if (t >= 32) return;
     const Layout l = layout_of(n, alphabet, d[CHUNK_OF]);
     if (!chunk_places(data, begin, end, l, offsets + s * CHUNKS, words + s * CHUNKS)) state[WRONG] = CORRUPT;

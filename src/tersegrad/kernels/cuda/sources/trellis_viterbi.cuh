@@ -24,6 +24,17 @@ __device__ __forceinline__ u32 add_min(u32 a, u32 b, u32 c) {
 #endif
 }
 
+// The larger one, and NaN where one of them is.
+__device__ __forceinline__ float larger_number(float a, float b) {
+#if defined(CUDA_ON_CPU) || __CUDA_ARCH__ < 800
+    return a != a || a > b ? a : b;
+#else
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+#endif
+}
+
 __device__ __forceinline__ int between(int v, int low, int high) {
 #ifdef CUDA_ON_CPU
     return v < low ? low : v > high ? high : v;
@@ -37,10 +48,15 @@ __device__ __forceinline__ int between(int v, int low, int high) {
 template <int S>
 __device__ __forceinline__ void advance(u32 (&cost)[S], int y, u32 bit) {
     constexpr int g0 = Trellis<S>::g0, g1 = Trellis<S>::g1, bits = Trellis<S>::bits;
-    const int f0 = ((y + 64) & 127) - 64, f1 = ((y + 32) & 127) - 64;
-    const u32 p = (u32)(f0 < 0 ? -f0 : f0) << 8, q = (u32)(f1 < 0 ? -f1 : f1) << 8;
-    const u32 m[4] = {p * p, q * q, (16384 - p) * (16384 - p), (16384 - q) * (16384 - q)};
-    const u32 second[4] = {m[0] + bit, m[1] + bit, m[2] + bit, m[3] + bit};
+    // The distance to a label's nearest integer times 2^8: a whole turn of 2^32 is that between two of its integers.
+    const u32 turn = (u32)y << 25;
+    u32 m[4], second[4];
+#pragma unroll
+    for (int label = 0; label < 4; ++label) {
+        const int distance = (int)(turn - ((u32)label << 30)) >> 17;
+        m[label] = (u32)(distance * distance);
+        second[label] = m[label] + bit;
+    }
     u32 next[S];
 #pragma unroll
     for (int t = 0; t < S; ++t) {
@@ -131,6 +147,11 @@ struct Path {
     }
 };
 
+template <bool yes>
+struct Bool {
+    static constexpr bool value = yes;
+};
+
 // Up to this size indices are not counted.
 #define FEW 14
 
@@ -139,24 +160,24 @@ struct Found {
     u8 *bytes, *contexts;
     signed char* levels;
     i64 at;
-    // Of sizes: that of an index a is a + 1, or -a.
-    int top, more14, more30, height;
-    __device__ __forceinline__ void count(int size) { more14 += size > FEW, more30 += size > 30; }
-    // Step i is an index and z0; its size.
+    // The size of an index a is a + 1, or -a.
+    int top, more14, more30;
+    __device__ __forceinline__ static int size_of(int a) { return 1 + (a ^ a >> 31); }
+    __device__ __forceinline__ void count(int a) { more14 += size_of(a) > FEW, more30 += size_of(a) > 30; }
+    // Step i is an index and z0.
     __device__ __forceinline__ int keep(int i, int a, int z0) {
         bytes[at + LANES * i] = (u8)byte_of(a, z0);
-        return 1 + (a ^ a >> 31);
+        return a;
     }
-    // Step i has the label z0 + 2 z1 for y; `v` is the number in units of the grid or the dither. The size of its index.
-    template <bool drawn>
+    // Step i has the label z0 + 2 z1 for y; `v` is the number in units of the grid or the dither. Its index. `small`: |y| is below SMALL.
+    template <bool drawn, bool small>
     __device__ __forceinline__ int put(int i, float v, int y, int z0, int z1, int u) {
         // The integer is 4 quarter + z0 + 2 z1.
         const int quarter = (y + 2 * GRID - GRID * z0 - 2 * GRID * z1) >> 7;
         if (levels) {
             // Levels of a scalar quantiser, for scale classes: of two steps, or of a quarter with dither.
-            const int number = drawn ? nearest(v) : y, high = number < 0 ? -number : number;
-            height = high > height ? high : height;
-            levels[at + LANES * i] = (signed char)between(drawn ? (number + 1024) >> 11 : (number + 32) >> 6, -127, 127);
+            const int level = drawn ? (nearest(v) + 1024) >> 11 : (y + 32) >> 6;
+            levels[at + LANES * i] = (signed char)(small ? level : between(level, -127, 127));
         }
         if (drawn) {
             const int t = distance_of(u, z0);
@@ -164,10 +185,13 @@ struct Found {
             return keep(i, dithered_index(4 * quarter + z0 + 2 * z1, u, t), z0);
         }
         // As keep does, for the index 2 quarter + z1.
-        bytes[at + LANES * i] = (u8)(2 * between(quarter + WIDEST / 2, 0, WIDEST - 1) + z1 + 128 * z0);
-        return 1 + ((2 * quarter + z1) ^ quarter >> 31);
+        const int half = quarter + WIDEST / 2;
+        bytes[at + LANES * i] = (u8)(2 * (small ? half : between(half, 0, WIDEST - 1)) + z1 + 128 * z0);
+        return 2 * quarter + z1;
     }
 };
+// Indices of such y, and levels, fit into bytes.
+#define SMALL 3840.0f
 
 // `kept` has S / 2 words per group and thread. `warp`: which half of which run.
 template <int S, bool drawn, bool classed>
@@ -192,7 +216,7 @@ __device__ void viterbi(
     KEEP_TOGETHER(lane.from);
     // Threads of a warp go through as many groups; the last has steps that not all of them have.
     const int groups = (int)((end - begin + LANES * GROUP - 1) / (LANES * GROUP)), whole = (int)((end - begin) / (LANES * GROUP));
-    bool far = false;
+    float largest = 0.0f;
     u32 cost[S];
 #pragma unroll
     for (int s = 0; s < S; ++s) cost[s] = s ? Trellis<S>::penalty : 0;
@@ -207,7 +231,7 @@ __device__ void viterbi(
         lane.draw(g);
 #pragma unroll
         for (int j = 0; j < GROUP; ++j) {
-            far |= !(fabsf(now[j]) < of.limit);
+            largest = larger_number(largest, fabsf(now[j]));
             // Still coordinates cost nothing and change no state.
             if (classed && stills >> kinds[j] & 1) continue;
             advance<S>(cost, lane.y(now[j], lane.dither(j)), 1u << j);
@@ -219,7 +243,7 @@ __device__ void viterbi(
 #pragma unroll 1
         for (int j = 0; GROUP * whole + j < lane.steps; ++j) {
             const float v = __fmul_rn(lane.from[(u32)(LANES * (GROUP * whole + j))], of.scale);
-            far |= !(fabsf(v) < of.limit);
+            largest = larger_number(largest, fabsf(v));
             if (classed && stills >> lane.classes[(u32)(LANES * (GROUP * whole + j))] & 1) continue;
             advance<S>(cost, lane.y(v, lane.dither(j)), 1u << j);
         }
@@ -234,13 +258,13 @@ __device__ void viterbi(
     }
     Path<S> path;
     path.begin(best);
-    Found found = {bytes + mine, drawn ? contexts + mine : nullptr, levels ? levels + mine : nullptr, 0, 0, 0, 0, 0};
+    Found found = {bytes + mine, drawn ? contexts + mine : nullptr, levels ? levels + mine : nullptr, 0, 0, 0, 0};
     KEEP_TOGETHER(found.bytes);
-    auto put = [&](int i, float v, int kind, u32 decided, int j) {
+    auto put = [&](auto small, int i, float v, int kind, u32 decided, int j) {
         const int u = lane.dither(j), y = lane.y(v, u);
         if (classed && stills >> kind & 1) return found.keep(i, by.still(segment, kind, y), 0);
         path.back(decided >> j);
-        return found.put<drawn>(i, v, y, path.z0, path.z1, u);
+        return found.template put<drawn, decltype(small)::value>(i, v, y, path.z0, path.z1, u);
     };
     auto decisions = [&](int g) {
         const u32 state = path.at();
@@ -253,13 +277,14 @@ __device__ void viterbi(
 #pragma unroll 1
         for (int j = lane.steps - GROUP * whole - 1; j >= 0; --j) {
             const i64 i = found.at + LANES * j;
-            const int size = put(j, __fmul_rn(lane.from[i], of.scale), classed ? lane.classes[i] : 0, decided, j);
+            const int a = put(Bool<false>(), j, __fmul_rn(lane.from[i], of.scale), classed ? lane.classes[i] : 0, decided, j);
+            const int size = Found::size_of(a);
             found.top = size > found.top ? size : found.top;
-            found.count(size);
+            found.count(a);
         }
     }
     if (whole) lane.fetch(whole - 1);
-    for (int g = whole - 1; g >= 0; --g) {
+    auto back = [&](auto small, int g) {
         float now[GROUP];
         u8 kinds[GROUP];
 #pragma unroll
@@ -268,19 +293,25 @@ __device__ void viterbi(
         lane.draw(g);
         const u32 decided = decisions(g);
         found.at = (i64)LANES * GROUP * g;
-        int sizes[GROUP], most = 0;
+        int indices[GROUP], least = 0, most = -1;
 #pragma unroll
         for (int j = GROUP - 1; j >= 0; --j) {
-            sizes[j] = put(j, now[j], kinds[j], decided, j);
-            most = sizes[j] > most ? sizes[j] : most;
+            indices[j] = put(small, j, now[j], kinds[j], decided, j);
+            least = indices[j] < least ? indices[j] : least;
+            most = indices[j] > most ? indices[j] : most;
         }
-        found.top = most > found.top ? most : found.top;
-        if (most > FEW) {
+        const int size = most + 1 > -least ? most + 1 : -least;
+        found.top = size > found.top ? size : found.top;
+        if (size > FEW) {
 #pragma unroll
-            for (int j = 0; j < GROUP; ++j) found.count(sizes[j]);
+            for (int j = 0; j < GROUP; ++j) found.count(indices[j]);
         }
-    }
-    int more14 = found.more14, more30 = found.more30, top = found.top, height = found.height;
+    };
+    if (!drawn && !__ballot_sync(FULL, !(largest < SMALL)))
+        for (int g = whole - 1; g >= 0; --g) back(Bool<!drawn>(), g);
+    else
+        for (int g = whole - 1; g >= 0; --g) back(Bool<false>(), g);
+    int more14 = found.more14, more30 = found.more30, top = found.top, height = levels ? nearest(largest) : 0;
     for (int by = 16; by; by >>= 1) {
         more14 += __shfl_xor_sync(FULL, more14, by);
         more30 += __shfl_xor_sync(FULL, more30, by);
@@ -288,7 +319,7 @@ __device__ void viterbi(
         top = other > top ? other : top;
         height = higher > height ? higher : height;
     }
-    const u32 any = __ballot_sync(FULL, far);
+    const u32 any = __ballot_sync(FULL, !(largest < of.limit));
     if (t) return;
     int* to = known + segment * KNOWN_PLACES;
     atomicMax(&to[TOP_OF], top);

@@ -7,16 +7,16 @@
 #include "trellis.cuh"
 
 // Steps that are decoded without a look at where a run begins; with dither, a thread draws for eight of their coordinates.
-#define GROUP 4
+#define GROUP STEPS
 
 // Of the coordinates of a group of steps, or of one at a time: the classes of a thread's lanes, by their number among those that have tables.
 template <bool classed>
 struct Kinds {
     const u8* contexts;
     u8 soon[GROUP][2], now[GROUP][2];
-    // Those of the group that begins at coordinate i are on their way while the group before is decoded.
-    __device__ void fetch(i64 i) {
-        if (!classed) return;
+    // Those of the group that begins at coordinate i, if it is there, are on their way while the group before is decoded.
+    __device__ void fetch(i64 i, bool there) {
+        if (!classed || !there) return;
 #pragma unroll
         for (int a = 0; a < GROUP; ++a)
             for (int h = 0; h < 2; ++h) soon[a][h] = contexts[i + 64 * a + 32 * h + (threadIdx.x & 31)];
@@ -53,7 +53,7 @@ struct Walk {
     // The values of all symbols, as they are known.
     float* values;
     __device__ void restart(int h, i64) { states[h] = 0; }
-    __device__ void draw_ahead(i64 i) { kinds.fetch(i); }
+    __device__ void draw_ahead(i64 i, bool there) { kinds.fetch(i, there); }
     __device__ void draw() { kinds.turn(); }
     __device__ void draw_one(int h, i64 i) { kinds.one(h, i); }
     __device__ u32 z0(int h) const { return states[h] >> STATE_AT & 1; }
@@ -103,10 +103,10 @@ struct DitheredWalk {
         states[h] = 0;
         signs[h] = sign_of(draws, i);
     }
-    // The draws of the group that begins at coordinate i, a multiple of eight; and their way to the threads that need them.
-    __device__ void draw_ahead(i64 i) {
+    // The draws of the group that begins at coordinate i, a multiple of eight, whether it is there or not; and their way to the threads that need them.
+    __device__ void draw_ahead(i64 i, bool there) {
         philox(draws, ((u64)i >> 3) + (threadIdx.x & 31), PURPOSE, next);
-        kinds.fetch(i);
+        kinds.fetch(i, there);
     }
     __device__ void draw() {
         const int t = threadIdx.x & 31;
@@ -202,12 +202,13 @@ __device__ bool decode_walk(
     }
     int at = 0, base = 0;
     const int groups = coded / (LANES * GROUP);
-    if (groups) walk.draw_ahead(origin + first);
+    walk.draw_ahead(origin + first, groups > 0);
     for (int group = 0; group < groups; ++group) {
         if (!(base & starts))
             for (int h = 0; h < 2; ++h) walk.restart(h, origin + first + base);
         walk.draw();
-        if (group + 1 < groups) walk.draw_ahead(origin + first + base + LANES * GROUP);
+        walk.draw_ahead(origin + first + base + LANES * GROUP, group + 1 < groups);
+        in.prepare(at);
         // Symbols are handed on while the next ones are looked up.
         u32 last[2] = {0, 0};
         bool ends[2] = {false, false};
@@ -231,6 +232,7 @@ __device__ bool decode_walk(
         if (!(base & starts))
             for (int h = 0; h < 2; ++h) walk.restart(h, origin + first + base);
         bool needs[2];
+        in.prepare(at);
         for (int h = 0; h < 2; ++h) {
             const int i = base + t + 32 * h;
             needs[h] = false;
