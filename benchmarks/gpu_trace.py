@@ -1,6 +1,8 @@
-"""Where the time of a step goes on one GPU: ``python -m benchmarks.gpu_trace exchange|moments|round [TEXT] [--tiny]``.
+"""Where the time of a step goes on one GPU: ``python -m benchmarks.gpu_trace exchange|training|moments|round [TEXT] [--tiny]``.
 
-``exchange``: an exchange of the gradients of gpu_steps' transformer by itself; TEXT is ``compressor + exchange``.
+``exchange``: an exchange of the gradients of gpu_steps' transformer by itself; TEXT is ``compressor + exchange``. ``training``: whole steps
+of that transformer, and one by one what the device did before the optimiser began: what could not be hidden. With ``float32`` as TEXT it
+tells what the backward pass takes when nothing runs beside it.
 ``moments``: a step with second moments, launched kernel by kernel. ``round``: one message of a sixteenth of a ResNet-50's gradients, there
 and back; TEXT is a compressor.
 
@@ -12,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
 from benchmarks.cases.moments import steps as moment_steps
-from benchmarks.gpu_steps import Copies, device_of, first_gradients, group_of_one, tasks
+from benchmarks.gpu_steps import Copies, Training, device_of, first_gradients, group_of_one, tasks
 from benchmarks.methods import Method
 from benchmarks.resnet import ResNet, resnet50
 from tersegrad import Context, Message, Spec
@@ -37,6 +40,7 @@ from tersegrad.core.state import slice_spec
 from tersegrad.report.tables import Column, Table
 
 STEPS, SHOWN = 20, 14
+END = 6000.0  # microseconds before the optimiser begins
 OWN = str(Path(tersegrad.__file__).parent)
 PAUSE = 2e-4  # seconds between samples
 GAP = 5.0  # microseconds without a kernel that count
@@ -94,6 +98,11 @@ def exchange(text: str, tiny: bool, device: torch.device) -> Callable[[], object
     return step
 
 
+def training(text: str, tiny: bool, device: torch.device) -> Callable[[], object]:
+    """A whole step of the transformer."""
+    return Training(tasks(tiny, 2 if tiny else 12)["transformer"], text, device).step
+
+
 def coding(text: str, tiny: bool, device: torch.device) -> Callable[[], object]:
     """One message of a sixteenth of a ResNet, there and back."""
     network: nn.Module = ResNet((1, 1, 1, 1), 8, 10) if tiny else resnet50()
@@ -148,12 +157,33 @@ def gaps(events: list[dict[str, Any]]) -> tuple[float, Counter[str], Counter[str
     return busy, without, number
 
 
+def before_the_optimiser(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The last stretch before the optimiser's kernels begin, in one step: kernels of a kind on a stream together."""
+    spans = sorted((e for e in events if e["cat"] in DEVICE), key=lambda e: e["ts"])
+    steps = [b for a, b in itertools.pairwise(spans) if "adam" in b["name"].lower() and "adam" not in a["name"].lower()]
+    if not steps:
+        return []
+    first = steps[len(steps) // 2]["ts"]
+    last, rows = first - END, list[list[Any]]()
+    for e in (e for e in spans if first - END <= e["ts"] < first):
+        key, idle = (e["tid"], short(e["name"])), max(0.0, e["ts"] - last)
+        if not rows or rows[-1][0] != key or idle > GAP:
+            rows.append([key, first - e["ts"], 0, 0.0, idle])
+        rows[-1][2] += 1
+        rows[-1][3] += e["dur"]
+        last = max(last, e["ts"] + e["dur"])
+    rows.append([("", "the optimiser"), 0.0, 1, 0.0, first - last])
+    return [
+        (name, str(stream), f"{at:.0f}", str(n), f"{busy:.0f}", f"{idle:.0f}") for (stream, name), at, n, busy, idle in rows
+    ]
+
+
 def short(name: str) -> str:
     """The name of a kernel without its template."""
     return name.partition("<")[0].removeprefix("void ").removeprefix("at::native::")[:40]
 
 
-def table(title: str, heads: list[str], rows: list[tuple[str, ...]]) -> str:
+def table(title: str, heads: list[str], rows: Sequence[tuple[str, ...]]) -> str:
     return Table((Column(heads[0], number=False), *map(Column, heads[1:])), tuple(rows), title).markdown()
 
 
@@ -173,6 +203,7 @@ def show(step: Callable[[], object], device: torch.device) -> None:
     if device.type == "cuda":
         events = traced(step, STEPS)
         busy, without, number = gaps(events)
+        rows: list[tuple[str, ...]]
         for kinds, title in (
             (DEVICE, f"the device: busy for {busy / STEPS:.0f} us of a step"),
             (RUNTIME, "calls of the driver"),
@@ -189,23 +220,33 @@ def show(step: Callable[[], object], device: torch.device) -> None:
             table(f"idle for {sum(without.values()) / STEPS:.0f} us of a step", ["between", "per step", "us per step"], rows),
             end="\n\n",
         )
+        on, kernels = Counter[str](), Counter[str]()
+        for e in (e for e in events if e["cat"] in DEVICE):
+            on[str(e["tid"])] += e["dur"]
+            kernels[str(e["tid"])] += 1
+        rows = [(stream, f"{kernels[stream] / STEPS:.1f}", f"{us / STEPS:.1f}") for stream, us in on.most_common(SHOWN)]
+        print(table("streams, which slow one another down", ["stream", "kernels per step", "us per step"], rows), end="\n\n")
+        if end := before_the_optimiser(events):
+            heads = ["name", "stream", "us before the optimiser", "kernels", "us of them", "us idle before"]
+            print(table("the end of the backward pass, in one step", heads, end), end="\n\n")
     for thread, counter in sorted(host.items(), key=lambda item: item[0]):
-        rows = [(where, f"{100 * k / counter.total():.1f}") for where, k in counter.most_common(SHOWN)]
-        print(table(f"thread {thread}", ["where", "% of its samples"], rows), end="\n\n")
+        samples = [(where, f"{100 * k / counter.total():.1f}") for where, k in counter.most_common(SHOWN)]
+        print(table(f"thread {thread}", ["where", "% of its samples"], samples), end="\n\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("exchange", "moments", "round"))
+    parser.add_argument("what", choices=("exchange", "training", "moments", "round"))
     parser.add_argument("text", nargs="?", default="")
     parser.add_argument("--tiny", action="store_true", help="small networks on the CPU")
     options = parser.parse_args(arguments)
     device = device_of(options.tiny)
     with group_of_one(device):
+        usual = "error_feedback(top_k(fraction=0.01)) + all_gather"
         if options.what == "exchange":
-            step = exchange(
-                options.text or "error_feedback(top_k(fraction=0.01)) + all_gather(group_bytes=134217728)", options.tiny, device
-            )
+            step = exchange(options.text or usual, options.tiny, device)
+        elif options.what == "training":
+            step = training(options.text or usual, options.tiny, device)
         elif options.what == "round":
             step = coding(options.text or "dithered_trellis(omega=1)", options.tiny, device)
         else:

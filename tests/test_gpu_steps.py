@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.gpu_steps import Copies, alone_methods, chosen, main
+from benchmarks.gpu_trace import before_the_optimiser
 from benchmarks.resnet import resnet50
 from benchmarks.throttle import compiler
 
@@ -49,12 +50,34 @@ def test_alone(tmp_path: Path) -> None:
         assert done.stdout.count(line) == 2
 
 
-@pytest.mark.parametrize("what", ["exchange", "round"])
+@pytest.mark.parametrize("what", ["exchange", "training", "round"])
 def test_where_time_goes(what: str) -> None:
     done = run(what, "--tiny", module="gpu_trace")
     assert done.returncode == 0, done.stderr
     assert "ms per step while it was watched" in done.stdout
     assert "% of its samples" in done.stdout
+
+
+def test_the_end_of_a_backward_pass_is_told_kernel_by_kernel() -> None:
+    told = [
+        ("gemm<1>", 7, 0, 100),
+        ("gemm<2>", 7, 100, 100),
+        ("select", 13, 150, 60),
+        ("copy", 7, 230, 10),
+        ("FusedAdam", 7, 300, 50),
+    ]
+    steps = [
+        {"cat": "kernel", "name": name, "tid": stream, "ts": ts + 1e5 * k, "dur": dur}
+        for k in range(3)
+        for name, stream, ts, dur in told
+    ]
+    assert before_the_optimiser(steps) == [
+        ("gemm", "7", "300", "2", "200", "5700"),
+        ("select", "13", "150", "1", "60", "0"),
+        ("copy", "7", "70", "1", "10", "20"),
+        ("the optimiser", "", "0", "1", "0", "60"),
+    ]
+    assert before_the_optimiser(steps[:4]) == []
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C compiler")

@@ -22,6 +22,7 @@ from experiments.variance_based import batched, fused, network, wire
 from experiments.variance_based.batched import Buffers, Method
 from experiments.variance_based.data import Images
 from experiments.variance_based.engine import Collected, Engine, OnePass, Replicas, twin
+from experiments.variance_based.factors import CodedPowerSGD, Counted
 from experiments.variance_based.local import Local, Outer
 from experiments.variance_based.resnet import resnet
 
@@ -309,6 +310,10 @@ def train(
         torch.manual_seed(config.seed)
         sampler = wire.Sampler(trainer, config.encode_every, config.epochs * trainer.steps)
         ends = rounds(config, trainer)
+        counted: Counted | None = None
+        if isinstance(config.method, CodedPowerSGD) and config.encode_every:
+            layout = trainer.buffers.layout
+            counted = Counted(config.method, layout, trainer.state, config.seed, config.epochs * trainer.steps)
         ready = time.perf_counter() - begun
         curve: dict[str, list[float]] = {"loss": [], "accuracy": [], "ratio": []}  # by epoch
         words = 0
@@ -332,6 +337,8 @@ def train(
                     step()
                 if done in ends and trainer.outer is not None:
                     trainer.outer.end_round(trainer.params, done)
+                if counted is not None and done in counted.due:
+                    counted.take(done)
             now = int(trainer.total_words)  # waits for the device
             durations.append(time.perf_counter() - start)
             loss = float(trainer.total_loss) / trainer.steps
@@ -351,6 +358,8 @@ def train(
         sent = words / (steps * config.workers)
         if trainer.outer is not None:
             sampler.fixed = trainer.outer.message_bytes(steps)
+        if counted is not None and counted.samples:
+            sampler.fixed = counted.message_bytes()
     ordered = sorted(durations)
     sampler.release()
     result = {
@@ -365,6 +374,7 @@ def train(
         "ratio_words": number / sent if sent else None,
         "encoded": sampler.result(),
         **({"rounds": trainer.outer.described()} if trainer.outer is not None else {}),
+        **({"factors": counted.samples} if counted is not None else {}),
         "curve": curve,
         "seconds": {
             "ready": round(ready, 2),

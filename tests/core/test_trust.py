@@ -68,8 +68,27 @@ def test_a_flag_is_believed_only_while_trusting(device: Device) -> None:
         # Of the host's own memory all is known.
         assert not trust.holds(torch.tensor(False))
         assert trust.numbers(torch.tensor([4, 5])) == [4, 5]
-    assert [int(note) for note in notes] == [1, 0]
+    assert [bool(note.there) for note in notes] == [False, True]
     assert not trust.holds(no)
+
+
+@pytest.mark.parametrize("wanted", [b"ab", b"xb", b"bb"])
+def test_bytes_are_compared_with_what_is_expected(wanted: bytes, device: Device) -> None:
+    data = torch.tensor(list(b"ab"), dtype=torch.uint8)
+    there, right, calls = device.to(data), wanted == b"ab", list[bool]()
+    assert trust.reads()
+    assert trust.reads((data, wanted)) == right
+    assert trust.reads((there[:1], wanted[:1]), (there[1:], wanted[1:])) == right
+
+    def body() -> Tensor:
+        assert trust.reads((data[:1], b"a"), (data[1:], wanted[1:])) == (wanted[1:] == b"b")
+        calls.append(trust.reads((there[:1], wanted[:1]), (there[1:], wanted[1:])))
+        return torch.zeros(1)
+
+    device.waits.clear()
+    trust.decoded(body)
+    assert calls == ([True] if right else [True, False])
+    assert device.count == len(calls)
 
 
 def test_what_fails_twice_raises(device: Device) -> None:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tersegrad.compressors import TopK
 from tersegrad.engine import Engine
 from tersegrad.engine.aside import Aside
+from tersegrad.exchange import ProcessGroup
 from tersegrad.integrations import ddp
 from tests.exchange.pool import Pool
 
@@ -55,7 +56,7 @@ def test_gradients_are_not_recorded_in_the_thread() -> None:
 
 @contextlib.contextmanager
 def beside(yes: bool) -> Iterator[None]:
-    """On the CPU, where engines work in the thread of the backward pass, make them use another, as on a GPU."""
+    """On the CPU, where engines work in the thread of the backward pass, make them use another, as on a GPU whose bytes go by the host."""
     kept: dict[int, Aside] = {}
 
     def aside(self: Engine) -> Aside:
@@ -63,7 +64,10 @@ def beside(yes: bool) -> Iterator[None]:
         self._aside = found
         return found
 
-    with mock.patch.object(Engine, "aside", aside) if yes else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if yes:
+            stack.enter_context(mock.patch.object(Engine, "aside", aside))
+            stack.enter_context(mock.patch.object(ProcessGroup, "by_host", return_value=True))
         yield
 
 
@@ -91,7 +95,9 @@ def job_train(text: str, exchange: str, yes: bool) -> tuple[bytes, int, int]:
 
 
 @pytest.mark.parametrize("exchange", ["two_shot", "all_gather"])
-@pytest.mark.parametrize("text", ["error_feedback(top_k(fraction=0.05))", "error_feedback(sparse_dithering(nu=0.1))"])
+@pytest.mark.parametrize(
+    "text", ["error_feedback(top_k(fraction=0.05))", "error_feedback(sparse_dithering(nu=0.1))", "qsgd(bits=4, bucket=64)"]
+)
 def test_the_same_bits_beside_the_backward_pass(ranks: Pool, text: str, exchange: str) -> None:
     usual, aside = ranks.run(job_train, text, exchange, False), ranks.run(job_train, text, exchange, True)
     assert usual == aside

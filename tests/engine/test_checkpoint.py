@@ -28,6 +28,7 @@ KINDS = (
     "hierarchical(ranks_per_node=2)",
     "hierarchical(ranks_per_node=3, between=all_gather)",
     "power_sgd(rank=2)",
+    "power_sgd(rank=2, factors=subtractive_dithering(omega=0.1))",
 )
 
 

@@ -108,8 +108,8 @@ def breaking(run: Run, action: Any) -> None:
     """Let ``action`` happen in the middle of the run's next step, with exchanges under way."""
     submit = run.handle.engine.begin
 
-    def begin(scale: float = 1.0) -> Any:
-        step = submit(scale)
+    def begin(scale: float = 1.0, take: Any = None) -> Any:
+        step = submit(scale, take)
         inner, calls = step.submit, []
 
         def counting(*arguments: Any, **options: Any) -> None:

@@ -114,9 +114,20 @@ def test_states_are_decided_before_anyone_sees_them(bad: bool, device: Device, m
         step.results()
         step.close()
     assert made.between_steps
+    # What DDP asks at the end of a step does not wait.
+    assert not made.wants_moments()
     assert all(lane.state is old for lane, old in zip(made._lanes, before))
     held.set()
     assert [lane.state is old for lane, old in zip(made.lanes, before)] == [bad] * GROUPS
+
+
+@pytest.mark.usefixtures("single")
+def test_fixed_rates_wait_where_their_bytes_go_by_the_host(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for by_host in (False, True):
+        monkeypatch.setattr(TimedGroup, "by_host", lambda link, device, by_host=by_host: by_host)
+        found += [{lane.waits for lane in engine_of(text, "two_shot", device).lanes} for text in ("qsgd", "top_k(k=3)")]
+    assert found == [{False}, {True}, {True}, {True}]
 
 
 @pytest.mark.usefixtures("single")
@@ -183,13 +194,16 @@ def test_results_that_had_to_be_decoded_again_are_handed_over_again(
     monkeypatch.setattr(all_gather, "decode_sum", doubtful)
     taken: list[dict[int, Tensor]] = []
     with made.timed():
-        step = made.begin(scale=4.0)
+        step = made.begin(4.0, lambda means: taken.append({j: mean.clone() for j, mean in means.items()}))
         for j, x in enumerate(xs):
             step.submit(j, x.mul_(4.0), owned=True, seen=True)
-        step.deliver(lambda means: taken.append({j: mean.clone() for j, mean in means.items()}))
+        step.deliver()
         assert step.commit()
-    assert len(taken) == 1 + wrong
-    assert all(torch.equal(taken[-1][j].cpu(), 4 * one) for j, one in enumerate(wanted))
+    # Each when it has arrived, and all of them once more.
+    assert sorted(j for means in taken[: len(taken) - wrong] for j in means) == list(range(GROUPS))
+    latest = {j: mean for means in taken for j, mean in means.items()}
+    assert len(taken[-1]) == GROUPS or not wrong
+    assert all(torch.equal(latest[j].cpu(), 4 * one) for j, one in enumerate(wanted))
 
 
 @pytest.mark.usefixtures("single")
@@ -213,10 +227,10 @@ def test_good_news_of_messages_leave_the_rest_to_the_device(bad: bool, device: D
     step.abandon()
     device.waits.clear()
     with made.timed():
-        step = made.begin()
+        step = made.begin(take=lambda means: None)
         for j, x in enumerate(xs):
             step.submit(j, x, owned=True)
-        step.deliver(lambda means: None)
+        step.deliver()
         assert device.count == 1
         step.check(*(x.bfloat16() * (float("inf") if bad else 1.0) for x in xs))
         step.close()

@@ -86,9 +86,16 @@ def interleaved(d: int) -> bytes:
     return b"".join(p.wait()[0].numpy().tobytes() for p in pendings)
 
 
-def all_at_once(lengths: list[int]) -> list[bytes]:
+class ByHost(ProcessGroup):
+    """What a group of gloo does with a GPU's tensors, on the CPU."""
+
+    def by_host(self, device: torch.device) -> bool:
+        return True
+
+
+def all_at_once(kind: type[ProcessGroup], lengths: list[int]) -> list[bytes]:
     """What gathers of bytes of a rank's own and exchanges with all others bring, all under way before the first is waited for."""
-    group = ProcessGroup()
+    group = kind()
     started = []
     for k, n in enumerate(lengths):
         mine = torch.full((n,), 10 * k + group.rank, dtype=torch.uint8)
@@ -100,12 +107,14 @@ def all_at_once(lengths: list[int]) -> list[bytes]:
     return [out.numpy().tobytes() for _, out in started]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_long_and_short_messages_that_are_under_way_together_arrive_at_their_places(size: int) -> None:
+@pytest.mark.parametrize(("size", "kind"), [(2, ProcessGroup), (3, ProcessGroup), (2, ByHost), (3, ByHost)])
+def test_long_and_short_messages_that_are_under_way_together_arrive_at_their_places(
+    size: int, kind: type[ProcessGroup]
+) -> None:
     lengths = [100_000, 8, SHORT, SHORT + 1, 1, 300_000]
     expected = [b"".join(bytes([10 * k + r]) * n for r in range(size)) for k, n in enumerate(lengths) for _ in range(2)]
     with pool(size) as ranks:
-        assert ranks.run(all_at_once, lengths) == [expected] * size
+        assert ranks.run(all_at_once, kind, lengths) == [expected] * size
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -86,14 +86,14 @@ def test_old_states_go_without_the_garbage_collector() -> None:
         engine, staging = Engine("ddp", [Route(g, member) for g in groups], settings), Staging(groups, parameters)  # type: ignore[arg-type]
 
         def once() -> None:
-            step = engine.begin()
+            step = engine.begin(take=staging.get)
             staging.clear()
             gradients = [torch.randn(p.numel()) for p in parameters.values()]
             for number in staging.put(list(parameters.values()), gradients):
                 vector = staging.vector(number, step)
                 assert isinstance(vector, Stretches)
                 step.submit(number, vector)
-            step.deliver(staging.get)
+            step.deliver()
             step.close()
 
         once()

@@ -160,6 +160,20 @@ def test_a_run_with_local_steps_counts_every_byte(images: data.Images) -> None:
     assert sampler.result()["compact"]["ratio"] == pytest.approx(8 / 3, abs=0.01)
 
 
+def test_errors_that_are_drawn_stand_for_messages(images: data.Images) -> None:
+    """Two of three rounds without messages: near the run that writes all, and bytes counted for all."""
+    config = methods.Job("local_14", "momentum", lr=0.05).config(6, 0.05, **SMALL)
+    found = []
+    for written in (1, 3):
+        method = Local("local_sgd(every=2)", "subtractive_dithering(omega=0.01)", written=written)
+        result, sampler = train.train(dataclasses.replace(config, method=method), images, "cpu", lambda text: None)
+        assert result["rounds"]["rounds"] == 6
+        assert result["rounds"]["written"] == 6 / written
+        found.append((result["curve"]["loss"], sampler.result()["compact"]["ratio"]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=0.05)
+    assert found[0][1] == pytest.approx(found[1][1], rel=0.05)
+
+
 def test_a_compressor_with_a_state_is_refused(images: data.Images) -> None:
     with pytest.raises(ValueError, match="keeps a state"):
         trainer_of(Local("local_sgd(every=3)", "error_feedback(top_k(fraction=0.1))"), images)
@@ -168,7 +182,7 @@ def test_a_compressor_with_a_state_is_refused(images: data.Images) -> None:
 def test_rounds_end_where_they_should() -> None:
     assert Local("local_sgd(every=3)").ends(8, [0.1] * 4, 2) == {2, 5, 7}
     rates = [1.0, 0.5, 0.25, 0.01]
-    found = sorted(Local("local_sgd(every=2)", growing=True).ends(48, rates, 12))
+    found = sorted(Local("local_sgd(every=2)", growing=1).ends(48, rates, 12))
     assert found == [1, 3, 5, 7, 9, 11, 15, 19, 23, 31, 43, 47]  # the last rounds are an epoch, and what is left of it
     config = methods.Job("local_7_growing", "momentum", lr=0.1).config(30, 0.1, **methods.RESNET)
     assert isinstance(config.method, Local)

@@ -333,6 +333,7 @@ SITUATIONS = (
     "plain", "unused", "static", "view", "no_sync", "bf16", "fp16", "join", "clip", "compile_inner", "compile_outer",
 )  # fmt: skip
 NODES, FACTORS = "hierarchical(ranks_per_node=2)", "power_sgd(rank=2)"
+CODED = "power_sgd(rank=2, factors=subtractive_dithering(omega=0.1))"
 CASES = [*(("two_shot", s) for s in SITUATIONS), *(("all_gather", s) for s in ("plain", "unused", "join")), (NODES, "plain")]
 
 
@@ -345,9 +346,9 @@ def test_identity_equals_plain_ddp(workers: Pool, exchange: str, situation: str)
     torch.testing.assert_close(ours[0][1], plain[0][1], rtol=2e-2 if loose else 1e-5, atol=1e-2 if loose else 1e-6)
 
 
-@pytest.mark.parametrize(("exchange", "situation"), [*CASES, (FACTORS, "plain"), (FACTORS, "bf16")])
+@pytest.mark.parametrize(("exchange", "situation"), [*CASES, (FACTORS, "plain"), (FACTORS, "bf16"), (CODED, "plain")])
 def test_ranks_agree_bit_for_bit_when_compressed(workers: Pool, exchange: str, situation: str) -> None:
-    results = workers.run(job_train, None if exchange == FACTORS else FEEDBACK, exchange, situation, 3, True)
+    results = workers.run(job_train, None if exchange in (FACTORS, CODED) else FEEDBACK, exchange, situation, 3, True)
     assert len({bits for bits, _, _ in results}) == 1
     report = results[0][2]
     assert 0 < report["bits_per_coordinate"] < (24 if exchange == FACTORS else 16)
@@ -358,7 +359,7 @@ def test_ranks_agree_bit_for_bit_when_compressed(workers: Pool, exchange: str, s
 VIRTUAL = [(e, t) for e in ("two_shot", "all_gather", NODES) for t in (FEEDBACK, "sparse_dithering(alpha=0.1)", "qsgd")]
 
 
-@pytest.mark.parametrize(("exchange", "text"), [*VIRTUAL, (FACTORS, None)])
+@pytest.mark.parametrize(("exchange", "text"), [*VIRTUAL, (FACTORS, None), (CODED, None)])
 def test_equals_virtual_ranks(workers: Pool, exchange: str, text: str | None) -> None:
     count = 2
     real = workers.run(job_gradients, text, exchange, count)
@@ -392,7 +393,8 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(
-    ("exchange", "text", "hows"), [*RESUMED, (NODES, FEEDBACK, ("torch", "dcp")), (FACTORS, None, ("torch", "dcp"))]
+    ("exchange", "text", "hows"),
+    [*RESUMED, (NODES, FEEDBACK, ("torch", "dcp")), (FACTORS, None, ("torch", "dcp")), (CODED, None, ("torch",))],
 )
 def test_resuming_is_bit_identical(workers: Pool, exchange: str, text: str | None, hows: tuple[str, ...]) -> None:
     for whole, resumed in workers.run(job_resume, text, exchange, hows):

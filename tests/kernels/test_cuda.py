@@ -15,8 +15,7 @@ from tersegrad.codecs import varint
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import needs_second_moment
 from tersegrad.kernels import cuda, native, reference
-from tersegrad.kernels.cuda import dither, index, loader, nvrtc, rans, select, vectors
-from tersegrad.kernels.cuda import exponents as exponents_there
+from tersegrad.kernels.cuda import dither, index, loader, nvrtc, rans, scratch, select, vectors
 from tests.kernels.agree import same
 from tests.kernels.emulator import compiler, emulated
 
@@ -149,8 +148,9 @@ def test_rans_rejects_what_the_reference_rejects() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_golomb_codes_are_the_same_bytes(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "summed"), [(torch.int32, 2048), (torch.int64, 2048), (torch.int32, 0)])
+def test_golomb_codes_are_the_same_bytes(dtype: torch.dtype, summed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "SUMMED", summed)
     generator = torch.Generator().manual_seed(3)
     with emulated():
         for numel, count in ((1, 1), (1000, 0), (40, 40), (70000, 700), (20000, 9000)):
@@ -250,7 +250,11 @@ def _decoded_alike(
 
 @needs_compiler
 @pytest.mark.parametrize(("dtype", "narrow"), [(torch.int32, True), (torch.int64, False)])
-def test_sparse_messages_with_classes_of_gaps_are_those_of_the_reference(dtype: torch.dtype, narrow: bool) -> None:
+def test_sparse_messages_with_classes_of_gaps_are_those_of_the_reference(
+    dtype: torch.dtype, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Sums of blocks are added up by others, or become places first.
+    monkeypatch.setattr(loader, "SUMMED", 0 if narrow else 2048)
     generator = torch.Generator().manual_seed(4)
     numel, refused = 300_000, 0
     for count, kind in ((1, ""), (5000, ""), (2100, "small"), (2100, "few bits"), (40, "together")):
@@ -353,11 +357,24 @@ def test_the_largest_of_a_long_vector_are_found_among_candidates(kind: str, monk
     elif kind == "large at the sampled places":
         x[:: n // select.SAMPLE] += 100
     with emulated():
-        # Few spans are long ones.
-        for spans in (select.SPANS, 3) if kind == "ties" else (64,):
-            monkeypatch.setattr(select, "SPANS", spans)
+        # Few blocks have long spans, and sums of many become places first.
+        for blocks, summed in ((select.DIVIDING, loader.SUMMED), (1, 0)) if kind == "ties" else ((8, loader.SUMMED),):
+            monkeypatch.setattr(select, "DIVIDING", blocks)
+            monkeypatch.setattr(loader, "SUMMED", summed)
             for a, b in zip(reference.select_top_k(x, 400), select.select_top_k(x, 400), strict=True):
                 assert same(a, b)
+
+
+@needs_compiler
+@pytest.mark.parametrize("n", [0, 1, 9000, 16 * select.SAMPLE + 77])
+def test_a_sum_loses_its_largest(n: int) -> None:
+    generator, results = torch.Generator().manual_seed(1), []
+    x, y = torch.randn(n, generator=generator), torch.randn(n, generator=generator).round()
+    with emulated():
+        for ops in (reference, select):
+            rest = torch.full((n,), torch.nan)
+            results.append((*ops.select_top_k_of_sum(x, y, rest, 400), rest))
+    assert all(same(a, b) for a, b in zip(*results, strict=True))
 
 
 @needs_compiler
@@ -410,31 +427,6 @@ def test_values_are_put_back() -> None:
         for bad in ([0, 0, 1], [3, 2, 4], [-1, 2, 3], [1, 2, 10]):
             with pytest.raises(ValueError, match="increase strictly"):
                 select.sparse_scatter(torch.tensor(bad), values, torch.ones(10))
-
-
-@needs_compiler
-def test_exponents_become_symbols_and_exponents_again() -> None:
-    generator = torch.Generator().manual_seed(9)
-    with emulated():
-        for n in (0, 1, 15, 16, 17, 5000):
-            for low, high in ((1, 255), (120, 131), (7, 8), (0, 1)):
-                drawn = torch.randint(low, high, (n + 1,), generator=generator)
-                exponents = (drawn * (torch.rand(n + 1, generator=generator) < 0.8)).to(torch.uint8)
-                for off in (0, 1):
-                    e, expected, found = (
-                        exponents[off : off + n],
-                        torch.zeros(n, dtype=torch.uint8),
-                        torch.ones(n + 1).to(torch.uint8)[off:][:n],
-                    )
-                    known = reference.exponent_symbols(e, expected)
-                    assert torch.equal(exponents_there.exponent_symbols(e, found), known)
-                    assert torch.equal(found, expected)
-                    back, wanted = torch.ones(n + 1).to(torch.uint8)[off:][:n], torch.zeros(n, dtype=torch.uint8)
-                    below = int(known[0])
-                    exponents_there.exponent_bytes(found, below, back)
-                    reference.exponent_bytes(expected, below, wanted)
-                    assert torch.equal(back, wanted)
-                    assert torch.equal(back, e)
 
 
 @needs_compiler
@@ -535,6 +527,19 @@ def test_dithered_messages_decode_to_the_same_values() -> None:
 
 
 @needs_compiler
+def test_blocks_decode_one_chunk_after_another_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(400_000)
+    x[::100] = _heavy(4000)
+    data, found = _dithered(x, 0.1, 0, None), torch.empty_like(x)
+    # A segment has sixteen chunks.
+    monkeypatch.setattr(scratch, "BLOCKS", 8)
+    with emulated():
+        dither.dither_decode(data, found, None)
+    reference.dither_decode(data, x, None)
+    assert same(x, found)
+
+
+@needs_compiler
 def test_segments_with_very_many_escapes_are_left_to_the_reference() -> None:
     x = torch.randn(12_000, generator=torch.Generator().manual_seed(2))
     data = _dithered(x, 1e-6, 0, None)
@@ -583,6 +588,23 @@ def test_dithered_messages_are_the_same_bytes() -> None:
                 results.append((data[: int(length)], length, norm, error, left if finite else norm))
             for expected, found in zip(*results, strict=True):
                 assert same(expected, found), (x.numel(), nu, step, ctx)
+
+
+@needs_compiler
+@pytest.mark.parametrize("ctx", [None, Context(seed=3)])
+def test_levels_are_the_same_however_much_of_a_block_is_kept(ctx: Context | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks with levels that are too large for quick sums, too."""
+    ops = native if native.available() else reference
+    with emulated():
+        for x in (_heavy(10_000), _heavy(10_000).mul_(torch.linspace(0, 50, 10_000) ** 2)):
+            data = torch.zeros(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
+            length, *expected = ops.dither_encode(x, 0.1, 0, 1, 16, ctx, data)
+            for shared in (48, 110, 227):
+                monkeypatch.setattr(loader, "shared_of", lambda index, most=shared << 10: most)
+                out = torch.zeros_like(data)
+                found = dither.dither_encode(x, 0.1, 0, 1, 16, ctx, out)
+                assert [length, *expected] == [float(value) for value in found]
+                assert torch.equal(out, data)
 
 
 def test_levels_that_are_chosen_by_their_bits_are_the_host_s() -> None:

@@ -343,27 +343,3 @@ def test_committed_vectors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
             else:
                 assert f"{zlib.crc32(make_vectors.from_package(data, parts)):08x}" == entry["decoded_crc32"], entry
     assert found > 30
-
-
-def test_classes_are_tried_beside_one_table() -> None:
-    """The length of the plain message and how many segments have classes; where there are too many escapes nobody knows."""
-    rows, spec = uneven(((700, 40), (130,)), spread=2.0)
-    flat = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
-    wide = torch.randint(-15, 16, (150_000,), generator=torch.Generator().manual_seed(1)).float()
-    wide[::1000] = 17
-    for x, layout, known in (
-        (rows, spec.layout, 1),
-        (flat, torch.tensor([20_000, 100, 1, 0]), 0),
-        (wide, torch.tensor([150_000, 1000, 1, 0]), -1),
-    ):
-        levels = x.round().clamp(-20, 20)
-        symbols = (levels + 20).to(torch.uint8)
-        expected, found = torch.zeros(x.numel() + 1, dtype=torch.uint8), torch.zeros(x.numel() + 1, dtype=torch.uint8)
-        told = reference.rans_encode_trying(symbols, 41, 0, expected, levels, layout).tolist()
-        with emulated():
-            length, number = dither.rans_encode_trying(symbols, 41, 0, found, levels, layout).tolist()
-        assert (length, number) == (told[0], known)
-        assert number < 0 or number == told[1]
-        assert torch.equal(found[:length], expected[:length])
-        with emulated():
-            assert dither.rans_encode_trying(symbols, 3, 0, found, levels, layout)[0] == -1

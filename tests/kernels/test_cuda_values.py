@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from tersegrad import Context, Message, Spec, Stats, kernels
-from tersegrad.codecs import sparse
+from tersegrad.codecs import sparse, varint
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Accumulator, Piece, needs_second_moment
 from tersegrad.kernels import cuda, reference
-from tersegrad.kernels.cuda import index, values
+from tersegrad.kernels.cuda import index, replay, values
 from tersegrad.recipes import parse
 from tests.device import Device
 from tests.kernels.agree import same
@@ -301,3 +301,43 @@ def test_replays_write_what_launches_write() -> None:
             assert torch.equal(outs[0], outs[1])
             signs = values.signs_encode(drawn, count)
             assert torch.equal(signs[0][: -(-int(count) // 8)], reference.signs_encode(drawn, count)[0])
+
+
+@pytest.mark.parametrize("kind", ["exact", "powers", "signs", "means"])
+def test_one_replay_serves_messages_with_any_number_of_coordinates(kind: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    layout, numel, room = _layout(9000, "many"), 9000, 2040
+    with replaying():
+        for turn in range(5):
+            indices, drawn = _indices(room, numel, generator).int(), _drawn("normal", room, generator)
+            given, count = (indices, drawn), torch.tensor(room - 13 * turn)
+            if kind == "powers":
+                indices, _, data, count = reference.exp4_encode(indices, drawn, count, layout)
+                given = (indices, data)
+            elif kind != "exact":
+                found = reference.signs_encode(drawn, count)
+                found = found if kind == "signs" else reference.mean_signs_encode(indices, drawn, count, layout)[:2]
+                given, count = (indices, found[0]), found[1]
+            room_there = torch.zeros(20_000, dtype=torch.uint8)
+            facts = reference.sparse_encode(*given, count, numel, False, room_there).tolist()
+            message, number = room_there[: facts[1]].clone(), facts[3]
+            assert not facts[0]
+            front, outs = bytes(message[: 2 + len(varint.write(number))].tolist()), []
+            for ops in (reference, cuda):
+                out = torch.full((numel,), 7.0)
+                if kind == "exact":
+                    divisor = reference.random_divisor(number, numel)
+                    fine = ops.sparse_decode(message, front, number, numel, divisor, False, out, None)
+                elif kind == "powers":
+                    packed = message[0] == 4
+                    fine = ops.exp4_decode(message, front, number, numel, 0, layout, bool(packed), out, None)
+                elif kind == "signs":
+                    fine = ops.signs_decode(message, front, number, numel, 0, 0.5, out, None)
+                else:
+                    fine = ops.mean_signs_decode(message, front, number, numel, 0, layout, out, None)
+                assert bool(fine), turn
+                outs.append(out)
+            assert same(*outs), turn
+        decoders: list[Any] = [index._sparse_decode, values._exp4_decode, values._signs_decode]
+        bodies = {decoder.__wrapped__ for decoder in decoders}
+        assert [len(found or ()) for key, found in replay._known.items() if key[2] in bodies] == [1]

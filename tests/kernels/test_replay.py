@@ -141,6 +141,59 @@ def filled(out: Tensor, value: Varying) -> None:
     launch("memory.cu", "set_number", 1, 32, out, value)
 
 
+@replay.operation
+def branched(out: Tensor) -> None:
+    """Two numbers are put side by side, then copied by one launch; and the first is put again beside another copy."""
+    memory, (place,) = scratch.empty(out.device, 16)
+    nothing = torch.zeros(1, dtype=torch.uint8)
+    with loader.aside():
+        launch("memory.cu", "zero", 1, 32, place, 8)
+        launch("memory.cu", "set_number", 1, 32, place, 3)
+        with loader.aside():
+            pass
+    launch("memory.cu", "set_number", 1, 32, place + 8, 4)
+    loader.join()
+    launch("vectors.cu", "revert", 1, 256, out, 16, nothing, memory)
+    with loader.aside():
+        launch("memory.cu", "set_number", 1, 32, place, 5)
+    launch("memory.cu", "set_number", 1, 32, out[2:], 6)
+    del memory
+
+
+def test_launches_that_need_nothing_of_one_another_are_branches(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[graphs.Launched]] = []
+
+    def kept(device: int, launches: list[graphs.Launched]) -> replay.Graph:
+        made.append(launches)
+        return emulator.Emulated(device, launches)
+
+    monkeypatch.setattr(replay, "maker", kept)
+    for call in range(4):
+        out = torch.zeros(3, dtype=torch.int64)
+        branched(out)
+        assert out.tolist() == [3, 4, 6]
+        assert ran.since()[2] == (6 if call < 2 else 0)
+    (launches,) = made
+    assert [launched.after for launched in launches] == [(), (0,), (), (2, 1), (3,), (3,)]
+
+
+def test_the_emulation_runs_branches_in_another_order(ran: Ran) -> None:
+    """So that launches which do need one another are found out."""
+
+    @replay.operation
+    def wrong(out: Tensor) -> None:
+        with loader.aside():
+            launch("memory.cu", "set_number", 1, 32, out, 1)
+        launch("memory.cu", "set_number", 1, 32, out, 2)
+
+    found = []
+    for _ in range(3):
+        out = torch.zeros(1, dtype=torch.int64)
+        wrong(out)
+        found.append(int(out))
+    assert found == [2, 2, 1]
+
+
 def test_varying_numbers_are_no_part_of_the_key(ran: Ran) -> None:
     out = torch.zeros(1, dtype=torch.int64)
     for call, value in enumerate((3, 4, 5, 5, -6)):

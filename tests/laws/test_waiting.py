@@ -241,7 +241,7 @@ class Sparse:
     __name__ = "sparse"
     QUIET = ("sparse_encode", "sparse_encode_gaps", "sparse_decode", "sparse_decode_gaps", "gap_classes", "gap_rests_encode")
     TELLING: tuple[str, ...] = ("golomb_encode", "golomb_decode", "rans_encode", "rans_decode", "gap_rests_decode")
-    SELECTING = ("select_top_k", "sparse_scatter", "sparse_scatter_add", "all_finite")
+    SELECTING = ("select_top_k", "select_top_k_of_sum", "sparse_scatter", "sparse_scatter_add", "all_finite")
     OPERATIONS: tuple[str, ...] = QUIET + TELLING + SELECTING
     # What they return is the host's.
     KNOWN: tuple[str, ...] = ("golomb_encode", "golomb_decode", "rans_encode", "rans_decode")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -167,3 +168,61 @@ def test_views_that_begin_anywhere() -> None:
         torch.testing.assert_close(
             shares.convolution(odd, delta, *options), shares.convolution(odd.clone(), delta, *options), rtol=1e-5, atol=1e-3
         )
+
+
+def test_rows_that_are_no_whole_words_after_some_that_are() -> None:
+    """A kernel that was compiled for the first must not serve the second."""
+    from tersegrad.kernels.reference.shares import share_affine
+    from tersegrad.kernels.triton import shares
+
+    torch.manual_seed(1)
+    for samples, side, workers in ((16, 4, 1), (3, 3, 3), (16, 4, 1)):
+        x = torch.randn(samples, 5, side, side, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        scale, shift = torch.rand(2, workers, 5, device="cuda").unbind()
+        torch.testing.assert_close(
+            shares.affine(x, scale, shift, None, None), share_affine(x, scale, shift), rtol=1e-2, atol=1e-2
+        )
+
+
+def test_memory_between_launches_is_each_streams_own() -> None:
+    """Convolutions in pieces on two streams at a time, each of which uses its memory again."""
+    from tersegrad.kernels.triton import shares
+
+    torch.manual_seed(1)
+    options = ((3, 3), (1, 1), (1, 1), (1, 1), 1, True)
+    pairs = [
+        [
+            torch.randn(64, c, 16, 16, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+            for _ in range(2)
+        ]
+        for c in (64, 128)
+    ]
+    expected = [shares.convolution(x, delta, *options).clone() for x, delta in pairs]
+    streams = [torch.cuda.Stream() for _ in pairs]
+    torch.cuda.synchronize()
+    found: list[list[Tensor]] = [[], []]
+    for _ in range(10):
+        for stream, (x, delta), mine in zip(streams, pairs, found, strict=True):
+            with torch.cuda.stream(stream):
+                mine.append(shares.convolution(x, delta, *options))
+    torch.cuda.synchronize()
+    for mine, wanted in zip(found, expected, strict=True):
+        assert all(torch.equal(one, wanted) for one in mine)
+
+
+def test_a_thread_that_has_used_no_device() -> None:
+    from tersegrad.kernels.triton import shares
+
+    torch.manual_seed(1)
+    x, delta = (
+        torch.randn(8, 64, 8, 8, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last) for _ in range(2)
+    )
+    options = ((3, 3), (1, 1), (1, 1), (1, 1), 1, True)
+    expected = [shares.convolution(x, delta, *options) for _ in range(2)][-1]
+    torch.cuda.synchronize()
+    found: list[Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(shares.convolution(x, delta, *options)))
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert torch.equal(found[0], expected)

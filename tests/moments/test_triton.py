@@ -26,6 +26,8 @@ interpreter._patch_lang_tensor = with_bounds
 for seed in range(2):
     shares.agree(seed, "cpu", torch.float32)  # the interpreter gets bfloat16 wrong
     squares.agree(seed, "cpu", torch.float32)
+none = shares.convolution(torch.empty(0, 2, 4, 4), torch.empty(0, 3, 4, 4), (3, 3), (1, 1), (1, 1), (1, 1), 1, True)
+assert none.shape == (1, 2, 3 * 18 + 3) and not none.any()
 for part, workers in ((1, 1), (7, 3), (50, 1), (64, 8), (640, 1)):
     for columns, outputs, places in ((28, 64, 1024), (577, 100, 49), (2304, 256, 64)):
         chosen = shares.tiles(columns, outputs, places, part, workers)

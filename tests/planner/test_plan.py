@@ -249,6 +249,18 @@ def test_a_crowded_machine_makes_dense_steps_longer() -> None:
 # ----------------------------------------------------------------------------------------------------------------- the choice
 
 
+# Parameters and groups of up to 100, in MiB: what comes with the last parameter, in a bucket of 25, is in its group.
+LAST: list[tuple[list[int], list[int]]] = [
+    ([100, 20, 10, 5, 90], [95, 10, 120]),
+    ([60, 60, 50, 10, 10, 10, 1, 30], [61, 50, 60, 60]),
+    ([60, 10, 14, 1, 1, 98], [100, 84]),
+    ([150, 3, 10, 30, 60], [90, 163]),
+    ([5, 20, 1, 90], [90, 26]),
+    ([10, 5, 5, 90], [90, 20]),
+    ([200], [200]),
+]
+
+
 def test_groups_are_those_of_the_engine() -> None:
     from tersegrad.engine import GPU_GROUP_BYTES, GROUP_BYTES, make_groups
     from tersegrad.planner.plan import BUCKET, GPU_GROUP
@@ -260,6 +272,11 @@ def test_groups_are_those_of_the_engine() -> None:
         assert Workload("w", tuple(shapes), 0, 0, group_bytes=limit).groups() == [
             g.spec.numel for g in make_groups(named, limit)
         ]
+    for sizes, wanted in LAST:
+        named = {f"p{k}": torch.empty(n << 18, device="meta") for k, n in enumerate(sizes)}
+        made = [g.spec.numel for g in make_groups(named, 100 << 20)]
+        assert Workload("w", tuple(n << 18 for n in sizes), 0, 0, group_bytes=100 << 20).groups() == made
+        assert [n >> 18 for n in made] == wanted
 
 
 def test_slow_links_get_coarse_settings_and_fast_ones_none() -> None:

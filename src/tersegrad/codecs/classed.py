@@ -15,11 +15,12 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import rans
-from tersegrad.core import buffers, host
+from tersegrad.core import buffers
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.reference.dither import SHORT
 from tersegrad.kernels.reference.rans import SEGMENT as SEGMENT
-from tersegrad.kernels.reference.tried import RANS, classed_segments
+from tersegrad.kernels.reference.tried import RANS, classed_segments, within
+from tersegrad.kernels.schema_codes import Means
 
 # The integer levels begin .. end - 1, of any type.
 Levels = Callable[[int, int], Tensor]
@@ -50,7 +51,7 @@ def encode(levels: Levels, numel: int, layout: Tensor, chunk: rans.Chunk) -> Ten
     if not kernels.get(found.device).may_have_classes(small, layout, begin, numel):
         return None
     if end - begin < numel:
-        if not classed_segments(_code(found, _within(layout, begin, end), chunk), SEGMENT):
+        if not classed_segments(_code(found, within(layout, begin, end), chunk), SEGMENT):
             return None
         found = levels(0, numel)
     data = _code(found, layout, chunk)
@@ -76,22 +77,21 @@ class Begun:
     numel: int
     layout: Tensor
     chunk: rans.Chunk
-    plain: Tensor
-    told: Tensor  # int64, (2,): the length of the plain code, and whether classes pay
+    out: Tensor
+    told: Tensor  # int64, (4,): the length of the plain code, which lies in ``out``; whether classes pay; two facts
 
-    def finish(self, told: Sequence[float]) -> tuple[bool, Tensor]:
-        """The shorter of both codes, classes (then True) or one table; ``told`` is what the device was asked."""
-        length, classes = (int(n) for n in told)
-        plain, levels, numel = self.plain[:length], self.levels, self.numel
-        if classes == 0:
-            return False, plain
+    def finish(self, told: Sequence[int]) -> tuple[bool, Tensor] | None:
+        """The shorter of both codes, classes (then True) or one table; None where it would fill ``out``. ``told``: what was asked."""
+        length, classes, *_ = told
+        levels, numel, known = self.levels, self.numel, None
+        if classes > 0:
+            known = _code(levels(0, numel), self.layout, self.chunk)
+        elif classes < 0:
+            known = encode(levels, numel, self.layout, self.chunk)
         # A segment that has classes by itself has them in the whole.
-        known = (
-            _code(levels(0, numel), self.layout, self.chunk) if classes > 0 else encode(levels, numel, self.layout, self.chunk)
-        )
-        if known is None:
-            return False, plain
-        return (True, known) if numel > SEGMENT or known.numel() < length else (False, plain)
+        if known is not None and (numel > SEGMENT or known.numel() < length):
+            return (True, known) if known.numel() < self.out.numel() else None
+        return (False, self.out[:length]) if length < self.out.numel() else None
 
 
 def asks(device: torch.device, numel: int) -> bool:
@@ -99,17 +99,22 @@ def asks(device: torch.device, numel: int) -> bool:
     return numel > SHORT and kernels.faster(device, "rans_encode_trying")
 
 
-def begin(levels: Levels, symbols: Tensor, alphabet: int | Tensor, layout: Tensor, chunk: rans.Chunk) -> Begun:
-    """Levels, and the same as symbols for one table, to be coded the shorter way; only the device may know the alphabet."""
-    numel, device = symbols.numel(), symbols.device
-    first, last = _looked_at(numel)
-    within = layout if last - first == numel else _within(layout, first, last)
-    most = 256 if isinstance(alphabet, Tensor) else alphabet
-    plain = torch.empty(rans.max_nbytes(numel, most), dtype=torch.uint8, device=device)
-    bits = 0 if chunk == "auto" else rans.chunk_bits(chunk)
-    looked_at = levels(first, last).to(torch.float32)
-    told = kernels.get(device).rans_encode_trying(symbols, alphabet, bits, plain, looked_at, within)
-    return Begun(levels, numel, layout, chunk, plain, told)
+def begin(
+    levels: Levels,
+    codes: Tensor,
+    means: Means,
+    alphabet: int,
+    layout: Tensor,
+    chunk: rans.Chunk,
+    head: Tensor,
+    out: Tensor,
+    steps: Tensor | None = None,
+) -> Begun:
+    """Levels, and bytes that mean them, to be coded the shorter way: with one table into ``out``, after the ``head`` of such messages."""
+    numel, bits = codes.numel(), 0 if chunk == "auto" else rans.chunk_bits(chunk)
+    run = kernels.get(codes.device).rans_encode_trying
+    told = run(codes, means, alphabet, bits, head, out, layout, _looked_at(numel), steps)
+    return Begun(levels, numel, layout, chunk, out, told)
 
 
 def shorter(
@@ -117,11 +122,8 @@ def shorter(
 ) -> tuple[bool, Tensor]:
     """The shorter of both codes: ``levels`` with classes (then True), or ``symbols`` with one table.
 
-    Symbols are asked for once levels no longer are, so they may lie in the same place; not where a device is asked (:func:`asks`).
+    Symbols are asked for once levels no longer are, so they may lie in the same place. Where a device is asked, :func:`begin` is for that.
     """
-    if numel > SHORT and asks(levels(0, 0).device, numel):
-        begun = begin(levels, symbols(), alphabet, layout, chunk)
-        return begun.finish(host.read(begun.told).tolist())
     known = encode(levels, numel, layout, chunk)
     if known is not None and numel > SEGMENT:
         return True, known
@@ -143,12 +145,3 @@ def _code(levels: Tensor, layout: Tensor, chunk: rans.Chunk) -> Tensor:
     out = buffers.empty(run.dither_max_bytes(levels.numel()), torch.uint8, levels.device)
     bits = 0 if chunk == "auto" else rans.chunk_bits(chunk)
     return out[: int(run.dither_encode(levels.to(torch.float32), 0.0, 1.0, RANS, bits, None, out, layout=layout)[0])]
-
-
-def _within(layout: Tensor, begin: int, end: int) -> Tensor:
-    """The layout of coordinates begin .. end."""
-    size, columns, group, phase = layout.view(-1, 4).unbind(1)
-    first = size.cumsum(0) - size
-    start, stop = first.clamp(min=begin), (first + size).clamp(max=end)
-    here = torch.stack((stop - start, columns, group, (phase + start - first) % columns), 1)
-    return here[start < stop].flatten()

@@ -5,7 +5,7 @@ Three forms, the shortest that fits:
 
 - up to :data:`SHORT` codes, one adaptive arithmetic code of the exponents (as differences) and of the codes: no tables, about two
   bytes above the entropy, so that messages of a few hundred values stay small;
-- above, the exponents as bytes and the codes by rANS;
+- above, the exponents as bytes and the codes by rANS, in chunks of 2^14;
 - ``packed`` where neither is shorter: the exponents as bytes and the codes at four bits each.
 
 ``spec/wire.md``, "Signs and exponents", has every bit.
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tersegrad.codecs import bitpack, levels, rans
 from tersegrad.core.errors import CorruptMessage
+from tersegrad.kernels.reference.values import CODES
 
 SHORT = 1 << 10
 FIRST = -10  # what the first exponent is compared with: that of a usual gradient
@@ -40,7 +41,7 @@ def encode(exponents: Tensor, codes: Tensor) -> tuple[Tensor, bool]:
     if count <= SHORT:
         coded = levels.encode(torch.cat((_differences(exponents), _signed(codes))), "adaptive")
     else:
-        coded = torch.cat((_bytes(exponents), rans.encode(codes, 16)))
+        coded = torch.cat((_bytes(exponents), rans.encode(codes, 16, chunk=CODES)))
     if coded.numel() < max_nbytes(count, exponents.numel()):
         return coded, False
     return torch.cat((_bytes(exponents), bitpack.pack(codes, 4))), True

@@ -33,7 +33,7 @@ from tersegrad import kernels
 from tersegrad.codecs import rans
 from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
-from tersegrad.kernels.reference.index import random_divisor
+from tersegrad.kernels.reference.index import golomb_nbytes, random_divisor
 
 SHORT = 256  # sets up to this long are arithmetic-coded, which takes about 0.1 microsecond per index
 GOLOMB, RICE, BITMAP, ENTROPY_GAPS, ENTROPY_BITMAP = range(250, 255)
@@ -60,9 +60,7 @@ def max_nbytes(count: int, numel: int) -> int:
     k = min(count, numel - count)
     if k <= 0:
         return 1
-    # Bits of the Golomb code: the quotients add up to at most 1.45 k, and a remainder has at most log2(m) + 1 bits. Three planes.
-    golomb = math.ceil(k * (3.45 + math.log2(0.6932 * numel / k + 1.17)))
-    return 1 + min(2 + -(-golomb // 8), -(-numel // 8))
+    return 1 + min(golomb_nbytes(k, numel), -(-numel // 8))
 
 
 class Form(Protocol):

@@ -246,8 +246,7 @@ def _decode_at_once(data: Tensor, begun: bytes, spec: Spec, most: int, form: For
     if begun[at] != index.GOLOMB and not 1 <= alphabet <= index.CLASSES:
         return False
     if narrow is None:
-        found = ops.set_decode(data, begun, count, numel, alphabet)
-        return trust.holds(form.put(data, *found, spec, begun[0] == PACKED, out, weight))
+        return trust.holds(form.put(data, begun, count, alphabet, spec, begun[0] == PACKED, out, weight))
     if begun[at] == index.GOLOMB:
         return trust.holds(ops.sparse_decode(data, begun, count, numel, random_divisor(count, numel), narrow, out, weight))
     return trust.holds(ops.sparse_decode_gaps(data, begun, count, numel, alphabet, narrow, out, weight))

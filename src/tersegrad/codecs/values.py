@@ -96,9 +96,9 @@ class Form(Protocol):
         ...
 
     def put(
-        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+        self, data: Tensor, front: bytes, count: int, alphabet: int, spec: Spec, packed: bool, out: Tensor, weight: float | None
     ) -> Tensor:
-        """Values behind the set that ``set_decode`` found, as ``sparse_decode`` does; where :attr:`narrow` is None."""
+        """Decode a message that begins with ``front``, as ``sparse_decode`` does; where :attr:`narrow` is None."""
         ...
 
     def write(self, values: Tensor, place: Place) -> Written: ...
@@ -133,7 +133,7 @@ class _Plain:
         return Given(indices, values, count)
 
     def put(
-        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+        self, data: Tensor, front: bytes, count: int, alphabet: int, spec: Spec, packed: bool, out: Tensor, weight: float | None
     ) -> Tensor:
         raise NotImplementedError
 
@@ -180,15 +180,15 @@ class Signs(_Plain):
 
     tau: float
     narrow: ClassVar[bool | None] = None
-    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "set_decode", "signs_encode", "signs_decode")
+    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "signs_encode", "signs_decode")
 
     def give(self, indices: Tensor, values: Tensor, count: Tensor, spec: Spec) -> Given:
         return Given(indices, *kernels.get(values.device).signs_encode(values, count))
 
     def put(
-        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+        self, data: Tensor, front: bytes, count: int, alphabet: int, spec: Spec, packed: bool, out: Tensor, weight: float | None
     ) -> Tensor:
-        return kernels.get(data.device).signs_decode(data, found, indices, self.tau, out, weight)
+        return kernels.get(data.device).signs_decode(data, front, count, spec.numel, alphabet, self.tau, out, weight)
 
     def write(self, values: Tensor, place: Place) -> Written:
         signs = bitpack.pack(torch.signbit(values).to(torch.uint8), 1)
@@ -208,15 +208,15 @@ class MeanSigns(_Plain):
 
     narrow: ClassVar[bool | None] = None
     local: ClassVar[bool] = True
-    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "set_decode", "mean_signs_encode", "mean_signs_decode")
+    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "mean_signs_encode", "mean_signs_decode")
 
     def give(self, indices: Tensor, values: Tensor, count: Tensor, spec: Spec) -> Given:
         return Given(indices, *kernels.get(values.device).mean_signs_encode(indices, values, count, spec.layout))
 
     def put(
-        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+        self, data: Tensor, front: bytes, count: int, alphabet: int, spec: Spec, packed: bool, out: Tensor, weight: float | None
     ) -> Tensor:
-        return kernels.get(data.device).mean_signs_decode(data, found, indices, spec.layout, out, weight)
+        return kernels.get(data.device).mean_signs_decode(data, front, count, spec.numel, alphabet, spec.layout, out, weight)
 
     def write(self, values: Tensor, place: Place) -> Written:
         owners, tensors = place.owners()
@@ -268,16 +268,16 @@ class Exp4(_Plain):
     packs: ClassVar[bool] = True
     narrow: ClassVar[bool | None] = None
     local: ClassVar[bool] = True
-    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "set_decode", "exp4_encode", "exp4_decode")
+    coded_by: ClassVar[tuple[str, ...] | None] = (*SETS, "exp4_encode", "exp4_decode")
 
     def give(self, indices: Tensor, values: Tensor, count: Tensor, spec: Spec) -> Given:
         indices, decoded, data, told = kernels.get(values.device).exp4_encode(indices, values, count, spec.layout)
         return Given(indices, data, told, decoded)
 
     def put(
-        self, data: Tensor, indices: Tensor, found: Tensor, spec: Spec, packed: bool, out: Tensor, weight: float | None
+        self, data: Tensor, front: bytes, count: int, alphabet: int, spec: Spec, packed: bool, out: Tensor, weight: float | None
     ) -> Tensor:
-        return kernels.get(data.device).exp4_decode(data, found, indices, spec.layout, packed, out, weight)
+        return kernels.get(data.device).exp4_decode(data, front, count, spec.numel, alphabet, spec.layout, packed, out, weight)
 
     def write(self, values: Tensor, place: Place) -> Written:
         powers = to_powers(values, place)

@@ -27,7 +27,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import classed, rans
 from tersegrad.codecs.casts import Summed
-from tersegrad.core import host, modes
+from tersegrad.core import host, modes, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import CLASSED, NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
@@ -78,7 +78,8 @@ class Natural(Summed):
         return not self.fixed_size and not rans.codes_there(device)
 
     def write(self, x: Tensor, data: Tensor, spec: Spec, ctx: Context) -> int:
-        packed = data if self.fixed_size else data[1:] if x.is_cpu else _room(spec.numel, x.device)
+        here = x.is_cpu and not classed.asks(x.device, spec.numel)
+        packed = data if self.fixed_size else data[1:] if here else _room(spec.numel, x.device)
         kernels.get(x.device).natural_encode(x, packed, ctx)
         return data.numel() if self.fixed_size else self._compact(packed, data, spec)
 
@@ -86,28 +87,42 @@ class Natural(Summed):
         if self.fixed_size:
             exactly(data, self.max_nbytes(spec))
         else:
-            data = self._expand(data, spec)
+            read = self._read_there(data, out, weight)
+            if read is out:
+                return
+            data = self._expand(data, spec) if read is None else read
         kernels.get(data.device).natural_decode(data, out, weight)
+
+    def _read_there(self, data: Tensor, out: Tensor, weight: float | None) -> Tensor | None:
+        """Read a message of mode 0 on a device that has a kernel for that: into ``out``, or with a weight the packed message.
+
+        Nothing, if it is none as far as is known.
+        """
+        numel = out.numel()
+        signs = -(-numel // 8)
+        if data.numel() <= 3 + signs or numel == 0 or not kernels.faster(out.device, "coded_exponents_decode"):
+            return None
+        packed = out if weight is None else _room(numel, out.device)
+        into = out if weight is None else packed[signs:]
+        if any(trust.numbers(kernels.get(out.device).coded_exponents_decode(data, into))):
+            return None
+        if packed is not out:
+            packed[:signs] = data[3 : 3 + signs]
+        return packed
 
     def _compact(self, packed: Tensor, data: Tensor, spec: Spec) -> int:
         """A packed message, which may lie behind the first byte of ``data``, into ``data`` in the shortest form; returns its length."""
         numel = spec.numel
         signs, exponents = packed.split_with_sizes((-(-numel // 8), numel))
-        symbols = torch.empty_like(exponents)
-        known = kernels.get(data.device).exponent_symbols(exponents, symbols)
-        begun, told = None, []
         if classed.asks(data.device, numel):
-            begun = classed.begin(_below(symbols, known[2].to(torch.float32)), symbols, known[2], spec.layout, self.chunk)
-            known = torch.cat((known, begun.told))
-        below, largest, alphabet, *told = host.read(known).tolist()
+            return self._compact_there(packed, data, spec)
+        symbols = torch.empty_like(exponents)
+        below, largest, alphabet = host.read(kernels.get(data.device).exponent_symbols(exponents, symbols)).tolist()
         if largest in (0, 255):
             data[0] = NON_FINITE if largest else ZERO
             return 1
-        if begun:
-            by_class, coded = begun.finish(told)
-        else:
-            levels = _below(symbols, torch.tensor(alphabet, dtype=torch.int16, device=data.device))
-            by_class, coded = classed.shorter(levels, lambda: symbols, alphabet, spec.layout, numel, self.chunk)
+        levels = _below(symbols, torch.tensor(alphabet, dtype=torch.int16, device=data.device))
+        by_class, coded = classed.shorter(levels, lambda: symbols, alphabet, spec.layout, numel, self.chunk)
         if 2 + coded.numel() >= numel:
             data[0] = PACKED
             if not data.is_cpu:
@@ -115,6 +130,35 @@ class Natural(Summed):
             return data.numel()
         head = bytes((CLASSED, largest) if by_class else (NORMAL, below + 1, largest))
         return host.lay(data, head, signs.clone() if data.is_cpu else signs, coded)
+
+    def _compact_there(self, packed: Tensor, data: Tensor, spec: Spec) -> int:
+        """The same by kernels that write a message of mode 0 where it belongs; the host waits once."""
+        numel = spec.numel
+        signs, exponents = packed.split_with_sizes((-(-numel // 8), numel))
+        head, place, out = data.split_with_sizes((3, signs.numel(), numel - 2))
+        place.copy_(signs)
+        # The host knows the largest by the time that levels are asked for.
+        told: list[int] = []
+
+        def levels(begin: int, end: int) -> Tensor:
+            here = exponents[begin:end].to(torch.int16)
+            return torch.where(here == 0, 0, told[-1] + 1 - here)
+
+        begun = classed.begin(levels, exponents, "exponents", 256, spec.layout, self.chunk, head, out)
+        told += host.read(begun.told).tolist()
+        largest = told[-1]
+        if largest in (0, 255):
+            data[0] = NON_FINITE if largest else ZERO
+            return 1
+        found = begun.finish(told)
+        if found is None:
+            data[0] = PACKED
+            data[1:] = packed
+            return data.numel()
+        by_class, coded = found
+        if by_class:
+            return host.lay(data, bytes((CLASSED, largest)), signs, coded)
+        return 3 + signs.numel() + coded.numel()
 
     def _expand(self, data: Tensor, spec: Spec) -> Tensor:
         """The packed message inside one of mode 0, 1, 2, 4 or 5."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.codecs import classed, rans
-from tersegrad.core import modes
+from tersegrad.core import host, modes
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import CLASSED, NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
@@ -114,15 +114,24 @@ class NaturalDithering(Stateless):
             part = codes[begin:end]
             return (part >> 1).view(torch.int8) * (1 - 2 * (part & 1).view(torch.int8))
 
-        known, coded = classed.shorter(levels, lambda: codes, 2 * self.levels + 2, spec.layout, numel, self.chunk)
-        nbytes = 1 + head + coded.numel()
-        if nbytes < most:
-            data[0] = CLASSED if known else NORMAL
-            torch.cat((wide[:head], coded), out=data[1:nbytes])
-            return nbytes
-        data[0] = PACKED
-        encode(x, data[1:], bucket, self.levels, self.width, ctx)
-        return most
+        alphabet, out = 2 * self.levels + 2, data[1 + head :]
+        found: tuple[bool, Tensor] | None
+        if classed.asks(x.device, numel):
+            begun = classed.begin(levels, codes, "folded", alphabet, spec.layout, self.chunk, data[:1], out)
+            found = begun.finish(host.read(begun.told).tolist())
+        else:
+            found = classed.shorter(levels, lambda: codes, alphabet, spec.layout, numel, self.chunk)
+        if found is None or found[1].numel() >= out.numel():
+            data[0] = PACKED
+            encode(x, data[1:], bucket, self.levels, self.width, ctx)
+            return most
+        known, coded = found
+        data[0] = CLASSED if known else NORMAL
+        data[1 : 1 + head] = wide[:head]
+        # With one table it may lie there already.
+        if coded.data_ptr() != out.data_ptr():
+            out[: coded.numel()] = coded
+        return 1 + head + coded.numel()
 
     def read(self, data: Tensor, spec: Spec, ctx: Context, out: Tensor, weight: float | None) -> None:
         width = self.width

@@ -47,7 +47,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.codecs import bitpack, classed, elias, rans, varint
 from tersegrad.codecs.blocks import Layout, PackedBlocks
-from tersegrad.core import host, modes
+from tersegrad.core import host, modes, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.modes import CLASSED, NON_FINITE, NORMAL, PACKED, ZERO
 from tersegrad.core.protocol import Context, Guarantee, Spec
@@ -151,34 +151,21 @@ class QSGD(PackedBlocks):
         backend.quantise_blocks(x, ctx, steps, codes, rule=self.norm, block=self.bucket, levels=self.s, width=width)
 
     def _write_coded(self, x: Tensor, spec: Spec, ctx: Context, data: Tensor, steps: int, packed: int) -> int:
+        if self.coder == "rans" and classed.asks(x.device, x.numel()):
+            return self._write_there(x, spec, ctx, data, steps)
         scale = torch.empty(steps, dtype=torch.uint8, device=x.device)
         levels = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
         self._quantise(x, ctx, scale, levels, 8)
         levels = levels.view(torch.int8)
         # Steps are not negative, and no sum of them reaches the end of float64: one number tells both.
-        total, begun, told = scale.view(torch.float32).sum(dtype=torch.float64), None, [0.0]
-        if self.coder == "rans" and classed.asks(x.device, x.numel()):
-            symbols = levels.add_(self.s).view(torch.uint8)
-            begun = classed.begin(
-                lambda begin, end: symbols[begin:end].to(torch.float32) - self.s,
-                symbols,
-                2 * self.s + 1,
-                spec.layout,
-                self.chunk,
-            )
-            # Lengths are exact as float64.
-            size, *told = host.read(torch.cat((total.view(1), begun.told.double()))).tolist()
-        else:
-            size = float(host.read(total))
+        size = float(host.read(scale.view(torch.float32).sum(dtype=torch.float64)))
         if not math.isfinite(size):
             data[:1] = NON_FINITE
             return 1
         if size == 0:
             data[:1] = ZERO
             return 1
-        if begun is not None:
-            known, coded = begun.finish(told)
-        elif self.coder == "elias":
+        if self.coder == "elias":
             known, coded = False, self._elias(levels)
         else:
             known, coded = classed.shorter(
@@ -190,6 +177,31 @@ class QSGD(PackedBlocks):
         host.lay(data, bytes((PACKED,)), scale)
         self._quantise(x, ctx, scale, data[1 + steps : 1 + steps + packed], self._width)
         return 1 + steps + packed
+
+    def _write_there(self, x: Tensor, spec: Spec, ctx: Context, data: Tensor, steps: int) -> int:
+        """The same by kernels that write a message of mode 0 where it belongs; the host waits once."""
+        head, scale, out = data.split_with_sizes((1, steps, data.numel() - 1 - steps))
+        levels = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
+        self._quantise(x, ctx, scale, levels, 8)
+        begun = classed.begin(
+            lambda begin, end: levels[begin:end].view(torch.int8),
+            levels, "levels", 2 * self.s + 1, spec.layout, self.chunk, head, out, scale,
+        )  # fmt: skip
+        told = host.read(begun.told).tolist()
+        _, _, some, wrong = told
+        if wrong or not some:
+            head[:] = NON_FINITE if wrong else ZERO
+            return 1
+        found = begun.finish(told)
+        if found is None:
+            head[:] = PACKED
+            self._quantise(x, ctx, scale, out, self._width)
+            return data.numel()
+        with_classes, coded = found
+        if with_classes:
+            head[:] = CLASSED
+            host.lay(out, coded)
+        return 1 + steps + coded.numel()
 
     def _elias(self, levels: Tensor) -> Tensor:
         """The paper's code: the number of non-zeros, the gap to and magnitude of each (Elias gamma), and their signs."""
@@ -226,6 +238,8 @@ class QSGD(PackedBlocks):
             scales, packed = data.split_with_sizes((steps, codes))
             self._dequantise(scales, packed, out, self._width, weight)
             return
+        if self.coder == "rans" and self._read_there(data, steps, out, weight):
+            return
         mode = int(data[0]) if data.numel() else -1
         if mode in (ZERO, NON_FINITE) and data.numel() == 1:
             fill = 0.0 if mode == ZERO else math.nan
@@ -251,6 +265,18 @@ class QSGD(PackedBlocks):
             # Wraps around: the bytes below zero then read as negative int8.
             levels.sub_(self.s)
         self._dequantise(scale, levels, out, 8, weight)
+
+    def _read_there(self, data: Tensor, steps: int, out: Tensor, weight: float | None) -> bool:
+        """Read a message of mode 0 on a device that has a kernel for that; whether it is one, as far as is known."""
+        if data.numel() <= 1 + steps or out.numel() == 0 or not kernels.faster(out.device, "coded_levels_decode"):
+            return False
+        at_once = weight is None and self.bucket % 512 == 0
+        into = out if at_once else torch.empty(out.numel(), dtype=torch.uint8, device=out.device)
+        if any(trust.numbers(kernels.get(out.device).coded_levels_decode(data, self.s, self.bucket, into))):
+            return False
+        if into is not out:
+            self._dequantise(data[1 : 1 + steps], into, out, 8, weight)
+        return True
 
     def _dequantise(self, steps: Tensor, codes: Tensor, out: Tensor, width: int, weight: float | None) -> None:
         kernels.get(out.device).dequantise_blocks(steps, codes, out, block=self.bucket, width=width, weight=weight)

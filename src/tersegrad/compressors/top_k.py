@@ -74,15 +74,20 @@ class TopK(Stateless):
 
     def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
         x, left = fed.x, fed.left
-        torch.add(x, fed.residual, out=left)
         data, form = byte_buffer(out, self.max_nbytes(spec), x.device), self._form
-        found = self._choose(left, data, spec)
+        # What is sent exactly leaves nothing behind.
+        taken = self.exact and self.values == "float32"
+        if taken:
+            chosen = kernels.get(x.device).select_top_k_of_sum(x, fed.residual, left, self._count(x.numel()))
+            found = sparse.chosen(chosen, spec, form, data)
+        else:
+            found = self._choose(torch.add(x, fed.residual, out=left), data, spec)
         # What is not finite is among it, since nothing is larger.
         finite = bool(found.values.isfinite().all()) if found.finite is None else found.finite
         nbytes = sparse.send(found, spec, ctx, form, data, raw=lambda: left)
         if sparse.goes_raw(found.indices.numel(), spec.numel, form):
             left.zero_()
-        elif finite and found.total:
+        elif finite and found.total and not taken:
             decoded = form.write(found.values, Place(found.indices, spec, ctx)).decoded
             sparse.scatter(sparse.Sparse(found.indices, decoded), left, -1.0)
         return Message(data if out is None else out, nbytes), finite

@@ -7,6 +7,8 @@ when the call returns.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,6 +76,20 @@ def floats(*scalars: Tensor) -> list[float]:
 def fetch(x: Tensor) -> Tensor:
     """A copy of ``x`` in the host's memory that is on its way: whole after the next read of its device."""
     return x if x.is_cpu else empty(x.numel(), x.dtype, x.device).view(x.shape).copy_(x, non_blocking=True)
+
+
+def fetched(x: Tensor) -> Callable[[], Tensor]:
+    """A copy of ``x`` in the host's memory that is on its way, and how to wait for that copy, but not for what its device does after it."""
+    if not x.is_cuda:
+        return functools.partial(read, x)
+    copy, event = fetch(x), torch.cuda.Event()
+    event.record(torch.cuda.current_stream(x.device))
+
+    def arrived() -> Tensor:
+        event.synchronize()
+        return copy
+
+    return arrived
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:

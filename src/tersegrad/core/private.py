@@ -19,6 +19,7 @@ TESTED = ("2.9", "2.15")  # the lowest and the newest release of torch that the 
 
 # Private names, as paths from torch, and what relies on them.
 PATHS: Mapping[str, str] = {
+    "_foreach_add_": "the second moment of batch normalisation",
     "_foreach_copy_": "copying many tensors at once",
     "_batch_norm_impl_index": "the second moment of batch normalisation",
     "_C._current_graph_task_id": "collecting second moments",

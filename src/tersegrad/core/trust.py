@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,16 +22,23 @@ from torch import Tensor
 from tersegrad.core import host
 
 
+class Note(NamedTuple):
+    """Memory of a device, and the bytes that are there if what was decoded is right; None: any that are not all zero."""
+
+    there: Tensor
+    wanted: bytes | None
+
+
 @dataclasses.dataclass(frozen=True)
 class Doubt:
-    """Numbers of a device that are all zero if what was decoded is right, and how to decode it again, waiting."""
+    """What is yet to be looked at of a message, and how to decode it again, waiting."""
 
-    notes: list[Tensor]
+    notes: list[Note]
     again: Callable[[], Tensor]
 
 
 class _Here(threading.local):
-    notes: list[Tensor] | None = None
+    notes: list[Note] | None = None
     doubts: list[Doubt] | None = None
 
 
@@ -37,7 +46,7 @@ _here = _Here()
 
 
 @contextlib.contextmanager
-def trusting() -> Iterator[list[Tensor]]:
+def trusting() -> Iterator[list[Note]]:
     """Believe what devices have yet to say; the list gets it."""
     before, _here.notes = _here.notes, []
     try:
@@ -60,7 +69,7 @@ def numbers(x: Tensor) -> list[int]:
     """The integers of ``x``; zeros if a device has yet to say them and is trusted."""
     if _here.notes is None or x.is_cpu:
         return [int(v) for v in host.read(x).tolist()]
-    _here.notes.append(x)
+    _here.notes.append(Note(x, bytes(x.nbytes)))
     return [0] * x.numel()
 
 
@@ -68,7 +77,17 @@ def holds(flag: Tensor) -> bool:
     """Whether a flag is set, a scalar; yes if a device has yet to say it and is trusted."""
     if _here.notes is None or flag.is_cpu:
         return bool(flag)
-    _here.notes.append((flag == 0).long().reshape(1))
+    _here.notes.append(Note(flag, None))
+    return True
+
+
+def reads(*expected: tuple[Tensor, bytes]) -> bool:
+    """Whether bytes of one device are what is expected of each; yes if it has yet to say it and is trusted."""
+    if not expected:
+        return True
+    if _here.notes is None or expected[0][0].is_cpu:
+        return host.read(torch.cat([there for there, _ in expected])).numpy().tobytes() == b"".join(w for _, w in expected)
+    _here.notes += [Note(there, wanted) for there, wanted in expected]
     return True
 
 
@@ -95,13 +114,29 @@ def settle(doubts: list[Doubt], flags: Sequence[Tensor] = ()) -> tuple[list[Tens
     Returns the tensors that were decoded again, with their new contents, and whether all flags were set when they were read, which
     was before that. ``doubts`` is empty afterwards.
     """
+    return asked(doubts, flags)()
+
+
+def asked(doubts: list[Doubt], flags: Sequence[Tensor] = ()) -> Callable[[], tuple[list[Tensor], bool]]:
+    """The same in two halves: the read is under way when this returns, behind what the device was given so far alone; the rest waits."""
     if not doubts:
-        return [], all(map(bool, flags))
-    # As bytes, so that numbers and flags travel together.
-    notes = [note.reshape(-1).view(torch.uint8) for doubt in doubts for note in doubt.notes]
-    sizes = [sum(note.nbytes for note in doubt.notes) for doubt in doubts]
-    said = host.read(torch.cat([*notes, *(flag.reshape(1).view(torch.uint8) for flag in flags)]))
-    *parts, rest = said.split([*sizes, len(flags)])
-    wrong = [doubt for doubt, part in zip(doubts, parts) if bool(part.any())]
+        return lambda: ([], all(map(bool, flags)))
+    looked_at = doubts.copy()
     doubts.clear()
-    return [doubt.again() for doubt in wrong], bool(rest.all())
+    notes = [note for doubt in looked_at for note in doubt.notes]
+    # As bytes, so that numbers and flags travel together.
+    there = [x.reshape(-1).view(torch.uint8) for x in (*(note.there for note in notes), *flags)]
+    arriving, ends = host.fetched(torch.cat(there)), [0, *itertools.accumulate(x.numel() for x in there)]
+
+    def settled() -> tuple[list[Tensor], bool]:
+        data = arriving().numpy().tobytes()
+        said = iter(data[a:b] for a, b in itertools.pairwise(ends))
+        good = [[_as_wanted(next(said), note.wanted) for note in doubt.notes] for doubt in looked_at]
+        changed = [doubt.again() for doubt, each in zip(looked_at, good) if not all(each)]
+        return changed, all(map(any, said))
+
+    return settled
+
+
+def _as_wanted(said: bytes, wanted: bytes | None) -> bool:
+    return any(said) if wanted is None else said == wanted

@@ -8,7 +8,6 @@ the backward pass. Jobs run one after another in the order of their coming, so t
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 from collections.abc import Callable
 
 import torch
@@ -29,9 +28,9 @@ class Aside:
         self._device = device
         # Blocks of the coder start before those of the backward pass that wait: bytes should be on their way.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "tersegrad")
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "tersegrad", _begin, (self._stream,))
         self._failure: BaseException | None = None
-        self._under_way: list[concurrent.futures.Future[None]] = []
+        self._last: concurrent.futures.Future[None] | None = None
         # With what they use: its memory belongs to the stream of whoever called.
         self._jobs: list[Callable[[], object]] = []
 
@@ -39,16 +38,15 @@ class Aside:
         """Run ``job`` after the jobs before it, and after what the caller's stream does now; not at all if one of them failed."""
         event = None if self._stream is None else torch.cuda.current_stream(self._device).record_event()
         self._jobs.append(job)
-        self._under_way.append(self._pool.submit(self._run, job, event))
+        self._last = self._pool.submit(self._run, job, event)
 
     def _run(self, job: Callable[[], object], event: torch.cuda.Event | None) -> None:
         if self._failure is not None:
             return
         try:
-            with torch.no_grad(), contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-                if self._stream is not None and event is not None:
-                    self._stream.wait_event(event)
-                job()
+            if self._stream is not None and event is not None:
+                self._stream.wait_event(event)
+            job()
         except BaseException as failure:
             self._failure = failure
 
@@ -60,9 +58,18 @@ class Aside:
 
     def drain(self) -> BaseException | None:
         """Wait for all jobs, whatever became of them."""
-        concurrent.futures.wait(self._under_way)
+        if self._last is not None:
+            self._last.result()
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
         failure, self._failure = self._failure, None
-        self._under_way, self._jobs = [], []
+        self._last, self._jobs = None, []
         return failure
+
+
+def _begin(stream: torch.cuda.Stream | None) -> None:
+    """What holds in the thread for good. It holds no Aside: that of a handle nobody uses any more ends, and its thread with it."""
+    torch.set_grad_enabled(False)
+    if stream is not None:
+        torch.cuda.set_device(stream.device)
+        torch.cuda.set_stream(stream)

@@ -205,16 +205,16 @@ class Engine:
         return choice if isinstance(choice, tuple) else (choice, None)
 
     def wants_moments(self) -> bool:
-        """Whether the next step needs second moments."""
+        """Whether the next step needs second moments, whatever becomes of the states of this one."""
         compressor, exchange = self.upcoming()
         if self.warming_up:
             return False
         if compressor is not None:
             return needs_second_moment(self.settings.choose(compressor, exchange).compressor)
-        return any(lane.by_variance for lane in self.lanes)
+        return any(lane.by_variance for lane in self._lanes)
 
-    def begin(self, scale: float = 1.0) -> Step:
-        """Start the next step (the same call on every rank); ``scale``: the loss scale by which vectors are multiplied."""
+    def begin(self, scale: float = 1.0, take: Callable[[dict[int, Tensor]], None] | None = None) -> Step:
+        """Start the next step (the same call on every rank); ``scale``: that of vectors. ``take``: see :meth:`Step.deliver`."""
         if self.auto is not None:
             self.auto.before(self)
         compressor, exchange = self.upcoming()
@@ -226,7 +226,7 @@ class Engine:
         if compressor is not None or exchange is not None:
             self._change(compressor, exchange, None)
         every = self.settings.measure_every
-        step = Step(self, self.step, scale, self.warming_up, bool(every) and self.step % every == 0)
+        step = Step(self, self.step, scale, self.warming_up, bool(every) and self.step % every == 0, take)
         self.step += 1
         self._open.append(step)
         return step
@@ -267,7 +267,7 @@ class Engine:
     def aside(self) -> Aside | None:
         """Where the exchanges of the next step run, if not in the thread that starts them: where that has a GPU to keep at work."""
         device = self.lanes[0].group.device
-        if not self.overlaps or device.type != "cuda" or all(lane.fixed_size or not lane.link.beside for lane in self.lanes):
+        if not self.overlaps or device.type != "cuda" or not any(lane.link.beside and lane.waits for lane in self.lanes):
             return None
         if self.auto is not None and self.auto.measuring:
             return None

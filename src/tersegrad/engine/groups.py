@@ -55,19 +55,34 @@ def make_groups(parameters: Mapping[str, Tensor], group_bytes: int | None = None
     [('1.weight', '0.weight', '1.bias', '0.bias')]
     """
     layout: list[list[str]] = []
-    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
+    kinds: dict[tuple[torch.dtype, torch.device], list[list[str]]] = {}
+    sizes = {name: 4 * parameter.numel() for name, parameter in parameters.items()}
     for name, parameter in reversed(list(parameters.items())):
-        key, size = (parameter.dtype, parameter.device), 4 * parameter.numel()
-        names, used = open_groups.get(key, ([], 0))
-        usual = GPU_GROUP_BYTES if parameter.is_cuda else GROUP_BYTES
-        if not names or used + size > (usual if group_bytes is None else group_bytes):
-            names, used = [], 0
-            layout.append(names)
-        names.append(name)
-        open_groups[key] = names, used + size
+        groups = kinds.setdefault((parameter.dtype, parameter.device), [])
+        limit = (GPU_GROUP_BYTES if parameter.is_cuda else GROUP_BYTES) if group_bytes is None else group_bytes
+        if not groups or sum(sizes[n] for n in groups[-1]) + sizes[name] > limit:
+            groups.append([])
+            layout.append(groups[-1])
+        groups[-1].append(name)
+    for groups in kinds.values():
+        # Groups of the size of a bucket would lose what they have.
+        if limit >= 2 * GROUP_BYTES:
+            _complete_earlier(groups, sizes)
     for names in layout:
-        names.sort(key=lambda name: parameters[name].numel() < small)  # stable
-    return from_layout(parameters, layout)
+        names.sort(key=lambda name: sizes[name] < 4 * small)  # stable
+    return from_layout(parameters, [names for names in layout if names])
+
+
+def _complete_earlier(groups: list[list[str]], sizes: Mapping[str, int]) -> None:
+    """Move into the last group what DDP may hand over together with the last parameter, so that the group before it need not wait.
+
+    DDP closes a bucket by the parameter that reaches 25 MiB: less than that lies before the last one.
+    """
+    before = sum(sizes[name] for name in groups[-1][:-1])
+    while len(groups) > 1 and (before := before + sizes[groups[-2][-1]]) < GROUP_BYTES:
+        groups[-1].insert(0, groups[-2].pop())
+        if not groups[-2]:
+            del groups[-2]
 
 
 def from_layout(parameters: Mapping[str, Tensor], layout: Sequence[Sequence[str]]) -> list[Group]:

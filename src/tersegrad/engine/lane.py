@@ -84,6 +84,11 @@ class Lane:
         return not self.scheme.remembers if self.scheme.compresses else has_fixed_size(self.compressor)
 
     @functools.cached_property
+    def waits(self) -> bool:
+        """Whether the host waits for the device before it can send."""
+        return not self.fixed_size or self.link.by_host(self.group.device)
+
+    @functools.cached_property
     def by_variance(self) -> bool:
         """Whether the messages need second moments."""
         return needs_second_moment(self.compressor)

@@ -98,6 +98,9 @@ def report(engine: Engine) -> Report:
         out["workers/left_out"] = ", ".join(f"rank {rank}: {count}" for rank, count in sorted(left_out.items()))
     if own and coordinates:
         out["bits_per_coordinate"] = sum(own) / coordinates
+    elif t.sent and all(lane.scheme.compresses for lane in engine.lanes):
+        size = engine.links[-1].size
+        out["bits_per_coordinate"] = 8 * t.sent / t.coordinates * size / (2 * (size - 1))
     if t.power:
         out["relative_error"] = t.error / t.power
     if first.power:
@@ -125,7 +128,8 @@ def _names(texts: set[str]) -> str:
 def _own_bits(lane: Lane) -> float | None:
     """Bits of one rank's message for an exchange that compresses by itself."""
     tell = getattr(lane.exchange, "message_nbytes", None)
-    return None if tell is None else 8.0 * tell(lane.group.spec)
+    told = None if tell is None else tell(lane.group.spec)
+    return None if told is None else 8.0 * told
 
 
 def _cheaper(engine: Engine) -> Report:

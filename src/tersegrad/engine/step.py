@@ -2,10 +2,11 @@
 
 ``submit`` starts a group's exchange and moves the ones before it on by one collective, so that bytes travel while later vectors are
 computed; the order of collectives follows from the order of submitting alone, hence is the same on every rank. On a GPU that may
-happen beside the backward pass (:mod:`tersegrad.engine.aside`). ``results`` finishes all of them. What the integration made of the results
-goes through ``check``, in the dtype and at the scale in which the optimiser will see it (results that it sees as they are were checked
-when they arrived), and ``commit`` keeps the new states if everything was finite: the decision is the same on every rank, and the one a
-GradScaler takes. ``close`` leaves a GPU's decision to a thread; the engine waits for it before anyone looks at the states.
+happen beside the backward pass (:mod:`tersegrad.engine.aside`). ``results`` finishes all of them; so does ``deliver``, where each result is
+handed over when it arrives. What the integration made of the results goes through ``check``, in the dtype and at the scale in which the
+optimiser will see it (results that it sees as they are were checked when they arrived), and ``commit`` keeps the new states if everything
+was finite: the decision is the same on every rank, and the one a GradScaler takes. ``close`` leaves a GPU's decision to a thread; the
+engine waits for it before anyone looks at the states.
 """
 
 from __future__ import annotations
@@ -51,7 +52,15 @@ class _Flight:
 class Step:
     """The exchanges of one step, made by :meth:`tersegrad.engine.Engine.begin`."""
 
-    def __init__(self, engine: Engine, number: int, scale: float, dense: bool, measured: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        number: int,
+        scale: float,
+        dense: bool,
+        measured: bool,
+        take: Callable[[dict[int, Tensor]], None] | None,
+    ) -> None:
         self._engine, self.number, self.scale = engine, number, scale
         self.dense, self.measured = dense, measured
         self._due = engine.logs.due(number)
@@ -63,6 +72,9 @@ class Step:
         self._found: dict[int, Tensor] = {}  # the results that were taken already
         # What is yet to be looked at of messages; :meth:`deliver` does.
         self._doubts: list[Doubt] | None = [] if engine.overlaps and not measured else None
+        # Who is given results, and what :meth:`deliver` has asked about them.
+        self._take = take
+        self._asked: Callable[[], tuple[list[Tensor], bool]] | None = None
         self._flags: list[Tensor] = []
         self.layers: dict[str, Layer] = {}  # what a log of this step will say of each layer
 
@@ -109,7 +121,7 @@ class Step:
             pending = start(exchange, x, state, lane.group.spec, ctx, lane.link, stats, into)
             self._pipeline.add(pending)
         self._flights.append(_Flight(lane, pending, x if self.measured else None, seen))
-        self._look()
+        self._hand_over(self._look())
 
     def advance(self) -> None:
         """Move every exchange on by one collective."""
@@ -153,18 +165,22 @@ class Step:
     def _finish(self) -> None:
         with trust.postponing(self._doubts):
             self._pipeline.finish()
-        self._look()
+        arrived = self._look()
+        if self._take is not None and self._doubts:
+            # What is laid in place after this is not waited for.
+            self._asked, self._flags = trust.asked(self._doubts, self._flags), []
+        self._hand_over(arrived)
 
-    def deliver(self, take: Callable[[dict[int, Tensor]], None]) -> None:
-        """Hand over the results, before a device has said whether all messages were well-formed; once more where it then says no.
+    def deliver(self) -> None:
+        """Finish all exchanges. Their results are given to whom :meth:`Engine.begin` was told of, each when it arrives.
 
-        Those messages are decoded again, which changes the results.
+        That is before a device has said whether all messages were well-formed. Where it then says no, those messages are decoded again,
+        which changes the results, and all are given once more.
         """
         results = self.results()
-        take(results)
-        if not self._doubts:
+        if self._asked is None:
             return
-        changed, finite = trust.settle(self._doubts, self._flags)
+        changed, finite = self._asked()
         # This read told all flags at once. Where results changed they are checked anew below; where all flags were set none is kept,
         # because one on the CPU beside later ones on a device would make the host wait for those.
         self._flags = [] if changed or finite else [torch.tensor(False)]
@@ -172,13 +188,22 @@ class Step:
             for result in changed:
                 result.mul_(self.scale)
             self.check(*(self._taken(flight) for flight in self._flights if flight.seen))
-            take(results)
+            self._hand_over(results)
 
-    def _look(self) -> None:
-        """Check the results that have arrived and that the optimiser will see as they are, while they are near."""
+    def _look(self) -> dict[int, Tensor]:
+        """The results that have arrived, once. Those that the optimiser will see as they are are checked while they are near."""
+        found: dict[int, Tensor] = {}
         for flight in self._flights:
-            if flight.seen and flight.pending.done and flight.lane.group.number not in self._found:
-                self.check(self._taken(flight))
+            number = flight.lane.group.number
+            if number not in self._found and flight.pending.done and (flight.seen or self._take is not None):
+                found[number] = self._taken(flight)
+                if flight.seen:
+                    self.check(found[number])
+        return found
+
+    def _hand_over(self, results: dict[int, Tensor]) -> None:
+        if results and self._take is not None:
+            self._take(results)
 
     def _taken(self, flight: _Flight) -> Tensor:
         number = flight.lane.group.number

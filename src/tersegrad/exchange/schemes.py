@@ -135,18 +135,19 @@ class HierarchicalScheme(Scheme):
 
 @dataclasses.dataclass(frozen=True)
 class PowerSGDScheme(Scheme):
-    """Rank-``rank`` factors by power iteration, instead of a compressor."""
+    """Rank-``rank`` factors by power iteration, instead of a compressor; ``factors`` compresses them in their turn."""
 
     name: ClassVar[str] = "power_sgd"
     compresses: ClassVar[bool] = True
 
     rank: int = 4
+    factors: Compressor[Any] | None = None
 
     def __post_init__(self) -> None:
-        PowerSGDExchange(self.rank)
+        PowerSGDExchange(self.rank, self.factors)
 
     def make(self, first: Compressor[Any] | None = None, second: Compressor[Any] | None = None) -> Exchange[Any]:
-        return PowerSGDExchange(self.rank)
+        return PowerSGDExchange(self.rank, self.factors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +189,7 @@ def scheme(text: str | Scheme) -> Scheme:
     """The scheme that a text form describes.
 
     >>> scheme("power_sgd(rank=2)")
-    PowerSGDScheme(rank=2)
+    PowerSGDScheme(rank=2, factors=None)
     >>> scheme("ring")
     Traceback (most recent call last):
     tersegrad.core.errors.BadConfiguration: there is no exchange called 'ring'...

@@ -186,6 +186,19 @@ class _Works:
             work.wait()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Brought:
+    """A transfer between hosts' memory, whose bytes then go to a device: ``out``."""
+
+    work: Any
+    arrived: Tensor
+    out: Tensor
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.out.copy_(self.arrived, non_blocking=True)
+
+
 class ProcessGroup:
     """A torch process group (the default one if None) as the driver of steps."""
 
@@ -244,23 +257,38 @@ class ProcessGroup:
         dist.broadcast_object_list(box, src=self.global_rank(0), group=self.group, device=self.device)
         return box[0]
 
+    def by_host(self, device: torch.device) -> bool:
+        """Whether bytes of a device are sent from the host's memory and received there.
+
+        gloo takes a GPU's tensors too, but of its ways on the CPU the slow ones (:meth:`_launch_pairs`).
+        """
+        return device.type == "cuda" and dist.get_backend(self.group) == "gloo"
+
     def launch(self, request: Collective) -> tuple[Any, Tensor]:
         """Start a collective; the tensor is filled once the work is done."""
+        device = request.data.device
         if isinstance(request, AllReduce):
             return dist.all_reduce(request.data, group=self.group, async_op=True), request.data
+        if not self.by_host(device):
+            return self._launch(request, device)
+        work, arrived = self._launch(dataclasses.replace(request, data=host.read(request.data)), device)
+        out = buffers.empty(arrived.numel(), torch.uint8, device)
+        return _Brought(work, arrived, out), out
+
+    def _launch(self, request: AllGather | AllToAll, device: torch.device) -> tuple[Any, Tensor]:
+        """Start it from where its bytes are; what arrives will be used on ``device``."""
+        mine = request.data
+        empty = host.empty if mine.is_cpu else buffers.empty
         if isinstance(request, AllGather):
-            mine = request.data
-            out = buffers.empty(self.size * mine.numel(), torch.uint8, mine.device)
+            out = empty(self.size * mine.numel(), torch.uint8, device)
             if out.is_cpu and self.size == 2 and mine.numel() > SHORT:
                 return self._launch_pairs((mine, mine), out.chunk(2)), out
             return self._all_gather(out, mine, group=self.group, async_op=True), out
-        out = buffers.empty(sum(request.receive), torch.uint8, request.data.device)
+        out = empty(sum(request.receive), torch.uint8, device)
         if out.is_cpu:
-            parts, places = torch.split(request.data, list(request.send)), torch.split(out, list(request.receive))
+            parts, places = torch.split(mine, list(request.send)), torch.split(out, list(request.receive))
             return self._launch_pairs(parts, places), out
-        work = dist.all_to_all_single(
-            out, request.data, list(request.receive), list(request.send), group=self.group, async_op=True
-        )
+        work = dist.all_to_all_single(out, mine, list(request.receive), list(request.send), group=self.group, async_op=True)
         return work, out
 
     def _launch_pairs(self, parts: Sequence[Tensor], places: Sequence[Tensor]) -> _Works:
@@ -301,7 +329,7 @@ def broke_off(error: BaseException) -> bool:
     # gloo has no type of its own for that, and many texts: it matters where the error came from.
     *_, (inner, _) = traceback.walk_tb(error.__traceback__)
     module = str(inner.f_globals.get("__name__"))
-    ours = module.startswith("tersegrad.") and inner.f_code.co_name in ("advance", "wait", "launch", "_launch_pairs")
+    ours = module.startswith("tersegrad.") and inner.f_code.co_name in ("advance", "wait", "launch", "_launch", "_launch_pairs")
     return ours or module.startswith("torch.distributed.")
 
 

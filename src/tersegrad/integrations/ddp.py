@@ -148,7 +148,7 @@ class Handle(engine.LateHandle):
         return taken.future
 
     def _begin(self) -> Step:
-        self._step = self.engine.begin(self.loss_scale())
+        self._step = self.engine.begin(self.loss_scale(), self._staging.get)
         self._staging.clear()
         self._complete: dict[int, bool] = {}  # groups that wait for second moments; whether means are seen as they are
         return self._step
@@ -172,7 +172,7 @@ class Handle(engine.LateHandle):
             step.submit(number, flat, Stats(second), owned=True, seen=seen)
         self._moments.clear()
         buckets, outputs = self._buckets, [bucket.buffer for bucket in self._buckets]
-        step.deliver(self._staging.get)
+        step.deliver()
         step.check(*(x for x in outputs if x.dtype != torch.float32))
         step.close()
         self._step, self._buckets = None, []

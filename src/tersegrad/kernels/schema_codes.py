@@ -70,6 +70,11 @@ class PlanarKernels(Protocol):
         ...
 
 
+# Symbols minus half the alphabet, as int8; exponents of powers of two, of which the host does not know the alphabet; twice a magnitude,
+# plus 1 below zero. As levels, exponents are how far they lie below the largest, plus 1, and zero stays zero.
+Means = Literal["levels", "exponents", "folded"]
+
+
 class RansKernels(Protocol):
     """Interleaved rANS. Symbols and contexts are uint8 vectors; contexts are given one per symbol or one per step of 64."""
 
@@ -97,16 +102,25 @@ class RansKernels(Protocol):
         """
 
     def rans_encode_trying(
-        self, symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, layout: Tensor
+        self,
+        codes: Tensor,
+        means: Means,
+        alphabet: int,
+        chunk: int,
+        head: Tensor,
+        out: Tensor,
+        layout: Tensor,
+        part: tuple[int, int],
+        steps: Tensor | None = None,
     ) -> Tensor:
-        """Write a message with one table, from a sample, and find out whether scale classes would be shorter; int64, (2,).
+        """Write a message with one table, from a sample, and find out whether scale classes would be shorter; int64, (4,).
 
-        First the length, -1 where a symbol is not of the alphabet; then how many segments have classes in what ``dither_encode`` writes of
-        ``levels``, integers as float32 and often a part of the vector, at a step of 1; negative where only that would tell.
-        ``chunk`` as for ``dither_encode``. An alphabet of 2 symbols or more may be a number on the device (int64, 0-d), which nobody waits
-        for; ``out`` then has room for one of 256.
+        ``codes`` are bytes, and symbols what they mean. First the length, -1 where a byte means none: ``out`` has the message if that fits.
+        Then how many segments have classes in what ``dither_encode`` writes of the levels begin .. end, the ``part``, at a step of 1 with
+        the layout of that part; negative where only that would tell. ``chunk`` as for ``dither_encode``. Last two facts: of exponents the
+        least that is not 0 (1 without them) and the largest; else whether any of the ``steps`` (bytes of float32) is not 0, and whether one
+        is not finite. Into ``head`` go 0, and after it, if there is room, the facts as bytes.
         """
-        ...
 
     def rans_decode(self, data: Tensor, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> int | Tensor:
         """Fill ``out`` with the symbols of the message at the start of ``data``; the message's length, int64, 0-d."""
@@ -124,6 +138,25 @@ class ExponentKernels(Protocol):
 
     def exponent_bytes(self, symbols: Tensor, below: int, out: Tensor) -> None:
         """The exponents again: ``below``, the least minus 1, is added to all but 0."""
+        ...
+
+
+class CodedKernels(Protocol):
+    """Whole messages of mode 0 of ``qsgd`` and ``natural`` with ``coder=rans`` (``spec/wire.md``, 5.11 and 5.9)."""
+
+    def coded_levels_decode(self, data: Tensor, window: int, block: int, out: Tensor) -> Tensor:
+        """Levels of -window..window times the steps of their blocks into ``out`` (float32), all NaN if a step is not finite.
+
+        As int8 levels without steps where ``out`` is uint8; else blocks are multiples of 512. What is returned (int64, one number) is 0 if
+        ``data``, which is longer than its steps and one byte, is such a message; if not, ``out`` is undefined.
+        """
+        ...
+
+    def coded_exponents_decode(self, data: Tensor, out: Tensor) -> Tensor:
+        """Powers of two with signs into ``out`` (float32), or exponents without signs where it is uint8; the same is returned.
+
+        ``data`` is longer than its sign bits and three bytes.
+        """
         ...
 
 

@@ -38,6 +38,10 @@ class SelectKernels(Protocol):
         """An estimate of the ``k``-th largest key from a fixed sample of the coordinates, within [1, 0x7f800000] (int32, 0-d)."""
         ...
 
+    def select_top_k_of_sum(self, x: Tensor, y: Tensor, rest: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """:meth:`select_top_k` of x + y, and that sum, with zeros in place of what was chosen, into ``rest``."""
+        ...
+
     def select_compact(self, x: Tensor, key: Tensor | int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Room for ``limit`` indices and values, of the first coordinates with a key of at least ``max(key, 1)``; how many there are.
 
@@ -73,13 +77,6 @@ class SelectKernels(Protocol):
 
         ``front``: the bytes that it must begin with. Returns whether ``data`` is such a message (bool, 0-d). Where it is not, ``out`` is
         undefined without a ``weight`` and unchanged with one.
-        """
-        ...
-
-    def set_decode(self, data: Tensor, front: bytes, count: int, numel: int, alphabet: int) -> tuple[Tensor, Tensor]:
-        """The index set of a message that begins with ``front``: a Golomb-coded one, or entropy-coded gaps of an ``alphabet`` other than 0.
-
-        Its indices, and what is known of it, int64: 0 where there is such a set; a number without meaning; where it ends.
         """
         ...
 
@@ -163,8 +160,9 @@ class ValueKernels(Protocol):
     """Values of sparse messages as the bytes that follow an index set (``spec/wire.md``). ``layout`` is that of the spec.
 
     Encoders take room for indices and values, and on the device how many there are. What they tell of their bytes, int64: how many values
-    are sent, in how many bytes, and the message's mode, 2 where a value is not finite. Decoders take what
-    :meth:`SelectKernels.set_decode` found, which need not be a set, and otherwise what :meth:`SelectKernels.sparse_decode` does.
+    are sent, in how many bytes, and the message's mode, 2 where a value is not finite. Decoders take
+    a whole message that must begin with ``front``, and return what :meth:`SelectKernels.sparse_decode` does. ``alphabet`` is that of a set
+    with entropy-coded gaps; 0 for a Golomb-coded one.
     """
 
     def exp4_encode(
@@ -177,9 +175,18 @@ class ValueKernels(Protocol):
         ...
 
     def exp4_decode(
-        self, data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, packed: bool, out: Tensor, weight: float | None
+        self,
+        data: Tensor,
+        front: bytes,
+        count: int,
+        numel: int,
+        alphabet: int,
+        layout: Tensor,
+        packed: bool,
+        out: Tensor,
+        weight: float | None,
     ) -> Tensor:
-        """More than 1,024 such values, or ``packed`` ones, behind their set."""
+        """More than 1,024 such values, or ``packed`` ones."""
         ...
 
     def signs_encode(self, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,9 +194,9 @@ class ValueKernels(Protocol):
         ...
 
     def signs_decode(
-        self, data: Tensor, found: Tensor, indices: Tensor, tau: float, out: Tensor, weight: float | None
+        self, data: Tensor, front: bytes, count: int, numel: int, alphabet: int, tau: float, out: Tensor, weight: float | None
     ) -> Tensor:
-        """Plus or minus ``tau`` behind a set."""
+        """Plus or minus ``tau``."""
         ...
 
     def mean_signs_encode(
@@ -199,7 +206,13 @@ class ValueKernels(Protocol):
         ...
 
     def mean_signs_decode(
-        self, data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, out: Tensor, weight: float | None
-    ) -> Tensor:
-        """Such values behind a set."""
-        ...
+        self,
+        data: Tensor,
+        front: bytes,
+        count: int,
+        numel: int,
+        alphabet: int,
+        layout: Tensor,
+        out: Tensor,
+        weight: float | None,
+    ) -> Tensor: ...

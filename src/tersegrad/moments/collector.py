@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from tersegrad.moments.replay import replay
 from tersegrad.moments.shares import Budget, Grouped, Totals, Use, fold
 from tersegrad.moments.site import Site
 from tersegrad.moments.tap import Record
+from tersegrad.moments.turn import Begin, End, Turn
 
 CPU_CHUNK = 8 << 20  # shares that stay near the cache between being made and being squared
 CUDA_CHUNK = 1 << 30
@@ -30,7 +32,7 @@ CUDA_CHUNK = 1 << 30
 class _Held:
     """A use whose shares must be added to those of other uses of the parameter before they are squared."""
 
-    turn: int  # the forward pass
+    turn: Turn
     use: Use
     index: int  # of the parameter in the use
     saved: tuple[Tensor, ...]
@@ -76,8 +78,7 @@ class Collector:
         self._sites: list[Site] = []
         self._moments: dict[Parameter, Tensor] = {}
         self._gradients: dict[Parameter, Tensor] = {}
-        self._turn = 0  # number of the forward pass
-        self._uses: dict[int, int] = {}  # in this pass, by id: hashing a tensor runs Python code
+        self.turn = Turn()  # the forward pass that runs, or ran last
         self._budgets = {
             cuda: Budget(workers, chunk_bytes or default) for cuda, default in ((False, CPU_CHUNK), (True, CUDA_CHUNK))
         }
@@ -92,7 +93,10 @@ class Collector:
         self.fallbacks: dict[str, str] = {}
         self._paused = False
         self._attach()
-        self._root = model.register_forward_pre_hook(_Begin(self), with_kwargs=True)
+        self._calls = (
+            model.register_forward_pre_hook(Begin(self), with_kwargs=True),
+            model.register_forward_hook(End(self)),
+        )
 
     def _attach(self) -> None:
         axes = dict.fromkeys(self.model.modules(), self.batch_dim)
@@ -175,12 +179,12 @@ class Collector:
 
     def remove(self) -> None:
         """Give the model its own forward back. What was collected can still be read."""
+        self.turn.end()
         for site in self._sites:
             site.detach()
         self._sites.clear()
-        for hook in self._whole.values():
+        for hook in (*self._whole.values(), *self._calls):
             hook.remove()
-        self._root.remove()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -207,34 +211,29 @@ class Collector:
         if not private.in_backward():
             if self._over:
                 self._next()
-            uses = self._uses
+            turn = self.turn
+            uses = turn.uses
             for p in parameters:
                 number = id(p)
-                uses[number] = uses.get(number, 0) + 1
+                if number in uses:
+                    uses[number] += 1
+                    turn.again = True
+                else:
+                    uses[number] = 1
         if torch.is_grad_enabled():
             for p in parameters:
                 if p.requires_grad:
                     return True
         return False
 
-    @property
-    def turn(self) -> tuple[int, dict[int, int]]:
-        """The forward pass that runs, and how often it has used each parameter."""
-        return self._turn, self._uses
-
-    def recorder(self, site: Site, use: Use, *, fused: bool, turn: tuple[int, dict[int, int]] | None = None) -> Record:
+    def recorder(self, site: Site, use: Use, *, fused: bool, turn: Turn | None = None) -> Record:
         """The function that a tap calls in the backward pass."""
-        number, uses = turn or self.turn
         if self.samples is not None and use.samples != self.samples:
             if use.samples % self.samples == 0 and site.axis == 0:
                 use = Grouped(use, use.samples // self.samples)
             else:
                 self.whole(site, f"got {use.samples} rows where the model's batch has {self.samples} samples")
-
-        def record(saved: Sequence[Tensor], delta: Tensor) -> Sequence[Tensor | None]:
-            return self._record(use, saved, delta, fused, number, uses)
-
-        return record
+        return functools.partial(self._record, use, fused, turn or self.turn)
 
     def whole(self, site: Site, why: str) -> None:
         """From now on each backward call is one share of the parameters of ``site``."""
@@ -255,13 +254,11 @@ class Collector:
     def _square(self, parameter: Parameter, gradient: Tensor) -> None:
         _add(self._moments, parameter, gradient.detach().float().square())
 
-    def _record(
-        self, use: Use, saved: Sequence[Tensor], delta: Tensor, fused: bool, turn: int, uses: dict[int, int]
-    ) -> Sequence[Tensor | None]:
+    def _record(self, use: Use, fused: bool, turn: Turn, saved: Sequence[Tensor], delta: Tensor) -> Sequence[Tensor | None]:
         self._over = True
-        if self.workers == 1 and self._alone(use, uses):
+        if self.workers == 1 and (not (turn.again or self._whole) or self._alone(use, turn)):
             if fused and (pairs := use.pairs(saved, delta)) is not None:
-                return [None if pair is None else self._share(p, *pair) for p, pair in zip(use.parameters, pairs, strict=True)]
+                return self._shares(use.parameters, pairs)
             if not fused and use.joint is not None and joins(delta) and (part := use.part(saved, delta)) is not None:
                 self._joint.add(use.joint, use.parameters, part)
                 return ()
@@ -273,7 +270,7 @@ class Collector:
                 continue
             if self._whole and parameter in self._whole:
                 pass
-            elif uses.get(id(parameter), 1) > 1:
+            elif not turn.alone(parameter):
                 kept = tuple(s.detach() for s in saved)  # the graph would be kept with them
                 self._held.setdefault(parameter, []).append(_Held(turn, use, k, kept, delta))
             else:
@@ -285,15 +282,23 @@ class Collector:
                 gradients.append(whole if whole.dtype == parameter.dtype else whole.to(parameter.dtype))
         return gradients if fused else ()
 
-    def _alone(self, use: Use, uses: dict[int, int]) -> bool:
+    def _alone(self, use: Use, turn: Turn) -> bool:
         """Whether the shares of a use can be squared as they are: no other use has some of the same parameters."""
-        whole = self._whole
-        return not [p for p in use.parameters if p is not None and (uses.get(id(p), 1) > 1 or (whole and p in whole))]
+        return all(p is None or (turn.alone(p) and p not in self._whole) for p in use.parameters)
 
-    def _share(self, parameter: Parameter | None, gradient: Tensor, squares: Tensor) -> Tensor:
-        assert parameter is not None
-        _add(self._moments, parameter, squares)
-        return gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype)
+    def _shares(
+        self, parameters: Sequence[Parameter | None], pairs: Sequence[tuple[Tensor, Tensor] | None]
+    ) -> list[Tensor | None]:
+        """Keep the squares; the gradients."""
+        gradients: list[Tensor | None] = []
+        for parameter, pair in zip(parameters, pairs, strict=True):
+            if parameter is None or pair is None:
+                gradients.append(None)
+                continue
+            gradient, squares = pair
+            _add(self._moments, parameter, squares)
+            gradients.append(gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype))
+        return gradients
 
     def _count(self, parameter: Parameter, squares: Tensor) -> None:
         """Add (workers, \\*shape) squares to the moment."""
@@ -306,6 +311,7 @@ class Collector:
         if self._paused or private.in_backward():
             return
         self._next()
+        self.turn.running = True
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.ndim > self.batch_dim]
         self.samples = tensors[0].shape[self.batch_dim] if tensors else None
 
@@ -313,7 +319,8 @@ class Collector:
         """A new forward pass: other samples, so uses are counted afresh."""
         if self._over:
             self._settle()
-        self._turn, self._uses, self.samples, self._over = self._turn + 1, {}, None, False
+        self.turn.end()
+        self.turn, self.samples, self._over = Turn(), None, False
 
     def _settle(self, only: Parameter | None = None) -> None:
         """Square what was held back: the shares of all uses of a parameter in one pass are summed first, in chunks of samples."""
@@ -349,20 +356,6 @@ class Collector:
             why = "is no parameter of the model" if name is None else "has taken part in no backward pass since the last take()"
             raise MissingStatistics(f"no second moment: {name or 'this tensor'} {why}")
         return found
-
-
-class _Begin:
-    """Hook of the model itself. Copies and pickles of the model get one that does nothing."""
-
-    def __init__(self, collector: Collector | None = None) -> None:
-        self.collector = collector
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.collector is not None:
-            self.collector.begin(args, kwargs)
-
-    def __reduce__(self) -> Any:  # what copy.deepcopy uses, too
-        return _Begin, ()
 
 
 _HOLDERS = (

@@ -89,10 +89,10 @@ class Joint:
             self._run(group)
         torch.cuda.current_stream(device).wait_stream(stream)
 
-    @torch.no_grad()
     def _run(self, group: _Group) -> None:
         parts = [part for _, part in group.uses]
-        found = getattr(kernels.get(parts[0][0].device), group.kind)(parts)
+        with torch.no_grad():
+            found = getattr(kernels.get(parts[0][0].device), group.kind)(parts)
         for (parameters, _), squares in zip(group.uses, found, strict=True):
             for parameter, value in zip(parameters, squares, strict=True):
                 if parameter is not None and parameter.requires_grad:

@@ -171,10 +171,6 @@ def accelerated(*tensors: Tensor) -> bool:
         return False
     for t in tensors:
         axes = t.ndim
-        if (
-            t.dtype != dtype
-            or not t.is_cuda
-            or not (t.is_contiguous(memory_format=_LAST) if axes == 4 else axes == 2 and t.is_contiguous())
-        ):
+        if t.dtype != dtype or not (t.is_contiguous(memory_format=_LAST) if axes == 4 else axes == 2 and t.is_contiguous()):
             return False
     return kernels.faster(first.device, "share_affine")  # which comes with all the others

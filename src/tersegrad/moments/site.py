@@ -88,9 +88,11 @@ def _own_forward(module: nn.Module) -> Any:
 
 def autocast(x: Tensor) -> Tensor:
     """``x`` in the dtype that autocast runs matrix products in, so that what is saved is saved once."""
-    if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
-        return x.to(torch.get_autocast_dtype(x.device.type))
-    return x
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or not x.is_floating_point():
+        return x
+    dtype = torch.get_autocast_dtype(kind)
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def detached(parameter: Parameter | None) -> Tensor | None:

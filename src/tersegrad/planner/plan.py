@@ -105,12 +105,17 @@ class Workload:
         >>> Workload("w", (100, 50, 10), 0, 0, group_bytes=400).groups()
         [60, 100]
         """
-        sizes: list[int] = []
+        groups: list[list[int]] = []
         for numel in reversed(self.numels):
-            if not sizes or 4 * (sizes[-1] + numel) > self.group_bytes:
-                sizes.append(0)
-            sizes[-1] += numel
-        return sizes
+            if not groups or 4 * (sum(groups[-1]) + numel) > self.group_bytes:
+                groups.append([])
+            groups[-1].append(numel)
+        # What may be in DDP's last bucket belongs to the last group, where groups are much larger than buckets.
+        before = 4 * sum(groups[-1][:-1]) if self.group_bytes >= 2 * BUCKET else BUCKET
+        while len(groups) > 1 and (before := before + 4 * groups[-2][-1]) < BUCKET:
+            groups[-1].insert(0, groups[-2].pop())
+            groups = [group for group in groups if group]
+        return [sum(group) for group in groups]
 
     def buckets(self, limit: int = BUCKET, first: int = FIRST_BUCKET) -> list[int]:
         """Coordinates of DDP's own buckets, each closed by the parameter that reaches its limit; the first has a smaller one.

@@ -151,7 +151,7 @@ class ByTensor(Configuration):
         nbytes = sum(part.numel() for part in sent)
         if sent:
             torch.cat(sent, out=data[:nbytes])
-        return Message(data if out is None else out, nbytes), dataclasses.replace(state, states=tuple(after))
+        return Message(data if out is None else out, nbytes), Parts(state.groups, tuple(after))
 
     def decode(self, message: Message, spec: Spec, ctx: Context, out: Tensor | None = None) -> Tensor:
         out = buffers.float_buffer(out, spec.numel, message.data.device)
@@ -258,9 +258,8 @@ class ByTensor(Configuration):
         varying = sum(not has_fixed_size(share.compressor) for share in shares) if not data.is_cpu else 0
         foreseen = [] if data.is_cpu or varying > 1 else _foreseen(shares, data.numel())
         if varying and foreseen:
-            fronts = torch.cat([data[at - varint.nbytes(length) : at] for at, length in foreseen])
-            wanted = torch.tensor(list(b"".join(varint.write(length) for _, length in foreseen)), dtype=torch.uint8)
-            if any(trust.numbers(fronts.sub(host.send(wanted, fronts.device)).long())):
+            heads = [varint.write(length) for _, length in foreseen]
+            if not trust.reads(*((data[at - len(head) : at], head) for (at, _), head in zip(foreseen, heads))):
                 foreseen = []
         for number, share in enumerate(shares):
             if foreseen:
@@ -281,7 +280,7 @@ class ByTensor(Configuration):
     def codes_on_host(self, device: torch.device) -> bool:
         return any(part is not None and codes_on_host(part, device) for part in self.compressors)
 
-    @property
+    @functools.cached_property
     def fixed_size(self) -> bool:
         return all(part is None or has_fixed_size(part) for part in self.compressors)
 
@@ -349,7 +348,8 @@ def _new_heads(lengths: Sequence[int], device: torch.device) -> list[Tensor]:
     heads = [varint.write(length) for length in lengths]
     if not heads:
         return []
-    return list(host.send(torch.frombuffer(bytearray(b"".join(heads)), dtype=torch.uint8), device).split([*map(len, heads)]))
+    sent = host.send(torch.frombuffer(bytearray(b"".join(heads)), dtype=torch.uint8), device)
+    return list(sent.split_with_sizes([len(head) for head in heads]))
 
 
 @functools.lru_cache(maxsize=1024)

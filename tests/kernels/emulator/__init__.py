@@ -16,6 +16,8 @@ from collections.abc import Iterator
 
 from tersegrad.kernels.cuda import graphs, loader, replay
 
+# Bytes of shared memory that a launch may ask for, as in the header.
+SHARED = 227 << 10
 HEADER = pathlib.Path(__file__).parent / "cuda_on_cpu.hpp"
 
 
@@ -49,7 +51,8 @@ def library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(made))
 
 
-def _launch(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[loader.Argument, ...]) -> None:
+def _launch(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[loader.Argument, ...], shared: int) -> None:
+    assert shared <= SHARED
     held = ctypes.create_string_buffer(4096)
     _run(name, kernel, blocks, threads, held, loader.packed(arguments, held).offsets)
 
@@ -62,7 +65,10 @@ def _run(
 
 
 class Emulated:
-    """A graph in the emulation: it has copies of parameters, as the driver has, and runs nothing but the launches that it is made of."""
+    """A graph in the emulation: it has copies of parameters, as the driver has, and runs nothing but the launches that it is made of.
+
+    Of launches that may run side by side the last one comes first.
+    """
 
     def __init__(self, device: int, launches: list[graphs.Launched]) -> None:
         self._launches, self._copies = launches, [launched.parameters.raw for launched in launches]
@@ -71,7 +77,11 @@ class Emulated:
         self._copies[number] = self._launches[number].parameters.raw
 
     def run(self, stream: int) -> None:
-        for launched, copy in zip(self._launches, self._copies):
+        left = set(range(len(self._launches)))
+        while left:
+            number = max(k for k in left if left.isdisjoint(self._launches[k].after))
+            left.remove(number)
+            launched, copy = self._launches[number], self._copies[number]
             held = ctypes.create_string_buffer(copy, len(copy))
             _run(launched.name, launched.kernel, launched.blocks, launched.threads, held, launched.layout.offsets)
 
@@ -79,11 +89,12 @@ class Emulated:
 @contextlib.contextmanager
 def emulated() -> Iterator[None]:
     """Launch CUDA kernels on the CPU, on CPU tensors, inside the block."""
-    before, loader.launcher = loader.launcher, _launch
+    before = loader.launcher, loader.shared_of
+    loader.launcher, loader.shared_of = _launch, lambda index: SHARED
     try:
         yield
     finally:
-        loader.launcher = before
+        loader.launcher, loader.shared_of = before
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@
 #define __forceinline__ inline
 #define __shared__ static
 #define __restrict__
+#define SHARED_BY_LAUNCH(type, name) static type name[(227 << 10) / sizeof(type)]
 #define __launch_bounds__(...)
 #define CUDA_ON_CPU 1
 
@@ -222,7 +223,14 @@ inline float __uint_as_float(unsigned b) { float v; std::memcpy(&v, &b, 4); retu
 template <class T> T __ldcs(const T* p) { return *p; }
 inline int __float2int_rn(float a) { return a == a ? (int)std::fmin(std::fmax(std::rint((double)a), -2147483648.0), 2147483647.0) : 0; }
 inline float __fmul_rn(float a, float b) { volatile float c = a * b; return c; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline float __fadd_rn(float a, float b) { volatile float c = a + b; return c; }
+inline float __fadd_rd(float a, float b) {
+    const double sum = static_cast<double>(a) + b;
+    const float near = static_cast<float>(sum);
+    return near > sum ? std::nextafter(near, -INFINITY) : near;
+}
 inline float __fsub_rn(float a, float b) { volatile float c = a - b; return c; }
 inline long long __double_as_longlong(double v) { long long b; std::memcpy(&b, &v, 8); return b; }
 inline double __longlong_as_double(long long b) { double v; std::memcpy(&v, &b, 8); return v; }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tersegrad.kernels.cuda import (
     aims,
     chunks,
+    coded,
     dither,
-    exponents,
     index,
     rans,
     select,
@@ -19,8 +19,8 @@ from tersegrad.kernels.cuda import (
 )
 from tersegrad.kernels.cuda.aims import *
 from tersegrad.kernels.cuda.chunks import *
+from tersegrad.kernels.cuda.coded import *
 from tersegrad.kernels.cuda.dither import *
-from tersegrad.kernels.cuda.exponents import *
 from tersegrad.kernels.cuda.index import *
 from tersegrad.kernels.cuda.loader import why_missing as why_missing
 from tersegrad.kernels.cuda.rans import *
@@ -35,8 +35,8 @@ from tersegrad.kernels.cuda.vectors import *
 OPERATIONS = (
     *aims.__all__,
     *chunks.__all__,
+    *coded.__all__,
     *dither.__all__,
-    *exponents.__all__,
     *index.__all__,
     *rans.__all__,
     *select.__all__,

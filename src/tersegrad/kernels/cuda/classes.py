@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels.cuda import scratch
-from tersegrad.kernels.cuda.loader import Bytes, launch
+from tersegrad.kernels.cuda.loader import Bytes, aside, join, launch
 from tersegrad.kernels.reference.classes import BLOCK, CLASSES, OCTAVES
 from tersegrad.kernels.reference.rans import SEGMENT, pieces
 
@@ -107,6 +107,8 @@ def search(
         ENCODE, "classes_count", segments + shared, THREADS,
         n, SHARE, 0, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
     )  # fmt: skip
+    # Tables that were written aside are replaced.
+    join()
     launch(
         ENCODE, "classes_decide", segments, THREADS,
         n, chunk, known, *where, counts, tops, described, tables or own_tables, codes, result,
@@ -129,10 +131,11 @@ def choose(
 ) -> tuple[int, Tensor]:
     """Choose classes for the segments that gain from them, and code their chunks; what they say of classes, and the memory of that."""
     chosen = search(regions, n, chunk, summed, levels, known, result, tables)
-    launch(
-        ENCODE, "classes_encode_chunks", len(pieces(n, SEGMENT)) * CHUNKS // 4, 128,
-        n, levels, chosen.classes, known, chosen.codes, words, numbers, states, result,
-    )  # fmt: skip
+    with aside():
+        launch(
+            ENCODE, "classes_encode_chunks", len(pieces(n, SEGMENT)) * CHUNKS // 4, 128,
+            n, levels, chosen.classes, known, chosen.codes, words, numbers, states, result,
+        )  # fmt: skip
     return chosen.described, chosen.memory
 
 

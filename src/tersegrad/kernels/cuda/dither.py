@@ -12,8 +12,8 @@ from tersegrad.core import host, trust
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
-from tersegrad.kernels.cuda import classes, rans, replay, scratch
-from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, launch
+from tersegrad.kernels.cuda import classes, replay, scratch
+from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, aside, join, launch, shared_memory
 from tersegrad.kernels.reference.classes import cut
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _decode_segment as decode_segment
@@ -23,7 +23,7 @@ from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
 from tersegrad.kernels.reference.rounding import CHUNK
 
-__all__ = ["dither_decode", "dither_encode", "dither_sample", "rans_encode_trying"]
+__all__ = ["dither_decode", "dither_encode", "dither_sample"]
 
 SAMPLE = "dither_sample.cu"
 DECODE, ENCODE, DESCRIBE = "dither_decode.cu", "dither_encode.cu", "dither_segments.cu"
@@ -34,7 +34,11 @@ PLANE_WORDS = ESCAPES * 53 // 32 + 8
 ONLY = 9
 FINE, CORRUPT, MANY_ESCAPES = 0, 1, 4
 THREADS = 256
-SHARE = 16
+SHARE, WRITERS = 16, 8
+# Of a segment, as most messages have them.
+USUAL_CHUNKS = 4
+# Of the block that dither_levels works on, parts that lie in shared memory if that has room; and what it needs there besides.
+KEPT, LEVELS_SHARED = 4, 10 << 10
 
 
 def on_cpu() -> Any:
@@ -133,23 +137,26 @@ def _decoded(regions: classes.Regions, data: Bytes, size: Varying, place: Tensor
     state, _ = scratch.kept(device, 16)
     listed = (8 * segments * PLACES, 8 * (segments + 1))
     chunks = 8 * segments * CHUNKS
-    memory, (known, begins, q, cells, offsets, words, marks, places) = scratch.empty(
-        device, *listed, 2 * segments * 256, 4 * segments * TOTAL, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES
+    memory, (known, begins, cells, offsets, words, marks, places) = scratch.empty(
+        device, *listed, 4 * segments * TOTAL, chunks, chunks, count // 8 + 4, 4 * segments * ESCAPES
     )
     launch(
         DECODE, "dither_open", segments, THREADS,
-        data, size, count, begins, known, q, cells, offsets, words, state,
+        data, size, count, begins, known, cells, offsets, words, state,
     )  # fmt: skip
+    with aside():
+        share = max(USUAL_CHUNKS, min(CHUNKS, 1 << max(scratch.BLOCKS // segments, 1).bit_length() - 1))
+        launch(
+            DECODE, "dither_chunks", segments * share + CHUNKS - share, 32,
+            data, count, share, known, cells, offsets, words, marks, place, state,
+        )  # fmt: skip
     found = classes.read(regions, data, count, known, offsets, words, state)
     classes.decode_chunks(found, data, count, known, offsets, words, marks, place, state)
-    launch(
-        DECODE, "dither_chunks", segments * CHUNKS, 32,
-        data, count, known, cells, offsets, words, marks, place, state,
-    )  # fmt: skip
     launch(
         DECODE, "dither_plain", segments * SHARE, THREADS,
         data, count, known, SHARE, found.contexts, found.only, marks, place, state,
     )  # fmt: skip
+    join()
     launch(DECODE, "dither_escapes", segments, 1024, data, count, known, marks, places, place, state)
     return memory[: segments * PLACES], memory[segments * PLACES + segments * PLACES % 2 :][: segments + 1], state
 
@@ -175,7 +182,10 @@ def step_of(step: float | Tensor) -> Step:
 
 @dataclasses.dataclass(frozen=True)
 class _Described:
-    """The levels of a vector and what its segments say of them, on the device; addresses in ``memory``."""
+    """The levels of a vector and what its segments say of them, on the device; addresses in ``memory``.
+
+    Tables, codes and escapes are written aside.
+    """
 
     memory: Tensor
     result: Tensor
@@ -197,7 +207,8 @@ def _describe(
 ) -> _Described:
     n, device = total.numel(), total.device
     segments, blocks = len(pieces(n, SEGMENT)), -(-n // SCALE_BLOCK)
-    result, (_, *summed) = scratch.kept(device, 8 * RESULTS, *(classes.summed(regions, segments) if classed else ()))
+    with aside():
+        result, (_, *summed) = scratch.kept(device, 8 * RESULTS, *(classes.summed(regions, segments) if classed else ()))
     # Levels are read sixteen at a time.
     memory, places = scratch.empty(
         device, n + 15, 2 * n, 4 * blocks, 4 * blocks, 8 * blocks, 8 * blocks, 24 * blocks, 16 * segments,
@@ -205,37 +216,25 @@ def _describe(
         8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
     )  # fmt: skip
     levels, _, steps, scales, norms, errors, counts, _, known, q, tables, codes, escapes, planes, *_ = places
+    held = min(KEPT, (shared_memory(device) - LEVELS_SHARED) // (4 * SCALE_BLOCK // KEPT))
     launch(
         ENCODE, "dither_levels", blocks, 512,
-        total, n, Double(nu), *step, *draws, levels, steps, scales, norms, errors, counts, result,
+        total, n, held * CHUNK // KEPT, Double(nu), *step, *draws, levels, steps, scales, norms, errors, counts,
+        shared=held * 4 * SCALE_BLOCK // KEPT,
     )  # fmt: skip
-    launch(
-        DESCRIBE, "dither_segments", 2 * segments, 512,
-        total, n, chunk or USUAL_CHUNK, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
-    )  # fmt: skip
+    join()
+    launch(DESCRIBE, "dither_windows", -(-segments // THREADS), THREADS, n, chunk or USUAL_CHUNK, norms, counts, known, result)
+    with aside():
+        launch(
+            DESCRIBE, "dither_segments", 2 * segments, 512,
+            total, n, levels, steps, counts, *draws, known, q, tables, codes, escapes, planes, result,
+        )  # fmt: skip
     return _Described(memory, result, segments, regions, draws, summed, places)
 
 
-def rans_encode_trying(
-    symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, layout: Tensor
-) -> Tensor:
-    """The length of the message of ``symbols``, and how many segments of ``levels`` gain from classes, on the device."""
-    regions = classes.regions_of(layout, levels.numel(), levels.device)
-    return _tried(symbols.contiguous(), alphabet, chunk, out, levels.contiguous(), regions)
-
-
-@replay.operation
-def _tried(
-    symbols: Tensor, alphabet: int | Tensor, chunk: int, out: Tensor, levels: Tensor, regions: classes.Regions
-) -> Tensor:
-    found = torch.empty(2, dtype=torch.int64, device=symbols.device)
-    said = _describe(levels, 0.0, (1.0, 0), chunk, draws_of(None), regions, True)
-    chosen = classes.search(said.regions, levels.numel(), chunk, said.summed, said.places[0], said.places[8], said.result)
-    head = rans.write_block(symbols, alphabet, None, 1, True, chunk or USUAL_CHUNK, out)
-    launch(DESCRIBE, "dither_tried", 1, 32, said.segments, said.places[8], said.result, head, found)
-    # What the kernels use is kept until here.
-    del said, chosen
-    return found
+def _chunks(n: int, exponent: int) -> int:
+    """How many of 2^exponent symbols all segments of a vector have."""
+    return sum(max(1, (size + (1 << exponent - 1)) >> exponent) for size in pieces(n, SEGMENT))
 
 
 @replay.operation
@@ -258,11 +257,18 @@ def _encode(
     described, held = tables, said.memory
     if classed:
         described, held = classes.choose(regions, n, chunk, said.summed, levels, known, tables, words, numbers, states, result)
-    launch(ENCODE, "dither_encode_chunks", segments * CHUNKS, 32, n, levels, known, codes, words, numbers, states, result)
+    else:
+        join()
+    exponent = chunk or USUAL_CHUNK
+    launch(
+        ENCODE, "dither_encode_chunks", _chunks(n, exponent), 32,
+        n, exponent, levels, known, codes, words, numbers, states, result, spread=True,
+    )  # fmt: skip
+    join()
     launch(ENCODE, "dither_close", 1, THREADS, n, known, numbers, offsets, norms, errors, sums, result)
     launch(
-        ENCODE, "dither_write", segments * SHARE, THREADS,
-        total, n, SHARE, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
+        ENCODE, "dither_write", segments * WRITERS, THREADS,
+        total, n, WRITERS, levels, scales, known, *regions.where, described, tables, words, numbers, states, offsets, planes, result, out,
     )  # fmt: skip
     if rest is not None:
         launch(ENCODE, "dither_left", -(-n // 4096), 256, total, n, *draws, levels, steps, scales, known, result, rest)

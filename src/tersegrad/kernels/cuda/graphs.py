@@ -1,4 +1,4 @@
-"""CUDA graphs by the driver: a chain of launches that the host starts by one call."""
+"""CUDA graphs by the driver: launches that the host starts by one call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ from tersegrad.kernels.cuda.loader import Argument, DriverError
 
 
 class Launched:
-    """A launch that was written down, with its parameters in memory of its own."""
+    """A launch that was written down, with its parameters in memory of its own; ``after``: the numbers of those that it follows."""
 
-    def __init__(self, name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        kernel: str,
+        blocks: int,
+        threads: int,
+        arguments: tuple[Argument, ...],
+        shared: int,
+        after: tuple[int, ...],
+    ) -> None:
         self.name, self.kernel, self.blocks, self.threads = name, kernel, blocks, threads
+        self.shared, self.after = shared, after
         self.layout = loader.layout_of(arguments)
         self.parameters = ctypes.create_string_buffer(self.layout.packer.size)
         loader.packed(arguments, self.parameters)
@@ -37,7 +47,7 @@ class _Node(ctypes.Structure):
 
 
 class DriverGraph:
-    """Launches one after another, on one device."""
+    """Launches on one device, each after those that it follows."""
 
     def __init__(self, device: int, launches: list[Launched]) -> None:
         self._executable, self._device = ctypes.c_void_p(), device
@@ -46,10 +56,10 @@ class DriverGraph:
         graph = ctypes.c_void_p()
         loader.call("cuGraphCreate", ctypes.byref(graph), 0)
         try:
-            for node, _ in self._described:
-                made = ctypes.c_void_p()
-                before = (ctypes.c_void_p * 1)(*self._nodes[-1:])
-                _call(_add(), ctypes.byref(made), graph, before, ctypes.c_size_t(len(self._nodes[-1:])), ctypes.byref(node))
+            for launched, (node, _) in zip(launches, self._described):
+                made, number = ctypes.c_void_p(), len(launched.after)
+                before = (ctypes.c_void_p * number)(*(self._nodes[k] for k in launched.after))
+                _call(_add(), ctypes.byref(made), graph, before, ctypes.c_size_t(number), ctypes.byref(node))
                 self._nodes.append(made)
             loader.call("cuGraphInstantiateWithFlags", ctypes.byref(self._executable), graph, ctypes.c_ulonglong(0))
         except BaseException:
@@ -63,10 +73,10 @@ class DriverGraph:
         places = [ctypes.addressof(launched.parameters) + at for at in launched.layout.offsets]
         pointers = (ctypes.c_void_p * len(places))(*places)
         node = _Node(
-            loader.function_of(launched.name, launched.kernel, self._device),
+            loader.function_of(launched.name, launched.kernel, self._device, launched.shared),
             (launched.blocks, 1, 1),
             (launched.threads, 1, 1),
-            0,
+            launched.shared,
             ctypes.addressof(pointers),
         )
         # The driver copies parameters, but reads them again at every change.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.cuda import rans, replay, scratch
-from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, VaryingFloat, launch, scan
-from tersegrad.kernels.reference.index import random_divisor
+from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, VaryingFloat, launch, placed
+from tersegrad.kernels.reference.index import golomb_nbytes, random_divisor
 from tersegrad.kernels.reference.rans import USUAL, raw_bits
 from tersegrad.kernels.reference.select import index_dtype
 
@@ -20,7 +22,6 @@ __all__ = [
     "gap_rests_encode",
     "golomb_decode",
     "golomb_encode",
-    "set_decode",
     "sparse_decode",
     "sparse_decode_gaps",
     "sparse_encode",
@@ -35,6 +36,8 @@ THREADS, CODED = 256, 2
 MOST_CLASSES = 256
 # Indices that a block has.
 SPAN = 8 * THREADS
+# Coordinates that a block clears and fills.
+LAID = 8192
 
 
 def _blocks(count: int) -> int:
@@ -52,15 +55,17 @@ def _planes(
 
     ``divisor`` 0: the one for random sets of ``count``. With ``values``, the gaps' classes are counted and numbers looked at.
     """
-    device, spans = indices.device, -(-indices.numel() // SPAN)
+    device, most, spans = indices.device, indices.numel(), -(-indices.numel() // SPAN)
     head, _ = scratch.kept(device, 8 * (CLASSES + 128))
+    if not divisor and 2 * most <= numel:
+        room = min(room, golomb_nbytes(most, numel))
     number = room // 4 + 2
     memory, (words, sums) = scratch.empty(device, 4 * number, 16 * (spans + 1))
     given = (indices, _wide(indices), indices.numel(), count, numel, divisor)
     looked = (indices, 0) if values is None else (values, 2 if _kind(values, False) == CODED else 1)
     launch(SOURCE, "golomb_survey", spans, THREADS, *given, *looked, sums, words, number, head)
-    scan(SOURCE, sums, 2, spans + 1)
-    launch(SOURCE, "golomb_write", spans, THREADS, *given, sums, room, words, head)
+    scanned = placed(SOURCE, sums, 2, spans)
+    launch(SOURCE, "golomb_write", spans, THREADS, *given, sums, scanned, room, words, head)
     # The words lie at its beginning.
     return memory, head
 
@@ -167,8 +172,8 @@ def _rests(indices: Tensor, classes: Tensor | None, room: int, head: Argument, c
     memory, (words, sums) = scratch.empty(indices.device, 4 * number, 8 * (spans + 1))
     given = (indices, _wide(indices), count, counted)
     launch(GAPS, "gap_survey", spans, THREADS, *given, 0 if classes is None else classes, sums, words, number)
-    scan(GAPS, sums, 1, spans + 1)
-    launch(GAPS, "gap_rests_write", spans, THREADS, *given, sums, room, words, head)
+    scanned = placed(GAPS, sums, 1, spans)
+    launch(GAPS, "gap_rests_write", spans, THREADS, *given, sums, scanned, room, words, head)
     return memory, words
 
 
@@ -197,35 +202,90 @@ def gap_rests_encode(indices: Tensor, out: Tensor) -> int | Tensor:
     return head[LENGTH]
 
 
-def _read_gaps(
-    data: Bytes, size: Varying, front: bytes, block: Tensor | None, classes: Tensor, numel: int, behind: int, out: Tensor
-) -> Tensor:
-    """Fill ``out`` with the indices whose gaps have these classes; what is known of them, places as in index.cuh.
+class Begun(NamedTuple):
+    """A message, and what it begins with: a set of a ``number`` of coordinates. Launches depend on the ``room`` for them alone."""
 
-    Open bits follow ``front`` and the rANS ``block``, if there is one; ``behind`` bytes must follow them, -1 for any number.
-    """
-    device, count, at = out.device, classes.numel(), len(front)
-    spans = -(-count // SPAN)
-    head, _ = scratch.kept(device, 8 * CLASSES)
-    memory, (widths, steps, sums) = scratch.empty(device, 8 * (spans + 1), 8 * count, 8 * (spans + 1))
-    launch(GAPS, "gap_spans", spans, THREADS, data, at, int.from_bytes(front, "little"), classes, count, widths, head)
-    scan(GAPS, widths, 1, spans + 1)
-    given = (data, at, size, 0 if block is None else block, classes, count, numel)
-    launch(GAPS, "gap_steps", spans, THREADS, *given, widths, steps, sums, head)
-    scan(GAPS, sums, 1, spans + 1)
-    launch(GAPS, "gap_indices", spans, THREADS, size, count, numel, steps, sums, behind, _wide(out), out, head)
+    data: Bytes
+    size: Varying
+    front: Varying
+    # How many bytes those are, and how many follow them.
+    at: int
+    rest: Varying
+    number: Varying
+    room: int
+    numel: int
+    divisor: Varying
+    # Bytes that the unary parts have at most, with so many coordinates and with all that there is room for.
+    unary: Varying
+    most: int
+    # That of entropy-coded gaps, else 0.
+    alphabet: int
+
+    @property
+    def spans(self) -> int:
+        return -(-self.room // SPAN)
+
+
+def begun(data: Tensor, front: bytes, count: int, numel: int, divisor: int, alphabet: int = 0) -> Begun:
+    """What kernels are told of a message with a set of at least one coordinate."""
+    # In steps of a sixteenth to an eighth: messages of about as many coordinates are read by the same launches.
+    step = 1 << max(count.bit_length() - 4, 11)
+    room, at, size = -(-count // step) * step, len(front), data.numel()
+    # What a thread reads must be there, even where there are no bytes.
+    held = data.contiguous() if size else torch.zeros(16, dtype=torch.uint8, device=data.device)
+    numbers = (Varying(size), Varying(int.from_bytes(front, "little")), at, Varying(size - at), Varying(count), room, numel)
+    most = _unary(room, numel, min(divisor, random_divisor(room, numel)))
+    return Begun(Bytes(held), *numbers, Varying(divisor), Varying(_unary(count, numel, divisor)), most, alphabet)
+
+
+def _unary(count: int, numel: int, divisor: int) -> int:
+    """Bytes that the unary parts have at most: the quotients of indices within the vector add up to at most numel / divisor."""
+    return (numel // divisor + count) // 8 + 1
+
+
+def _too_short(nbytes: int, count: int, numel: int, divisor: int) -> bool:
+    """Whether so many bytes cannot hold the set."""
+    return count > 8 * min(nbytes, _unary(count, numel, divisor)) or count > numel
+
+
+def holds_set(data: Tensor, front: bytes, count: int, numel: int, alphabet: int) -> bool:
+    """Whether the message is long enough for its set."""
+    rest = data.numel() - len(front)
+    return rest > 0 and (alphabet > 0 or not _too_short(rest, count, numel, random_divisor(count, numel)))
+
+
+def read_set(begun: Begun, each: int, indices: Tensor) -> Tensor:
+    """The set into ``indices``; what is known of it, places as in index.cuh. For each, so many bytes must follow it; -1 for any number."""
+    if not begun.alphabet:
+        return _read_planes(begun, each, indices)
+    classes = between(begun.room, torch.uint8, indices.device)
+    behind = Bytes(begun.data.data[begun.at :])
+    block = rans.read_known(behind, begun.rest, begun.alphabet, None, 1, classes, begun.number)
+    return _read_gaps(begun, block, classes, each, indices)
+
+
+def _read_gaps(begun: Begun, block: Tensor | None, classes: Tensor, each: int, out: Tensor) -> Tensor:
+    """The set whose gaps have these classes. Open bits follow what begins the message and the rANS ``block``, if there is one."""
+    spans, head = begun.spans, scratch.kept(out.device, 8 * CLASSES)[0]
+    memory, (widths, steps, sums) = scratch.empty(out.device, 8 * (spans + 1), 8 * begun.room, 8 * (spans + 1))
+    launch(GAPS, "gap_spans", spans, THREADS, begun.data, begun.at, begun.front, classes, begun.number, widths, head)
+    scanned = placed(GAPS, widths, 1, spans)
+    given = (begun.data, begun.at, begun.size, 0 if block is None else block, classes, begun.number, begun.numel)
+    launch(GAPS, "gap_steps", spans, THREADS, *given, widths, scanned, steps, sums, head)
+    scanned = placed(GAPS, sums, 1, spans)
+    shape = (begun.size, begun.number, begun.numel)
+    launch(GAPS, "gap_indices", spans, THREADS, *shape, steps, sums, scanned, each, _wide(out), out, head)
+    # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
     del memory
     return head
 
 
 def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor, int | Tensor]:
-    out = torch.empty(classes.numel(), dtype=index_dtype(numel), device=data.device)
-    if not classes.numel():
+    count, classes = classes.numel(), classes.contiguous()
+    out = torch.empty(count, dtype=index_dtype(numel), device=data.device)
+    if not count:
         return out, torch.zeros((), dtype=torch.int64)
-    data, classes = data.contiguous(), classes.contiguous()
-    # What a thread reads must be there, even where there are no bytes.
-    given = Bytes(data if data.numel() else classes), Varying(data.numel())
-    status, _, length = host.read(_read_gaps(*given, b"", None, classes, numel, -1, out)[:3]).tolist()
+    status, _, length = host.read(_read_gaps(begun(data, b"", count, numel, 1), None, classes, -1, out)[:3]).tolist()
     if status == CORRUPT:
         raise CorruptMessage(
             "not an index set: its gaps end early, its padding is not zero, or an index lies outside the vector"
@@ -233,43 +293,25 @@ def gap_rests_decode(data: Tensor, classes: Tensor, numel: int) -> tuple[Tensor,
     return out, torch.tensor(length)
 
 
-def _read_planes(
-    data: Bytes, size: Varying, front: bytes, count: int, numel: int, divisor: int, behind: int, out: Tensor
-) -> Tensor:
-    """Fill ``out`` with ``count`` indices from the bytes that follow ``front``; what is known of them, places as in index.cuh.
-
-    ``behind``: how many bytes follow them, -1 for any number.
-    """
-    device, at, spans = out.device, len(front), -(-count // SPAN)
-    most = _scanned(count, numel, divisor)
-    head, _ = scratch.kept(device, 8 * CLASSES)
-    parts, first = -(-most // (4 * THREADS)), int.from_bytes(front, "little")
+def _read_planes(begun: Begun, each: int, out: Tensor) -> Tensor:
+    """The set from its planes."""
+    spans, room, parts = begun.spans, begun.room, -(-begun.most // (4 * THREADS))
+    head = torch.empty(CLASSES, dtype=torch.int64, device=out.device)
     memory, (counts, ones, rests, longs, sums) = scratch.empty(
-        device, 8 * (parts + 1), 8 * count, 8 * count, 8 * (spans + 1), 8 * (spans + 1)
+        out.device, 8 * (parts + 1), 8 * room, 8 * room, 8 * (spans + 1), 8 * (spans + 1)
     )
-    launch(SOURCE, "ones_count", parts, THREADS, data, size, at, first, most, counts, head)
-    scan(SOURCE, counts, 1, parts + 1)
-    launch(SOURCE, "ones_place", parts, THREADS, data, size, at, most, counts, count, ones, head)
-    given = (data, size, at, count)
-    launch(SOURCE, "golomb_longs", spans, THREADS, *given, numel, divisor, ones, longs, head)
-    scan(SOURCE, longs, 1, spans + 1)
-    launch(SOURCE, "golomb_rests", spans, THREADS, *given, divisor, longs, rests, sums, head)
-    scan(SOURCE, sums, 1, spans + 1)
-    shape = (size, count, numel, divisor)
-    launch(SOURCE, "golomb_indices", spans, THREADS, *shape, ones, rests, sums, behind, _wide(out), out, head)
-    # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
+    given, count, divisor = (begun.data, begun.size, begun.at), begun.number, begun.divisor
+    launch(SOURCE, "ones_count", parts, THREADS, *given, begun.front, begun.unary, counts, head)
+    scanned = placed(SOURCE, counts, 1, parts)
+    launch(SOURCE, "ones_place", parts, THREADS, *given, begun.unary, counts, scanned, count, ones, head)
+    launch(SOURCE, "golomb_longs", spans, THREADS, *given, count, begun.numel, divisor, ones, longs, head)
+    scanned = placed(SOURCE, longs, 1, spans)
+    launch(SOURCE, "golomb_rests", spans, THREADS, *given, count, divisor, longs, scanned, rests, sums, head)
+    scanned = placed(SOURCE, sums, 1, spans)
+    shape = (begun.size, count, begun.numel, divisor)
+    launch(SOURCE, "golomb_indices", spans, THREADS, *shape, ones, rests, sums, scanned, each, _wide(out), out, head)
     del memory
     return head
-
-
-def _scanned(count: int, numel: int, divisor: int) -> int:
-    """Bytes that the unary parts have at most: the quotients of indices within the vector add up to at most numel / divisor."""
-    return (numel // divisor + count) // 8 + 1
-
-
-def _too_short(nbytes: int, count: int, numel: int, divisor: int) -> bool:
-    """Whether so many bytes cannot hold the set."""
-    return count > 8 * min(nbytes, _scanned(count, numel, divisor)) or count > numel
 
 
 def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> int | Tensor:
@@ -279,25 +321,10 @@ def golomb_decode(data: Tensor, numel: int, divisor: int, out: Tensor) -> int | 
         return torch.zeros((), dtype=torch.int64)
     status = length = CORRUPT
     if not _too_short(data.numel(), count, numel, divisor):
-        head = _read_planes(Bytes(data.contiguous()), Varying(data.numel()), b"", count, numel, divisor, -1, out)
-        status, _, length = host.read(head[:3]).tolist()
+        status, _, length = host.read(_read_planes(begun(data, b"", count, numel, divisor), -1, out)[:3]).tolist()
     if status == CORRUPT:
         raise CorruptMessage("not an index set: it ends early, its padding is not zero, or an index lies outside the vector")
     return torch.tensor(length)
-
-
-def set_decode(data: Tensor, front: bytes, count: int, numel: int, alphabet: int) -> tuple[Tensor, Tensor]:
-    """The set of a message, for which the host does not wait."""
-    indices = torch.empty(count, dtype=index_dtype(numel), device=data.device)
-    data, at, divisor = data.contiguous(), len(front), random_divisor(count, numel)
-    given = Bytes(data), Varying(data.numel())
-    if data.numel() <= at or (not alphabet and _too_short(data.numel() - at, count, numel, divisor)):
-        return indices, torch.full((3,), CORRUPT, dtype=torch.int64, device=data.device)
-    if not alphabet:
-        return indices, _read_planes(*given, front, count, numel, divisor, -1, indices)[:3]
-    classes = torch.empty(count, dtype=torch.uint8, device=data.device)
-    block = rans.read_known(Bytes(data[at:]), Varying(data.numel() - at), alphabet, None, 1, classes)
-    return indices, _read_gaps(*given, front, block, classes, numel, -1, indices)[:3]
 
 
 def sparse_decode(
@@ -306,40 +333,8 @@ def sparse_decode(
     """The whole message, for which the host does not wait; whether it was one, int64, 0-d."""
     behind, nbytes = (2 if narrow else 4) * count, data.numel() - len(front)
     if nbytes < behind or _too_short(nbytes, count, numel, divisor):
-        return torch.zeros((), dtype=torch.int64, device=out.device)
-    given = Bytes(data.contiguous()), Varying(data.numel())
-    return _sparse_decode(*given, front, count, numel, divisor, narrow, out, _weight(weight))[1]
-
-
-def _weight(weight: float | None) -> VaryingFloat | None:
-    return None if weight is None else VaryingFloat(float(weight))
-
-
-@replay.operation
-def _sparse_decode(
-    data: Bytes,
-    size: Varying,
-    front: bytes,
-    count: int,
-    numel: int,
-    divisor: int,
-    narrow: bool,
-    out: Tensor,
-    weight: VaryingFloat | None,
-) -> tuple[Tensor, Tensor]:
-    indices = between(count, index_dtype(numel), out.device)
-    head = _read_planes(data, size, front, count, numel, divisor, (2 if narrow else 4) * count, indices)
-    return _put(data, size, indices, narrow, out, weight, head)
-
-
-def put(values: Tensor, indices: Tensor, out: Tensor, weight: float | None, head: Tensor) -> Tensor:
-    """Decoded values to ``out``, or ``weight`` times as much added there, if all is right by ``head``; whether it is."""
-    return _put(Bytes(values), Varying(4 * values.numel()), indices, False, out, _weight(weight), head)[1]
-
-
-def between(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """So many numbers that kernels hand on."""
-    return scratch.empty(device, dtype.itemsize * count)[0].view(dtype)[:count]
+        return refused(out)
+    return _sparse_decode(begun(data, front, count, numel, divisor), narrow, out, weight_of(weight))[1]
 
 
 def sparse_decode_gaps(
@@ -347,40 +342,50 @@ def sparse_decode_gaps(
 ) -> Tensor:
     """The same for a message with entropy-coded gaps."""
     if data.numel() < len(front) + (2 if narrow else 4) * count:
-        return torch.zeros((), dtype=torch.int64, device=out.device)
-    data = data.contiguous()
-    given = Bytes(data), Varying(data.numel()), Varying(data.numel() - len(front))
-    return _sparse_decode_gaps(*given, front, count, numel, alphabet, narrow, out, _weight(weight))[1]
+        return refused(out)
+    return _sparse_decode(begun(data, front, count, numel, 1, alphabet), narrow, out, weight_of(weight))[1]
 
 
 @replay.operation
-def _sparse_decode_gaps(
-    data: Bytes,
-    size: Varying,
-    behind_front: Varying,
-    front: bytes,
-    count: int,
-    numel: int,
-    alphabet: int,
+def _sparse_decode(begun: Begun, narrow: bool, out: Tensor, weight: VaryingFloat | None) -> tuple[Tensor, Tensor]:
+    indices = set_of(begun, out)
+    head = read_set(begun, 2 if narrow else 4, indices)
+    return put(begun.data, begun.size, narrow, begun, indices, out, weight, head)
+
+
+def refused(out: Tensor) -> Tensor:
+    """That it is no such message."""
+    return torch.zeros((), dtype=torch.int64, device=out.device)
+
+
+def weight_of(weight: float | None) -> VaryingFloat | None:
+    return None if weight is None else VaryingFloat(float(weight))
+
+
+def between(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """So many numbers that kernels hand on."""
+    return scratch.empty(device, dtype.itemsize * count)[0].view(dtype)[:count]
+
+
+def set_of(begun: Begun, out: Tensor) -> Tensor:
+    """Room for the set of a message that is decoded into ``out``."""
+    return between(begun.room, index_dtype(begun.numel), out.device)
+
+
+def put(
+    values: Argument,
+    end: Argument,
     narrow: bool,
+    begun: Begun,
+    indices: Tensor,
     out: Tensor,
     weight: VaryingFloat | None,
+    head: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    indices = between(count, index_dtype(numel), out.device)
-    classes = between(count, torch.uint8, out.device)
-    block = rans.read_known(Bytes(data.data[len(front) :]), behind_front, alphabet, None, 1, classes)
-    head = _read_gaps(data, size, front, block, classes, numel, (2 if narrow else 4) * count, indices)
-    return _put(data, size, indices, narrow, out, weight, head)
-
-
-def _put(
-    data: Bytes, size: Varying, indices: Tensor, narrow: bool, out: Tensor, weight: VaryingFloat | None, head: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The values at the end of a message to ``out``, if it is right: what is known of it, and whether it is."""
-    count = indices.numel()
+    """Values up to byte ``end`` (-1: from the first byte on) to ``out``, if all is right: what is known of it, and whether it is."""
+    given = (values, end, int(narrow), begun.number, indices, _wide(indices))
     if weight is None:
-        scratch.zero(out, 4 * out.numel())
-    adds = (0.0, 0) if weight is None else (weight, 1)
-    given = (data, size, int(narrow), count, indices, _wide(indices))
-    launch(SOURCE, "sparse_read", _blocks(count), THREADS, *given, *adds, out, head)
+        launch(SOURCE, "sparse_lay", -(-begun.numel // LAID), THREADS, *given, begun.numel, out, head)
+    else:
+        launch(SOURCE, "sparse_add", _blocks(begun.room), THREADS, *given, weight, out, head)
     return head, head[WHOLE]

@@ -61,7 +61,8 @@ class Bytes:
 
 
 Argument = Tensor | Bytes | int | float | Varying
-Launcher = Callable[[str, str, int, int, tuple[Argument, ...]], None]
+# Source, kernel, blocks, threads, arguments, and bytes of shared memory beside what the kernel declares.
+Launcher = Callable[[str, str, int, int, tuple[Argument, ...], int], None]
 
 
 @functools.cache
@@ -168,11 +169,56 @@ def _module(name: str, device: int) -> ctypes.c_void_p:
 
 
 @functools.cache
-def function_of(name: str, kernel: str, device: int) -> int:
-    """The driver's handle of a kernel."""
+def function_of(name: str, kernel: str, device: int, shared: int = 0) -> int:
+    """The driver's handle of a kernel, which may take so much shared memory."""
     function = ctypes.c_void_p()
     call("cuModuleGetFunction", ctypes.byref(function), _module(name, device), kernel.encode())
+    if shared:
+        # As much as there may ever be: launches differ in it.
+        most = _told_of(device, _SHARED_OF_BLOCK) - _declared(function)
+        call("cuFuncSetAttribute", function, _MOST_SHARED, ctypes.c_int(most))
     return function.value or 0
+
+
+# The driver's numbers of what it tells of a device: its processors, the shared memory of a processor, that of a block, and what it takes
+# from each block; and of a kernel: the shared memory that it declares, and the most that a launch adds to it.
+_PROCESSORS, _SHARED_OF_PROCESSOR, _SHARED_OF_BLOCK, _TAKEN = 16, 81, 97, 111
+_DECLARED, _MOST_SHARED = 1, 8
+
+
+@functools.cache
+def _told_of(device: int, attribute: int) -> int:
+    size = ctypes.c_int()
+    call("cuDeviceGetAttribute", ctypes.byref(size), attribute, ctypes.c_int(device))
+    return size.value
+
+
+def _declared(function: ctypes.c_void_p) -> int:
+    size = ctypes.c_int()
+    call("cuFuncGetAttribute", ctypes.byref(size), _DECLARED, function)
+    return size.value
+
+
+@functools.cache
+def _spread(name: str, kernel: str, blocks: int, device: int) -> int:
+    """Bytes of shared memory with which no processor has room for more than its share of the blocks."""
+    share = -(-blocks // _told_of(device, _PROCESSORS))
+    declared = _declared(ctypes.c_void_p(function_of(name, kernel, device)))
+    room = _told_of(device, _SHARED_OF_PROCESSOR) // share - _told_of(device, _TAKEN) - declared
+    return max(0, min(room, _told_of(device, _SHARED_OF_BLOCK) - declared)) // 16 * 16
+
+
+def _shared_on_gpu(index: int) -> int:
+    return _told_of(index, _SHARED_OF_BLOCK)
+
+
+# What :func:`shared_memory` goes through; tests put that of the emulation in its place.
+shared_of: Callable[[int], int] = _shared_on_gpu
+
+
+def shared_memory(device: torch.device) -> int:
+    """How many bytes of shared memory a block may have on a device."""
+    return shared_of(current_device() if device.index is None and device.type == "cuda" else device.index or 0)
 
 
 _KINDS: dict[type, str] = {int: "q", bool: "q", float: "f", Double: "d", Varying: "q", VaryingFloat: "f"}
@@ -242,11 +288,17 @@ class _Launching(threading.local):
 class Recorder(Protocol):
     """Who keeps launches to run them again, and the memory between them (``replay.py``)."""
 
-    def add(self, name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None: ...
+    def add(self, name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...], shared: int) -> None: ...
 
     def take(self, words: int, device: torch.device) -> Tensor:
         """So many int64, which others use once the launches are over."""
         ...
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """What is launched meanwhile runs beside what is launched afterwards, until they are joined."""
+        ...
+
+    def join(self) -> None: ...
 
 
 thread = _Launching()
@@ -261,7 +313,7 @@ def _launches() -> Callable[..., int]:
     return function  # type: ignore[no-any-return]
 
 
-def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None:
+def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...], shared: int) -> None:
     mine = thread
     # Where all are addresses of memory that a launch before has used, this one runs where that did.
     index = mine.device
@@ -271,11 +323,11 @@ def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[
             break
     if index != current_device():
         with torch.cuda.device(index):
-            return _on_gpu(name, kernel, blocks, threads, arguments)
+            return _on_gpu(name, kernel, blocks, threads, arguments, shared)
     use_device(index)
     mine.size.value = packed(arguments, mine.parameters).packer.size
-    function = function_of(name, kernel, index)
-    code = _launches()(function, blocks, 1, 1, threads, 1, 1, 0, stream_of(index), None, mine.extra)
+    function = function_of(name, kernel, index, shared)
+    code = _launches()(function, blocks, 1, 1, threads, 1, 1, shared, stream_of(index), None, mine.extra)
     if code:
         raise DriverError(f"{kernel}: {told(code)}")
 
@@ -295,15 +347,49 @@ stream_of = private.current_stream
 launcher: Launcher = _on_gpu
 
 
-def launch(name: str, kernel: str, blocks: int, threads: int, *arguments: Argument) -> None:
-    """Run a kernel of a source on the current stream; nothing where there are no blocks."""
+def launch(
+    name: str, kernel: str, blocks: int, threads: int, *arguments: Argument, shared: int = 0, spread: bool = False
+) -> None:
+    """Run a kernel of a source on the current stream; nothing where there are no blocks.
+
+    ``shared``: bytes of shared memory beside what it declares. ``spread``: few blocks that run for long are divided evenly among the
+    processors, even where some of these are still busy with something else when they begin.
+    """
     if blocks > 0:
-        launcher(name, kernel, blocks, threads, arguments)
+        if spread and launcher is _on_gpu:
+            shared = _spread(name, kernel, blocks, current_device())
+        launcher(name, kernel, blocks, threads, arguments, shared)
         if thread.recorder is not None:
-            thread.recorder.add(name, kernel, blocks, threads, arguments)
+            thread.recorder.add(name, kernel, blocks, threads, arguments, shared)
+
+
+def aside() -> contextlib.AbstractContextManager[None]:
+    """What is launched inside needs nothing of what is launched after it, nor the other way round, until :func:`join`.
+
+    Where launches are replayed the two run side by side; otherwise all run one after another.
+    """
+    return contextlib.nullcontext() if thread.recorder is None else thread.recorder.aside()
+
+
+def join() -> None:
+    """What is launched from here on may need all that was launched aside."""
+    if thread.recorder is not None:
+        thread.recorder.join()
 
 
 def scan(name: str, sums: Tensor | int, rows: int, n: int) -> None:
     """Sums become places (``scan.cuh``, which the source includes): each of ``rows`` has ``n - 1`` and room for the total behind them."""
     # As many warps as have eight sums for each of their threads, up to a whole block.
     launch(name, "scan_rows", rows, min(1024, 32 * -(-n // 256)), sums, n - 1)
+
+
+# Of up to so many blocks, each adds up what it needs of their sums (``Place`` in ``scan.cuh``).
+SUMMED = 2048
+
+
+def placed(name: str, sums: Tensor | int, rows: int, blocks: int) -> int:
+    """:func:`scan` for the sums of many blocks; whether there were so many."""
+    many = blocks > SUMMED
+    if many:
+        scan(name, sums, rows, blocks + 1)
+    return int(many)

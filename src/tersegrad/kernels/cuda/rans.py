@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -9,14 +11,17 @@ from tersegrad.core import host
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.cuda import replay, scratch
 from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, launch
-from tersegrad.kernels.reference.rans import LONGEST, SHORTEST, lanes_of, pieces, raw_bits
+from tersegrad.kernels.reference.rans import LONGEST, SHORTEST, lanes_of, pieces
 from tersegrad.kernels.reference.rans_tables import STEP, TOTAL
 
-__all__ = ["rans_decode", "rans_encode"]  # and for other modules of kernels: read_block, write_block
+__all__ = ["rans_decode", "rans_encode"]  # and for other modules of kernels: read_block, write_block, begin_block, code_block
 
 SOURCE = "rans.cu"
 # Places in the description of a block, as in rans_tables.cuh.
-FORM, CHUNK, TABLES, LENGTH, STATUS, INFORMATIVE, PLACES = range(7)
+FORM, CHUNK, TABLES, LENGTH, STATUS, INFORMATIVE, ALPHABET, LEAST, LARGEST, PLACES = range(10)
+# What bytes mean, as in meaning.cuh; bytes for a table; parts of chunks that are copied.
+SYMBOLS, LEVELS, EXPONENTS, FOLDED = range(4)
+TABLE, PARTS = 448, 4
 CORRUPT, BAD_SYMBOL = 1, 2
 
 
@@ -29,6 +34,21 @@ def _each(contexts: Tensor | None, count: int) -> int:
     if contexts.numel() != -(-count // STEP):
         raise ValueError("give one context per symbol or one per step of 64 symbols")
     return 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A block whose table is made; addresses in ``memory``."""
+
+    head: Tensor
+    memory: Tensor
+    symbols: Tensor
+    contexts: Tensor | None
+    num_contexts: int
+    chunk: int
+    sizes: tuple[int, Argument]  # how many symbols there are at most, and where their number lies
+    meaning: tuple[int, int]
+    places: list[int]
 
 
 @replay.operation
@@ -45,57 +65,82 @@ def write_block(
     """Write the whole message into ``out``, for which the host does not wait; its description, int64.
 
     An alphabet that the device knows (int64) has at least 2 symbols. ``number``: where the device knows that it is the first so many
-    symbols, at least one.
+    symbols, at least one. A message that is longer than ``out`` is not written.
     """
+    return code_block(begin_block(symbols, alphabet, contexts, num_contexts, sample, chunk, number), out)
+
+
+def begin_block(
+    symbols: Tensor,
+    alphabet: int | Tensor,
+    contexts: Tensor | None,
+    num_contexts: int,
+    sample: bool,
+    chunk: int,
+    number: Argument = 0,
+    means: int = SYMBOLS,
+) -> Block:
+    """Count symbols and make tables. With one table, bytes may mean symbols in another way."""
     if not SHORTEST <= chunk <= LONGEST:
         raise ValueError(f"chunks have 2^{SHORTEST} to 2^{LONGEST} symbols, got 2^{chunk}")
     count, device = symbols.numel(), symbols.device
-    each = _each(contexts, count)
     # The most that it can be, and where it lies.
     size: tuple[int, Tensor | int] = (256, alphabet) if isinstance(alphabet, Tensor) else (alphabet, 0)
     most = size[0]
-    if out.numel() < 1 + -(-count * raw_bits(most) // 8):
-        raise ValueError("the output buffer is too small for the symbols")
-    cells = num_contexts * most
-    symbols = symbols.contiguous()
-    known = symbols if contexts is None else contexts.contiguous()
-    head, (_, counts, present) = scratch.kept(device, 8 * PLACES, 8 * cells, 4 * cells)
-    sizes = (count, number, *size, num_contexts)
-    blocks = min(-(-count // 4096), 1024)
-    launch(SOURCE, "rans_count", blocks, 256, symbols, known, each, *sizes, int(sample), counts, present, head)
-    memory = head
-    if most > 1:
-        chunks, lanes = len(pieces(count, 1 << chunk)), lanes_of(count)
-        room = num_contexts * (32 * most + 2)
-        memory, (q, bits, tables, lengths, numbers, offsets, frequencies, codes, words, states) = scratch.empty(
-            device,
-            2 * cells,
-            room,
-            room,
-            8 * num_contexts,
-            8 * chunks,
-            8 * chunks,
-            4 * cells,
-            8 * cells,
-            2 * count,
-            4 * chunks * lanes,
-        )
-        launch(SOURCE, "rans_table", num_contexts, 32, counts, present, int(sample), *sizes[:-1], q, bits, lengths)
-        launch(SOURCE, "rans_join", 1, 256, bits, lengths, *size, num_contexts, tables, head)
-        launch(SOURCE, "rans_frequencies", num_contexts, 32, q, *size, frequencies, head)
-        launch(SOURCE, "rans_codes", -(-num_contexts // 32), 32, frequencies, *size, num_contexts, codes)
+    symbols, contexts = symbols.contiguous(), None if contexts is None else contexts.contiguous()
+    alone = num_contexts == 1 and most > 1
+    cells = 256 if alone else num_contexts * most
+    head, (_, counts, present) = scratch.kept(device, 8 * PLACES, 16 * cells, 4 * cells)
+    blocks, meaning = min(-(-count // 4096), 1024), (means, most // 2 if means == LEVELS else 0)
+    sizes = (count, number)
+    if alone:
+        launch(SOURCE, "rans_count_bytes", blocks, 256, symbols, *sizes, int(sample), most, counts, present)
+    else:
+        launch(
+            SOURCE, "rans_count", blocks, 256,
+            symbols, symbols if contexts is None else contexts, _each(contexts, count), *sizes, *size, num_contexts, int(sample),
+            counts, present, head,
+        )  # fmt: skip
+    chunks, lanes = len(pieces(count, 1 << chunk)), lanes_of(count)
+    memory, places = scratch.empty(
+        device,
+        TABLE * num_contexts,
+        TABLE * num_contexts,
+        8 * num_contexts,
+        8 * num_contexts * most,
+        8 * chunks,
+        8 * chunks,
+        2 * count,
+        4 * chunks * lanes,
+    )
+    bits, _, lengths, codes, *_ = places
+    # Nothing is written for an alphabet of one.
+    launch(
+        SOURCE, "rans_table", num_contexts if most > 1 else 0, 32,
+        counts, present, int(sample), *sizes, *size, *meaning, bits, lengths, codes, head,
+    )  # fmt: skip
+    return Block(head, memory, symbols, contexts, num_contexts if most > 1 else 0, chunk, sizes, meaning, places)
+
+
+def code_block(block: Block, out: Tensor) -> Tensor:
+    """Write it into ``out``; the description."""
+    head, symbols, contexts, tables, chunk, sizes = (
+        block.head, block.symbols, block.contexts, block.num_contexts, block.chunk, block.sizes
+    )  # fmt: skip
+    count, known = symbols.numel(), symbols if contexts is None else contexts
+    bits, joined, lengths, codes, numbers, offsets, words, states = block.places
+    if tables:
+        chunks = len(pieces(count, 1 << chunk))
         launch(
             SOURCE, "rans_encode_chunks", chunks, 32,
-            symbols, known, each, *sizes, chunk, codes, words, numbers, states, head,
+            symbols, known, _each(contexts, count), *sizes, *block.meaning, tables, chunk, codes, words, numbers, states, head, spread=True,
         )  # fmt: skip
-        launch(SOURCE, "rans_close", 1, 256, *sizes[:-1], chunk, numbers, offsets, head)
-        blocks = min(max(chunks, -(-count // 2048)), 1024)
+        launch(SOURCE, "rans_close", 1, 256, *sizes, tables, chunk, bits, lengths, numbers, joined, offsets, head)
+        blocks = min(max(PARTS * chunks, -(-count // 2048)), 1056)
         launch(
             SOURCE, "rans_write", blocks, 256,
-            symbols, *sizes[:-1], chunk, tables, words, numbers, states, offsets, head, out,
+            symbols, *sizes, *block.meaning, chunk, joined, words, numbers, states, offsets, out.numel(), head, out,
         )  # fmt: skip
-    # What the kernels use is kept until here: what is made later on the same stream may lie in its place.
-    del memory
     return head[:PLACES]
 
 
@@ -121,8 +166,16 @@ def read_block(data: Tensor, alphabet: int, contexts: Tensor | None, num_context
 
 
 @replay.operation
-def read_known(data: Bytes, size: Varying, alphabet: int, contexts: Tensor | None, num_contexts: int, out: Tensor) -> Tensor:
-    """The same for bytes of which there is at least one; ``size`` of them are the block's."""
+def read_known(
+    data: Bytes,
+    size: Argument,
+    alphabet: int,
+    contexts: Tensor | None,
+    num_contexts: int,
+    out: Tensor,
+    number: Varying | None = None,
+) -> Tensor:
+    """The same for bytes of which there is at least one; ``size`` of them are the block's. ``number``: only the first so many symbols."""
     count, device = out.numel(), out.device
     each = _each(contexts, count)
     head, _ = scratch.kept(device, 8 * PLACES)
@@ -135,11 +188,11 @@ def read_known(data: Bytes, size: Varying, alphabet: int, contexts: Tensor | Non
     memory, (q, frequencies, slots, symbols, offsets, words) = scratch.empty(
         device, 2 * cells, 4 * cells, 4 * slots_number, slots_number, 8 * most, 8 * most
     )
-    sizes = (count, alphabet, num_contexts)
+    sizes = (count if number is None else number, alphabet, num_contexts)
     launch(SOURCE, "rans_parse", 1, 32, data, size, *sizes, q, head)
     launch(SOURCE, "rans_frequencies", num_contexts, 32, q, alphabet, 0, frequencies, head)
     launch(SOURCE, "rans_cells", num_contexts, 256, frequencies, alphabet, slots, symbols, head)
-    launch(SOURCE, "rans_offsets", 1, 256, data, size, count, alphabet, offsets, words, head)
+    launch(SOURCE, "rans_offsets", 1, 256, data, size, *sizes[:2], offsets, words, head)
     launch(
         SOURCE, "rans_decode_chunks", most, 32,
         data, size, known, each, *sizes, slots, symbols, offsets, words, head, out,

@@ -7,7 +7,8 @@ the numbers that are :class:`~tersegrad.kernels.cuda.loader.Varying`, and the le
 
 - does everything by :func:`~tersegrad.kernels.cuda.loader.launch`: whatever torch does in between would not run again;
 - computes nothing on the host from a varying number or from the content of memory;
-- takes memory for its kernels from ``scratch.empty``, which all operations of a stream share, and returns new tensors of torch's.
+- takes memory for its kernels from ``scratch.empty``, which all operations of a stream share, and returns new tensors of torch's;
+- may say that launches need nothing of one another (:func:`~tersegrad.kernels.cuda.loader.aside`): then the graph has branches.
 
 What it returned is written to again by the next replay. As long as somebody holds it, or a part of it, a call runs another copy of the
 graph, or launches as usual and makes one. Calls always launch as usual where their stream is being captured, torch.compile traces, or the
@@ -18,12 +19,13 @@ The graphs are the driver's own. Those of torch would, while they are captured, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -124,6 +126,9 @@ class _Sequence:
         self._memory: list[Tensor] = []
         self._graph: Graph | None = None
         self._taken, self._problem = 0, ""
+        # The launches that the next one follows, and the last ones of those that run aside.
+        self._before: tuple[int, ...] = ()
+        self._aside: tuple[int, ...] = ()
 
     # While it is recorded
 
@@ -134,9 +139,21 @@ class _Sequence:
             return torch.empty(words, dtype=torch.int64, device=device)
         return self._arena.take(words, device)
 
-    def add(self, name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...]) -> None:
-        launched = Launched(name, kernel, blocks, threads, arguments)
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        before = self._before
+        yield
+        if self._before != before:
+            self._aside += self._before
+        self._before = before
+
+    def join(self) -> None:
+        self._before, self._aside = (*self._before, *self._aside), ()
+
+    def add(self, name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...], shared: int) -> None:
+        launched = Launched(name, kernel, blocks, threads, arguments, shared, self._before)
         number, layout = len(self.launches), launched.layout
+        self._before = (number,)
         for i in layout.pointers:
             value: Any = arguments[i]
             address = value.data_ptr()
@@ -273,7 +290,7 @@ def _flat(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments, and those in tuples."""
     flat: list[Any] = []
     for value in arguments:
-        if type(value) is tuple:
+        if isinstance(value, tuple):
             flat.extend(value)
         else:
             flat.append(value)

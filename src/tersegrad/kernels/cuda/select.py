@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels.cuda import replay, scratch
-from tersegrad.kernels.cuda.loader import Argument, VaryingFloat, launch, scan
+from tersegrad.kernels.cuda.loader import Argument, VaryingFloat, launch, placed
 from tersegrad.kernels.reference.select import INFINITE_KEY, index_dtype, sample_runs
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "select_compact",
     "select_sample_key",
     "select_top_k",
+    "select_top_k_of_sum",
     "sparse_scatter",
     "sparse_scatter_add",
     "variance_select",
@@ -24,12 +25,12 @@ __all__ = [
 SOURCE = "select.cu"
 # As in select.cu.
 TILE, SLOTS, SAMPLE, BINS = 4096, 256, 1 << 14, 2048
-WARPS = 4
+WARPS = 8
 # Where the state of a search has how many were chosen.
 CHOSEN = 2
-# Warps that divide candidates among themselves.
-SPANS = 4096
-THREADS = 256
+THREADS = 32 * WARPS
+# Blocks that divide candidates among themselves, at most.
+DIVIDING = 512
 
 
 class _Slots:
@@ -37,29 +38,39 @@ class _Slots:
 
     def __init__(self, x: Tensor, *more: int) -> None:
         self.n, self.device = x.numel(), x.device
-        self.tiles = -(-self.n // TILE)
-        sizes = (2 * self.tiles * SLOTS, 4 * self.tiles * SLOTS)
-        self.memory, (self.offsets, self.values, *self.more) = scratch.empty(x.device, *sizes, *more)
-        # The last of them: how many passed.
-        self.places = torch.empty(self.tiles + 1, dtype=torch.int64, device=x.device)
-        self.count = self.places[self.tiles]
+        tiles = -(-self.n // TILE)
+        self.blocks = -(-tiles // WARPS)
+        sizes = (2 * tiles * SLOTS, 4 * tiles * SLOTS, 8 * tiles, 8 * (self.blocks + 1))
+        self.memory, (*self.places, self.sums) = scratch.empty(x.device, *sizes)
+        # Kept as long as this is.
+        self.beside, self.more = scratch.empty(x.device, *more)
+        # How many passed.
+        self.count = torch.empty(1, dtype=torch.int64, device=x.device)
 
-    def collect(self, kernel: str, *source: Argument, after: tuple[Argument, ...] = ()) -> None:
+    def collect(self, kernel: str, *source: Argument) -> None:
         """Run the pass."""
-        launch(SOURCE, kernel, -(-self.tiles // WARPS), 32 * WARPS, *source, self.offsets, self.values, self.places, *after)
-        scan(SOURCE, self.places, 1, self.tiles + 1)
+        launch(SOURCE, kernel, self.blocks, THREADS, *source, *self.places, self.sums)
+        self.scanned = placed(SOURCE, self.sums, 1, self.blocks)
 
-    def spread(self, kernel: str, *source: Argument, room: int, wide: bool, indices: Argument, values: Argument) -> None:
+    def spread(
+        self,
+        kernel: str,
+        *source: Argument,
+        room: int,
+        wide: bool,
+        into: tuple[Argument, Argument],
+        after: tuple[Argument, ...] = (),
+    ) -> None:
         """Indices and values of the first ``room`` of them, zeros behind them."""
-        places = (self.offsets, self.values, self.places, room, int(wide), indices, values)
-        launch(SOURCE, kernel, -(-self.tiles // WARPS), 32 * WARPS, *source, *places)
+        places = (*self.places, self.sums, self.scanned, room, int(wide), *into, self.count)
+        launch(SOURCE, kernel, self.blocks, THREADS, *source, *places, *after)
 
     def taken(self, kernel: str, *source: Argument, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         """The first ``limit`` of them in memory of their own, and how many there are (int64, 0-d)."""
         room = min(limit, self.n)
         indices, values = _room(self.n, room, self.device)
-        self.spread(kernel, *source, room=room, wide=indices.dtype == torch.int64, indices=indices, values=values)
-        return indices, values, self.count
+        self.spread(kernel, *source, room=room, wide=indices.dtype == torch.int64, into=(indices, values))
+        return indices, values, self.count[0]
 
 
 def _room(numel: int, room: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -100,23 +111,26 @@ def select_sample_key(x: Tensor, k: int) -> Tensor:
 def _sample_key(x: Tensor, k: int, everything: int, runs: int, count: int) -> Tensor:
     state = torch.empty(3, dtype=torch.int64, device=x.device)
     memory, (sampled,) = scratch.empty(x.device, 4 * count if runs else 0)
+    cleared, (histogram,) = scratch.zeros(x.device, 8 * (BINS + 1))
     if runs:
         launch(SOURCE, "select_sample", -(-count // THREADS), THREADS, x, everything, runs, sampled)
     # All of the sample is looked through, since there is no room for candidates.
     sample: Argument = sampled if runs else x
-    _digits(sample, count, x.device, -(-k * count // x.numel()), (sample, 0, state, state), state)
+    _digits(sample, count, -(-k * count // x.numel()), (sample, 0, state, state), state, histogram, 0)
     # What the kernels use is kept until here.
-    del memory
+    del memory, cleared
     return state
 
 
-def _digits(x: Argument, n: int, device: torch.device, k: int, candidates: tuple[Argument, ...], state: Argument) -> None:
-    """Find the key of the k-th largest, digit by digit, among candidates if they are enough, else in all n of x."""
-    memory, (histogram,) = scratch.zeros(device, 8 * (BINS + 1))
+# The shifts and widths of a key's digits (select.cu).
+DIGITS = ((20, 11), (10, 10), (0, 10))
+
+
+def _digits(x: Argument, n: int, k: int, candidates: tuple[Argument, ...], state: Argument, histogram: int, known: int) -> None:
+    """Find the key of the k-th largest, digit by digit, among candidates if they are enough, else in all n of x; some are ``known``."""
     blocks = min(-(-n // 2048), 528)
-    for shift, bits in ((20, 11), (10, 10), (0, 10)):
+    for shift, bits in DIGITS[known:]:
         launch(SOURCE, "select_digit", blocks, THREADS, x, n, *candidates, k, shift, bits, state, histogram)
-    del memory
 
 
 def _candidates(n: int, k: int) -> tuple[int, int]:
@@ -124,35 +138,55 @@ def _candidates(n: int, k: int) -> tuple[int, int]:
     expected = k * SAMPLE / n
     if n < 16 * SAMPLE or expected > SAMPLE / 8:
         return 0, 0
-    # Four standard deviations and a little more on both sides.
+    # Four standard deviations and a little more on both sides; the bound is rounded down.
     rank = math.ceil(expected + 4 * math.sqrt(expected) + 8)
-    return rank, math.ceil(n / SAMPLE * (rank + 4 * math.sqrt(rank) + 8))
+    return rank, math.ceil(n / SAMPLE * (rank + 5 * math.sqrt(rank) + 8))
 
 
 def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     k = min(k, x.numel())
-    return _top_k(x.contiguous(), k) if k else _nothing(x)
+    return _top_k(x.contiguous(), None, None, k) if k else _nothing(x)
+
+
+def select_top_k_of_sum(x: Tensor, y: Tensor, rest: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    k = min(k, x.numel())
+    return _top_k(x.contiguous(), y.contiguous(), rest, k) if k else _nothing(torch.add(x, y, out=rest))
 
 
 @replay.operation
-def _top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def _top_k(x: Tensor, y: Tensor | None, rest: Tensor | None, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of x, or of x + y, which goes to ``rest`` except for what is chosen."""
     n, wide = x.numel(), index_dtype(x.numel()) == torch.int64
     rank, room = _candidates(n, k)
-    spans = min(-(-n // 256), SPANS)
-    slots = _Slots(x, 8, (8 if wide else 4) * room, 4 * room, 16 * (spans + 1))
-    key, origins, candidates, places = slots.more
+    blocks = min(-(-n // 2048), DIVIDING)
+    spans = WARPS * blocks
+    histogram_size, sizes = 8 * (BINS + 1), (8, (8 if wide else 4) * room, 4 * room, 16 * spans, 16 * (blocks + 1))
+    slots = _Slots(x, *sizes, histogram_size)
+    key, origins, candidates, counts, sums, histogram = slots.more
     state = torch.empty(3, dtype=torch.int64, device=x.device)
     if room:
-        launch(SOURCE, "select_bound", 1, 1024, x, n, rank, key)
+        launch(SOURCE, "select_bound", 1, 1024, x, 0 if y is None else y, n, rank, key, histogram)
+    else:
+        scratch.zero(histogram, histogram_size)
+        scratch.set_number(key, INFINITE_KEY)
+    if y is not None and rest is not None:
+        slots.collect("select_collect_sum", x, y, rest, n, key)
+        x = rest
+    elif room:
         slots.collect("select_collect", x, n, key)
-        slots.spread("select_spread", x, n, key, room=room, wide=wide, indices=origins, values=candidates)
+    if room:
+        slots.spread(
+            "select_candidates", x, n, key, room=room, wide=wide, into=(origins, candidates), after=(k, state, histogram)
+        )
+    else:
+        scratch.zero(histogram, histogram_size)
     which = (room, key, slots.count, k)
-    _digits(x, n, x.device, k, (candidates, *which[:3]), state)
-    launch(SOURCE, "select_count", -(-spans // WARPS), 32 * WARPS, x, n, candidates, *which, state, spans, places)
-    scan(SOURCE, places, 2, spans + 1)
+    _digits(x, n, k, (candidates, *which[:3]), state, histogram, 1 if room else 0)
+    launch(SOURCE, "select_count", blocks, THREADS, x, n, candidates, *which, state, spans, counts, sums)
+    scanned = placed(SOURCE, sums, 2, blocks)
     indices, values = _room(n, k, x.device)
-    into = (places, int(wide), indices, values)
-    launch(SOURCE, "select_place", -(-spans // WARPS), 32 * WARPS, x, n, candidates, origins, *which, state, spans, *into)
+    into = (counts, sums, scanned, int(wide), indices, values, 0 if rest is None else rest)
+    launch(SOURCE, "select_place", blocks, THREADS, x, n, candidates, origins, *which, state, spans, *into)
     return indices, values, state[CHOSEN]
 
 
@@ -191,12 +225,25 @@ def _step(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if x.numel() == 0:
         return r.clone(), v.clone(), *_nothing(x), torch.ones((), dtype=torch.bool, device=x.device)
-    slots, infinite = _Slots(x), torch.zeros((), dtype=torch.int64, device=x.device)
+    next_r, next_v = torch.empty_like(r, memory_format=_FLAT), torch.empty_like(v, memory_format=_FLAT)
+    source = (r.contiguous(), v.contiguous(), x.contiguous(), s.contiguous())
     scalars = (float(alpha), float(zeta), float(tau), float(2 * tau), float(tau * tau), int(hybrid))
-    source = (r.contiguous(), v.contiguous(), x.contiguous(), s.contiguous(), x.numel(), *scalars)
-    next_r, next_v = torch.empty_like(source[0]), torch.empty_like(source[1])
-    slots.collect("variance_collect", *source, next_r, next_v, after=(infinite,))
-    return next_r, next_v, *slots.taken("variance_spread", *source, limit=limit), infinite == 0
+    return next_r, next_v, *_stepped(source, scalars, limit, next_r, next_v)
+
+
+_FLAT = torch.contiguous_format
+
+
+@replay.operation
+def _stepped(
+    vectors: tuple[Tensor, ...], scalars: tuple[float, ...], limit: int, next_r: Tensor, next_v: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    source: tuple[Argument, ...] = (*vectors, vectors[2].numel(), *scalars)
+    slots, finite = _Slots(vectors[2]), torch.empty(1, dtype=torch.int64, device=next_r.device)
+    scratch.set_number(finite, 1)
+    slots.collect("variance_collect", *source, next_r, next_v, finite)
+    # The first byte of the number is the flag.
+    return *slots.taken("variance_spread", *source, limit=limit), finite.view(torch.bool)[0]
 
 
 def variance_select(

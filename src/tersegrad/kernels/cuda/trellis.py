@@ -49,6 +49,8 @@ RUNS = 24
 # From here on all 64 lanes are in use. Shorter vectors are the CPU's.
 SHORTEST_VECTOR = 1 << 14
 THREADS = 256
+# From so many segments on, warps that decode chunks of one share its tables.
+MANY = 128
 # As in trellis_classes.cu and rans_tables.cuh.
 CLASS_TABLES, TABLE_BYTES = 2 * CLASSES, 448
 # Decisions of more states than this do not fit into a multiprocessor's memory.
@@ -73,6 +75,13 @@ def _encode_on_host(
     if left is not None and rest is not None:
         left.copy_(rest)
     return length, norm, error
+
+
+def _chunk_blocks(n: int, exponent: int, together: int) -> int:
+    """Blocks for the chunks of all segments, as ``chunks_of`` of trellis.cuh has them."""
+    lengths = pieces(n, SEGMENT)
+    each, last = (-(-len(pieces(length, 1 << exponent)) // together) for length in (SEGMENT, lengths[-1]))
+    return each * (len(lengths) - 1) + last
 
 
 class Chosen:
@@ -180,7 +189,7 @@ def _encode(
     rest: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Write a message, and what it leaves out into ``rest``: what is known of it, as in dither.cuh."""
-    n, device, drawn = x.numel(), x.device, draws[0]
+    n, device, drawn, exponent = x.numel(), x.device, draws[0], chunk or USUAL_CHUNK
     chosen = Chosen(x, step, states, chunk, draws, regions, classed)
     segments, result, known = chosen.segments, chosen.result, chosen.described
     memory, (words, tables, codes, escapes, planes, numbers, offsets, coded) = scratch.empty(
@@ -209,19 +218,19 @@ def _encode(
             n, chunk, chosen.counts, chosen.tops, chosen.scalars, known, bits, tables, class_codes, result,
         )  # fmt: skip
         launch(
-            DITHERED, "trellis_dithered_class_chunks", segments * CHUNKS // 4, 128,
-            n, *pairs, known, class_codes, words, numbers, coded, result,
+            DITHERED, "trellis_dithered_class_chunks", _chunk_blocks(n, exponent, 4), 128,
+            n, exponent, *pairs, known, class_codes, words, numbers, coded, result,
         )  # fmt: skip
     elif classed:
         by = (chosen.bytes, chosen.classes, chosen.info)
         launch(CLASSED, "trellis_class_tables", segments, 512, n, *by, known, bits, tables, class_codes, result)
         launch(
-            CLASSED, "trellis_class_chunks", segments * CHUNKS // 4, 128,
-            n, *by, known, class_codes, words, numbers, coded, result,
+            CLASSED, "trellis_class_chunks", _chunk_blocks(n, exponent, 4), 128,
+            n, exponent, *by, known, class_codes, words, numbers, coded, result,
         )  # fmt: skip
     launch(
-        ENCODE, "trellis_encode_chunks", segments * CHUNKS, 32,
-        n, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, result,
+        ENCODE, "trellis_encode_chunks", _chunk_blocks(n, exponent, 1), 32,
+        n, exponent, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, result, spread=True,
     )  # fmt: skip
     launch(ENCODE, "trellis_close", 1, THREADS, n, drawn, known, numbers, offsets, chosen.sums, result)
     launch(
@@ -325,18 +334,21 @@ def _decode(
     # Whose classes these are, as in classes_decode.cu, and how many tables a segment has at most.
     whose, most = (2, CLASSES * TABLES) if drawn else (1, CLASS_TABLES)
     found = classes.read(regions, data, count, known, offsets, words, state, whose, most)
+    blocks = segments * max(1, min(CHUNKS // 4, MANY // segments))
     if drawn:
         launch(
-            DECODE, "trellis_dithered_chunks", segments * CHUNKS // 4, 128,
+            DECODE, "trellis_dithered_chunks", blocks, 128,
             data, count, *code, *draws[1:], known, entries, offsets, words, marks, place, state,
         )  # fmt: skip
     else:
+        # Chunks share the tables of their segment where there are many of them.
+        alone = segments < MANY
         launch(
-            DECODE, "trellis_chunks", segments * CHUNKS, 32,
+            DECODE, "trellis_chunks", segments * min(CHUNKS, 4 * MANY // segments) if alone else segments, 32 if alone else 128,
             data, count, *code, known, cells, offsets, words, marks, place, state,
         )  # fmt: skip
     launch(
-        DECODE, "trellis_class_decode", segments * CHUNKS // 4, 128,
+        DECODE, "trellis_class_decode", blocks, 128,
         data, count, *code, *draws, most, known, found.masks, found.contexts, found.entries, offsets, words, marks, place, state,
     )  # fmt: skip
     launch(

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels.cuda import index, rans, replay, scratch
-from tersegrad.kernels.cuda.loader import Argument, Bytes, Varying, launch, scan
-from tersegrad.kernels.reference.rans import USUAL
+from tersegrad.kernels.cuda.index import Begun
+from tersegrad.kernels.cuda.loader import Argument, Bytes, VaryingFloat, launch, placed
+from tersegrad.kernels.reference.index import random_divisor
+from tersegrad.kernels.reference.values import CODES
 
 __all__ = ["exp4_decode", "exp4_encode", "mean_signs_decode", "mean_signs_encode", "signs_decode", "signs_encode"]
 
@@ -53,10 +55,10 @@ def _exp4_encode(indices: Tensor, values: Tensor, count: Tensor, ends: Tensor) -
     given = (indices, int(indices.dtype == torch.int64), values, room, count, ends, number, tops)
     launch(SOURCE, "exp4_largest", spans, THREADS, *given)
     launch(SOURCE, "exp4_survey", spans, THREADS, *given, sums)
-    scan(SOURCE, sums, 1, spans + 1)
+    scanned = placed(SOURCE, sums, 1, spans)
     launch(SOURCE, "exp4_exponents", 1, THREADS, tops, number, data, told)
-    launch(SOURCE, "exp4_place", spans, THREADS, *given, sums, kept, codes, decoded, told)
-    block = rans.write_block(codes, 16, None, 1, True, USUAL, coded, told)
+    launch(SOURCE, "exp4_place", spans, THREADS, *given, sums, scanned, kept, codes, decoded, told)
+    block = rans.write_block(codes, 16, None, 1, True, CODES, coded, told)
     launch(SOURCE, "exp4_close", min(-(-room // 512), 1024), THREADS, codes, block, coded, data, told)
     # What the kernels use is kept until here.
     del memory, cleared
@@ -99,56 +101,89 @@ def _mean_signs_encode(indices: Tensor, values: Tensor, count: Tensor, ends: Ten
     return data, told, decoded
 
 
-def _ranks(indices: Tensor, found: Tensor, layout: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """What is known of a message; where pieces end; memory to be kept, and the address of how many pieces with values precede each."""
-    device, count, ends = indices.device, indices.numel(), _ends_of(layout, indices.device)
-    head, _ = scratch.kept(device, 8 * index.CLASSES)
-    cleared, (ranks,) = scratch.zeros(device, 4 * ends.numel())
-    given = (indices, int(indices.dtype == torch.int64), count, found, ends, ends.numel(), ranks)
-    launch(SOURCE, "values_pieces", -(-count // index.SPAN), THREADS, *given)
-    launch(SOURCE, "values_ranks", 1, THREADS, ranks, ends.numel(), head)
-    return head, ends, cleared, ranks
+def _ranks(begun: Begun, indices: Tensor, found: Tensor, ends: Tensor) -> tuple[Tensor, int]:
+    """What is known of a message, in memory to be kept; in it, at this address, how many pieces with values precede each."""
+    wide, number = int(indices.dtype == torch.int64), ends.numel()
+    head, (_, ranks) = scratch.kept(indices.device, 8 * index.CLASSES, 4 * number)
+    launch(SOURCE, "values_pieces", begun.spans, THREADS, indices, wide, begun.number, found, ends, number, ranks)
+    launch(SOURCE, "values_ranks", 1, THREADS, ranks, number, head)
+    return head, ranks
 
 
 def exp4_decode(
-    data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, packed: bool, out: Tensor, weight: float | None
+    data: Tensor,
+    front: bytes,
+    count: int,
+    numel: int,
+    alphabet: int,
+    layout: Tensor,
+    packed: bool,
+    out: Tensor,
+    weight: float | None,
 ) -> Tensor:
-    data, count, device = data.contiguous(), indices.numel(), out.device
-    size, spans, wide = data.numel(), -(-count // index.SPAN), int(indices.dtype == torch.int64)
-    head, ends, cleared, ranks = _ranks(indices, found, layout)
-    number = ends.numel()
-    behind = codes = torch.empty(size, dtype=torch.uint8, device=device)
-    values = torch.empty(count, dtype=torch.float32, device=device)
-    launch(SOURCE, "exp4_fetch", min(-(-size // 1024), 1024), THREADS, data, size, found, count, int(packed), behind, head)
+    if not index.holds_set(data, front, count, numel, alphabet):
+        return index.refused(out)
+    begun = _begun(data, front, count, numel, alphabet)
+    return _exp4_decode(begun, _ends_of(layout, out.device), packed, out, index.weight_of(weight))[1]
+
+
+def _begun(data: Tensor, front: bytes, count: int, numel: int, alphabet: int) -> Begun:
+    return index.begun(data, front, count, numel, 1 if alphabet else random_divisor(count, numel), alphabet)
+
+
+@replay.operation
+def _exp4_decode(begun: Begun, ends: Tensor, packed: bool, out: Tensor, weight: VaryingFloat | None) -> tuple[Tensor, Tensor]:
+    device, count, room, number = out.device, begun.number, begun.room, ends.numel()
+    indices = index.set_of(begun, out)
+    wide, found = int(indices.dtype == torch.int64), index.read_set(begun, -1, indices)
+    head, ranks = _ranks(begun, indices, found, ends)
+    # Codes take four bits at most: an entropy code is sent where it is shorter.
+    most = room // 2 + 1
+    behind = codes = index.between(most, torch.uint8, device)
+    values = index.between(room, torch.float32, device)
+    message = (begun.data, begun.size, found, count, int(packed))
+    launch(SOURCE, "exp4_fetch", min(-(-most // 1024), 1024), THREADS, *message, behind, most, head)
     block: Tensor | None = None
     if not packed:
-        codes = torch.empty(count, dtype=torch.uint8, device=device)
-        block = rans.read_known(Bytes(behind), Varying(size), 16, None, 1, codes)
-    given = (data, found, 0 if block is None else block, codes, indices, wide, count, ends, number, ranks)
-    launch(SOURCE, "exp4_values", spans, THREADS, *given, values, head)
-    del cleared
-    return index.put(values, indices, out, weight, head)
+        codes = index.between(room, torch.uint8, device)
+        block = rans.read_known(Bytes(behind), most, 16, None, 1, codes, count)
+    given = (begun.data, found, 0 if block is None else block, codes, indices, wide, count, ends, number, ranks)
+    launch(SOURCE, "exp4_values", begun.spans, THREADS, *given, values, head)
+    return index.put(values, -1, False, begun, indices, out, weight, head)
 
 
-def signs_decode(data: Tensor, found: Tensor, indices: Tensor, tau: float, out: Tensor, weight: float | None) -> Tensor:
-    head, _ = scratch.kept(out.device, 8 * index.CLASSES)
-    return _signs_decode(data, found, indices, (0, 0, 0, float(tau)), head, out, weight)
+def signs_decode(
+    data: Tensor, front: bytes, count: int, numel: int, alphabet: int, tau: float, out: Tensor, weight: float | None
+) -> Tensor:
+    if not index.holds_set(data, front, count, numel, alphabet):
+        return index.refused(out)
+    begun = _begun(data, front, count, numel, alphabet)
+    return _signs_decode(begun, None, float(tau), out, index.weight_of(weight))[1]
 
 
 def mean_signs_decode(
-    data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, out: Tensor, weight: float | None
+    data: Tensor, front: bytes, count: int, numel: int, alphabet: int, layout: Tensor, out: Tensor, weight: float | None
 ) -> Tensor:
-    head, ends, cleared, ranks = _ranks(indices, found, layout)
-    flag = _signs_decode(data, found, indices, (ends, ends.numel(), ranks, 0.0), head, out, weight)
-    del cleared
-    return flag
+    if not index.holds_set(data, front, count, numel, alphabet):
+        return index.refused(out)
+    begun = _begun(data, front, count, numel, alphabet)
+    return _signs_decode(begun, _ends_of(layout, out.device), 0.0, out, index.weight_of(weight))[1]
 
 
+@replay.operation
 def _signs_decode(
-    data: Tensor, found: Tensor, indices: Tensor, scales: tuple[Argument, ...], head: Tensor, out: Tensor, weight: float | None
-) -> Tensor:
-    data, count = data.contiguous(), indices.numel()
-    values = torch.empty(count, dtype=torch.float32, device=out.device)
-    given = (data, data.numel(), found, indices, int(indices.dtype == torch.int64), count, *scales)
-    launch(SOURCE, "signs_values", -(-count // (8 * THREADS)), THREADS, *given, values, head)
-    return index.put(values, indices, out, weight, head)
+    begun: Begun, ends: Tensor | None, tau: float, out: Tensor, weight: VaryingFloat | None
+) -> tuple[Tensor, Tensor]:
+    """Plus or minus ``tau``, or the mean magnitudes of pieces that end there."""
+    indices = index.set_of(begun, out)
+    wide, found = int(indices.dtype == torch.int64), index.read_set(begun, -1, indices)
+    scales: tuple[Argument, ...] = (0, 0, 0)
+    if ends is None:
+        head, _ = scratch.kept(out.device, 8 * index.CLASSES)
+    else:
+        head, ranks = _ranks(begun, indices, found, ends)
+        scales = (ends, ends.numel(), ranks)
+    values = index.between(begun.room, torch.float32, out.device)
+    given = (begun.data, begun.size, found, indices, wide, begun.number, *scales, tau)
+    launch(SOURCE, "signs_values", -(-begun.room // (8 * THREADS)), THREADS, *given, values, head)
+    return index.put(values, -1, False, begun, indices, out, weight, head)

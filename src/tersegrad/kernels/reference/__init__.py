@@ -7,6 +7,7 @@ from tersegrad.kernels.reference.casts import *
 from tersegrad.kernels.reference.chunk_messages import *
 from tersegrad.kernels.reference.chunks import *
 from tersegrad.kernels.reference.class_tables import *
+from tersegrad.kernels.reference.coded import *
 from tersegrad.kernels.reference.cosine import *
 from tersegrad.kernels.reference.dither import *
 from tersegrad.kernels.reference.drawn import *

@@ -6,6 +6,8 @@ indices, runs on Python integers.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -64,6 +66,12 @@ def random_divisor(count: int, numel: int) -> int:
     (69, 2)
     """
     return max(1, (numel * 45426 // count + 11141) >> 16)
+
+
+def golomb_nbytes(count: int, numel: int) -> int:
+    """No set of up to ``count`` <= numel / 2 numbers, one at least, has longer planes with that divisor."""
+    # The quotients add up to at most 1.45 for each, and a remainder has at most log2(m) + 1 bits. Three planes.
+    return 2 + -(-math.ceil(count * (3.45 + math.log2(0.6932 * numel / count + 1.17))) // 8)
 
 
 def _split(divisor: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ __all__ = [
     "select_compact",
     "select_sample_key",
     "select_top_k",
+    "select_top_k_of_sum",
     "settle",
     "sparse_scatter",
     "sparse_scatter_add",
@@ -74,6 +75,13 @@ def select_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     larger, equal = keys > threshold, (keys == threshold) & (keys > 0)
     first_ties = equal & (torch.cumsum(equal, 0) <= k - larger.sum())
     return compacted(x, larger | first_ties, k)
+
+
+def select_top_k_of_sum(x: Tensor, y: Tensor, rest: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    indices, values, count = select_top_k(torch.add(x, y, out=rest), k)
+    # Behind those that were chosen there is room that nothing fills.
+    rest[indices[: int(count)].long()] = 0
+    return indices, values, count
 
 
 def sample_runs(numel: int) -> int:

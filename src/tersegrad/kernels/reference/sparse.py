@@ -23,7 +23,8 @@ from tersegrad.kernels.reference.index import (
 from tersegrad.kernels.reference.rans import USUAL, rans_decode, rans_encode, raw_bits
 from tersegrad.kernels.reference.select import index_dtype, sparse_scatter, sparse_scatter_add
 
-__all__ = ["set_decode", "sparse_decode", "sparse_decode_gaps", "sparse_encode", "sparse_encode_gaps"]
+# And for other modules of kernels: set_decode.
+__all__ = ["sparse_decode", "sparse_decode_gaps", "sparse_encode", "sparse_encode_gaps"]
 
 GOLOMB, ENTROPY_GAPS = 250, 253
 WRITTEN, NO_ROOM, NORMAL = 0, 2, 0
@@ -87,20 +88,17 @@ def sparse_encode_gaps(
     return torch.tensor([WRITTEN, message.numel()], device=out.device)
 
 
-def set_decode(data: Tensor, front: bytes, count: int, numel: int, alphabet: int) -> tuple[Tensor, Tensor]:
+def set_decode(data: Tensor, front: bytes, count: int, numel: int, alphabet: int) -> tuple[Tensor, int]:
+    """The index set of a message that begins with ``front``, and where it ends; raises :class:`CorruptMessage`."""
     indices, code = torch.zeros(count, dtype=index_dtype(numel), device=data.device), data[len(front) :]
-    wrong, used = bytes(data[: len(front)].tolist()) != front, 0
-    try:
-        if alphabet and not wrong:
-            classes = torch.empty(count, dtype=torch.uint8, device=data.device)
-            used = int(rans_decode(code, alphabet, None, 1, classes))
-            indices, rest = gap_rests_decode(code[used:], classes, numel)
-            used += int(rest)
-        elif not wrong:
-            used = int(golomb_decode(code, numel, random_divisor(count, numel), indices))
-    except CorruptMessage:
-        wrong = True
-    return indices, torch.tensor([wrong, 0, len(front) + used], dtype=torch.int64, device=data.device)
+    if bytes(data[: len(front)].tolist()) != front:
+        raise CorruptMessage("the message begins otherwise")
+    if not alphabet:
+        return indices, len(front) + int(golomb_decode(code, numel, random_divisor(count, numel), indices))
+    classes = torch.empty(count, dtype=torch.uint8, device=data.device)
+    used = int(rans_decode(code, alphabet, None, 1, classes))
+    indices, rest = gap_rests_decode(code[used:], classes, numel)
+    return indices, len(front) + used + int(rest)
 
 
 def sparse_decode(

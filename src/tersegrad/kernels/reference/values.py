@@ -12,16 +12,19 @@ from torch import Tensor
 
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.kernels.reference.bits import pack_bits, unpack_bits
-from tersegrad.kernels.reference.rans import USUAL, rans_decode, rans_encode
+from tersegrad.kernels.reference.rans import SHORTEST, rans_decode, rans_encode
 from tersegrad.kernels.reference.rounding import sum_abs
 from tersegrad.kernels.reference.select import sparse_scatter, sparse_scatter_add
+from tersegrad.kernels.reference.sparse import set_decode
 from tersegrad.kernels.reference.variance import exp4_round, exp4_top
 
-# And for codecs: from_powers, mean_scales, mean_scales_of, round_to_powers.
+# And for codecs and kernels: CODES, from_powers, mean_scales, mean_scales_of, round_to_powers.
 __all__ = ["exp4_decode", "exp4_encode", "mean_signs_decode", "mean_signs_encode", "signs_decode", "signs_encode"]
 
 NORMAL, NON_FINITE, PACKED = 0, 2, 4
 LOWEST = -126
+# The log2 of how many codes a chunk has: there are so few of them that longer chunks would leave most of a GPU without work.
+CODES = SHORTEST
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
@@ -81,7 +84,7 @@ def exp4_encode(indices: Tensor, values: Tensor, count: Tensor, layout: Tensor) 
     begun = exponents[owners.unique_consecutive()].to(torch.int8).view(torch.uint8)
     plain = torch.empty((codes.numel() + 1) // 2, dtype=torch.uint8)
     block = torch.empty(1 + plain.numel(), dtype=torch.uint8)
-    block = block[: int(rans_encode(codes, 16, None, 1, True, USUAL, block))]
+    block = block[: int(rans_encode(codes, 16, None, 1, True, CODES, block))]
     packs = block.numel() >= plain.numel()
     if packs:
         pack_bits(codes, 4, plain)
@@ -92,15 +95,24 @@ def exp4_encode(indices: Tensor, values: Tensor, count: Tensor, layout: Tensor) 
 
 
 def exp4_decode(
-    data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, packed: bool, out: Tensor, weight: float | None
+    data: Tensor,
+    front: bytes,
+    count: int,
+    numel: int,
+    alphabet: int,
+    layout: Tensor,
+    packed: bool,
+    out: Tensor,
+    weight: float | None,
 ) -> Tensor:
-    count, (unfound, _, at) = indices.numel(), found.tolist()
-    if unfound:
-        return torch.tensor(False, device=out.device)
-    tensors, owners = torch.unique_consecutive(_pieces(indices, layout), return_inverse=True)
-    rest, codes = data[at + tensors.numel() :].cpu(), torch.empty(count, dtype=torch.uint8)
-    exponents = data[at : at + tensors.numel()].cpu().view(torch.int8).to(torch.int32)
+    codes = torch.empty(count, dtype=torch.uint8)
     try:
+        indices, at = set_decode(data, front, count, numel, alphabet)
+        tensors, owners = torch.unique_consecutive(_pieces(indices, layout), return_inverse=True)
+        exponents, rest = (
+            data[at : at + tensors.numel()].cpu().view(torch.int8).to(torch.int32),
+            data[at + tensors.numel() :].cpu(),
+        )
         if packed:
             used = (count + 1) // 2
             fine = used == rest.numel() and not (count % 2 and int(rest[-1]) >> 4)
@@ -123,10 +135,15 @@ def signs_encode(values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     return data, torch.tensor([int(count), data.numel(), mode, 0], device=values.device)
 
 
-def signs_decode(data: Tensor, found: Tensor, indices: Tensor, tau: float, out: Tensor, weight: float | None) -> Tensor:
-    count, (unfound, _, at) = indices.numel(), found.tolist()
+def signs_decode(
+    data: Tensor, front: bytes, count: int, numel: int, alphabet: int, tau: float, out: Tensor, weight: float | None
+) -> Tensor:
+    try:
+        indices, at = set_decode(data, front, count, numel, alphabet)
+    except CorruptMessage:
+        return torch.tensor(False, device=out.device)
     bits = data[at:]
-    if unfound or bits.numel() != (count + 7) // 8 or (count % 8 and int(bits[-1]) >> count % 8):
+    if bits.numel() != (count + 7) // 8 or (count % 8 and int(bits[-1]) >> count % 8):
         return torch.tensor(False, device=out.device)
     signs = torch.empty(count, dtype=torch.uint8, device=data.device)
     unpack_bits(bits, 1, signs)
@@ -144,10 +161,11 @@ def mean_signs_encode(indices: Tensor, values: Tensor, count: Tensor, layout: Te
 
 
 def mean_signs_decode(
-    data: Tensor, found: Tensor, indices: Tensor, layout: Tensor, out: Tensor, weight: float | None
+    data: Tensor, front: bytes, count: int, numel: int, alphabet: int, layout: Tensor, out: Tensor, weight: float | None
 ) -> Tensor:
-    count, (unfound, _, at) = indices.numel(), found.tolist()
-    if unfound:
+    try:
+        indices, at = set_decode(data, front, count, numel, alphabet)
+    except CorruptMessage:
         return torch.tensor(False, device=out.device)
     tensors, owners = torch.unique_consecutive(_pieces(indices, layout), return_inverse=True)
     behind, bits = data[at:].cpu(), torch.empty(count, dtype=torch.uint8)

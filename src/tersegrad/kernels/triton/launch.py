@@ -2,12 +2,16 @@
 """How the kernels of this package are launched, and what they share.
 
 Triton's own way to a compiled kernel binds, inspects and hashes every argument of every call, which takes the CPU longer than many
-kernels take the GPU. :func:`launch` therefore finds a compiled kernel once for a kind of arguments and calls it directly after that.
+kernels take the GPU. :func:`launch` therefore finds a compiled kernel once for a kind of arguments and launches it directly after that.
 Numbers are never specialised on their value, so that a new step or length compiles nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
+import struct
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +19,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tersegrad.core import private
 from tersegrad.core.philox import MASK
 from tersegrad.core.protocol import Context
+from tersegrad.kernels.cuda import loader
 
 # Compiled kernels take all arguments since then; Triton's interpreter compiles nothing.
-_DIRECT = tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 3)
-_ready: dict[Any, Any] = {}
+DIRECT = tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 3)
+_ready: dict[Any, Direct] = {}
 _zeros: dict[Any, list[Tensor]] = {}
+Direct = Callable[..., None]
 
 NAN = 0x7FC00000
 INFINITY = 0x7F800000
@@ -34,10 +41,10 @@ def launch(
 ) -> None:
     """Run ``kernel(*tensors, *numbers, **constants)`` on ``programs``; ``options`` are its constants, ``num_warps`` among them."""
     x, y = (programs, 1) if isinstance(programs, int) else programs
-    pointers = [t.data_ptr() for t in tensors]
+    pointers, device = [t.data_ptr() for t in tensors], tensors[0].get_device()
     key = (
         kernel.fn,
-        tensors[0].get_device(),
+        device,
         *[t.dtype for t in tensors],
         *[p % 16 == 0 for p in pointers],
         *[isinstance(n, int) and not -(2**31) <= n < 2**31 for n in numbers],
@@ -46,15 +53,124 @@ def launch(
     )
     found = _ready.get(key)
     if found is not None:
-        run, constants = found
-        run[x, y, 1](*pointers, *numbers, *constants)
+        found((x, y, 1), private.current_stream(device), *pointers, *numbers)
         return
     # No product is fused with a sum: every operation rounds, as in plain torch.
     compiled = kernel[x, y, 1](*tensors, *numbers, **{"num_warps": 4, **options}, enable_fp_fusion=False)
-    if compiled is not None and _DIRECT:
+    if compiled is not None and DIRECT:
         # The constants in the order of the kernel's parameters, which follow the numbers.
         names = kernel.arg_names[len(tensors) + len(numbers) :]
-        _ready[key] = compiled, tuple(options[name] for name in names)
+        _ready[key] = direct(compiled, [options[name] for name in names])
+
+
+def direct(compiled: Any, constants: Sequence[Any]) -> Direct:
+    """The quickest way to launch what Triton has compiled and launched once: ``way(grid, stream, *addresses, *numbers)``."""
+    kinds = kinds_of(compiled, len(constants))
+    places = _parameters(compiled.function) if kinds is not None else None
+    packer = packer_of(kinds, places) if places is not None else None
+    if packer is not None:
+        return _through_the_driver(compiled.function, 32 * compiled.metadata.num_warps, compiled.metadata.shared, packer)
+
+    def tritons(grid: tuple[int, int, int], stream: int, *arguments: Any) -> None:
+        compiled[grid](*arguments, *constants, stream=stream)
+
+    return tritons
+
+
+class _Thread(threading.local):
+    """A thread's memory for a launch, which the driver copies: blocks, threads and stream (``CUlaunchConfig``), and the parameters."""
+
+    def __init__(self) -> None:
+        self.config = ctypes.create_string_buffer(CONFIG.size)
+        self.parameters = ctypes.create_string_buffer(4096)
+        self.size = ctypes.c_size_t()
+        # The driver's words for parameters in one piece of memory: address, size, no more.
+        words = (1, ctypes.addressof(self.parameters), 2, ctypes.addressof(self.size), None)
+        self.held = (ctypes.c_void_p * len(words))(*words)
+        self.at = ctypes.addressof(self.config), ctypes.addressof(self.held)
+
+
+# Blocks, threads, shared memory, stream; no attributes.
+CONFIG = struct.Struct("7IPPI0P")
+_thread = _Thread()
+
+
+def _through_the_driver(function: int, threads: int, shared: int, packer: struct.Struct) -> Direct:
+    """Triton's launcher calls hooks and parses every argument again, which takes twice as long."""
+    launches, pack, size, configure = loader.entry("cuLaunchKernelEx"), packer.pack_into, packer.size, CONFIG.pack_into
+    launches.argtypes = [ctypes.c_void_p] * 4
+
+    def way(grid: tuple[int, int, int], stream: int, *arguments: Any) -> None:
+        mine = _thread
+        mine.size.value = size
+        configure(mine.config, 0, *grid, threads, 1, 1, shared, stream, 0, 0)
+        pack(mine.parameters, 0, *arguments)
+        config, extra = mine.at
+        code = launches(config, function, None, extra)
+        if code == _NO_CONTEXT:
+            _use_device()
+            code = launches(config, function, None, extra)
+        if code:
+            raise loader.DriverError(loader.told(code))
+
+    return way
+
+
+# The driver's word for a thread that has used no device yet, as that of a backward pass at its first layer.
+_NO_CONTEXT = 201
+
+
+def _use_device() -> None:
+    """Tell the driver which device this thread uses."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    loader.call("cuDeviceGet", ctypes.byref(device), private.current_device())
+    loader.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    loader.call("cuCtxSetCurrent", context)
+
+
+_KINDS = {"i32": "i", "i64": "q", "fp32": "f"}
+
+
+def kinds_of(compiled: Any, constants: int) -> str | None:
+    """The parameters of a kernel as ``struct`` has them; nothing where a launch is more than blocks of threads with parameters."""
+    about, types = compiled.metadata, list(compiled.src.signature.values())
+    extras = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
+    if getattr(about, "num_ctas", 1) != 1 or any(getattr(about, name, False) for name in extras):
+        return None
+    split = len(types) - constants
+    kinds = ["P" if kind.startswith("*") else _KINDS.get(kind) for kind in types[:split]]
+    return None if None in kinds or set(types[split:]) - {"constexpr"} else "".join(kinds)
+
+
+def _parameters(function: int) -> list[tuple[int, int]] | None:
+    """Where each parameter of a kernel lies and its bytes, as CUDA's driver tells since 12.4."""
+    try:
+        tell = loader.entry("cuFuncGetParamInfo")
+    except loader.DriverError:
+        return None
+    place, size, found = ctypes.c_size_t(), ctypes.c_size_t(), []
+    while not tell(ctypes.c_void_p(function), ctypes.c_size_t(len(found)), ctypes.byref(place), ctypes.byref(size)):
+        found.append((place.value, size.value))
+    return found
+
+
+def packer_of(kinds: str, places: Sequence[tuple[int, int]]) -> struct.Struct | None:
+    """What lays parameters of these kinds in memory, where they lie at ``places`` as (offset, bytes); nothing where they cannot.
+
+    Triton adds up to two addresses after a kernel's own parameters: scratch memory, which ours do not use.
+
+    >>> packer_of("PiP", [(0, 8), (8, 4), (16, 8), (24, 8)]).pack(1, 2, 3)[16:]
+    b'\\x03\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00'
+    >>> packer_of("PP", [(0, 8), (8, 4)])
+    """
+    rest = len(places) - len(kinds)
+    if not 0 <= rest <= 2:
+        return None
+    whole = kinds + "P" * rest
+    mine = [(struct.calcsize(f"{whole[:i]}0{kind}"), struct.calcsize(kind)) for i, kind in enumerate(whole)]
+    if mine != [*places]:
+        return None
+    return struct.Struct(f"{kinds}0P{8 * rest}x" if rest else kinds)
 
 
 def signed(word: int) -> int:

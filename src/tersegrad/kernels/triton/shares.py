@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
+import threading
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from tersegrad.core import private
 from tersegrad.kernels.reference.shares import share_affine, share_convolution, share_norm_sums
-from tersegrad.kernels.triton.launch import launch
+from tersegrad.kernels.triton.launch import DIRECT, cdiv, direct, launch
 
 FILLED = 264  # programs that keep the chip busy: two on each multiprocessor of an H100 or H200
 LONG = 1 << 16  # positions of all samples from which on twice as many programs are faster
@@ -97,48 +99,106 @@ def tiles(columns: int, outputs: int, places: int, part: int, workers: int) -> T
         bk, bl, stages = 32, 128 if places >= 128 else 64 if places >= 64 else 32, 3
     else:
         bk, bl, stages = 64, 64 if places >= 64 else 32, 4
-    programs = triton.cdiv(columns, bk) * triton.cdiv(outputs, 64) * workers
+    programs = cdiv(columns, bk) * cdiv(outputs, 64) * workers
     wanted = FILLED * (2 if workers * part * places >= LONG else 1)
-    splits = triton.cdiv(part, max(1, part * programs // wanted))
-    each = triton.cdiv(part, splits)
-    return Tiles(64, bk, bl, 4, stages, each, triton.cdiv(part, each))
+    splits = cdiv(part, max(1, part * programs // wanted))
+    each = cdiv(part, splits)
+    return Tiles(64, bk, bl, 4, stages, each, cdiv(part, each))
 
 
 class Call:
     """One kernel on one set of shapes: everything but the tensors, found once.
 
-    Triton's own way to a compiled kernel binds, inspects and hashes every argument of every call, which takes the CPU longer than
-    these kernels take the GPU. After the first call the compiled kernel is therefore called directly. It was compiled for tensors
-    that begin at a multiple of 16 bytes, as all do but some views: those go Triton's way.
+    After the first call the compiled kernel is launched directly. It was compiled for tensors that begin at a multiple of 16 bytes, as
+    all do but some views: those go Triton's way. A kernel may write its numbers in ``pieces`` for each of ``workers``, to be added up.
     """
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, int, int], numbers: tuple[int, ...], shape: tuple[int, ...], **options: int
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        numbers: tuple[int, ...],
+        constants: tuple[int, ...],
+        shape: tuple[int, ...],
+        pieces: int = 1,
+        workers: int = 1,
+        **options: int,
     ):
         self.kernel = kernel
         self.grid = grid
-        self.numbers = numbers  # the kernel's arguments after its tensors
-        self.shape = shape  # of what it writes
+        # The kernel's arguments after its tensors.
+        self.numbers = numbers
+        self.constants = constants
+        # Of what it gives.
+        self.shape = shape
+        self.pieces = pieces
         self.options = options
+        self._fold = None if pieces == 1 else _folding(shape, pieces, workers)
+        self._written = pieces * math.prod(shape)
         self._direct: Any = None
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """What the kernel makes of ``tensors``, float32."""
-        out = torch.empty(self.shape, dtype=torch.float32, device=tensors[0].device)
+        device = tensors[0].device
+        if self._fold is None:
+            out = torch.empty(self.shape, dtype=torch.float32, device=device)
+        else:
+            out = _between(self._written, device)
         pointers = [t.data_ptr() for t in tensors]
+        pointers.append(out.data_ptr())
         aligned = functools.reduce(operator.or_, pointers) % 16 == 0
         if aligned and self._direct is not None:
-            # Addresses: of a tensor the launcher would ask where it lies.
-            self._direct(*pointers, out.data_ptr(), *self.numbers, stream=private.current_stream(out.get_device()))
-            return out
-        compiled = self.kernel[self.grid](*tensors, out, *self.numbers, **self.options)
-        if aligned and compiled is not None and _DIRECT:  # Triton's interpreter compiles nothing
-            self._direct = compiled[self.grid]
-        return out
+            self._direct(self.grid, private.current_stream(device.index), *pointers, *self.numbers)
+        else:
+            compiled = self.kernel[self.grid](*tensors, out, *self.numbers, *self.constants, **self.options)
+            if aligned and compiled is not None and DIRECT:
+                self._direct = direct(compiled, self.constants)
+        return out if self._fold is None else self._fold(out)
 
 
-# Since Triton 3.3 compiled kernels take all arguments.
-_DIRECT = tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 3)
+class _Memory(threading.local):
+    """A thread's memory between two of its launches, by device and stream."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, int], Tensor] = {}
+
+
+_memory = _Memory()
+
+
+def _between(words: int, device: torch.device) -> Tensor:
+    """Memory of at least so many float32 from one launch to the next; the thread's next call on the stream may have it again."""
+    if device.type != "cuda" or private.capturing():  # a graph runs when it likes
+        return torch.empty(words, dtype=torch.float32, device=device)
+    held, key = _memory.held, (device.index, private.current_stream(device.index))
+    found = held.get(key)
+    if found is None or found.numel() < words:
+        found = held[key] = torch.empty(words, dtype=torch.float32, device=device)
+    return found
+
+
+@triton.jit(do_not_specialize=["pieces", "row"])
+def _sum_pieces(parts, out, pieces, row, ALIGN: tl.constexpr, PIECES: tl.constexpr, TILE: tl.constexpr):
+    row = row // ALIGN * ALIGN
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    first = tl.program_id(1).to(tl.int64) * pieces
+    total = tl.zeros((PIECES, TILE), tl.float32)
+    for low in range(0, pieces, PIECES):
+        k = low + tl.arange(0, PIECES)
+        spot = (first + k)[:, None] * row + i[None, :]
+        total += tl.load(parts + spot, mask=(k < pieces)[:, None] & (i < row)[None, :], other=0.0)
+    tl.store(out + tl.program_id(1).to(tl.int64) * row + i, tl.sum(total, 0), mask=i < row)
+
+
+def _folding(shape: tuple[int, ...], pieces: int, workers: int) -> Call:
+    """The sum of each worker's pieces: in plain torch launching it would take the CPU twice as long."""
+    row = math.prod(shape) // workers
+    together = min(16, triton.next_power_of_2(pieces))
+    tile = 1024 // together
+    constants = 4 if row % 4 == 0 else 1, together, tile
+    return Call(_sum_pieces, (cdiv(row, tile), workers, 1), (pieces, row), constants, shape)
+
+
 _calls: dict[Any, Call] = {}
 
 
@@ -160,10 +220,9 @@ def convolution(
     call = _calls.get(key)
     if call is None:
         columns = kernel[0] * kernel[1] * x.shape[1] + bias
-        chosen = tiles(columns, delta.shape[1], delta.shape[2] * delta.shape[3], x.shape[0] // workers, workers)
+        chosen = tiles(columns, delta.shape[1], delta.shape[2] * delta.shape[3], max(1, x.shape[0] // workers), workers)
         call = _calls[key] = tiled(x, delta, kernel, stride, dilation, padding, workers, bias, chosen)
-    out = call(x, delta)
-    return out.sum(1) if out.shape[1] > 1 else out.squeeze(1)
+    return call(x, delta)
 
 
 def tiled(
@@ -177,16 +236,19 @@ def tiled(
     bias: bool,
     tiles: Tiles,
 ) -> Call:
-    """The convolution's kernel in these tiles: (workers, splits, 2, o * k [+ o]), yet to be summed over the pieces."""
+    """The convolution's kernel in these tiles."""
     samples, c, height, width = x.shape
     o, k = delta.shape[1], kernel[0] * kernel[1] * c
-    grid = (triton.cdiv(k + bias, tiles.k), triton.cdiv(o, tiles.o), workers * tiles.splits)
-    numbers = (
-        samples // workers, tiles.each, tiles.splits, height, width, *stride, *dilation, *padding,
+    grid = (cdiv(k + bias, tiles.k), cdiv(o, tiles.o), workers * tiles.splits)
+    numbers = samples // workers, tiles.each, tiles.splits
+    constants = (
+        height, width, *stride, *dilation, *padding,
         c, o, kernel[1], k, delta.shape[3], delta.shape[2] * delta.shape[3], bias, tiles.o, tiles.k, tiles.places,
     )  # fmt: skip
-    shape = (workers, tiles.splits, 2, o * k + (o if bias else 0))
-    return Call(_convolution, grid, numbers, shape, num_warps=tiles.warps, num_stages=tiles.stages)
+    shape = (workers, 2, o * k + (o if bias else 0))
+    return Call(
+        _convolution, grid, numbers, constants, shape, tiles.splits, workers, num_warps=tiles.warps, num_stages=tiles.stages
+    )
 
 
 @triton.jit(do_not_specialize=["part", "samples"])
@@ -229,13 +291,19 @@ def norm_sums(x: Tensor, delta: Tensor, mean: Tensor, inverse: Tensor) -> Tensor
         samples, c = x.shape[:2]
         places = x[0, 0].numel()
         block = min(64, triton.next_power_of_2(c))
-        numbers = (samples * c // mean.numel(), samples, c, places, block, min(64, triton.next_power_of_2(places)))
-        call = _calls[key] = Call(_norm_sums, (samples, triton.cdiv(c, block), 1), numbers, (4, samples, c))
+        constants = (c, places, block, min(64, triton.next_power_of_2(places)))
+        numbers = samples * c // mean.numel(), samples
+        call = _calls[key] = Call(_norm_sums, (samples, cdiv(c, block), 1), numbers, constants, (4, samples, c))
     return call(x, delta, mean, inverse)
 
 
-@triton.jit
-def _affine(x, scale, shift, delta, factor, out, n, row, C: tl.constexpr, BOTH: tl.constexpr, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "row"])
+def _affine(
+    x, scale, shift, delta, factor, out, n, row, ALIGN: tl.constexpr, C: tl.constexpr, BOTH: tl.constexpr, TILE: tl.constexpr
+):
+    # Tells the compiler that tiles end, and rows begin, at whole words.
+    n = n // ALIGN * ALIGN
+    row = row // ALIGN * ALIGN
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     real = i < n
     # Where the worker's row has the channel.
@@ -252,8 +320,9 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor, delta: Tensor | None, factor
     """``x * scale + shift (+ delta * factor)``; ``x`` and ``delta`` are channels-last (or have no positions)."""
     out, n, tile = torch.empty_like(x), x.numel(), 1024
     numbers = n, n * x.shape[1] // scale.numel()
+    align = 16 if not any(k % 16 for k in numbers) else 1
     tensors = x, scale, shift, x if delta is None else delta, scale if factor is None else factor, out
-    launch(_affine, triton.cdiv(n, tile), tensors, numbers, C=x.shape[1], BOTH=delta is not None, TILE=tile)
+    launch(_affine, cdiv(n, tile), tensors, numbers, ALIGN=align, C=x.shape[1], BOTH=delta is not None, TILE=tile)
     return out
 
 

@@ -5,8 +5,8 @@ A step of a small network is over on the GPU before the CPU has launched it, so 
 takes up to ``SLOTS`` modules: their tensors are its parameters, and a program finds the module that it belongs to by its number. Shapes
 are numbers too, so that one compiled kernel serves all networks, and no table has to be copied to the device.
 
-``norm``: a program adds up the squares of some channels over some of the samples; what the pieces of samples found is summed in plain
-torch, in a fixed order. ``linear``: a program owns a tile of one weight; the bias is one more column, against an input of ones.
+``norm``: a program adds up the squares of some channels over some of the samples; what the pieces of samples found is added up in a
+fixed order. ``linear``: a program owns a tile of one weight; the bias is one more column, against an input of ones.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def norm(parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[tuple[T
         return [*norm(parts[:SLOTS]), *norm(parts[SLOTS:])]
     key = (_norm, parts[0][0].dtype, parts[0][0].device, *[x.shape for x, _, _, _ in parts])
     call, sizes = _calls.get(key) or _kept(key, _norm_call(parts))
-    found = iter(call(*_slots(parts)).sum(0).split(sizes))
+    found = iter(torch.split_with_sizes(call(*_slots(parts)), sizes))
     return list(zip(found, found))
 
 
@@ -119,7 +119,7 @@ def _norm_call(parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> tuple[
     pieces = cdiv(max(1, samples), each)
     align = 8 if not any(c % 8 for c in channels) else 1
     shapes = (*_filled(firsts, tiles), *_filled(channels), *_filled(places), *_filled(starts))
-    call = Call(_norm, (tiles, pieces, 1), (samples, each, width, *shapes, align, 64, 32), (pieces, width))
+    call = Call(_norm, (tiles, pieces, 1), (samples, each, width, *shapes), (align, 64, 32), (width,), pieces)
     return call, [c for c in channels for _ in range(2)]
 
 
@@ -162,7 +162,7 @@ def linear(parts: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]
         return [*linear(parts[:SLOTS]), *linear(parts[SLOTS:])]
     key = (_linear, parts[0][0].dtype, parts[0][0].device, *[(x.shape, delta.shape) for x, delta in parts])
     call, (sizes, shapes) = _calls.get(key) or _kept(key, _linear_call(parts))
-    found = iter(call(*_slots(parts)).split(sizes))
+    found = iter(torch.split_with_sizes(call(*_slots(parts)), sizes))
     return [(weight.view(shape), bias) for weight, bias, _, shape in zip(found, found, found, shapes)]
 
 
@@ -175,7 +175,7 @@ def _linear_call(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Call, tuple[li
     starts, words = _places([cdiv(o * i + o, 4) for o, i in shapes])
     numbers = (*_filled(firsts, tiles), *_filled(inputs), *_filled(outputs), *_filled(starts))
     align = 8 if not any(i % 8 for i in inputs) else 1
-    return Call(_linear, (tiles, 1, 1), (samples, *numbers, align, 64, 64, 32), (4 * words,)), (sizes, shapes)
+    return Call(_linear, (tiles, 1, 1), (samples, *numbers), (align, 64, 64, 32), (4 * words,)), (sizes, shapes)
 
 
 _calls: dict[Any, tuple[Call, Any]] = {}

@@ -8,6 +8,7 @@ terms between positions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site, autocast, detached
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class ConvolutionUse(Use):
     """saved = (x,); parameters = (weight, bias)."""
 
@@ -84,15 +85,11 @@ class ConvolutionUse(Use):
         self, found: Tensor, axis: tuple[int, ...] = (), stride: tuple[int, ...] = ()
     ) -> list[tuple[Tensor, Tensor] | None]:
         """(sums, squares) of weight and bias in it, with an axis of workers where one is given."""
-        o, i, height, width = self.weight.shape
-        row, each = found.shape[2], i * height * width
-        # A row has the weight as (o, height, width, i), then the bias.
-        size, step, end = (*axis, o, i, height, width), (*stride, each, 1, width * i, i), o * each
-        weight = found.as_strided(size, step, 0), found.as_strided(size, step, row)
-        if row == end:
-            return [weight, None]
-        size, step = (*axis, o), (*stride, 1)
-        return [weight, (found.as_strided(size, step, end), found.as_strided(size, step, row + end))]
+        row, end, weight, bias = _places(self.weight.shape, found.shape[2], axis, stride)
+        view = found.as_strided
+        pairs: list[tuple[Tensor, Tensor] | None] = [(view(*weight, 0), view(*weight, row))]
+        pairs.append(None if bias is None else (view(*bias, end), view(*bias, row + end)))
+        return pairs
 
     def _weight(self, x: Tensor, d: Tensor) -> Tensor:
         kernel = self.weight.shape[2:]
@@ -112,6 +109,21 @@ class ConvolutionUse(Use):
         columns = patches.reshape(n * g, x.shape[1] // g * math.prod(kernel), -1)
         shares = torch.bmm(d.reshape(n * g, d.shape[1] // g, -1), columns.mT)
         return shares.reshape(n, *self.weight.shape)
+
+
+_Place = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@functools.cache
+def _places(
+    shape: tuple[int, ...], row: int, axis: tuple[int, ...], stride: tuple[int, ...]
+) -> tuple[int, int, _Place, _Place | None]:
+    """Of a row of so many numbers, where the bias begins, and how weight and bias lie in it, as (size, stride)."""
+    o, i, height, width = shape
+    each = i * height * width
+    # A row has the weight as (o, height, width, i), then the bias.
+    weight = (*axis, o, i, height, width), (*stride, each, 1, width * i, i)
+    return row, o * each, weight, None if row == o * each else ((*axis, o), (*stride, 1))
 
 
 def windows(
@@ -148,11 +160,10 @@ def _pad(x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
 def convolution(site: Site, x: Tensor) -> Tensor:
     """Rule of Conv1d, 2d and 3d."""
     module: Any = site.module
-    spatial = module.weight.ndim - 2
-    if x.ndim == spatial + 1:  # one sample without a batch axis
+    weight, bias = module.weight, module.bias
+    if x.ndim == weight.ndim - 1:  # one sample without a batch axis
         return convolution(site, x.unsqueeze(0)).squeeze(0)
     x = autocast(x)
-    weight, bias = module.weight, module.bias
     use = ConvolutionUse(
         weight,
         bias,

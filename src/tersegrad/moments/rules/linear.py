@@ -19,7 +19,7 @@ from tersegrad.moments.shares import Budget, Totals, Use, accelerated, fold
 from tersegrad.moments.site import Site, autocast, detached
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class LinearUse(Use):
     """saved = (x,); parameters = (weight, bias)."""
 

@@ -23,7 +23,7 @@ from tersegrad.moments.shares import Budget, Totals, Use, accelerated
 from tersegrad.moments.site import Site
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class BatchNormUse(Use):
     """saved = (x, mean, 1 / standard deviation); parameters = (gamma, beta)."""
 
@@ -93,9 +93,11 @@ def batch_norm(site: Site, x: Tensor) -> Tensor:
     if training:
         verify(x.size())
     if module.training and module.track_running_stats and (tracked := module.num_batches_tracked) is not None:
-        tracked.add_(1)
         if module.momentum is None:
+            tracked.add_(1)
             momentum = 1.0 / float(tracked)
+        else:
+            site.collector.turn.count(tracked)
     if module.training and not module.track_running_stats:
         mean = var = None
     out, saved_mean, saved_inverse, _, _ = normalised(

@@ -79,16 +79,6 @@ __device__ __forceinline__ u32 classes_of(int base, u32 lines, u32 columns) {
     return ((sums & above) | (ONES & ~above) | beyond) & there;
 }
 
-// Sixteen bytes that are loaded and stored at once, at places that are multiples of sixteen.
-struct alignas(16) Sixteen {
-    u32 word[4];
-    __device__ u32 byte(int k) const { return word[k >> 2] >> 8 * (k & 3) & 255; }
-    // Whether all bytes are the same.
-    __device__ bool even() const {
-        return word[0] == word[0] % 256 * 0x01010101u && word[0] == word[1] && word[0] == word[2] && word[0] == word[3];
-    }
-};
-
 // Sixteen bytes at any place.
 __device__ __forceinline__ Sixteen sixteen_at(const u8* p) {
     const u32 shift = 8 * ((u64)p & 3), *words = (const u32*)((u64)p & ~(u64)3);

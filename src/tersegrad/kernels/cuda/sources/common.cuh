@@ -19,6 +19,8 @@ typedef long long i64;
         asm("" : "+l"(pointer));            \
         __builtin_assume(__isGlobal(pointer)); \
     } while (0)
+// Shared memory whose size the launch tells.
+#define SHARED_BY_LAUNCH(type, name) extern __shared__ type name[]
 #endif
 
 __device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
@@ -34,6 +36,16 @@ __device__ __forceinline__ void store16(u8* p, u32 v) {
     p[0] = (u8)v;
     p[1] = (u8)(v >> 8);
 }
+
+// Sixteen bytes that are loaded and stored at once, at places that are multiples of sixteen.
+struct alignas(16) Sixteen {
+    u32 word[4];
+    __device__ u32 byte(int k) const { return word[k >> 2] >> 8 * (k & 3) & 255; }
+    // Whether all bytes are the same.
+    __device__ bool even() const {
+        return word[0] == word[0] % 256 * 0x01010101u && word[0] == word[1] && word[0] == word[2] && word[0] == word[3];
+    }
+};
 
 // The number of binary digits of v.
 __device__ __forceinline__ int bit_length(u64 v) { return 64 - __clzll((i64)v); }

@@ -2,7 +2,8 @@
 #include "common.cuh"
 #include "rans_chunks.cuh"
 
-#define SEGMENT ((i64)1 << 18)
+#define SEGMENT_BITS 18
+#define SEGMENT ((i64)1 << SEGMENT_BITS)
 #define SCALE_BLOCK ((i64)1 << 16)
 #define SEGMENTS 0x80000000u
 #define NON_FINITE 0x7fc00000u
@@ -134,18 +135,38 @@ __device__ bool chunk_places(const u8* data, i64 begin, i64 end, const Layout& l
     return good && (c < 31 || begin + 4 * l.chunks + upto == end);
 }
 
-// A block copies words to bytes of any alignment, four bytes at a time.
+// Pieces of sixteen bytes that a thread copies at once.
+#define COPIED 4
+
+// A block of at least 32 threads copies words to bytes of any alignment.
 __device__ void copy_words(u8* to, const u16* from, i64 number) {
-    const i64 bytes = 2 * number, lead = smaller(bytes, -(u64)to & 3), fours = (bytes - lead) / 4;
+    const int t = threadIdx.x;
+    const i64 bytes = 2 * number, lead = smaller(bytes, -(u64)to & 15), pieces = (bytes - lead) / 16, done = lead + 16 * pieces;
     auto byte = [=](i64 b) { return (u8)(from[b >> 1] >> 8 * (b & 1)); };
-    for (i64 b = threadIdx.x; b < lead; b += blockDim.x) to[b] = byte(b);
-    for (i64 k = threadIdx.x; k < fours; k += blockDim.x) {
-        const u16* p = from + (lead + 4 * k) / 2;
-        u32 four = p[0] | (u32)p[1] << 16;
-        if (lead & 1) four = four >> 8 | (u32)p[2] << 24;
-        *(u32*)(to + lead + 4 * k) = four;
+    const u64 begin = (u64)from + lead;
+    const u32* base = (const u32*)(begin & ~(u64)3);
+    const u32 shift = 8 * (begin & 3);
+    Sixteen* whole = (Sixteen*)(to + lead);
+    for (i64 k = t; k < pieces; k += COPIED * blockDim.x) {
+        u32 w[COPIED][5];
+#pragma unroll
+        for (int a = 0; a < COPIED; ++a) {
+            const i64 piece = k + a * blockDim.x;
+#pragma unroll
+            for (int q = 0; q < 5; ++q) w[a][q] = piece < pieces && (q < 4 || shift) ? base[4 * piece + q] : 0;
+        }
+#pragma unroll
+        for (int a = 0; a < COPIED; ++a) {
+            const i64 piece = k + a * blockDim.x;
+            Sixteen held;
+#pragma unroll
+            for (int q = 0; q < 4; ++q) held.word[q] = __funnelshift_r(w[a][q], w[a][q + 1], shift);
+            if (piece < pieces) whole[piece] = held;
+        }
     }
-    for (i64 b = lead + 4 * fours + threadIdx.x; b < bytes; b += blockDim.x) to[b] = byte(b);
+    // What stands before and behind them, at most fifteen bytes each.
+    const i64 b = t < 16 ? t : done + t - 16;
+    if (t < 16 ? b < lead : b < bytes) to[b] = byte(b);
 }
 
 // A block folds two rows of a number for each segment, padded to a power of two; the sums are the first of each.

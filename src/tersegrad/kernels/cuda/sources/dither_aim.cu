@@ -5,6 +5,38 @@
 #include "dither_sample.cuh"
 #include "search.cuh"
 
+// Sums that a block folds near, and how many it adds up for each of them first.
+#define FOLDED 2048
+#define STRIDES 8
+
+// As fold_sums, but with few looks at memory far away: the sum of all.
+__device__ double fold_near(double* sums, i64 number) {
+    __shared__ double near[FOLDED];
+    i64 size = FOLDED * STRIDES;
+    while (size < number) size *= 2;
+    for (; size > FOLDED * STRIDES; size /= 2) {
+        for (i64 k = threadIdx.x; k + size / 2 < number; k += blockDim.x) sums[k] += sums[k + size / 2];
+        number = smaller(number, size / 2);
+        __syncthreads();
+    }
+    for (int k = threadIdx.x; k < FOLDED; k += blockDim.x) {
+        double own[STRIDES];
+#pragma unroll
+        for (int j = 0; j < STRIDES; ++j) own[j] = k + j * FOLDED < number ? sums[k + j * FOLDED] : 0.0;
+#pragma unroll
+        for (int half = STRIDES / 2; half; half /= 2)
+#pragma unroll
+            for (int j = 0; j < half; ++j) own[j] += own[j + half];
+        near[k] = own[0];
+    }
+    __syncthreads();
+    for (int half = FOLDED / 2; half; half /= 2) {
+        for (int k = threadIdx.x; k < half; k += blockDim.x) near[k] += near[k + half];
+        __syncthreads();
+    }
+    return near[0];
+}
+
 // A step from the squared norm, factor * sqrt(by * norm / over), or `otherwise` where that is not positive or not finite; and the norm. A warp adds
 // up 4096 coordinates, and the last block to arrive, of which there are none at first, what all warps have found.
 extern "C" __global__ void __launch_bounds__(512) norm_step(
@@ -20,9 +52,8 @@ extern "C" __global__ void __launch_bounds__(512) norm_step(
     __syncthreads();
     if (!last) return;
     __threadfence();
-    fold_sums(sums, (n + 4095) / 4096);
+    const double norm = fold_near(sums, (n + 4095) / 4096);
     if (threadIdx.x) return;
-    const double norm = sums[0];
     const bool good = norm > 0.0 && finite_number(norm);
     out[0] = good ? (double)usable_step(factor * sqrt(by * norm / over)) : otherwise;
     out[1] = norm;

@@ -52,76 +52,93 @@ __device__ bool parse_segment(const u8* data, i64 n, i64 at, i64 end, i64* d, sh
     return in.good;
 }
 
+// Bytes that a header and a table have at most, in words.
+#define HEAD_WORDS ((64 + 32 * 255 + 32) / 4)
+
 // A block for each segment: its header and table, frequencies, cells (frequency | place << 12 | symbol << 24), and where its chunks begin.
 // `offsets` and `words` have CHUNKS places per segment.
 extern "C" __global__ void dither_open(
-    const u8* data, i64 nbytes, i64 count, i64* begins, i64* segments, short* q, u32* cells, i64* offsets, i64* words, i64* state
+    const u8* data, i64 nbytes, i64 count, i64* begins, i64* segments, u32* cells, i64* offsets, i64* words, i64* state
 ) {
-    __shared__ u32 w[256];
+    __shared__ u32 head[HEAD_WORDS], w[256];
     __shared__ int f[256], start[257];
-    __shared__ short listed[256];
+    __shared__ short q[256], listed[256];
+    __shared__ i64 d[SEGMENT_PLACES];
     __shared__ int present;
     __shared__ bool good;
     const i64 s = blockIdx.x, n = segment_length(count, s), number = segments_of(count);
-    i64* d = segments + s * SEGMENT_PLACES;
+    const u32 form = load32(data);
     i64 first, last;
-    if (load32(data) != SEGMENTS) {
-        if (threadIdx.x == 0) state[WRONG] = ANOTHER;
+    const bool found = find_segment(data, nbytes, 4, number, s, &first, &last);
+    if (form != SEGMENTS || !found) {
+        if (threadIdx.x == 0) state[WRONG] = form != SEGMENTS ? ANOTHER : CORRUPT;
         return;
     }
-    if (!find_segment(data, nbytes, 4, number, s, &first, &last)) {
-        if (threadIdx.x == 0) state[WRONG] = CORRUPT;
-        return;
-    }
+    // One thread reads what threads fetch together.
+    const u64 begins_at = (u64)(data + first);
+    const u32* from = (const u32*)(begins_at & ~(u64)3);
+    const i64 lead = begins_at & 3, fetched = smaller(HEAD_WORDS, (lead + last - first + 3) / 4);
+#pragma unroll 9
+    for (i64 k = threadIdx.x; k < fetched; k += blockDim.x) head[k] = from[k];
+    const u8* near = (const u8*)head + lead - first;
+    __syncthreads();
     if (threadIdx.x == 0) {
         begins[s] = first, begins[s + 1] = last;
-        good = parse_segment(data, n, first, last, d, q + s * 256, listed);
+        good = parse_segment(near, n, first, last, d, q, listed);
         if (!good) state[WRONG] = CORRUPT;
     }
     __syncthreads();
-    if (!good || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
+    if (!good) return;
+    const bool coded = d[KIND] == CODED_KIND && d[FORM_OF] == CODED;
     const i64 alphabet = 2 * d[WINDOW] + 1, begin = d[AT] + 1 + d[TABLES_OF], end = d[END] - d[TAIL];
-    if (threadIdx.x < 32) {
-        const int found = make_frequencies(q + s * 256, (int)alphabet, w, f);
-        if (threadIdx.x == 0) present = found;
+    if (coded && threadIdx.x < 32) {
+        const int number = make_frequencies(q, (int)alphabet, w, f);
+        if (threadIdx.x == 0) {
+            present = number;
+            if (number < 2) {
+                int only = 0;
+                while (f[only] != TOTAL) ++only;
+                d[FORM_OF] = ONLY_TABLES;
+                d[ONLY] = only;
+                if (begin != end) state[WRONG] = CORRUPT;
+            }
+        }
     }
     __syncthreads();
-    if (present < 2) {
-        if (threadIdx.x == 0) {
-            int only = 0;
-            while (f[only] != TOTAL) ++only;
-            d[FORM_OF] = ONLY_TABLES;
-            d[ONLY] = only;
-            if (begin != end) state[WRONG] = CORRUPT;
-        }
-        return;
-    }
+    if (threadIdx.x < SEGMENT_PLACES) segments[s * SEGMENT_PLACES + threadIdx.x] = d[threadIdx.x];
+    if (!coded || present < 2) return;
     const int* frequencies = f;
     make_cells(f, (int)alphabet, start, [=](int slot, u32 symbol, u32 place) {
         cells[s * TOTAL + slot] = (u32)frequencies[symbol] | place << 12 | symbol << 24;
     });
     if (threadIdx.x >= 32) return;
     const Layout l = layout_of(n, alphabet, d[CHUNK_OF]);
-    if (!chunk_places(data, begin, end, l, offsets + s * CHUNKS, words + s * CHUNKS)) state[WRONG] = CORRUPT;
+    const bool there = begin + 4 * l.chunks - first + lead <= 4 * HEAD_WORDS;
+    if (!chunk_places(there ? near : data, begin, end, l, offsets + s * CHUNKS, words + s * CHUNKS)) state[WRONG] = CORRUPT;
 }
 
-// A warp for each chunk; the last blocks, for chunks that a segment may have, have nothing to do, and so those that do lie evenly on the
-// processors.
+// A warp for each chunk, or for several of a segment: `share` blocks for each, and as many more as the last one may have chunks. Processors get as many
+// blocks as others only where all blocks find room on them at once.
 extern "C" __global__ void __launch_bounds__(32) dither_chunks(
-    const u8* data, i64 count, const i64* segments, const u32* cells, const i64* offsets, const i64* words, u32* marks, float* out, i64* state
+    const u8* data, i64 count, i64 share, const i64* segments, const u32* cells, const i64* offsets, const i64* words, u32* marks, float* out, i64* state
 ) {
     __shared__ Sixteen own_cells[TOTAL / 4];
     __shared__ u16 ring[RING];
     __shared__ float scales[SCALES_MOST];
-    const i64 s = blockIdx.x % segments_of(count), c = blockIdx.x / segments_of(count), n = segment_length(count, s);
+    const u32 number = (u32)segments_of(count), turn = blockIdx.x / number;
+    const bool more = turn >= share, last = more || blockIdx.x % number == number - 1;
+    const i64 s = last ? number - 1 : blockIdx.x % number, c = more ? blockIdx.x - share * (number - 1) : turn, n = segment_length(count, s);
     const i64* d = segments + s * SEGMENT_PLACES;
-    if (state[WRONG] != FINE || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
+    // All that is far away is asked for at once.
+    const i64 wrong = state[WRONG], kind = d[KIND], form = d[FORM_OF], exponent = d[CHUNK_OF], scales_at = d[SCALES], tail = d[TAIL];
     const int window = (int)d[WINDOW];
-    const Layout l = layout_of(n, 2 * window + 1, d[CHUNK_OF]);
+    i64 begin = offsets[s * CHUNKS + c], coded = words[s * CHUNKS + c];
+    if (wrong != FINE || kind != CODED_KIND || form != CODED) return;
+    const Layout l = layout_of(n, 2 * window + 1, exponent);
     if (c >= l.chunks) return;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < TOTAL / 4; i += 32) own_cells[i] = ((const Sixteen*)(cells + s * TOTAL))[i];
-    if (threadIdx.x < (n + SCALE_BLOCK - 1) / SCALE_BLOCK) scales[threadIdx.x] = scale_at(data + d[SCALES], threadIdx.x);
+    if (threadIdx.x < (n + SCALE_BLOCK - 1) / SCALE_BLOCK) scales[threadIdx.x] = scale_at(data + scales_at, threadIdx.x);
+#pragma unroll 16
+    for (int i = 0; i < TOTAL / 4; i += 32) own_cells[i + threadIdx.x] = ((const Sixteen*)(cells + s * TOTAL))[i + threadIdx.x];
     __syncwarp();
     const u32* near_cells = own_cells[0].word;
     auto look = [=](u32, u32 slot, u32* cell, u8* symbol) {
@@ -129,18 +146,22 @@ extern "C" __global__ void __launch_bounds__(32) dither_chunks(
         *symbol = (u8)(held >> 24);
         *cell = (held & 0xfff) | (held >> 12 & 0xfff) << 16;
     };
-    const u8* states = data + offsets[s * CHUNKS + c];
-    const i64 number = words[s * CHUNKS + c];
     float* to = out + s * SEGMENT;
     u32* own_marks = marks + s * SEGMENT / 32;
-    bool good;
-    if (d[TAIL] || !moderate(scales, (n + SCALE_BLOCK - 1) / SCALE_BLOCK)) {
-        clear_marks(own_marks, l, c);
-        good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<true>{to, scales, own_marks, window, 0.0f});
-    } else {
-        good = decode_chunk(l, c, 2 * window + 1, states, number, ring, NoContext(), look, Values<false>{to, scales, own_marks, window, 0.0f});
+    const bool careful = tail || !moderate(scales, (n + SCALE_BLOCK - 1) / SCALE_BLOCK);
+    for (i64 k = c; k < l.chunks; k += last ? CHUNKS : share) {
+        if (k != c) begin = offsets[s * CHUNKS + k], coded = words[s * CHUNKS + k];
+        const u8* states = data + begin;
+        bool good;
+        if (careful) {
+            clear_marks(own_marks, l, k);
+            good = decode_chunk(l, k, 2 * window + 1, states, coded, ring, NoContext(), look, Values<true>{to, scales, own_marks, window, 0.0f});
+        } else {
+            good = decode_chunk(l, k, 2 * window + 1, states, coded, ring, NoContext(), look, Values<false>{to, scales, own_marks, window, 0.0f});
+        }
+        if (!good) state[WRONG] = CORRUPT;
+        __syncwarp();
     }
-    if (!good) state[WRONG] = CORRUPT;
 }
 
 // Everything else: zero and raw segments, raw symbols, a single symbol. Blocks share a segment.

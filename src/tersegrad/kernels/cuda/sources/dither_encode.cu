@@ -10,24 +10,47 @@
 
 #define QUICK_LIMIT 127
 
-// A lane's share of 256 coordinates, of which it has those before place `left`, the others being zero.
-template <class Read>
-__device__ __forceinline__ void load_eight(float (&v)[8], const float* from, int left, Read read) {
-    if (left > 7 * 32) {
+// Rows of 32 coordinates that a warp reads at once for the norm, and later for levels.
+#define NORM_ROWS 32
+#define ROWS 8
+
+// A lane's share of `rows` rows, of which it has those before place `left`, the others being zero.
+template <int rows, class Read>
+__device__ __forceinline__ void load_rows(float (&v)[rows], const float* from, int left, Read read) {
+    if (left > (rows - 1) * 32) {
 #pragma unroll
-        for (int a = 0; a < 8; ++a) v[a] = read(from + 32 * a);
+        for (int a = 0; a < rows; ++a) v[a] = read(from + 32 * a);
     } else {
 #pragma unroll
-        for (int a = 0; a < 8; ++a) v[a] = 32 * a < left ? read(from + 32 * a) : 0.0f;
+        for (int a = 0; a < rows; ++a) v[a] = 32 * a < left ? read(from + 32 * a) : 0.0f;
     }
 }
 
-// A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them. What is read for the last time makes room in the cache for
-// what other blocks will read once more. Without nu the step is what lies `there`, or `given`.
-extern "C" __global__ void __launch_bounds__(512) dither_levels(
-    const float* x, i64 n, double nu, float given, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1,
-    signed char* levels, float* steps, float* scales, double* norms, double* errors, i64* counts, i64* result
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
+// As many as there may be.
+__device__ __forceinline__ i64 processors() {
+    u32 number;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(number));
+    return number;
+}
+
+// A warp has `number` coordinates, a multiple of four, of those `left` that follow `from` brought into the cache.
+__device__ __forceinline__ void prefetch(const float* from, i64 left, int number) {
+    if ((threadIdx.x & 31) == 0 && left >= number)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((u64)from & ~(u64)15), "r"(4 * number) : "memory");
+}
+#else
+__device__ __forceinline__ i64 processors() { return 0; }
+__device__ __forceinline__ void prefetch(const float*, i64, int) {}
+#endif
+
+// A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them, the first `held` of which, a multiple of 1024, it keeps in shared
+// memory; the rest it reads once more. Without nu the step is what lies `there`, or `given`.
+extern "C" __global__ void __launch_bounds__(512, 1) dither_levels(
+    const float* x, i64 n, i64 held, double nu, float given, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1,
+    signed char* levels, float* steps, float* scales, double* norms, double* errors, i64* counts
 ) {
+    SHARED_BY_LAUNCH(float, kept);
     __shared__ double parts[16], folded;
     __shared__ i64 energies[16];
     __shared__ int tops[16], over15[16], over31[16];
@@ -38,16 +61,24 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     const int stop = (int)larger(smaller(4096, n - begin), 0);
     const float* from = x + begin;
     signed char* to = levels + begin;
+    float* const near = kept + held * warp + lane;
     KEEP_TOGETHER(from);
     KEEP_TOGETHER(to);
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
     double total = 0;
-    float v[8];
-    for (int base = 0; base < stop; base += 256) {
-        load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return *p; });
+    for (int base = 0; base < stop; base += 32 * NORM_ROWS) {
+        float v[NORM_ROWS];
+        load_rows(v, from + base + lane, stop - base - lane, [](const float* p) { return *p; });
+        // Squares are exact: one rounding each.
 #pragma unroll
-        for (int a = 0; a < 8; ++a) total += (double)v[a] * (double)v[a];
+        for (int a = 0; a < NORM_ROWS; ++a) total = __fma_rn((double)v[a], (double)v[a], total);
+        if (base < held) {
+#pragma unroll
+            for (int a = 0; a < NORM_ROWS; ++a) near[base + 32 * a] = v[a];
+        }
     }
+    // While this block finds its levels, memory has time for a half of what the next one on its processor reads.
+    prefetch(from + SCALE_BLOCK * processors(), n - begin - SCALE_BLOCK * processors(), 2048);
     const double norm = fold_chunks(fold(total), parts, &folded);
     __syncthreads();
     const bool finite = norm < __longlong_as_double(0x7ff0000000000000LL);
@@ -58,77 +89,104 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     double fast = 0, exact = 0, squares = 0;
     i64 all = 0;
     int top = 0, more15 = 0, more31 = 0;
-    // Sums of small levels are exact in float32 and in 32 bits; a block with large ones is gone through once more.
-    bool wide = !(nu > 0) || empty || !finite;
+    // Calls body(base, left, v) for each 256 coordinates: a lane has those of them that lie 32 * a behind its first, as long as that is below `left`.
+    auto each = [&](auto body) {
+        auto rows = [&](int base, int left) {
+            float v[ROWS];
+            if (base < held) {
+#pragma unroll
+                for (int a = 0; a < ROWS; ++a) v[a] = near[base + 32 * a];
+            } else {
+                // What is read for the last time makes room in the cache for what other blocks will read once more.
+                load_rows(v, from + base + lane, left, [](const float* p) { return __ldcs(p); });
+            }
+            body(base, left, v);
+        };
+        int base = 0;
+        // All of whole ones are there, which the compiler sees.
+        for (; base + 32 * ROWS <= stop; base += 32 * ROWS) rows(base, 32 * ROWS - lane);
+        if (base < stop) rows(base, stop - base - lane);
+    };
+    // Small levels take no conversions, and their sums are exact in float32; a block with large ones is gone through once more.
+    bool wide = !(nu > 0 || drawn) || empty || !finite;
     for (;;) {
-        float quick[2] = {0.0f, 0.0f};
+        float quick[2] = {0.0f, 0.0f}, energy = 0.0f, most = 0.0f;
         double dot = 0, square = 0;
-        u32 energy = 0;
         top = more15 = more31 = 0;
-        for (int base = 0; !drawn && !wide && base < stop; base += 256) {
-            load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return __ldcs(p); });
-            signed char* const here = to + base + lane;
-            const int left = stop - base - lane;
-            int sizes[8], most = 0;
+        if (!drawn && !wide) {
+            each([&](int base, int left, const float (&v)[ROWS]) {
+                signed char* const here = to + base + lane;
+                float sizes[ROWS], here_most = 0.0f;
 #pragma unroll
-            for (int a = 0; a < 8; ++a) {
-                const float y = __fmul_rn(v[a], inverse);
-                // Large levels only have to stay large here.
-                const float shifted = __fadd_rn(fminf(fmaxf(y, -2097152.0f), 2097152.0f), SHIFTER);
-                const int k = (int)(__float_as_uint(shifted) - __float_as_uint(SHIFTER));
-                if (32 * a < left) here[32 * a] = (signed char)k;
-                sizes[a] = k < 0 ? -k : k;
-                most = sizes[a] > most ? sizes[a] : most;
-                energy += (u32)(k * k);
-                quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(y, __fsub_rn(shifted, SHIFTER)));
-            }
-            top = most > top ? most : top;
-            if (most > 15) {
+                for (int a = 0; a < ROWS; ++a) {
+                    const float y = __fmul_rn(v[a], inverse), shifted = __fadd_rn(y, SHIFTER), level = __fsub_rn(shifted, SHIFTER);
+                    // Large levels are other numbers here, but large.
+                    if (32 * a < left) here[32 * a] = (signed char)__float_as_uint(shifted);
+                    sizes[a] = fabsf(level);
+                    here_most = fmaxf(here_most, sizes[a]);
+                    energy = __fmaf_rn(level, level, energy);
+                    quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(y, level));
+                }
+                most = fmaxf(most, here_most);
+                if (here_most > 15.0f) {
 #pragma unroll
-                for (int a = 0; a < 8; ++a) more15 += sizes[a] > 15, more31 += sizes[a] > 31;
-            }
+                    for (int a = 0; a < ROWS; ++a) more15 += sizes[a] > 15.0f, more31 += sizes[a] > 31.0f;
+                }
+            });
+            // Above QUICK_LIMIT it does not matter.
+            top = (int)fminf(most, 1024.0f);
         }
         // Drawn levels need no sums: their scale is the step.
-        for (int base = 0; drawn && base < stop; base += 256) {
-            load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return __ldcs(p); });
-            signed char* const here = to + base + lane;
-            const int left = stop - base - lane;
-            // A lane draws for eight coordinates that lie side by side.
-            u32 w[4];
-            philox(draws, ((u64)(begin + base) >> 3) + lane, 0, w);
-            __syncwarp();
-            for (int k = 0; k < 4; ++k) drawings[warp][4 * lane + k] = w[k];
-            __syncwarp();
-            const unsigned short* const own = (const unsigned short*)drawings[warp] + lane;
+        if (drawn) {
+            each([&](int base, int left, const float (&v)[ROWS]) {
+                signed char* const here = to + base + lane;
+                // A lane draws for eight coordinates that lie side by side.
+                u32 w[4];
+                philox(draws, ((u64)(begin + base) >> 3) + lane, 0, w);
+                __syncwarp();
+                for (int k = 0; k < 4; ++k) drawings[warp][4 * lane + k] = w[k];
+                __syncwarp();
+                const unsigned short* const own = (const unsigned short*)drawings[warp] + lane;
+                int sizes[ROWS], most = 0;
 #pragma unroll
-            for (int a = 0; a < 8; ++a) {
-                bool large = false;
-                const int k = empty || !finite ? 0 : level_of(v[a], inverse, own[32 * a], &large);
-                const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
-                if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
-                top = magnitude > top ? magnitude : top;
-                more15 += magnitude > 15;
-                more31 += magnitude > 31;
-            }
-        }
-        for (int base = 0; !drawn && wide && base < stop; base += 256) {
-            load_eight(v, from + base + lane, stop - base - lane, [](const float* p) { return __ldcs(p); });
-            signed char* const here = to + base + lane;
-            const int left = stop - base - lane;
+                for (int a = 0; a < ROWS; ++a) {
+                    int level;
+                    if (wide) {
+                        bool large = false;
+                        level = empty || !finite ? 0 : level_of(v[a], inverse, own[32 * a], &large);
+                        sizes[a] = large ? 1 << 26 : level < 0 ? -level : level;
+                        if (sizes[a] > 127) level = level < 0 ? -127 : 127;
+                    } else {
+                        sizes[a] = drawn_size(__fmul_rn(v[a], inverse), own[32 * a]);
+                        level = v[a] < 0 ? -sizes[a] : sizes[a];
+                    }
+                    if (32 * a < left) here[32 * a] = (signed char)level;
+                    most = sizes[a] > most ? sizes[a] : most;
+                }
+                top = most > top ? most : top;
+                if (most > 15) {
 #pragma unroll
-            for (int a = 0; a < 8; ++a) {
-                bool large = false;
-                const int k = empty || !finite ? 0 : level_of(v[a], inverse, -1, &large);
-                const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
-                if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
-                top = magnitude > top ? magnitude : top;
-                more15 += magnitude > 15;
-                more31 += magnitude > 31;
-                dot += (double)v[a] * (double)k;
-                square += (double)k * (double)k;
-            }
+                    for (int a = 0; a < ROWS; ++a) more15 += sizes[a] > 15, more31 += sizes[a] > 31;
+                }
+            });
+        } else if (wide) {
+            each([&](int base, int left, const float (&v)[ROWS]) {
+                signed char* const here = to + base + lane;
+#pragma unroll
+                for (int a = 0; a < ROWS; ++a) {
+                    bool large = false;
+                    const int k = empty || !finite ? 0 : level_of(v[a], inverse, -1, &large);
+                    const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
+                    if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
+                    top = magnitude > top ? magnitude : top;
+                    more15 += magnitude > 15;
+                    more31 += magnitude > 31;
+                    dot += (double)v[a] * (double)k;
+                    square += (double)k * (double)k;
+                }
+            });
         }
-        u64 energy_sum = energy;
+        u32 energy_sum = (u32)fminf(energy, 16777216.0f);
         for (int by = 16; by; by >>= 1) {
             const int other = __shfl_xor_sync(FULL, top, by);
             top = other > top ? other : top;
@@ -169,21 +227,23 @@ extern "C" __global__ void __launch_bounds__(512) dither_levels(
     errors[blockIdx.x] = drawn || empty ? 0.0 : norm - 2.0 * by * product + by * by * power;
     steps[blockIdx.x] = step;
     scales[blockIdx.x] = scale;
-    if (!finite) result[RESULT_WRONG] = NOT_FINITE;
 }
 
+// A warp for each chunk of the vector, those of a segment side by side: coded segments have chunks of 2^exponent symbols.
 extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
-    i64 n, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
+    i64 n, i64 exponent, const signed char* levels, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
     __shared__ Code own[256];
-    const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n), size = segment_length(n, s), first = s * SEGMENT;
+    const int lane = threadIdx.x, fewer = SEGMENT_BITS - (int)exponent;
+    const i64 s = smaller(blockIdx.x >> fewer, segments_of(n) - 1), c = blockIdx.x - (s << fewer), size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
-    if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
+    const i64 wrong = result[RESULT_WRONG], kind = d[KIND], present = d[ONLY];
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
-    const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
-    if (c >= l.chunks) return;
+    if (wrong != FINE || kind != CODED_KIND || present < 2) return;
+    const Layout l = layout_of(size, alphabet, exponent);
     // The code of every level that a byte holds.
-    for (int k = threadIdx.x; k < 256; k += 32) own[k] = code_of(codes[s * 256 + symbol_of((signed char)k, window)]);
+#pragma unroll
+    for (int a = 0; a < 8; ++a) own[32 * a + lane] = code_of(codes[s * 256 + symbol_of((signed char)(32 * a + lane), window)]);
     __syncwarp();
     const Code* near = own;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };
@@ -192,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(32) dither_encode_chunks(
     auto load = [=](i64 i) { return Raw{bytes[(u32)i], 0}; };
     auto look = [=](const Raw& r) { return near[r.symbol]; };
     const i64 number = encode_chunk(l, c, symbol, load, look, words + first, states + s * CHUNKS * 64);
-    if (threadIdx.x == 0) numbers[s * CHUNKS + c] = number;
+    if (lane == 0) numbers[s * CHUNKS + c] = number;
 }
 
 // One block lays out the message: the form and length of every segment, where they and their chunks begin; norm and error.
@@ -217,35 +277,48 @@ extern "C" __global__ void dither_close(
         i64 bytes = 0, total;
         if (s < segments_number) {
             const i64 size = segment_length(n, s), blocks = (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
-            double power[8], wrong[8];
-            for (int k = 0; k < 8; ++k) {
+            // All that is far away is asked for at once, words of so many chunks at a time.
+            i64 kind = d[KIND], held[SCALES_MOST];
+            const i64 window = d[WINDOW], exponent = d[CHUNK_OF], tables = d[TABLES_OF], present = d[ONLY], tail = d[TAIL], classes = d[CLASSES_OF];
+            double power[SCALES_MOST], wrong[SCALES_MOST];
+#pragma unroll
+            for (int k = 0; k < SCALES_MOST; ++k) {
                 power[k] = k < blocks ? norms[4 * s + k] : 0.0;
                 wrong[k] = k < blocks ? errors[4 * s + k] : 0.0;
+                held[k] = numbers[s * CHUNKS + k];
             }
-            for (int half = 4; half; half >>= 1)
+            for (int half = SCALES_MOST / 2; half; half >>= 1)
                 for (int k = 0; k < half; ++k) power[k] += power[k + half], wrong[k] += wrong[k + half];
-            if (has_levels(d)) {
-                const i64 alphabet = 2 * d[WINDOW] + 1, most = 1 + raw_bytes(size, alphabet);
-                const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);
-                i64 body = 1 + d[TABLES_OF];
+            if (kind == CODED_KIND || kind == CLASSED_KIND) {
+                const i64 alphabet = 2 * window + 1, most = 1 + raw_bytes(size, alphabet);
+                const Layout l = layout_of(size, alphabet, exponent);
+                i64 body = 1 + tables;
                 const bool fits = body < most;
-                if (d[ONLY] >= 2) {
+                if (present >= 2) {
                     body += 4 * l.chunks;
-                    for (i64 c = 0; c < l.chunks; ++c) {
-                        offsets[s * CHUNKS + c] = body;
-                        body += 4 * l.lanes + 2 * numbers[s * CHUNKS + c];
+                    for (i64 c = 0; c < l.chunks; c += SCALES_MOST) {
+#pragma unroll
+                        for (int k = 0; k < SCALES_MOST; ++k) {
+                            if (c) held[k] = numbers[s * CHUNKS + c + k];
+                        }
+#pragma unroll
+                        for (int k = 0; k < SCALES_MOST; ++k) {
+                            if (c + k >= l.chunks) continue;
+                            offsets[s * CHUNKS + c + k] = body;
+                            body += 4 * l.lanes + 2 * held[k];
+                        }
                     }
                 }
-                d[FORM_OF] = !fits || body >= most ? RAW : d[ONLY] >= 2 ? CODED : ONLY_TABLES;
-                if (d[FORM_OF] == RAW) body = most;
+                d[FORM_OF] = !fits || body >= most ? RAW : present >= 2 ? CODED : ONLY_TABLES;
+                if (!fits || body >= most) body = most;
                 i64 varint = 1;
-                while (d[TAIL] >> 7 * varint) ++varint;
+                while (tail >> 7 * varint) ++varint;
                 d[SCALES] = 2 + varint;
-                bytes = 2 + varint + 4 * blocks + d[CLASSES_OF] + body + d[TAIL];
-                if (bytes > 1 + 4 * size) d[KIND] = RAW_KIND;
+                bytes = 2 + varint + 4 * blocks + classes + body + tail;
+                if (bytes > 1 + 4 * size) d[KIND] = kind = RAW_KIND;
             }
-            if (d[KIND] == RAW_KIND) bytes = 1 + 4 * size, wrong[0] = 0.0;
-            if (d[KIND] == ZERO_KIND) bytes = 1;
+            if (kind == RAW_KIND) bytes = 1 + 4 * size, wrong[0] = 0.0;
+            if (kind == ZERO_KIND) bytes = 1;
             sums[s] = power[0];
             sums[segments_number + s] = wrong[0];
         }
@@ -260,60 +333,66 @@ extern "C" __global__ void dither_close(
 }
 
 // Parts of a chunk that blocks copy.
-#define PARTS 4
+#define PARTS 2
 
 // Blocks, `share` of them for each segment, write the message.
-extern "C" __global__ void dither_write(
+extern "C" __global__ void __launch_bounds__(256, 4) dither_write(
     const float* x, i64 n, i64 share, const signed char* levels, const float* scales, const i64* segments, const i64* regions, const i64* firsts,
     const u8* described, const u8* tables, const u16* words, const i64* numbers, const u32* states, const i64* offsets, const u32* planes,
     const i64* result, u8* out
 ) {
-    const i64 s = blockIdx.x / share, part = blockIdx.x % share, size = segment_length(n, s), first = s * SEGMENT;
+    const i64 s = blockIdx.x / (u32)share, part = blockIdx.x % (u32)share, size = segment_length(n, s), first = s * SEGMENT;
     const i64 stride = share * blockDim.x, begin = part * blockDim.x + threadIdx.x;
-    if (result[RESULT_WRONG] == NOT_FINITE && blockIdx.x == 0 && threadIdx.x == 0) store32(out, NON_FINITE);
-    if (result[RESULT_WRONG] != FINE) return;
     const i64* d = segments + s * SEGMENT_PLACES;
-    u8* to = out + d[AT];
+    // All that is far away is asked for at once, before anything is written.
+    const i64 wrong = result[RESULT_WRONG], kind = d[KIND], at = d[AT], end = d[END], tail = d[TAIL], form = d[FORM_OF], exponent = d[CHUNK_OF];
+    const i64 window = d[WINDOW], prefix = d[SCALES], classes = d[CLASSES_OF], described_tables = d[TABLES_OF];
+    const i64 own_number = numbers[s * CHUNKS + part / PARTS], own_offset = offsets[s * CHUNKS + part / PARTS];
+    const i64 blocks = (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
+    const float own_scale = begin < blocks ? scales[first / SCALE_BLOCK + begin] : 0.0f;
+    if (wrong == NOT_FINITE && blockIdx.x == 0 && threadIdx.x == 0) store32(out, NON_FINITE);
+    if (wrong != FINE) return;
+    u8* to = out + at;
     const bool leads = begin == 0;
     if (leads && s == 0) store32(out, SEGMENTS);
-    if (leads && segments_of(n) > 1) store32(out + 4 + 4 * s, (u32)(d[END] - d[AT]));
-    if (leads) to[0] = (u8)d[KIND];
-    if (d[KIND] == RAW_KIND)
+    if (leads && segments_of(n) > 1) store32(out + 4 + 4 * s, (u32)(end - at));
+    if (leads) to[0] = (u8)kind;
+    if (kind == RAW_KIND)
         for (i64 i = begin; i < size; i += stride) store32(to + 1 + 4 * i, __float_as_uint(x[first + i]));
-    if (!has_levels(d)) return;
-    const int window = (int)d[WINDOW], width = raw_bits(2 * window + 1);
-    const i64 blocks = (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
-    u8 *classes = to + d[SCALES] + 4 * blocks, *body = classes + d[CLASSES_OF];
+    if (kind != CODED_KIND && kind != CLASSED_KIND) return;
+    const int width = raw_bits(2 * window + 1);
+    u8 *class_bytes = to + prefix + 4 * blocks, *body = class_bytes + classes;
     if (leads) {
         to[1] = (u8)window;
-        for (i64 k = 2; k < d[SCALES]; ++k) to[k] = (u8)((d[TAIL] >> 7 * (k - 2) & 127) | (k + 1 < d[SCALES] ? 128 : 0));
-        for (i64 b = 0; b < blocks; ++b) store32(to + d[SCALES] + 4 * b, __float_as_uint(scales[first / SCALE_BLOCK + b]));
-        body[0] = d[FORM_OF] == RAW ? (u8)RAW : (u8)d[CHUNK_OF];
+        for (i64 k = 2; k < prefix; ++k) to[k] = (u8)((tail >> 7 * (k - 2) & 127) | (k + 1 < prefix ? 128 : 0));
+        body[0] = form == RAW ? (u8)RAW : (u8)exponent;
     }
-    if (d[KIND] == CLASSED_KIND) {
+    if (begin < blocks) store32(to + prefix + 4 * begin, __float_as_uint(own_scale));
+    if (kind == CLASSED_KIND) {
         const u8* from = described + description_at(firsts[s], regions[firsts[s] * REGION_PLACES + ROOM], s);
-        for (i64 b = begin; b < d[CLASSES_OF]; b += stride) classes[b] = from[b];
+        for (i64 b = begin; b < classes; b += stride) class_bytes[b] = from[b];
     }
-    for (i64 b = begin; b < d[TAIL]; b += stride) out[d[END] - d[TAIL] + b] = (u8)(planes[s * PLANE_WORDS + (b >> 2)] >> 8 * (b & 3));
-    if (d[FORM_OF] == RAW) {
+    for (i64 b = begin; b < tail; b += stride) out[end - tail + b] = (u8)(planes[s * PLANE_WORDS + (b >> 2)] >> 8 * (b & 3));
+    if (form == RAW) {
         for (i64 g = begin; 8 * g < size; g += stride) {
             u64 held = 0;
             const int here = (int)smaller(8, size - 8 * g);
-            for (int k = 0; k < here; ++k) held |= (u64)symbol_of(levels[first + 8 * g + k], window) << k * width;
+            for (int k = 0; k < here; ++k) held |= (u64)symbol_of(levels[first + 8 * g + k], (int)window) << k * width;
             for (int b = 0; 8 * b < here * width; ++b) body[1 + g * width + b] = (u8)(held >> 8 * b);
         }
         return;
     }
-    for (i64 b = begin; b < d[TABLES_OF]; b += stride) body[1 + b] = tables[s * 8192 + b];
-    if (d[FORM_OF] != CODED) return;
-    const Layout l = layout_of(size, 2 * window + 1, d[CHUNK_OF]);
+    // By the last block: the first has enough to do.
+    for (i64 b = threadIdx.x; part == share - 1 && b < described_tables; b += blockDim.x) body[1 + b] = tables[s * 8192 + b];
+    if (form != CODED) return;
+    const Layout l = layout_of(size, 2 * window + 1, exponent);
     for (i64 piece = part; piece < l.chunks * PARTS; piece += share) {
-        const i64 c = piece / PARTS, which = piece % PARTS, number = numbers[s * CHUNKS + c];
+        const i64 c = piece / PARTS, which = piece % PARTS, number = piece == part ? own_number : numbers[s * CHUNKS + c];
         const i64 from = number * which / PARTS, until = number * (which + 1) / PARTS;
-        u8* chunk = body + offsets[s * CHUNKS + c];
+        u8* chunk = body + (piece == part ? own_offset : offsets[s * CHUNKS + c]);
         copy_words(chunk + 4 * l.lanes + 2 * from, words + first + c * l.size + l.coded(c) - number + from, until - from);
         if (which) continue;
-        if (threadIdx.x == 0) store32(body + 1 + d[TABLES_OF] + 4 * c, (u32)number);
+        if (threadIdx.x == 0) store32(body + 1 + described_tables + 4 * c, (u32)number);
         for (int k = threadIdx.x; k < l.lanes; k += blockDim.x) store32(chunk + 4 * k, states[s * CHUNKS * 64 + c * l.lanes + k]);
     }
 }

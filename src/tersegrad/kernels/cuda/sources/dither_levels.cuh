@@ -26,6 +26,14 @@ __device__ __forceinline__ int level_of(float x, float inverse, int draw, bool* 
     return __float_as_uint(x) >> 31 ? -level : level;
 }
 
+// What `level_of` gives for a level below 2^22 that is drawn, without its sign; anything large for a larger one. Adding 2^23 rounds as the addition does,
+// and leaves the number in the lower bits.
+__device__ __forceinline__ int drawn_size(float y, u32 draw) {
+    const float size = fabsf(y), shifted = __fadd_rd(size, 8388608.0f), rest = __fsub_rn(size, __fsub_rn(shifted, 8388608.0f));
+    const u32 up = __float_as_uint(__fmaf_rn(rest, 65536.0f, 8388608.0f)) + draw >> 16;
+    return (int)(__float_as_uint(shifted) + up - (0x4b000000u + 0x4b00u));
+}
+
 __device__ __forceinline__ int draw_of(const Draws& draws, bool drawn, i64 i) {
     if (!drawn) return -1;
     u32 w[4];

@@ -29,26 +29,33 @@ __device__ Window window_of(const i64* counts, i64 first, i64 size) {
     return {top, (int)(top <= 15 ? top : more15 <= size / 512 ? 15 : top <= 31 ? top : more31 <= size / 512 ? 31 : smaller(top, 127))};
 }
 
+// A thread for each segment begins what is known of it: its kind, its window, the chunks that it has if it has no classes. Whether all norms are finite.
+extern "C" __global__ void dither_windows(i64 n, i64 exponent, const double* norms, const i64* counts, i64* segments, i64* result) {
+    const i64 s = (i64)blockIdx.x * blockDim.x + threadIdx.x, blocks = (n + SCALE_BLOCK - 1) / SCALE_BLOCK;
+    if (blockIdx.x == 0) {
+        bool finite = true;
+        for (i64 b = threadIdx.x; b < blocks; b += blockDim.x) finite &= norms[b] < __longlong_as_double(0x7ff0000000000000LL);
+        if (!finite) result[RESULT_WRONG] = NOT_FINITE;
+    }
+    if (s >= segments_of(n)) return;
+    const Window window = window_of(counts, s * SEGMENT, segment_length(n, s));
+    i64* d = segments + s * SEGMENT_PLACES;
+    for (int k = 0; k < SEGMENT_PLACES; ++k) d[k] = 0;
+    d[KIND] = window.top == 0 ? ZERO_KIND : window.coded() ? CODED_KIND : RAW_KIND;
+    d[WINDOW] = window.size;
+    d[CHUNK_OF] = exponent;
+}
+
 __device__ __forceinline__ int level_at(const Sixteen& held, int k) { return (signed char)held.byte(k); }
 
-// A block writes the description of a segment, but for its escapes: kind, window, histogram, table, frequencies.
-__device__ void write_segment(
-    i64 s, i64 size, const Window& window, i64 exponent, const Sixteen* levels, i64* d, short* q, u8* tables, u32* codes
-) {
+// A block writes the table of a segment and its codes.
+__device__ void write_table_of(i64 s, i64 size, const Window& window, const Sixteen* levels, i64* d, short* q, u8* tables, u32* codes) {
     __shared__ u32 sums[COPIES * 256];
     __shared__ u8 seen[256];
     __shared__ u32 w[256];
     __shared__ int f[256];
     __shared__ TableRoom room;
     const int t = threadIdx.x, alphabet = 2 * window.size + 1;
-    if (t == 0) {
-        for (int k = 0; k < SEGMENT_PLACES; ++k)
-            if (k != TAIL) d[k] = 0;
-        d[KIND] = window.top == 0 ? ZERO_KIND : window.coded() ? CODED_KIND : RAW_KIND;
-        d[WINDOW] = window.size;
-        d[CHUNK_OF] = exponent;
-    }
-    if (!window.coded()) return;
     const bool sampled = size >= larger((i64)1 << 16, 4096 * alphabet);
     for (int k = t; k < COPIES * 256; k += blockDim.x) sums[k] = 0;
     for (int k = t; k < 256; k += blockDim.x) seen[k] = 0;
@@ -93,9 +100,9 @@ __device__ void write_segment(
     if (t == 0) d[TABLES_OF] = (bits + 7) / 8, d[ONLY] = present;
 }
 
-// Two blocks for each segment: the first half of them write what it is, its table and its codes; the others its escapes.
+// Two blocks for each segment that has levels: the first half of them write its table and its codes; the others its escapes.
 extern "C" __global__ void __launch_bounds__(512) dither_segments(
-    const float* x, i64 n, i64 exponent, const signed char* levels, const float* steps, const i64* counts,
+    const float* x, i64 n, const signed char* levels, const float* steps, const i64* counts,
     i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, i64* segments, short* q, u8* tables, u32* codes, int* escapes, u32* planes, i64* result
 ) {
     const i64 number = segments_of(n), s = blockIdx.x % number, size = segment_length(n, s), first = s * SEGMENT;
@@ -103,9 +110,9 @@ extern "C" __global__ void __launch_bounds__(512) dither_segments(
     if (result[RESULT_WRONG] == NOT_FINITE) return;
     const Window window = window_of(counts, first, size);
     const Sixteen* units = (const Sixteen*)(levels + first);
-    if (blockIdx.x < number) return write_segment(s, size, window, exponent, units, d, q, tables, codes);
-    if (threadIdx.x == 0) d[TAIL] = 0;
-    if (!window.coded() || window.top <= window.size) return;
+    if (!window.coded()) return;
+    if (blockIdx.x < number) return write_table_of(s, size, window, units, d, q, tables, codes);
+    if (window.top <= window.size) return;
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
     int* values = escapes + s * ESCAPES;
     const int most = window.size;
@@ -128,15 +135,4 @@ extern "C" __global__ void __launch_bounds__(512) dither_segments(
     __syncthreads();
     const i64 tail = write_planes(values, found, planes + s * PLANE_WORDS);
     if (threadIdx.x == 0) d[TAIL] = tail;
-}
-
-// The length of a block of symbols, -1 where one is not of the alphabet; and how many segments have classes, -1 where escapes kept them from being
-// looked for.
-extern "C" __global__ void dither_tried(i64 number, const i64* segments, const i64* result, const i64* head, i64* found) {
-    i64 classed = 0;
-    for (i64 s = threadIdx.x; s < number; s += 32) classed += segments[s * SEGMENT_PLACES + KIND] == CLASSED_KIND;
-    classed = warp_sum(classed);
-    if (threadIdx.x) return;
-    found[0] = head[STATUS] == FINE ? head[LENGTH] : -1;
-    found[1] = result[RESULT_WRONG] == FINE ? classed : -1;
 }

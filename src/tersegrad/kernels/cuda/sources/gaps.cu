@@ -41,17 +41,18 @@ extern "C" __global__ void gap_survey(
 }
 
 extern "C" __global__ void gap_rests_write(
-    const void* indices, i64 wide, i64 most, const i64* counted, const i64* places, i64 room, u32* words, i64* head
+    const void* indices, i64 wide, i64 most, const i64* counted, const i64* sums, i64 scanned, i64 room, u32* words, i64* head
 ) {
     const i64 count = number_of(most, counted);
-    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), length = bytes_of(places[gridDim.x]);
+    const Place place(sums, scanned);
+    const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), length = bytes_of(place.all);
     if (first == 0) head[LENGTH] = length;
     if (first == 0 && length > room) head[STATUS] = TOO_SMALL;
     if (length > room) return;
     i64 bits = 0, total;
     const i64 stop = smaller(first + SHARE, count);
     for (i64 j = first; j < stop; ++j) bits += open_bits(gap_class(indices, wide, j));
-    i64 at = places[blockIdx.x] + block_scan(bits, &total);
+    i64 at = place.before + block_scan(bits, &total);
     i64 last = first < stop && first ? index_at(indices, wide, first - 1) : -1;
     for (i64 j = first; j < stop; ++j) {
         const i64 here = index_at(indices, wide, j);
@@ -118,19 +119,20 @@ extern "C" __global__ void gap_spans(const u8* data, i64 at, u64 front, const u8
 
 // gap + 1 of every class, and their sums by span. Their bits follow `at` bytes and the rANS block, if there is one.
 extern "C" __global__ void gap_steps(
-    const u8* data, i64 at, i64 nbytes, const i64* block, const u8* classes, i64 count, i64 numel, const i64* places, i64* steps, i64* sums,
-    i64* head
+    const u8* data, i64 at, i64 nbytes, const i64* block, const u8* classes, i64 count, i64 numel, const i64* bits_before, i64 scanned,
+    i64* steps, i64* sums, i64* head
 ) {
+    const Place place(bits_before, scanned);
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, count);
     at += block ? block[BLOCK_LENGTH] : 0;
-    const bool fine = !(block && block[BLOCK_STATUS] != FINE) && at <= nbytes && plane_fits(data, nbytes, at, places[gridDim.x]);
+    const bool fine = !(block && block[BLOCK_STATUS] != FINE) && at <= nbytes && plane_fits(data, nbytes, at, place.all);
     if (first == 0) {
-        head[LENGTH] = at + bytes_of(places[gridDim.x]);
+        head[LENGTH] = at + bytes_of(place.all);
         if (!fine) head[STATUS] = CORRUPT;
     }
     i64 bits = 0, sum = 0, total;
     for (i64 j = first; j < stop; ++j) bits += smaller(open_bits(classes[j]), WIDEST);
-    i64 from = 8 * at + places[blockIdx.x] + block_scan(bits, &total);
+    i64 from = 8 * at + place.before + block_scan(bits, &total);
     for (i64 j = first; j < stop; ++j) {
         const int width = (int)smaller(open_bits(classes[j]), WIDEST);
         const u64 top = classes[j] ? 2 + ((classes[j] + 1) & 1) : 1;
@@ -144,15 +146,16 @@ extern "C" __global__ void gap_steps(
     if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
-// The indices. `behind` bytes must follow the set, if it is not negative.
+// The indices. Behind the set so many bytes must follow for each, if it is not negative.
 extern "C" __global__ void gap_indices(
-    i64 nbytes, i64 count, i64 numel, const i64* steps, const i64* places, i64 behind, i64 wide, void* out, i64* head
+    i64 nbytes, i64 count, i64 numel, const i64* steps, const i64* sums, i64 scanned, i64 each, i64 wide, void* out, i64* head
 ) {
+    const Place place(sums, scanned);
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, count);
-    if (first == 0 && behind >= 0 && head[LENGTH] + behind != nbytes) head[STATUS] = CORRUPT;
+    if (first == 0 && each >= 0 && head[LENGTH] + each * count != nbytes) head[STATUS] = CORRUPT;
     i64 sum = 0, total;
     for (i64 j = first; j < stop; ++j) sum += steps[j];
-    i64 index = places[blockIdx.x] + block_scan(sum, &total) - 1;
+    i64 index = place.before + block_scan(sum, &total) - 1;
     for (i64 j = first; j < stop; ++j) {
         index += steps[j];
         if (index < 0 || index >= numel) head[STATUS] = CORRUPT;

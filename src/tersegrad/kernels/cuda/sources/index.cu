@@ -1,5 +1,6 @@
 // Planar Golomb codes of index sets (spec/wire.md, 4.4 and 4.6), and sparse messages made of them.
 #include "index.cuh"
+#include "zeros.cuh"
 
 struct Set {
     const void* indices;
@@ -67,13 +68,13 @@ extern "C" __global__ void golomb_survey(
 
 // The planes into cleared words of `capacity` bytes; a negative one asks for their length alone.
 extern "C" __global__ void golomb_write(
-    const void* indices, i64 wide, i64 room, const i64* counted, i64 numel, i64 divisor, const i64* places, i64 capacity, u32* words, i64* head
+    const void* indices, i64 wide, i64 room, const i64* counted, i64 numel, i64 divisor, const i64* sums, i64 scanned, i64 capacity, u32* words,
+    i64* head
 ) {
     const Set set(indices, wide, room, *counted, numel, divisor);
     const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    const i64* long_places = places + gridDim.x + 1;
-    const i64 second = bytes_of(places[gridDim.x]), third = second + bytes_of(set.count * set.width);
-    const i64 length = third + bytes_of(long_places[gridDim.x]);
+    const Place unaries(sums, scanned), extras(sums + gridDim.x + 1, scanned);
+    const i64 second = bytes_of(unaries.all), third = second + bytes_of(set.count * set.width), length = third + bytes_of(extras.all);
     const bool fits = length <= capacity, sorted = head[STATUS] != UNSORTED;
     if (me == 0) head[LENGTH] = length;
     if (me == 0 && !fits && sorted && capacity >= 0) head[STATUS] = TOO_SMALL;
@@ -92,7 +93,7 @@ extern "C" __global__ void golomb_write(
         bits += p.quotient + 1;
         longs += p.rest >= set.shorts;
     }
-    i64 unary = places[blockIdx.x] + block_scan(bits, &total), extra = long_places[blockIdx.x] + block_scan(longs, &total);
+    i64 unary = unaries.before + block_scan(bits, &total), extra = extras.before + block_scan(longs, &total);
 #pragma unroll
     for (int a = 0; a < SHARE; ++a) {
         if (first + a >= set.count) continue;
@@ -139,25 +140,27 @@ __device__ __forceinline__ u32 four_bytes(const u8* data, i64 nbytes, i64 at) {
 
 // Of a message of `size` bytes what follows the first `at` is read here, `most` bytes of it.
 // How many ones every 1024 bytes have; 256 threads. Nothing is read of a message that begins otherwise than by `front`, `at` bytes of it.
-extern "C" __global__ void ones_count(const u8* data, i64 size, i64 at, u64 front, i64 most, i64* counts, i64* head) {
+// What is known of the message begins here.
+extern "C" __global__ void ones_count(const u8* data, i64 size, i64 at, u64 front, i64 most, i64* sums, i64* head) {
     const i64 scanned = smaller(size - at, most);
-    if (blockIdx.x == 0 && threadIdx.x == 0 && !begins(data, at, front)) head[STATUS] = CORRUPT;
+    if (blockIdx.x == 0 && threadIdx.x < CLASSES) head[threadIdx.x] = threadIdx.x == STATUS && !begins(data, at, front) ? CORRUPT : 0;
     i64 total;
     block_scan(__popc(four_bytes(data + at, scanned, 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x))), &total);
-    if (threadIdx.x == 0) counts[blockIdx.x] = total;
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
 // Where the first `count` ones stand; nothing but zeros may follow in the last one's byte.
 extern "C" __global__ void ones_place(
-    const u8* data, i64 size, i64 at, i64 most, const i64* places, i64 count, i64* ones, i64* head
+    const u8* data, i64 size, i64 at, i64 most, const i64* sums, i64 scanned, i64 count, i64* ones, i64* head
 ) {
-    const i64 scanned = smaller(size - at, most);
+    const i64 there = smaller(size - at, most);
     data += at;
     i64 total;
     const i64 from = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
-    u32 word = four_bytes(data, scanned, from);
-    i64 rank = places[blockIdx.x] + block_scan(__popc(word), &total);
-    if (blockIdx.x == 0 && threadIdx.x == 0 && places[gridDim.x] < count) head[STATUS] = CORRUPT;
+    u32 word = four_bytes(data, there, from);
+    const Place place(sums, scanned);
+    i64 rank = place.before + block_scan(__popc(word), &total);
+    if (blockIdx.x == 0 && threadIdx.x == 0 && place.all < count) head[STATUS] = CORRUPT;
     for (; word && rank < count; word &= word - 1, ++rank) {
         const int bit = __ffs((int)word) - 1;
         ones[rank] = 8 * from + bit;
@@ -201,23 +204,24 @@ extern "C" __global__ void golomb_longs(
 
 // The remainders, and their sums over spans.
 extern "C" __global__ void golomb_rests(
-    const u8* message, i64 size, i64 at, i64 count, i64 divisor, const i64* places, i64* rests, i64* sums, i64* head
+    const u8* message, i64 size, i64 at, i64 count, i64 divisor, const i64* longs_before, i64 scanned, i64* rests, i64* sums, i64* head
 ) {
     const Planes planes(message, size, at, count, divisor);
+    const Place place(longs_before, scanned);
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), used = head[USED], third = used + bytes_of(count * planes.width);
     bool fine = head[STATUS] == FINE;
-    if (fine && !plane_fits(planes.data, planes.nbytes, third, places[gridDim.x])) {
+    if (fine && !plane_fits(planes.data, planes.nbytes, third, place.all)) {
         head[STATUS] = CORRUPT;
         fine = false;
     }
-    if (fine && first == 0) head[LENGTH] = at + third + bytes_of(places[gridDim.x]);
+    if (fine && first == 0) head[LENGTH] = at + third + bytes_of(place.all);
     i64 held[SHARE], longs = 0, sum = 0, total;
 #pragma unroll
     for (int a = 0; a < SHARE; ++a) {
         held[a] = fine && first + a < count ? planes.rest(used, first + a) : 0;
         longs += fine && first + a < count && held[a] >= planes.shorts;
     }
-    i64 extra = places[blockIdx.x] + block_scan(longs, &total);
+    i64 extra = place.before + block_scan(longs, &total);
 #pragma unroll
     for (int a = 0; a < SHARE; ++a) {
         if (!fine || first + a >= count) continue;
@@ -229,17 +233,19 @@ extern "C" __global__ void golomb_rests(
     if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
-// The indices. `behind` bytes must follow the planes, if it is not negative.
+// The indices. Behind the planes so many bytes must follow for each, if it is not negative.
 extern "C" __global__ void golomb_indices(
-    i64 size, i64 count, i64 numel, i64 divisor, const i64* ones, const i64* rests, const i64* places, i64 behind, i64 wide, void* out, i64* head
+    i64 size, i64 count, i64 numel, i64 divisor, const i64* ones, const i64* rests, const i64* sums, i64 scanned, i64 each, i64 wide, void* out,
+    i64* head
 ) {
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
+    const Place place(sums, scanned);
     const bool fine = head[STATUS] == FINE;
-    if (fine && first == 0 && behind >= 0 && head[LENGTH] + behind != size) head[STATUS] = CORRUPT;
+    if (fine && first == 0 && each >= 0 && head[LENGTH] + each * count != size) head[STATUS] = CORRUPT;
     i64 held[SHARE], sum = 0, total;
 #pragma unroll
     for (int a = 0; a < SHARE; ++a) sum += held[a] = fine && first + a < count ? rests[first + a] : 0;
-    i64 before = places[blockIdx.x] + block_scan(sum, &total);
+    i64 before = place.before + block_scan(sum, &total);
 #pragma unroll
     for (int a = 0; a < SHARE; ++a) {
         const i64 j = first + a;
@@ -252,15 +258,63 @@ extern "C" __global__ void golomb_indices(
     }
 }
 
-// The values at the end of a message to their places, if all of it is right, and in place WHOLE whether it is.
-extern "C" __global__ void sparse_read(
-    const u8* data, i64 size, i64 narrow, i64 count, const void* indices, i64 wide, float weight, i64 adds, float* out, i64* head
+// ---- values to their places ----
+
+// The values of a set: float32 or, `narrow`, bfloat16, one behind the other up to byte `end`; from the first byte on if that is negative.
+struct Values {
+    const u8* first;
+    bool narrow;
+    __device__ Values(const u8* data, i64 end, i64 narrow, i64 count) : narrow(narrow != 0) {
+        first = end < 0 ? data : data + end - (narrow ? 2 : 4) * count;
+    }
+    __device__ float operator()(i64 j) const {
+        return __uint_as_float(narrow ? ((u32)first[2 * j] | (u32)first[2 * j + 1] << 8) << 16 : load32(first + 4 * j));
+    }
+};
+
+// How many of `count` indices, which increase, lie below `limit`; for a warp.
+__device__ i64 number_below(const void* indices, i64 wide, i64 count, i64 limit) {
+    const int lane = threadIdx.x & 31;
+    i64 low = 0, high = count;
+    while (low < high) {
+        const i64 step = (high - low + 31) / 32, at = low + lane * step;
+        const int passed = __popc(__ballot_sync(FULL, at < high && index_at(indices, wide, at) < limit));
+        if (!passed) return low;
+        high = smaller(high, low + passed * step);
+        low += (passed - 1) * step + 1;
+    }
+    return low;
+}
+
+#define LAID 8192
+
+// The vector of `n` coordinates: values at their places and zeros elsewhere, or nothing but zeros where the message is not right, and in
+// place WHOLE whether it is. A block has LAID coordinates: it clears them, and puts values there while they are still in the cache.
+extern "C" __global__ void __launch_bounds__(256) sparse_lay(
+    const u8* data, i64 end, i64 narrow, i64 count, const void* indices, i64 wide, i64 n, float* out, i64* head
+) {
+    __shared__ i64 range[2];
+    const bool fine = head[STATUS] == FINE;
+    const i64 first = (i64)blockIdx.x * LAID, stop = smaller(first + LAID, n), warp = threadIdx.x / 32;
+    if (first == 0 && threadIdx.x == 0) head[WHOLE] = fine;
+    clear((u8*)(out + first), 4 * (stop - first), threadIdx.x, blockDim.x);
+    if (!fine) return;
+    if (warp < 2) {
+        const i64 below = number_below(indices, wide, count, warp ? stop : first);
+        if ((threadIdx.x & 31) == 0) range[warp] = below;
+    }
+    __syncthreads();
+    const Values values(data, end, narrow, count);
+    for (i64 j = range[0] + threadIdx.x; j < range[1]; j += blockDim.x) out[index_at(indices, wide, j)] = values(j);
+}
+
+// `weight` times the values added at their places, if the message is right, and in place WHOLE whether it is.
+extern "C" __global__ void sparse_add(
+    const u8* data, i64 end, i64 narrow, i64 count, const void* indices, i64 wide, float weight, float* out, i64* head
 ) {
     const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u8* values = data + size - (narrow ? 2 : 4) * count;
     if (j == 0) head[WHOLE] = head[STATUS] == FINE;
     if (j >= count || head[STATUS] != FINE) return;
-    const float value = __uint_as_float(narrow ? ((u32)values[2 * j] | (u32)values[2 * j + 1] << 8) << 16 : load32(values + 4 * j));
     const i64 i = index_at(indices, wide, j);
-    out[i] = adds ? __fadd_rn(out[i], __fmul_rn(value, weight)) : value;
+    out[i] = __fadd_rn(out[i], __fmul_rn(Values(data, end, narrow, count)(j), weight));
 }

@@ -52,7 +52,7 @@ __device__ __forceinline__ bool begins(const u8* data, i64 at, u64 front) {
     return true;
 }
 
-// A thread has SHARE indices in a row, and a block is a span of the set. Sums over spans become places between the kernels.
+// A thread has SHARE indices in a row, and a block is a span of the set.
 #define SHARE 8
 
 // Two classes for each power of two of gap + 1.

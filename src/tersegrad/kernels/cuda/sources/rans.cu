@@ -2,6 +2,9 @@
 #include "common.cuh"
 #include "rans_tables.cuh"
 #include "rans_chunks.cuh"
+#include "dither.cuh"
+#include "classes.cuh"
+#include "meaning.cuh"
 
 __device__ __forceinline__ u32 context_of(const u8* contexts, i64 each, i64 i) { return each ? contexts[each == 1 ? i : i >> 6] : 0; }
 
@@ -54,26 +57,54 @@ extern "C" __global__ void rans_frequencies(const short* q, i64 given, const i64
     if (threadIdx.x == 0 && present >= 2) atomicMax(&head[INFORMATIVE], (i64)1);
 }
 
-extern "C" __global__ void rans_table(
-    const i64* counts, const int* extra, i64 asked, i64 most, const i64* number, i64 given, const i64* there, short* q, u8* bits, i64* lengths
+// A warp for each table writes it as bits, and how symbols are coded. With one table, bytes were counted as they are: all of them must mean symbols.
+extern "C" __global__ void __launch_bounds__(32) rans_table(
+    const i64* counts, const int* present, i64 asked, i64 most, const i64* number, i64 given, const i64* there, i64 means, i64 shift, u8* bits,
+    i64* lengths, Code* codes, i64* head
 ) {
-    const i64 count = number_of(most, number);
-    const i64 alphabet = size_of(given, there);
     __shared__ TableRoom room;
-    const i64 row = blockIdx.x * alphabet;
-    const bool extended = counts_sample(asked, count, alphabet * gridDim.x);
-    const i64 length = write_table(
-        [=](int s) { return counts[row + s] + (extended ? extra[row + s] : 0); }, (int)alphabet, q + row,
-        bits + blockIdx.x * (32 * alphabet + 2), room
-    );
-    if (threadIdx.x == 0) lengths[blockIdx.x] = length;
-}
-
-// One block lays the tables one after the other.
-extern "C" __global__ void rans_join(const u8* bits, const i64* lengths, i64 given, const i64* there, i64 contexts, u8* tables, i64* head) {
-    const i64 alphabet = size_of(given, there);
-    const i64 bytes = join_tables(bits, 32 * alphabet + 2, lengths, contexts, tables);
-    if (threadIdx.x == 0) head[TABLES] = bytes;
+    __shared__ short q[256];
+    __shared__ u32 w[256];
+    __shared__ int f[256];
+    const int lane = threadIdx.x & 31;
+    const i64 count = number_of(most, number), tables = gridDim.x;
+    i64 alphabet = size_of(given, there);
+    Meaning meaning = {(int)means, (u32)shift};
+    if (means == EXPONENTS) {
+        u32 least = 255, largest = 0;
+        for (u32 b = lane; b < 256; b += 32)
+            if (b && present[b]) least = b < least ? b : least, largest = b;
+        for (int by = 16; by; by >>= 1) {
+            const u32 lower = __shfl_xor_sync(FULL, least, by), higher = __shfl_xor_sync(FULL, largest, by);
+            least = lower < least ? lower : least;
+            largest = higher > largest ? higher : largest;
+        }
+        if (!largest) least = 1;
+        meaning.shift = 1 - least;
+        alphabet = larger(2, (i64)largest - least + 2);
+        if (lane == 0) head[LEAST_OF] = least, head[LARGEST_OF] = largest;
+    }
+    if (lane == 0 && blockIdx.x == 0) head[ALPHABET_OF] = alphabet;
+    const bool sampled = counts_sample(asked, count, alphabet * tables);
+    const i64 row = tables == 1 ? 0 : blockIdx.x * alphabet, rest = tables == 1 ? 256 : tables * alphabet;
+    if (tables == 1)
+        for (u32 b = lane; b < 256; b += 32)
+            if (present[b] && meaning.symbol(b) >= alphabet) head[STATUS] = BAD_SYMBOL;
+    auto counted = [=](int s) {
+        const i64 k = row + (tables == 1 ? meaning.byte(s) : s);
+        return counts[k] + (sampled ? present[k] : counts[rest + k]);
+    };
+    const i64 length = write_table(counted, (int)alphabet, q, bits + blockIdx.x * TABLE_BYTES, room);
+    const int different = make_frequencies(q, (int)alphabet, w, f);
+    u32 start = 0;
+    for (int base = 0; base < alphabet; base += 32) {
+        const int s = base + lane;
+        const u32 mine = s < alphabet ? (u32)f[s] : 0, upto = (u32)warp_scan(mine);
+        if (s < alphabet) codes[blockIdx.x * alphabet + s] = code_of(mine | (start + upto - mine) << 16);
+        start += __shfl_sync(FULL, upto, 31);
+    }
+    if (lane == 0) lengths[blockIdx.x] = length;
+    if (lane == 0 && different >= 2) atomicMax(&head[INFORMATIVE], (i64)1);
 }
 
 // ---- decoding ----
@@ -185,7 +216,57 @@ extern "C" __global__ void rans_decode_plain(
 // Codes that a warp has near.
 #define NEAR 1024
 
-// Counts of symbols by context, exact or of every eighth block of 4096 (`sample`), and which occur at all.
+// Counts of bytes, and which occur at all. With `asked`, those of every eighth block of 4096 are counted apart, and where that is a sample for
+// any alphabet the others are not counted. A lane counts for itself: most bytes are the same few. Stretches are read from the last on, which
+// may still be in the cache.
+extern "C" __global__ void __launch_bounds__(256) rans_count_bytes(
+    const u8* bytes, i64 most, const i64* number, i64 asked, i64 given, i64* counts, int* present
+) {
+    __shared__ u32 sums[256 * 32];
+    __shared__ u8 seen[256];
+    const i64 count = number_of(most, number);
+    // Shorter ones are counted whole, whatever the alphabet.
+    const bool apart = asked && count >= (i64)1 << 16;
+    const int lane = threadIdx.x & 31, turns = apart && !counts_sample(asked, count, given) ? 2 : 1;
+    seen[threadIdx.x] = 0;
+    const i64 lead = smaller((16 - (i64)((u64)bytes & 15)) & 15, count), units = (count - lead) / 16;
+    for (int turn = 0; turn < turns; ++turn) {
+        for (int k = threadIdx.x; k < 256 * 32; k += 256) sums[k] = 0;
+        __syncthreads();
+        auto add = [&](u32 b) { atomicAdd(&sums[b * 32 + lane], 1u); };
+        // Whether coordinate i is counted this time.
+        auto chosen = [=](i64 i) { return (!apart || (i >> 12) % 8 == 0) == (turn == 0); };
+        for (i64 k = (i64)blockIdx.x * 256 + threadIdx.x; k < units; k += (i64)gridDim.x * 256) {
+            const i64 unit = units - 1 - k, i = lead + 16 * unit;
+            const Sixteen held = *(const Sixteen*)(bytes + i);
+            if (turn == 0) {
+#pragma unroll
+                for (int b = 0; b < 16; ++b) seen[held.byte(b)] = 1;
+            }
+            if (chosen(i) && chosen(i + 15)) {
+#pragma unroll
+                for (int b = 0; b < 16; ++b) add(held.byte(b));
+            } else if (chosen(i) || chosen(i + 15)) {
+                for (int b = 0; b < 16; ++b)
+                    if (chosen(i + b)) add(held.byte(b));
+            }
+        }
+        // What lies before and behind them.
+        const i64 i = threadIdx.x < lead ? threadIdx.x : 16 * units + threadIdx.x;
+        if (blockIdx.x == 0 && i < count && (i < lead || i >= lead + 16 * units)) {
+            seen[bytes[i]] = 1;
+            if (chosen(i)) add(bytes[i]);
+        }
+        __syncthreads();
+        u32 sum = 0;
+        for (int copy = 0; copy < 32; ++copy) sum += sums[threadIdx.x * 32 + (copy + lane) % 32];
+        if (sum) atomicAdd((u64*)&counts[256 * turn + threadIdx.x], (u64)sum);
+        __syncthreads();
+    }
+    if (seen[threadIdx.x]) present[threadIdx.x] = 1;
+}
+
+// Counts of symbols by context, exact or of every eighth block of 4096 (`asked`), and which occur at all.
 extern "C" __global__ void rans_count(
     const u8* symbols, const u8* contexts, i64 each, i64 most, const i64* number, i64 given, const i64* there, i64 tables, i64 asked, i64* counts,
     int* present, i64* head
@@ -200,27 +281,7 @@ extern "C" __global__ void rans_count(
         for (i64 k = threadIdx.x; k < cells; k += blockDim.x) sums[k] = 0, seen[k] = 0;
     __syncthreads();
     const i64 stride = (i64)gridDim.x * blockDim.x;
-    i64 from = 0;
-    if (tables == 1 && alphabet <= 64 && ((u64)symbols & 3) == 0) {
-        // Four symbols at a time, those that occur as bits of a word.
-        u64 occur = 0;
-        from = count / 4 * 4;
-        for (i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x; k < from / 4; k += stride) {
-            const u32 four = ((const u32*)symbols)[k];
-            const bool counted = !sample || (4 * k >> 12) % 8 == 0;
-            for (int b = 0; b < 32; b += 8) {
-                const u32 s = four >> b & 255;
-                if (s >= alphabet) {
-                    head[STATUS] = BAD_SYMBOL;
-                    continue;
-                }
-                occur |= (u64)1 << s;
-                if (counted) atomicAdd(&sums[s], 1u);
-            }
-        }
-        for (; occur; occur &= occur - 1) seen[__ffsll((i64)occur) - 1] = 1;
-    }
-    for (i64 i = from + (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
         const u32 s = symbols[i], c = context_of(contexts, each, i);
         if (s >= alphabet || c >= tables) {
             head[STATUS] = BAD_SYMBOL;
@@ -244,41 +305,33 @@ extern "C" __global__ void rans_count(
         }
 }
 
-// How symbols are coded; a thread per table.
-extern "C" __global__ void rans_codes(const int* frequencies, i64 given, const i64* there, i64 tables, Code* codes) {
-    const i64 alphabet = size_of(given, there);
-    const i64 c = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (c >= tables) return;
-    u32 start = 0;
-    for (i64 k = c * alphabet; k < (c + 1) * alphabet; ++k) {
-        codes[k] = code_of((u32)frequencies[k] | start << 16);
-        start += (u32)frequencies[k];
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
-    const u8* symbols, const u8* contexts, i64 each, i64 most, const i64* counted, i64 given, const i64* there, i64 tables, i64 exponent,
+    const u8* symbols, const u8* contexts, i64 each, i64 most, const i64* counted, i64 means, i64 shift, i64 tables, i64 exponent,
     const Code* codes, u16* words, i64* numbers, u32* states, const i64* head
 ) {
-    const i64 count = number_of(most, counted);
-    const i64 alphabet = size_of(given, there);
+    const i64 count = number_of(most, counted), alphabet = head[ALPHABET_OF];
     __shared__ Code own[NEAR];
     if (head[STATUS] != FINE || !head[INFORMATIVE]) return;
     const Layout l = layout_of(count, alphabet, exponent);
     const i64 c = blockIdx.x, cells = alphabet * tables;
     if (c >= l.chunks) return;
+    const Meaning meaning = meaning_of(means, shift, head);
     const bool mine = cells <= NEAR;
-    if (mine)
+    // With one table, by the byte that means a symbol.
+    if (tables == 1)
+        for (u32 s = threadIdx.x; s < alphabet; s += 32) own[meaning.byte(s)] = codes[s];
+    else if (mine)
         for (i64 k = threadIdx.x; k < cells; k += 32) own[k] = codes[k];
     __syncwarp();
     const Code* near = own;
     const u32 size = (u32)alphabet;
-    auto symbol = [=](i64 i) { return (u32)symbols[i]; };
     i64 number;
     if (tables == 1) {
+        auto symbol = [=](i64 i) { return meaning.symbol(symbols[i]); };
         auto load = [=](i64 i) { return Raw{symbols[i], 0}; };
         number = encode_chunk(l, c, symbol, load, [=](const Raw& r) { return near[r.symbol]; }, words, states);
     } else {
+        auto symbol = [=](i64 i) { return (u32)symbols[i]; };
         auto load = [=](i64 i) { return Raw{symbols[i], context_of(contexts, each, i)}; };
         // Wherever they lie: to ask in every step would take longer.
         const Code* held = mine ? near : codes;
@@ -288,13 +341,13 @@ extern "C" __global__ void __launch_bounds__(32) rans_encode_chunks(
     if (threadIdx.x == 0) numbers[c] = number;
 }
 
-// One block lays out the message: its form, where chunks begin, its length.
+// One block lays out the message: its tables, its form, where chunks begin, its length.
 extern "C" __global__ void rans_close(
-    i64 most, const i64* counted, i64 given, const i64* there, i64 exponent, const i64* numbers, i64* offsets, i64* head
+    i64 most, const i64* counted, i64 contexts, i64 exponent, const u8* bits, const i64* lengths, const i64* numbers, u8* tables, i64* offsets, i64* head
 ) {
-    const i64 alphabet = size_of(given, there), count = number_of(most, counted);
+    const i64 alphabet = head[ALPHABET_OF], count = number_of(most, counted), bytes = join_tables(bits, TABLE_BYTES, lengths, contexts, tables);
     const Layout l = layout_of(count, alphabet, exponent);
-    const i64 plain = 1 + raw_bytes(count, alphabet), begin = 1 + head[TABLES];
+    const i64 plain = 1 + raw_bytes(count, alphabet), begin = 1 + bytes;
     const bool informative = head[INFORMATIVE] != 0;
     i64 at = begin + (informative ? 4 * l.chunks : 0);
     for (i64 base = 0; informative && base < l.chunks; base += blockDim.x) {
@@ -308,25 +361,30 @@ extern "C" __global__ void rans_close(
     const bool raw = begin >= plain || at >= plain;
     head[FORM] = raw ? RAW : informative ? CODED : ONLY_TABLES;
     head[CHUNK] = exponent;
+    head[TABLES] = bytes;
     head[LENGTH] = raw ? plain : at;
 }
 
-// The message. Blocks take chunks, or stretches of raw symbols, in turn.
+// Parts of a chunk that blocks copy.
+#define PARTS 4
+
+// The message, unless it is longer than `room`. Blocks take parts of chunks, or stretches of raw symbols, in turn.
 extern "C" __global__ void rans_write(
-    const u8* symbols, i64 most, const i64* counted, i64 given, const i64* there, i64 exponent, const u8* tables, const u16* words,
-    const i64* numbers, const u32* states, const i64* offsets, const i64* head, u8* out
+    const u8* symbols, i64 most, const i64* counted, i64 means, i64 shift, i64 exponent, const u8* tables, const u16* words,
+    const i64* numbers, const u32* states, const i64* offsets, i64 room, const i64* head, u8* out
 ) {
-    const i64 alphabet = size_of(given, there), count = number_of(most, counted);
+    const i64 alphabet = head[ALPHABET_OF], count = number_of(most, counted);
     const i64 form = head[FORM];
-    if (head[STATUS] != FINE) return;
+    if (head[STATUS] != FINE || head[LENGTH] > room) return;
     if (form == RAW) {
+        const Meaning meaning = meaning_of(means, shift, head);
         const int width = raw_bits(alphabet);
         const i64 groups = (count + 7) / 8, stride = (i64)gridDim.x * blockDim.x;
         if (blockIdx.x == 0 && threadIdx.x == 0) out[0] = RAW;
         for (i64 g = (i64)blockIdx.x * blockDim.x + threadIdx.x; g < groups; g += stride) {
             u64 held = 0;
             const int here = (int)smaller(8, count - 8 * g);
-            for (int k = 0; k < here; ++k) held |= (u64)symbols[8 * g + k] << k * width;
+            for (int k = 0; k < here; ++k) held |= (u64)meaning.symbol(symbols[8 * g + k]) << k * width;
             for (int b = 0; 8 * b < here * width; ++b) out[1 + g * width + b] = (u8)(held >> 8 * b);
         }
         return;
@@ -337,11 +395,13 @@ extern "C" __global__ void rans_write(
         for (i64 b = threadIdx.x; b < head[TABLES]; b += blockDim.x) out[1 + b] = tables[b];
     }
     if (form != CODED) return;
-    for (i64 c = blockIdx.x; c < l.chunks; c += gridDim.x) {
+    for (i64 piece = blockIdx.x; piece < l.chunks * PARTS; piece += gridDim.x) {
+        const i64 c = piece / PARTS, which = piece % PARTS, number = numbers[c];
+        const i64 from = number * which / PARTS, until = number * (which + 1) / PARTS;
         u8* to = out + offsets[c];
-        const u16* from = words + c * l.size + l.coded(c) - numbers[c];
-        if (threadIdx.x == 0) store32(out + 1 + head[TABLES] + 4 * c, (u32)numbers[c]);
+        copy_words(to + 4 * l.lanes + 2 * from, words + c * l.size + l.coded(c) - number + from, until - from);
+        if (which) continue;
+        if (threadIdx.x == 0) store32(out + 1 + head[TABLES] + 4 * c, (u32)number);
         for (int k = threadIdx.x; k < l.lanes; k += blockDim.x) store32(to + 4 * k, states[c * l.lanes + k]);
-        for (i64 k = threadIdx.x; k < numbers[c]; k += blockDim.x) store16(to + 4 * l.lanes + 2 * k, from[k]);
     }
 }

@@ -56,17 +56,17 @@ struct Words {
         __syncwarp();
         fetch();
     }
-    // The next words, in the order of lanes, to the states that need one; `at`: how many were taken. A malformed chunk may ask for more words than it
-    // has. What lies in the ring then is as good as anything: the count tells.
+    // The next words, in the order of lanes, to the states that need one; `at`: how many bytes were taken. A malformed chunk may ask for more words than
+    // it has. What lies in the ring then is as good as anything: the count tells.
     __device__ __forceinline__ void refill(u32 (&x)[2], const bool (&needs)[2], int& at) {
         const u32 before = (1u << (threadIdx.x & 31)) - 1;
         const u32 votes = __ballot_sync(FULL, needs[0]), later = __ballot_sync(FULL, needs[1]);
-        const int from0 = at + __popc(votes & before), from1 = at + __popc(votes) + __popc(later & before);
-        const u32 word0 = ring[(u32)from0 % RING], word1 = ring[(u32)from1 % RING];
+        const u32 from0 = at + 2 * __popc(votes & before), middle = at + 2 * __popc(votes), from1 = middle + 2 * __popc(later & before);
+        const u32 word0 = ring[from0 % (2 * RING) / 2], word1 = ring[from1 % (2 * RING) / 2];
         if (needs[0]) x[0] = x[0] << 16 | word0;
         if (needs[1]) x[1] = x[1] << 16 | word1;
-        at += __popc(votes) + __popc(later);
-        if (at + 64 > loaded) turn();
+        at = middle + 2 * __popc(later);
+        if (at + 128 > 2 * loaded) turn();
     }
 };
 
@@ -193,8 +193,9 @@ __device__ bool decode_chunk(
         }
         in.refill(x, needs, at);
     }
-    good &= at == number;
+    good &= at == 2 * number;
     // The symbols that were not coded are what a state has above the smallest one.
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
         if (lane >= lanes) continue;
@@ -212,14 +213,14 @@ __device__ bool decode_chunk(
 
 #define AHEAD 16
 
-// How a symbol is coded: frequency | start << 16, and the inverse of the frequency.
+// How a symbol is coded: more | start + more << 16, where more is TOTAL - frequency, and the inverse of the frequency. All zeros leave a state as it is.
 struct Code {
     u32 code, inverse;
 };
 
 __device__ __forceinline__ Code code_of(u32 code) {
     const u32 f = code & 0xffff;
-    Code made = {code, f ? 0xffffffffu / f : 0};
+    Code made = {f ? code - f + (TOTAL - f) * 0x10001u : 0, f ? 0xffffffffu / f : 0};
     return made;
 }
 
@@ -228,45 +229,46 @@ struct Raw {
     u32 symbol, context;
 };
 
-// The states of a warp's lanes, and where their words go, backwards. A step's words are stored in the next one: their places are known
-// late, and the processor would wait for them.
+// The states of a warp's lanes, and where their words go, backwards. A step's words are counted and stored in the next one: the processor would wait
+// for the counts.
 struct Encoder {
-    u32 x[2], word[2], left, place[2];
+    u32 x[2], word[2], left, number[2], before[2];
     bool emits[2];
     u16* words;
     __device__ void store() {
-        if (emits[0]) words[place[0]] = (u16)word[0];
-        if (emits[1]) words[place[1]] = (u16)word[1];
+        left -= number[0] + number[1];
+        if (emits[0]) words[left + before[0]] = (u16)word[0];
+        if (emits[1]) words[left + number[0] + before[1]] = (u16)word[1];
     }
-    // One symbol per lane; unless the step is whole, lanes without one have a code of 0.
-    template <bool whole>
+    // One symbol per lane; lanes without one have a code of zeros.
     __device__ __forceinline__ void step(const Code& first, const Code& second) {
         const Code code[2] = {first, second};
-        const u32 before = (1u << (threadIdx.x & 31)) - 1;
+        const u32 lower = (1u << (threadIdx.x & 31)) - 1;
         u32 out[2];
         bool full[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const u32 f = code[h].code & 0xffff;
+            // The largest state that the symbol is added to: frequency << 20, less 1.
+            const u32 last = code[h].code * (0u - (1u << 20)) - 1;
             out[h] = x[h];
-            full[h] = (whole || f) && x[h] >> 20 >= f;
+            full[h] = x[h] > last;
             if (full[h]) x[h] >>= 16;
         }
-        const u32 votes = __ballot_sync(FULL, full[0]), later = __ballot_sync(FULL, full[1]);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const u32 f = code[h].code & 0xffff;
-            // The quotient may be one too small. The state that follows is quotient * TOTAL + rest + start.
-            const u32 quotient = __umulhi(x[h], code[h].inverse), rest = x[h] - quotient * f, more = TOTAL - f;
-            u32 next = x[h] + (code[h].code >> 16) + quotient * more;
-            if (rest >= f) next += more;
-            if (whole || f) x[h] = next;
+            // The state that follows is x + start + quotient * more. The quotient may be one too small: then the rest is a frequency or more.
+            const u32 more = code[h].code & (TOTAL - 1), less = more | (0u - TOTAL), after = x[h] + (code[h].code >> 16);
+            const u32 quotient = __umulhi(x[h], code[h].inverse);
+            const int beyond = (int)(quotient * less + (x[h] + less));
+            x[h] = after + (quotient + (u32)(beyond >> 31)) * more;
         }
         store();
-        left -= __popc(votes) + __popc(later);
-        place[0] = left + __popc(votes & before);
-        place[1] = left + __popc(votes) + __popc(later & before);
-        for (int h = 0; h < 2; ++h) word[h] = out[h], emits[h] = full[h];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const u32 votes = __ballot_sync(FULL, full[h]);
+            number[h] = __popc(votes), before[h] = __popc(votes & lower);
+            word[h] = out[h], emits[h] = full[h];
+        }
     }
 };
 
@@ -280,7 +282,7 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Load load, Lo
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
         e.x[h] = 65536;
-        e.emits[h] = false;
+        e.emits[h] = false, e.number[h] = 0;
         if (lane >= lanes) continue;
         for (int r = 0; r < l.rows; ++r) {
             const int column = (lane - coded % lanes + lanes) % lanes;
@@ -298,7 +300,7 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Load load, Lo
             const int lane = t + 32 * h, i = s * lanes + lane;
             code[h] = lane < lanes && i < coded ? look(load(first + i)) : Code{0, 0};
         }
-        e.step<false>(code[0], code[1]);
+        e.step(code[0], code[1]);
     }
     Raw ahead[AHEAD][2];
     auto read = [&](int group) {
@@ -314,7 +316,7 @@ __device__ i64 encode_chunk(const Layout& l, i64 c, Symbol symbol, Load load, Lo
             for (int h = 0; h < 2; ++h) now[a][h] = ahead[a][h];
         if (group) read(group - 1);
 #pragma unroll
-        for (int a = AHEAD - 1; a >= 0; --a) e.step<true>(look(now[a][0]), look(now[a][1]));
+        for (int a = AHEAD - 1; a >= 0; --a) e.step(look(now[a][0]), look(now[a][1]));
     }
     e.store();
     for (int h = 0; h < 2; ++h)

@@ -6,7 +6,8 @@
 #define MAX_RICE 5
 
 // Places in the description of a block that the kernels hand on.
-enum { FORM, CHUNK, TABLES, LENGTH, STATUS, INFORMATIVE };
+enum { FORM, CHUNK, TABLES, LENGTH, STATUS, INFORMATIVE, ALPHABET_OF, LEAST_OF, LARGEST_OF };
+// Of bytes that mean symbols in another way, the alphabet that was found; of exponents, the least that is not 0 and the largest.
 // Forms: nothing follows the tables of ONLY_TABLES.
 enum { RAW = 1, CODED = 2, ONLY_TABLES = 3 };
 // What is wrong, if anything.

@@ -1,9 +1,31 @@
-// Sums over spans of a vector become places: one block per row.
+// Sums over spans of a vector become places.
+#pragma once
 #include "common.cuh"
+
+// Of a row of sums, one for each block, those before this block and all together. Where blocks are many the sums have become places between
+// the kernels (`scanned`), with the total behind them.
+struct Place {
+    i64 before, all;
+    __device__ Place(const i64* sums, i64 scanned) {
+        if (scanned) {
+            before = sums[blockIdx.x];
+            all = sums[gridDim.x];
+            return;
+        }
+        i64 mine = 0, others = 0, total;
+        for (i64 j = threadIdx.x; j < gridDim.x; j += blockDim.x) {
+            if (j < blockIdx.x) mine += sums[j];
+            else others += sums[j];
+        }
+        block_scan(mine, &before);
+        block_scan(others, &total);
+        all = before + total;
+    }
+};
 
 #define SCANNED 8
 
-// Row b has n sums and room for one more number: sums become those of all before them, and the last number their total. Whole warps.
+// One block per row. Row b has n sums and room for one more number: sums become those of all before them, and the last number their total. Whole warps.
 extern "C" __global__ void __launch_bounds__(1024) scan_rows(i64* rows, i64 n) {
     i64* row = rows + (i64)blockIdx.x * (n + 1);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;

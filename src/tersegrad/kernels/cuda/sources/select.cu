@@ -10,8 +10,10 @@
 
 __device__ __forceinline__ u32 key_of(float v) { return __float_as_uint(v) & 0x7fffffffu; }
 
-// Sources: what is read of coordinate i, what it would send, and whether that is sent; `keep` is called once for every coordinate.
+// Sources: what is read of coordinate i, what it would send, and whether that is sent; `keep` is called once for every coordinate. A thread
+// reads `ahead` coordinates at a time.
 struct Plain {
+    static constexpr int ahead = 16;
     using Held = float;
     const float* x;
     u32 least;
@@ -21,7 +23,21 @@ struct Plain {
     __device__ void keep(i64, float, float) {}
 };
 
+// The sum of two vectors, which goes to a third.
+struct Sum {
+    static constexpr int ahead = 8;
+    using Held = float;
+    const float *x, *y;
+    float* sum;
+    u32 least;
+    __device__ float read(i64 i) const { return __fadd_rn(x[i], y[i]); }
+    __device__ float value(float held) const { return held; }
+    __device__ bool sent(float v) const { return key_of(v) >= least; }
+    __device__ void keep(i64 i, float, float v) { sum[i] = v; }
+};
+
 struct Step {
+    static constexpr int ahead = 8;
     struct Held {
         float total, spread;
     };
@@ -65,18 +81,18 @@ __device__ i64 collect(S& source, i64 n, i64 tile, bool keeping, Take take) {
     const i64 first = tile * TILE + (threadIdx.x & 31);
     const u32 before = (1u << (threadIdx.x & 31)) - 1;
     i64 count = 0;
-    for (int group = 0; group < TILE; group += 32 * AHEAD) {
+    for (int group = 0; group < TILE; group += 32 * S::ahead) {
         const i64 here = first + group, left = n - here;
-        typename S::Held held[AHEAD];
-        if (left > 32 * (AHEAD - 1)) {
+        typename S::Held held[S::ahead];
+        if (left > 32 * (S::ahead - 1)) {
 #pragma unroll
-            for (int a = 0; a < AHEAD; ++a) held[a] = source.read(here + 32 * a);
+            for (int a = 0; a < S::ahead; ++a) held[a] = source.read(here + 32 * a);
         } else {
 #pragma unroll
-            for (int a = 0; a < AHEAD; ++a) held[a] = 32 * a < left ? source.read(here + 32 * a) : typename S::Held();
+            for (int a = 0; a < S::ahead; ++a) held[a] = 32 * a < left ? source.read(here + 32 * a) : typename S::Held();
         }
 #pragma unroll
-        for (int a = 0; a < AHEAD; ++a) {
+        for (int a = 0; a < S::ahead; ++a) {
             const bool inside = 32 * a < left;
             const float value = source.value(held[a]);
             if (keeping && inside) source.keep(here + 32 * a, held[a], value);
@@ -89,17 +105,22 @@ __device__ i64 collect(S& source, i64 n, i64 tile, bool keeping, Take take) {
     return count;
 }
 
+// How many pass in each tile, and in those of each block.
 template <class S>
-__device__ void fill_slots(S& source, i64 n, u16* offsets, float* values, i64* counts) {
+__device__ void fill_slots(S& source, i64 n, u16* offsets, float* values, i64* counts, i64* sums) {
     const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (tile * TILE >= n) return;
-    const i64 count = collect(source, n, tile, true, [=](i64 rank, i64 i, float v) {
-        if (rank < SLOTS) {
-            offsets[tile * SLOTS + rank] = (u16)(i - tile * TILE);
-            values[tile * SLOTS + rank] = v;
-        }
-    });
-    if ((threadIdx.x & 31) == 0) counts[tile] = count;
+    i64 count = 0, total;
+    if (tile * TILE < n) {
+        count = collect(source, n, tile, true, [=](i64 rank, i64 i, float v) {
+            if (rank < SLOTS) {
+                offsets[tile * SLOTS + rank] = (u16)(i - tile * TILE);
+                values[tile * SLOTS + rank] = v;
+            }
+        });
+        if ((threadIdx.x & 31) == 0) counts[tile] = count;
+    }
+    block_scan((threadIdx.x & 31) == 0 ? count : 0, &total);
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
 // Zeros behind the first `total` of `limit` indices and values.
@@ -112,62 +133,90 @@ __device__ void clear_behind(i64 total, i64 limit, i64 wide, void* indices, floa
     }
 }
 
-template <class S>
-__device__ void lay_out(
-    S& source, i64 n, const u16* offsets, const float* values, const i64* places, i64 limit, i64 wide, void* indices, float* out
+// What was collected, in order: `take(rank, i, value)` gets the first `limit`. How many passed, in all threads.
+template <class S, class Take>
+__device__ i64 lay_out(
+    S& source, i64 n, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 scanned, i64 limit, Take take
 ) {
-    clear_behind(places[(n + TILE - 1) / TILE], limit, wide, indices, out);
-    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (tile * TILE >= n) return;
-    const i64 first = places[tile], count = places[tile + 1] - first;
+    const Place place(sums, scanned);
+    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x & 31;
+    const i64 own = lane == 0 && tile * TILE < n ? counts[tile] : 0;
+    i64 total;
+    const i64 first = place.before + __shfl_sync(FULL, block_scan(own, &total), 0), count = __shfl_sync(FULL, own, 0);
     auto put = [=](i64 rank, i64 i, float v) {
-        if (first + rank >= limit) return;
-        if (wide) ((i64*)indices)[first + rank] = i;
-        else ((int*)indices)[first + rank] = (int)i;
-        out[first + rank] = v;
+        if (first + rank < limit) take(first + rank, i, v);
     };
-    if (count > SLOTS) {
-        collect(source, n, tile, false, put);
-        return;
-    }
-    for (i64 k = threadIdx.x & 31; k < count; k += 32) put(k, tile * TILE + offsets[tile * SLOTS + k], values[tile * SLOTS + k]);
+    if (count > SLOTS) collect(source, n, tile, false, put);
+    else
+        for (i64 k = lane; k < count; k += 32) put(k, tile * TILE + offsets[tile * SLOTS + k], values[tile * SLOTS + k]);
+    return place.all;
+}
+
+// To `indices` and `out`, with zeros behind them; how many passed to `found`.
+template <class S>
+__device__ void spread(
+    S& source, i64 n, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 scanned, i64 limit, i64 wide, void* indices,
+    float* out, i64* found
+) {
+    const i64 all = lay_out(source, n, offsets, values, counts, sums, scanned, limit, [=](i64 j, i64 i, float v) {
+        if (wide) ((i64*)indices)[j] = i;
+        else ((int*)indices)[j] = (int)i;
+        out[j] = v;
+    });
+    if (blockIdx.x == 0 && threadIdx.x == 0) *found = all;
+    clear_behind(all, limit, wide, indices, out);
 }
 
 __device__ __forceinline__ u32 least_key(const i64* key) { return (u32)(*key < 1 ? 1 : *key > 0xffffffffLL ? 0xffffffffLL : *key); }
 
-extern "C" __global__ void select_collect(const float* x, i64 n, const i64* key, u16* offsets, float* values, i64* counts) {
+extern "C" __global__ void select_collect(const float* x, i64 n, const i64* key, u16* offsets, float* values, i64* counts, i64* sums) {
     Plain source = {x, least_key(key)};
-    fill_slots(source, n, offsets, values, counts);
+    fill_slots(source, n, offsets, values, counts, sums);
+}
+
+extern "C" __global__ void select_collect_sum(
+    const float* x, const float* y, float* sum, i64 n, const i64* key, u16* offsets, float* values, i64* counts, i64* sums
+) {
+    Sum source = {x, y, sum, least_key(key)};
+    fill_slots(source, n, offsets, values, counts, sums);
 }
 
 extern "C" __global__ void select_spread(
-    const float* x, i64 n, const i64* key, const u16* offsets, const float* values, const i64* places, i64 limit, i64 wide, void* indices, float* out
+    const float* x, i64 n, const i64* key, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 scanned, i64 limit,
+    i64 wide, void* indices, float* out, i64* found
 ) {
     Plain source = {x, least_key(key)};
-    lay_out(source, n, offsets, values, places, limit, wide, indices, out);
+    spread(source, n, offsets, values, counts, sums, scanned, limit, wide, indices, out, found);
 }
 
+// Where something becomes infinite the flag `finite`, which is set, is cleared.
 extern "C" __global__ void variance_collect(
     const float* r, const float* v, const float* x, const float* s, i64 n, float alpha, float zeta, float tau, float twice, float square, i64 hybrid,
-    float* next_r, float* next_v, u16* offsets, float* values, i64* counts, i64* infinite
+    float* next_r, float* next_v, u8* finite, u16* offsets, float* values, i64* counts, i64* sums
 ) {
     Step source = {r, v, x, s, alpha, zeta, tau, twice, square, hybrid != 0, next_r, next_v, false};
-    fill_slots(source, n, offsets, values, counts);
-    if (source.infinite) *infinite = 1;
+    fill_slots(source, n, offsets, values, counts, sums);
+    if (source.infinite) *finite = 0;
 }
 
 extern "C" __global__ void variance_spread(
     const float* r, const float* v, const float* x, const float* s, i64 n, float alpha, float zeta, float tau, float twice, float square, i64 hybrid,
-    const u16* offsets, const float* values, const i64* places, i64 limit, i64 wide, void* indices, float* out
+    const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 scanned, i64 limit, i64 wide, void* indices, float* out,
+    i64* found
 ) {
     Step source = {r, v, x, s, alpha, zeta, tau, twice, square, hybrid != 0, 0, 0, false};
-    lay_out(source, n, offsets, values, places, limit, wide, indices, out);
+    spread(source, n, offsets, values, counts, sums, scanned, limit, wide, indices, out, found);
 }
 
 // ---- the k largest keys ----
 //
 // A sample gives a key that about a third more than k coordinates reach. These are collected, and the k-th largest key is found among them,
 // ten bits at a time. Should there be too few or too many of them, the same kernels go through the whole vector.
+
+// Whether the k largest are among those that were found.
+__device__ __forceinline__ bool suffices(i64 found, i64 room, const i64* key, i64 k) {
+    return room > 0 && found <= room && (found >= k || *key <= 1);
+}
 
 struct Candidates {
     const float *x, *values;
@@ -176,7 +225,7 @@ struct Candidates {
     bool enough;
     __device__ Candidates(const float* x, i64 n, const float* values, const void* indices, i64 room, const i64* key, const i64* found, i64 k)
         : x(x), values(values), indices(indices), n(n), room(room) {
-        enough = room > 0 && *found <= room && (*found >= k || *key <= 1);
+        enough = suffices(room > 0 ? *found : 0, room, key, k);
     }
     __device__ const float* from() const { return enough ? values : x; }
     __device__ i64 size() const { return enough ? room : n; }
@@ -187,23 +236,29 @@ struct Candidates {
 
 #define SAMPLE 16384
 #define SAMPLERS 1024
+#define BINS 2048
 
-// One block finds the key of the given rank among SAMPLE coordinates at even distances.
-extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const float* x, i64 n, i64 rank, i64* key) {
+// One block finds the key of the given rank among SAMPLE coordinates at even distances, of x or of a sum, to sixteen bits and rounded down. It
+// clears the histogram, which has a place more.
+extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const float* x, const float* y, i64 n, i64 rank, i64* key, u64* cleared) {
     __shared__ u32 histogram[256];
     __shared__ u32 prefix;
     __shared__ i64 left;
     u32 keys[SAMPLE / SAMPLERS];
 #pragma unroll
-    for (int a = 0; a < SAMPLE / SAMPLERS; ++a) keys[a] = key_of(x[(i64)(a * SAMPLERS + threadIdx.x) * (n / SAMPLE)]);
+    for (int a = 0; a < SAMPLE / SAMPLERS; ++a) {
+        const i64 i = (i64)(a * SAMPLERS + threadIdx.x) * (n / SAMPLE);
+        keys[a] = key_of(y ? __fadd_rn(x[i], y[i]) : x[i]);
+    }
+    for (int d = threadIdx.x; d <= BINS; d += SAMPLERS) cleared[d] = 0;
     if (threadIdx.x == 0) prefix = 0, left = rank;
-    for (int shift = 24; shift >= 0; shift -= 8) {
+    for (int shift = 23; shift >= 15; shift -= 8) {
         if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
         __syncthreads();
         const u32 known = prefix;
 #pragma unroll
         for (int a = 0; a < SAMPLE / SAMPLERS; ++a)
-            if (shift == 24 || keys[a] >> (shift + 8) == known >> (shift + 8)) atomicAdd(&histogram[keys[a] >> shift & 255], 1u);
+            if (keys[a] >> (shift + 8) == known >> (shift + 8)) atomicAdd(&histogram[keys[a] >> shift & 255], 1u);
         __syncthreads();
         const int d = 255 - (int)threadIdx.x;
         const i64 mine = d >= 0 ? histogram[d] : 0, wanted = left;
@@ -219,28 +274,15 @@ extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const float*
 // The state: the bits found so far, how many values are still to be taken among those that have them, and at last how many were chosen.
 enum { PREFIX, LEFT, CHOSEN };
 
-#define BINS 2048
+// The first digit of a key has eleven bits, the others ten.
+#define FIRST_SHIFT 20
+#define FIRST_BITS 11
 
-// Counts one digit of those that have the bits found so far. The block that is done last takes the digit in which the value lies, and clears
-// the histogram. 256 threads; `histogram` has a place more, for how many blocks are done.
-extern "C" __global__ void __launch_bounds__(256) select_digit(
-    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, i64 shift, i64 bits, i64* state, u64* histogram
-) {
-    __shared__ u32 own[BINS];
+// Blocks of 256 threads bring together what they have counted of a digit. The block that is done last takes the digit in which the value lies,
+// and clears the histogram, which has a place more, for how many blocks are done.
+__device__ void take_digit(const u32* own, u32 prefix, i64 wanted, i64 shift, i64 bits, i64* state, u64* histogram) {
     __shared__ bool last;
     const int bins = 1 << bits;
-    const bool first = shift + bits == 31;
-    for (int d = threadIdx.x; d < bins; d += blockDim.x) own[d] = 0;
-    __syncthreads();
-    const Candidates all(x, n, values, 0, room, key, found, k);
-    const float* from = all.from();
-    const i64 count = all.size();
-    const u32 prefix = first ? 0 : (u32)state[PREFIX];
-    const i64 stride = (i64)gridDim.x * blockDim.x, wanted = first ? k : state[LEFT];
-    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
-        const u32 seen = key_of(from[i]);
-        if (first || seen >> (shift + bits) == prefix >> (shift + bits)) atomicAdd(&own[seen >> shift & (bins - 1)], 1u);
-    }
     __syncthreads();
     for (int d = threadIdx.x; d < bins; d += blockDim.x)
         if (own[d]) atomicAdd(&histogram[d], (u64)own[d]);
@@ -269,21 +311,74 @@ extern "C" __global__ void __launch_bounds__(256) select_digit(
     if (threadIdx.x == 0) histogram[BINS] = 0;
 }
 
-// Keys above the k-th largest, and those equal to it: how many there are in each span, then their places, with the first of those that
-// are equal. Zeros are never chosen. Rows of `counts`, and of `places` that they become: above; equal. A warp has a span.
+// Clears a block's counts of a digit.
+__device__ __forceinline__ void begin_digit(u32* own, i64 bits) {
+    for (int d = threadIdx.x; d < 1 << bits; d += blockDim.x) own[d] = 0;
+    __syncthreads();
+}
+
+// Counts one digit of those that have the bits found so far, and takes it; 256 threads.
+extern "C" __global__ void __launch_bounds__(256) select_digit(
+    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, i64 shift, i64 bits, i64* state, u64* histogram
+) {
+    __shared__ u32 own[BINS];
+    const bool first = shift + bits == 31;
+    begin_digit(own, bits);
+    const Candidates all(x, n, values, 0, room, key, found, k);
+    const float* from = all.from();
+    const i64 count = all.size();
+    const u32 prefix = first ? 0 : (u32)state[PREFIX];
+    const i64 stride = (i64)gridDim.x * blockDim.x, wanted = first ? k : state[LEFT];
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
+        const u32 seen = key_of(from[i]);
+        if (first || seen >> (shift + bits) == prefix >> (shift + bits)) atomicAdd(&own[seen >> shift & ((1 << bits) - 1)], 1u);
+    }
+    take_digit(own, prefix, wanted, shift, bits, state, histogram);
+}
+
+// Lays out the candidates, with zeros behind them, and takes the first digit; 256 threads.
+extern "C" __global__ void __launch_bounds__(256) select_candidates(
+    const float* x, i64 n, const i64* key, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 scanned, i64 limit,
+    i64 wide, void* indices, float* out, i64* found, i64 k, i64* state, u64* histogram
+) {
+    __shared__ u32 own[BINS];
+    begin_digit(own, FIRST_BITS);
+    Plain source = {x, least_key(key)};
+    u32* near = own;
+    const i64 all = lay_out(source, n, offsets, values, counts, sums, scanned, limit, [=](i64 j, i64 i, float v) {
+        if (wide) ((i64*)indices)[j] = i;
+        else ((int*)indices)[j] = (int)i;
+        out[j] = v;
+        atomicAdd(&near[key_of(v) >> FIRST_SHIFT], 1u);
+    });
+    if (blockIdx.x == 0 && threadIdx.x == 0) *found = all;
+    clear_behind(all, limit, wide, indices, out);
+    if (!suffices(all, limit, key, k)) {
+        __syncthreads();
+        begin_digit(own, FIRST_BITS);
+        const i64 stride = (i64)gridDim.x * blockDim.x;
+        for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) atomicAdd(&own[key_of(x[i]) >> FIRST_SHIFT], 1u);
+    } else if (blockIdx.x == 0 && threadIdx.x == 0) {
+        // The zeros behind them count as well.
+        atomicAdd(&own[0], (u32)(limit - all));
+    }
+    take_digit(own, 0, k, FIRST_SHIFT, FIRST_BITS, state, histogram);
+}
+
+// Keys above the k-th largest, and those equal to it: how many each span and each block have, then their places, with the first of those that
+// are equal. Zeros are never chosen. Rows of `counts` and of `sums`: above; equal. A warp has a span.
 __device__ __forceinline__ i64 span_of(i64 size, i64 spans) { return (size + spans * 32 * AHEAD - 1) / (spans * 32 * AHEAD) * (32 * AHEAD); }
 
 extern "C" __global__ void select_count(
-    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, const i64* state, i64 spans, i64* counts
+    const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, const i64* state, i64 spans, i64* counts, i64* sums
 ) {
     const i64 span = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (span >= spans) return;
     const Candidates all(x, n, values, 0, room, key, found, k);
     const float* from = all.from();
     const int lane = threadIdx.x & 31;
     const u32 prefix = (u32)state[PREFIX];
     const i64 length = span_of(all.size(), spans), stop = smaller((span + 1) * length, all.size());
-    i64 above = 0, equal = 0;
+    i64 above = 0, equal = 0, total;
     for (i64 base = span * length + lane; base < stop; base += 32 * AHEAD) {
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
@@ -292,26 +387,33 @@ extern "C" __global__ void select_count(
             equal += seen == prefix && seen;
         }
     }
+    block_scan(above, &total);
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
+    block_scan(equal, &total);
+    if (threadIdx.x == 0) sums[gridDim.x + 1 + blockIdx.x] = total;
     above = warp_sum(above);
     equal = warp_sum(equal);
-    if (lane == 0) counts[span] = above, counts[spans + 1 + span] = equal;
+    if (lane == 0) counts[span] = above, counts[gridDim.x * (blockDim.x / 32) + span] = equal;
 }
 
+// `rest`, if it is given, loses what is chosen.
 extern "C" __global__ void select_place(
     const float* x, i64 n, const float* values, const void* origins, i64 room, const i64* key, const i64* found, i64 k, i64* state, i64 spans,
-    const i64* places, i64 wide, void* indices, float* out
+    const i64* counts, const i64* sums, i64 scanned, i64 wide, void* indices, float* out, float* rest
 ) {
-    const i64 left = state[LEFT], chosen = places[spans] + smaller(places[2 * spans + 1], left);
+    const i64 span = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const int lane = threadIdx.x & 31;
+    const Place mores_of(sums, scanned), ties_of(sums + gridDim.x + 1, scanned);
+    const i64 left = state[LEFT], chosen = mores_of.all + smaller(ties_of.all, left);
     if (blockIdx.x == 0 && threadIdx.x == 0) state[CHOSEN] = chosen;
     clear_behind(chosen, k, wide, indices, out);
-    const i64 span = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (span >= spans) return;
     const Candidates all(x, n, values, origins, room, key, found, k);
     const float* from = all.from();
     const i64 length = span_of(all.size(), spans), stop = smaller((span + 1) * length, all.size());
-    const int lane = threadIdx.x & 31;
     const u32 prefix = (u32)state[PREFIX], before = (1u << lane) - 1;
-    i64 above = places[span], equal = places[spans + 1 + span];
+    i64 total;
+    i64 above = mores_of.before + __shfl_sync(FULL, block_scan(lane ? 0 : counts[span], &total), 0);
+    i64 equal = ties_of.before + __shfl_sync(FULL, block_scan(lane ? 0 : counts[gridDim.x * (blockDim.x / 32) + span], &total), 0);
     for (i64 base = span * length; base < stop; base += 32 * AHEAD) {
         u32 held[AHEAD];
 #pragma unroll
@@ -327,6 +429,7 @@ extern "C" __global__ void select_place(
                 if (wide) ((i64*)indices)[at] = i;
                 else ((int*)indices)[at] = (int)i;
                 out[at] = __uint_as_float(held[a]);
+                if (rest) rest[i] = 0.0f;
             }
             above += __popc(mores);
             equal += __popc(ties);

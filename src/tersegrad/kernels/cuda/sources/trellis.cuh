@@ -122,6 +122,15 @@ __device__ Given given_of(const float* x, i64 n, i64 run, float step, const doub
 // The segment of a coordinate.
 __device__ __forceinline__ i64 segment_of(i64 n, i64 i) { return smaller(i / SEGMENT, segments_of(n) - 1); }
 
+// Of blocks for the chunks of all segments, `together` of them in one: the segment of this one, and its first chunk. Chunks have 2^exponent symbols or more.
+struct Chunks {
+    i64 s, c;
+};
+__device__ __forceinline__ Chunks chunks_of(i64 n, i64 exponent, i64 together) {
+    const i64 each = larger((SEGMENT >> exponent) / together, 1), s = smaller(blockIdx.x / each, segments_of(n) - 1);
+    return {s, (blockIdx.x - s * each) * together};
+}
+
 // What is known of the indices of a segment: the largest a' (a + 1, or -a), how many are above 14 and 30, the largest |y|, and whether one of
 // the numbers is too large.
 enum { TOP_OF, OVER_14, OVER_30, HEIGHT, TOO_FAR, KNOWN_PLACES };

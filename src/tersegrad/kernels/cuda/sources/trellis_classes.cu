@@ -194,11 +194,12 @@ extern "C" __global__ void __launch_bounds__(512) trellis_class_tables(
 
 // A warp for each chunk of a segment with classes, four of them in a block.
 extern "C" __global__ void __launch_bounds__(128) trellis_class_chunks(
-    i64 n, const u8* bytes, const u8* classes, const u32* info, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
+    i64 n, i64 exponent, const u8* bytes, const u8* classes, const u32* info, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
     const i64* result
 ) {
     __shared__ Code own[CLASSES * APART];
-    const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n) * 4, size = segment_length(n, s), first = s * SEGMENT;
+    const Chunks place = chunks_of(n, exponent, 4);
+    const i64 s = place.s, c = place.c, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * TRELLIS_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW];

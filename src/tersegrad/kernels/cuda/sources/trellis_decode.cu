@@ -31,29 +31,50 @@ __device__ void decode_into(
     if (!good) state[WRONG] = CORRUPT;
 }
 
-// A warp for each chunk; the last blocks, for chunks that a segment may have, have nothing to do.
-extern "C" __global__ void __launch_bounds__(32) trellis_chunks(
+// Of a block of warps that decode chunks of a segment with the same tables: the segment, the chunk of the first warp, and how far its next is. Blocks take
+// turns: how long chunks are is found in the message.
+struct Turns {
+    i64 s, begin, stride;
+    int warp;
+};
+__device__ Turns turns_of(i64 count) {
+    const i64 number = segments_of(count), warps = blockDim.x >> 5;
+    return {blockIdx.x % number, blockIdx.x / number * warps, gridDim.x / number * warps, __shfl_sync(FULL, (int)threadIdx.x >> 5, 0)};
+}
+
+extern "C" __global__ void __launch_bounds__(128) trellis_chunks(
     const u8* data, i64 count, i64 g0, i64 g1, const i64* segments, const u32* cells, const i64* offsets, const i64* words, u32* marks, float* out,
     i64* state
 ) {
     __shared__ Sixteen own_cells[2 * TOTAL / 4];
-    __shared__ u16 ring[RING];
-    const i64 s = blockIdx.x % segments_of(count), c = blockIdx.x / segments_of(count), n = segment_length(count, s);
+    __shared__ u16 rings[4][RING];
+    __shared__ float values[256];
+    __shared__ bool go;
+    const Turns turns = turns_of(count);
+    const i64 s = turns.s, n = segment_length(count, s);
     const i64* d = segments + s * TRELLIS_PLACES;
-    if (refused(state) || d[KIND] != CODED_KIND || d[FORM_OF] != CODED) return;
+    if (threadIdx.x == 0) go = !refused(state) && d[KIND] == CODED_KIND && d[FORM_OF] == CODED;
+    __syncthreads();
+    if (!go) return;
     const Layout l = layout_of(n, 2 * d[WINDOW], d[CHUNK_OF]);
-    if (c >= l.chunks) return;
+    if (turns.begin >= l.chunks) return;
+    walk_of<false>(d, g0, g1, nullptr, nullptr, values).prepare();
 #pragma unroll 8
-    for (int i = threadIdx.x; i < 2 * TOTAL / 4; i += 32) own_cells[i] = ((const Sixteen*)(cells + s * 2 * TOTAL))[i];
-    __syncwarp();
+    for (int i = threadIdx.x; i < 2 * TOTAL / 4; i += blockDim.x) own_cells[i] = ((const Sixteen*)(cells + s * 2 * TOTAL))[i];
+    __syncthreads();
     const Cells look = {own_cells[0].word};
-    const i64 place = s * CHUNKS + c;
-    decode_into(
-        data, d, l, c, s * SEGMENT, offsets[place], words[place], ring, walk_of<false>(d, g0, g1, nullptr, nullptr), look, marks, out, state
-    );
+    for (i64 begin = turns.begin; begin < l.chunks; begin += turns.stride) {
+        // Threads of a warp are known to be together here.
+        __syncthreads();
+        const i64 c = begin + turns.warp;
+        if (c >= l.chunks) return;
+        const i64 place = s * CHUNKS + c;
+        const Walk<false> walk = walk_of<false>(d, g0, g1, nullptr, nullptr, values);
+        decode_into(data, d, l, c, s * SEGMENT, offsets[place], words[place], rings[turns.warp], walk, look, marks, out, state);
+    }
 }
 
-// With dither; four chunks in a block.
+// With dither.
 extern "C" __global__ void __launch_bounds__(128) trellis_dithered_chunks(
     const u8* data, i64 count, i64 g0, i64 g1, i64 step_word, i64 who, i64 k0, i64 k1, const i64* segments, const u32* entries, const i64* offsets,
     const i64* words, u32* marks, float* out, i64* state
@@ -62,25 +83,28 @@ extern "C" __global__ void __launch_bounds__(128) trellis_dithered_chunks(
     __shared__ u16 rings[4][RING];
     __shared__ u32 rooms[4][128];
     __shared__ bool go;
-    const i64 s = blockIdx.x % segments_of(count), begin = blockIdx.x / segments_of(count) * 4, c = begin + (threadIdx.x >> 5);
-    const i64 n = segment_length(count, s);
+    const Turns turns = turns_of(count);
+    const i64 s = turns.s, n = segment_length(count, s);
     const i64* d = segments + s * TRELLIS_PLACES;
     if (threadIdx.x == 0) go = !refused(state) && d[KIND] == CODED_KIND && d[FORM_OF] == CODED;
     __syncthreads();
     if (!go) return;
-    const int tables = 1 << d[BITS_OF], stride = 2 * (int)d[WINDOW] + 1, warp = threadIdx.x >> 5;
+    const int tables = 1 << d[BITS_OF], stride = 2 * (int)d[WINDOW] + 1;
     const Layout l = layout_of(n, 2 * d[WINDOW], d[CHUNK_OF]);
-    if (begin >= l.chunks) return;
+    if (turns.begin >= l.chunks) return;
     // So few tables have room for every slot.
     const int coarse = load_entries(entries + s * TABLES_MOST * 129, 129, tables, stride, near);
-    if (c >= l.chunks) return;
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
-    const Listed<true> look = {{near, (const u8*)(near + tables * stride), coarse, stride}};
-    const i64 place = s * CHUNKS + c;
-    decode_into(
-        data, d, l, c, s * SEGMENT, offsets[place], words[place], rings[warp], dithered_of<false>(d, g0, g1, nullptr, draws, (u16*)rooms[warp]), look,
-        marks, out, state
-    );
+    const Listed<true, true> look = {{near, (const u8*)(near + tables * stride), coarse, stride}};
+    for (i64 begin = turns.begin; begin < l.chunks; begin += turns.stride) {
+        // Threads of a warp are known to be together here.
+        __syncthreads();
+        const i64 c = begin + turns.warp;
+        if (c >= l.chunks) return;
+        const i64 place = s * CHUNKS + c;
+        const DitheredWalk<false> walk = dithered_of<false>(d, g0, g1, nullptr, draws, (u16*)rooms[turns.warp]);
+        decode_into(data, d, l, c, s * SEGMENT, offsets[place], words[place], rings[turns.warp], walk, look, marks, out, state);
+    }
 }
 
 // Of the classes that have tables: the first table | whether it is still << 7. The number of tables.
@@ -95,20 +119,21 @@ __device__ int name_classes(u32 mask, u32 moving, u8* names) {
     return at;
 }
 
-// Chunks of segments with scale classes, four in a block. `most`: room for the tables of a segment.
+// Chunks of segments with scale classes. `most`: room for the tables of a segment.
 extern "C" __global__ void __launch_bounds__(128) trellis_class_decode(
     const u8* data, i64 count, i64 g0, i64 g1, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, i64 most, const i64* segments, const i64* masks,
     const u8* contexts, const u32* entries, const i64* offsets, const i64* words, u32* marks, float* out, i64* state
 ) {
     __shared__ u32 near[NEAR_BYTES / 4];
     __shared__ u16 rings[4][RING];
+    // Draws, or values of symbols.
     __shared__ u32 rooms[4][128];
     __shared__ u8 names[CLASSES];
     __shared__ int tables;
-    const i64 s = blockIdx.x % segments_of(count), begin = blockIdx.x / segments_of(count) * 4, c = begin + (threadIdx.x >> 5);
-    const i64 n = segment_length(count, s);
+    const Turns turns = turns_of(count);
+    const i64 s = turns.s, n = segment_length(count, s);
     const i64* d = segments + s * TRELLIS_PLACES;
-    const int stride = 2 * (int)d[WINDOW] + 1, warp = threadIdx.x >> 5;
+    const int stride = 2 * (int)d[WINDOW] + 1;
     if (threadIdx.x == 0) {
         tables = 0;
         if (!refused(state) && d[KIND] == CLASSED_KIND && d[FORM_OF] == CODED)
@@ -119,19 +144,28 @@ extern "C" __global__ void __launch_bounds__(128) trellis_class_decode(
     __syncthreads();
     if (!tables) return;
     const Layout l = layout_of(n, 2 * d[WINDOW], d[CHUNK_OF]);
-    if (begin >= l.chunks) return;
+    if (turns.begin >= l.chunks) return;
+    Walk<true> moved = walk_of<true>(d, g0, g1, contexts, names, (float*)rooms);
+    if (!drawn) moved.prepare();
     const int coarse = load_entries(entries + s * most * 256, 256, tables, stride, near);
-    if (c >= l.chunks) return;
     const u8* guesses = (const u8*)(near + tables * stride);
-    const i64 place = s * CHUNKS + c;
-    auto decode = [&](auto walk) {
-        const i64 from = offsets[place], number = words[place];
-        if (coarse < 2) decode_into(data, d, l, c, s * SEGMENT, from, number, rings[warp], walk, Listed<true>{{near, guesses, coarse, stride}}, marks, out, state);
-        else decode_into(data, d, l, c, s * SEGMENT, from, number, rings[warp], walk, Listed<false>{{near, guesses, coarse, stride}}, marks, out, state);
-    };
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
-    if (drawn) decode(dithered_of<true>(d, g0, g1, contexts, draws, (u16*)rooms[warp]));
-    else decode(walk_of<true>(d, g0, g1, contexts, names));
+    for (i64 begin = turns.begin; begin < l.chunks; begin += turns.stride) {
+        // Threads of a warp are known to be together here.
+        __syncthreads();
+        const i64 c = begin + turns.warp;
+        if (c >= l.chunks) return;
+        const i64 place = s * CHUNKS + c;
+        auto decode = [&](auto walk) {
+            auto by = [&](const auto& look) {
+                decode_into(data, d, l, c, s * SEGMENT, offsets[place], words[place], rings[turns.warp], walk, look, marks, out, state);
+            };
+            if (coarse < 2) by(Listed<false, true>{{near, guesses, coarse, stride}});
+            else by(Listed<false, false>{{near, guesses, coarse, stride}});
+        };
+        if (drawn) decode(dithered_of<true>(d, g0, g1, contexts, draws, (u16*)rooms[turns.warp]));
+        else decode(moved);
+    }
 }
 
 // A thread for each lane of a run: raw symbols, or symbols that tables leave no choice of.
@@ -169,6 +203,7 @@ extern "C" __global__ void __launch_bounds__(64) trellis_plain(
     const u8* only, const i64* masks, const u8* contexts, const u8* class_only, u32* marks, float* out, i64* state
 ) {
     __shared__ u8 names[CLASSES];
+    __shared__ float values[512];
     const i64 s = blockIdx.x / runs, part = blockIdx.x % runs, n = segment_length(count, s), first = s * SEGMENT;
     const i64* d = segments + s * TRELLIS_PLACES;
     if (refused(state) || (has_levels(d) && d[FORM_OF] == CODED)) return;
@@ -185,11 +220,15 @@ extern "C" __global__ void __launch_bounds__(64) trellis_plain(
     __syncthreads();
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
     const u8* own = classed ? class_only + s * most : only + s * TABLES_MOST;
-    auto walk = [&](auto walking) { walk_plainly(data, d, n, first, part, own, walking, marks + first / 32, out + first, state); };
+    auto walk = [&](auto walking) {
+        walking.prepare();
+        __syncthreads();
+        walk_plainly(data, d, n, first, part, own, walking, marks + first / 32, out + first, state);
+    };
     if (drawn && classed) walk(dithered_of<true>(d, g0, g1, contexts, draws, nullptr));
     else if (drawn) walk(dithered_of<false>(d, g0, g1, nullptr, draws, nullptr));
-    else if (classed) walk(walk_of<true>(d, g0, g1, contexts, names));
-    else walk(walk_of<false>(d, g0, g1, nullptr, nullptr));
+    else if (classed) walk(walk_of<true>(d, g0, g1, contexts, names, values));
+    else walk(walk_of<false>(d, g0, g1, nullptr, nullptr, values));
 }
 
 // A block for each segment with escapes. `places`: ESCAPES per segment.
@@ -204,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(1024) trellis_escapes(
     float* values = out + first;
     const i64 run = d[RUN_OF], most = drawn ? FAR_DITHERED : FAR_AWAY;
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
-    const Walk<true> walk = walk_of<true>(d, 0, 0, nullptr, nullptr);
+    const Walk<true> walk = walk_of<true>(d, 0, 0, nullptr, nullptr, nullptr);
     const DitheredWalk<false> dithered = dithered_of<false>(d, 0, 0, nullptr, draws, nullptr);
     const int good = read_escapes(data + d[END] - d[TAIL], d[TAIL], marks + first / 32, n, places + s * ESCAPES, ones, [=](i64 i, i64 value) {
         if (value > most) return false;

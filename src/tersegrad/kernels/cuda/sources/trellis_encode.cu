@@ -135,6 +135,47 @@ __device__ int window_from(const int* known, i64 size) {
     return (int)smaller(even, WIDEST);
 }
 
+// Units of sixteen bytes that a thread reads at once.
+#define AT_ONCE 4
+
+// A block counts the indices of a segment as bytes hold them, by table; without dither that is the byte itself. Of a sample every eighth block of 4096 is
+// counted, and of all what occurs.
+template <bool drawn>
+__device__ void count_bytes(i64 size, bool sampled, int shift, const u8* bytes, const u8* contexts, u32* sums, u8* seen) {
+    const Sixteen *units = (const Sixteen*)bytes, *distances = (const Sixteen*)contexts;
+    const int whole = (int)(size / 16), stride = (int)blockDim.x;
+    auto tell = [=](u32 place, bool counted) {
+        seen[place] = 1;
+        if (counted) atomicAdd(&sums[place], 1u);
+    };
+    for (int base = threadIdx.x; base < whole; base += AT_ONCE * stride) {
+        Sixteen held[AT_ONCE], at[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) {
+            const int unit = base + j * stride < whole ? base + j * stride : base;
+            held[j] = units[unit];
+            if (drawn) at[j] = distances[unit];
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) {
+            const int unit = base + j * stride;
+            if (unit >= whole) break;
+            if (drawn)
+                for (int w = 0; w < 4; ++w) held[j].word[w] &= 0x7f7f7f7f, at[j].word[w] = at[j].word[w] >> shift & 0x07070707;
+            auto place = [&](int k) { return drawn ? at[j].byte(k) << 7 | held[j].byte(k) : held[j].byte(k); };
+            if (!sampled || unit / 256 % 8 == 0) {
+#pragma unroll
+                for (int k = 0; k < 16; ++k) tell(place(k), true);
+            } else {
+#pragma unroll
+                for (int k = 0; k < 16; ++k) tell(place(k), false);
+            }
+        }
+    }
+    for (i64 i = 16 * (i64)whole + threadIdx.x; i < size; i += stride)
+        tell(drawn ? (u32)contexts[i] >> shift << 7 | (bytes[i] & 127) : bytes[i], !sampled || i / 4096 % 8 == 0);
+}
+
 // A block writes the tables of a segment.
 __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* bytes, const u8* contexts, i64* d, u8* tables, u32* codes) {
     __shared__ u32 sums[COUNTS];
@@ -148,21 +189,9 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
     const bool sampled = size >= larger((i64)1 << 16, (i64)4096 * number * alphabet);
     for (int k = t; k < COUNTS; k += blockDim.x) sums[k] = 0, seen[k] = 0;
     __syncthreads();
-    const Sixteen *units = (const Sixteen*)bytes, *distances = (const Sixteen*)contexts;
     u32* const mine = sums + t % copies * stride;
-    // Indices as bytes hold them, by table; without dither that is the byte itself.
-    for (i64 unit = t; 16 * unit < size; unit += blockDim.x) {
-        const Sixteen held = units[unit], at = drawn ? distances[unit] : held;
-        // Of a sample every eighth block of 4096 is counted, and of all what occurs.
-        const bool counted = !sampled || unit / 256 % 8 == 0;
-#pragma unroll
-        for (int k = 0; k < 16; ++k) {
-            if (16 * unit + k >= size) break;
-            const u32 place = drawn ? at.byte(k) >> shift << 7 | (held.byte(k) & 127) : held.byte(k);
-            seen[place] = 1;
-            if (counted) atomicAdd(&mine[place], 1u);
-        }
-    }
+    if (drawn) count_bytes<true>(size, sampled, shift, bytes, contexts, mine, seen);
+    else count_bytes<false>(size, sampled, shift, bytes, contexts, mine, seen);
     __syncthreads();
     for (int k = t; k < stride; k += blockDim.x)
         for (int copy = 1; copy < copies; ++copy) sums[k] += sums[copy * stride + k];
@@ -192,7 +221,7 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
 }
 
 // Two blocks for each segment: the first half of them write its tables and codes; the others its escapes.
-extern "C" __global__ void __launch_bounds__(512) trellis_segments(
+extern "C" __global__ void __launch_bounds__(512, 2) trellis_segments(
     const float* x, i64 n, i64 run, float step, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const u8* bytes, const u8* contexts,
     const int* known, const u8* classes, const u32* info, const i64* scalars, i64* segments, u8* tables, u32* codes, int* escapes, u32* planes,
     i64* result
@@ -246,13 +275,14 @@ extern "C" __global__ void __launch_bounds__(512) trellis_segments(
     if (threadIdx.x == 0) d[TAIL] = tail;
 }
 
-// A warp for each chunk; the last blocks, for chunks that a segment may have, have nothing to do.
+// A warp for each chunk.
 extern "C" __global__ void __launch_bounds__(32) trellis_encode_chunks(
-    i64 n, i64 drawn, const u8* bytes, const u8* contexts, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
+    i64 n, i64 exponent, i64 drawn, const u8* bytes, const u8* contexts, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
     const i64* result
 ) {
     __shared__ Code own[TABLES_MOST * 128];
-    const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n), size = segment_length(n, s), first = s * SEGMENT;
+    const Chunks place = chunks_of(n, exponent, 1);
+    const i64 s = place.s, c = place.c, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * TRELLIS_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], number = 1 << d[BITS_OF];

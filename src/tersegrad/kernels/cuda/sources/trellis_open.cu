@@ -64,7 +64,7 @@ __device__ bool parse_segment(const u8* data, i64 n, i64 drawn, i64 at, i64 end,
 }
 
 // A block of 256 threads for each segment: its header and tables, and where its chunks begin. Tables become cells without dither: frequency - 1 |
-// place << 12 | symbol << 24; entries with it.
+// symbol << 12 | place << 20; entries with it.
 extern "C" __global__ void trellis_open(
     const u8* data, i64 nbytes, i64 count, i64 drawn, i64* begins, i64* segments, short* q, u32* cells, u32* entries, u8* only, i64* offsets,
     i64* words, i64* state
@@ -115,7 +115,7 @@ extern "C" __global__ void trellis_open(
         const int* frequencies = f[k];
         u32* to = cells + (2 * s + k) * TOTAL;
         make_cells(frequencies, (int)alphabet, start, [=](int slot, u32 symbol, u32 place) {
-            to[slot] = (u32)(frequencies[symbol] - 1) | place << 12 | symbol << 24;
+            to[slot] = (u32)(frequencies[symbol] - 1) | symbol << 12 | place << 20;
         });
         __syncthreads();
     }

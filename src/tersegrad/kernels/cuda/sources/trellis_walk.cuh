@@ -33,6 +33,14 @@ struct Kinds {
     __device__ u32 at(int h, int a) const { return classed ? now[a][h] : 0; }
 };
 
+// Where a state begins in its word, with z0: there it chooses between tables of TOTAL slots. What is shifted out below means nothing.
+#define STATE_AT 12
+
+// What a slot stands for: the frequency of its symbol, less 1, its place among the slots of the symbol, and the symbol.
+struct Slot {
+    u32 less, place, symbol;
+};
+
 // The trellises of two lanes without dither. A symbol is known by symbol | z0 << 7 | whether it is still << 8.
 template <bool classed>
 struct Walk {
@@ -42,31 +50,35 @@ struct Walk {
     Kinds<classed> kinds;
     // Of a class: its first table | whether it is still << 7.
     const u8* names;
+    // The values of all symbols, as they are known.
+    float* values;
     __device__ void restart(int h, i64) { states[h] = 0; }
     __device__ void draw_ahead(i64 i) { kinds.fetch(i); }
     __device__ void draw() { kinds.turn(); }
     __device__ void draw_one(int h, i64 i) { kinds.one(h, i); }
+    __device__ u32 z0(int h) const { return states[h] >> STATE_AT & 1; }
     __device__ u32 table(int h, int a) const {
-        if (!classed) return states[h] & 1;
+        if (!classed) return z0(h);
         const u32 name = names[kinds.at(h, a)];
-        return (name & 127) + (name >> 7 ? 0 : states[h] & 1);
+        return (name & 127) + (name >> 7 ? 0 : z0(h));
     }
     __device__ u32 move(int h, int a, u32 symbol) {
         // What is still leaves the state alone.
         if (classed && names[kinds.at(h, a)] >> 7) return symbol | 256;
-        const u32 z0 = states[h] & 1;
-        states[h] = states[h] >> 1 ^ (symbol & 1) * g1 ^ z0 * g0;
-        return symbol | z0 << 7;
+        const u32 z = z0(h);
+        states[h] = states[h] >> 1 ^ (symbol & 1) * g1 ^ z * g0;
+        return symbol | z << 7;
     }
     __device__ float scaled_by(float number, u32 code) const {
         const float most = __uint_as_float(HUGE_VALUE);
         return fminf(fmaxf(__fmul_rn(number, classed && code >> 8 ? still_scale : scale), -most), most);
     }
-    __device__ float value(u32 code) const {
-        // The integer by way of 2^23, which takes no conversion.
-        const u32 n = (code & 127) << 1 | (code >> 7 & 1);
-        return scaled_by(__fsub_rn(__uint_as_float(0x4b000000u | n), (float)(8388608 + 2 * window)), code);
+    // A block computes the values.
+    __device__ void prepare() {
+        for (u32 code = threadIdx.x; code < (classed ? 512 : 256); code += blockDim.x)
+            values[code] = scaled_by((float)(2 * ((int)(code & 127) - window) + (int)(code >> 7 & 1)), code);
     }
+    __device__ float value(u32 code) const { return values[code]; }
     // Of a symbol that is at an end, with 2 more for each unit of `more`.
     __device__ float escaped(i64, u32 code, int more) const {
         const int a = (int)(code & 127) - window, all = a < 0 ? a - 2 * more : a + 2 * more;
@@ -77,6 +89,7 @@ struct Walk {
 // The same with dither. A symbol is known by its value in 2^-13 of a step.
 template <bool classed>
 struct DitheredWalk {
+    static constexpr u32 low = 1u << STATE_AT;
     u32 g0, g1, states[2];
     int window, bits, signs[2];
     float scale;
@@ -84,7 +97,8 @@ struct DitheredWalk {
     Draws draws;
     u16* room;
     u32 next[4];
-    int u[GROUP][2];
+    // 2^13 less the dither.
+    int held[GROUP][2];
     __device__ void restart(int h, i64 i) {
         states[h] = 0;
         signs[h] = sign_of(draws, i);
@@ -101,28 +115,39 @@ struct DitheredWalk {
         __syncwarp();
 #pragma unroll
         for (int a = 0; a < GROUP; ++a)
-            for (int h = 0; h < 2; ++h) u[a][h] = room[64 * a + 32 * h + t] & 0x7fff;
+            for (int h = 0; h < 2; ++h) held[a][h] = (1 << DITHER) - (room[64 * a + 32 * h + t] & 0x7fff);
         kinds.turn();
     }
     __device__ void draw_one(int h, i64 i) {
-        u[0][h] = dither_of(draws, i);
+        held[0][h] = (1 << DITHER) - dither_of(draws, i);
         kinds.one(h, i);
     }
+    // By the dither u and z0: the distance t and 2^13 in the lower bits, (t + u) / 2^14 with its lowest bit above them, as flip_of has it.
+    __device__ u32 distance(int h, int a) const { return (u32)held[a][h] + (states[h] & low) * ((1u << DITHER) / low); }
+    __device__ static bool beyond(u32 distance) { return distance >> DITHER & 1; }
+    // |t|, where t is negative unless it is `beyond`.
+    __device__ static u32 size_of(u32 distance) {
+        const u32 part = distance & ((1u << DITHER) - 1);
+        return beyond(distance) ? part : (1u << DITHER) - part;
+    }
     __device__ u32 table(int h, int a) const {
-        return kinds.at(h, a) << bits | (u32)fine_class(distance_of(u[a][h], (int)states[h] & 1)) >> (MOST_BITS - bits);
+        const u32 size = size_of(distance(h, a)) << MOST_BITS >> DITHER, most = (1u << MOST_BITS) - 1;
+        return kinds.at(h, a) << bits | (size < most ? size : most) >> (MOST_BITS - bits);
     }
     __device__ u32 move(int h, int a, u32 symbol) {
-        const u32 z0 = states[h] & 1;
-        const int t = distance_of(u[a][h], (int)z0), index = (int)symbol - window;
-        states[h] = states[h] >> 1 ^ ((symbol ^ (u32)flip_of(t, u[a][h])) & 1) * g1 ^ z0 * g0;
-        return (u32)(signs[h] * (((t >= 0 ? index : -index) << (DITHER + 1)) + t));
+        const u32 at = distance(h, a), odd = (at >> (DITHER + 1) ^ symbol) & 1;
+        states[h] = states[h] >> 1 ^ odd * g1 ^ (states[h] & low) * g0;
+        return (u32)((beyond(at) ? signs[h] : -signs[h]) * ((((int)symbol - window) << (DITHER + 1)) + (int)size_of(at)));
     }
+    __device__ static void prepare() {}
     __device__ float scaled_by(float number) const {
         const float most = __uint_as_float(HUGE_VALUE);
         return fminf(fmaxf(__fmul_rn(__fmul_rn(number, 1.0f / 8192.0f), scale), -most), most);
     }
+    // The number by way of 2^10, which takes no conversion: there floats are 2^-13 apart.
     __device__ float value(u32 code) const {
-        return scaled_by(__fsub_rn(__uint_as_float(code + __float_as_uint(SHIFTER)), SHIFTER));
+        const float most = __uint_as_float(HUGE_VALUE), number = __fsub_rn(__uint_as_float(code + __float_as_uint(1536.0f)), 1536.0f);
+        return fminf(fmaxf(__fmul_rn(number, scale), -most), most);
     }
     // `begin` is where the run begins.
     __device__ float escaped(i64 begin, u32 code, int more) const {
@@ -156,7 +181,10 @@ struct Out {
     }
 };
 
-// A warp decodes chunk c of a segment that begins at coordinate `origin`: `look(table, slot, &cell, &symbol)` gives what a slot stands for. Whether
+// The state behind one, before it takes a word.
+__device__ __forceinline__ u32 state_after(u32 x, const Slot& slot) { return slot.less * (x >> 12) + ((x >> 12) + slot.place); }
+
+// A warp decodes chunk c of a segment that begins at coordinate `origin`: `look(table, slot)` gives what a slot stands for. Whether
 // the chunk is well-formed, as far as this thread saw. (As decode_chunk, which knows the tables of symbols beforehand.)
 template <class Walking, class Look, class Put>
 __device__ bool decode_walk(
@@ -185,16 +213,16 @@ __device__ bool decode_walk(
         bool ends[2] = {false, false};
 #pragma unroll
         for (int a = 0; a < GROUP; ++a, base += LANES) {
-            u32 cell[2], symbol[2];
+            Slot slot[2];
             bool needs[2];
-            for (int h = 0; h < 2; ++h) look(walk.table(h, a), x[h] & (TOTAL - 1), &cell[h], &symbol[h]);
+            for (int h = 0; h < 2; ++h) slot[h] = look(walk.table(h, a), x[h] & (TOTAL - 1));
             if (a) put.step(walk, first + base - LANES, last, ends);
             for (int h = 0; h < 2; ++h) {
-                x[h] = ((cell[h] & 0xfff) + 1) * (x[h] >> 12) + (cell[h] >> 12);
+                x[h] = state_after(x[h], slot[h]);
                 needs[h] = x[h] < 65536;
             }
             in.refill(x, needs, at);
-            for (int h = 0; h < 2; ++h) last[h] = walk.move(h, a, symbol[h]), ends[h] = at_end(symbol[h], walk.window);
+            for (int h = 0; h < 2; ++h) last[h] = walk.move(h, a, slot[h].symbol), ends[h] = at_end(slot[h].symbol, walk.window);
         }
         put.step(walk, first + base - LANES, last, ends);
     }
@@ -207,17 +235,16 @@ __device__ bool decode_walk(
             const int i = base + t + 32 * h;
             needs[h] = false;
             if (i < coded) {
-                u32 cell, symbol;
                 walk.draw_one(h, origin + first + i);
-                look(walk.table(h, 0), x[h] & (TOTAL - 1), &cell, &symbol);
-                put.one(walk, first + i, walk.move(h, 0, symbol), at_end(symbol, walk.window));
-                x[h] = ((cell & 0xfff) + 1) * (x[h] >> 12) + (cell >> 12);
+                const Slot slot = look(walk.table(h, 0), x[h] & (TOTAL - 1));
+                put.one(walk, first + i, walk.move(h, 0, slot.symbol), at_end(slot.symbol, walk.window));
+                x[h] = state_after(x[h], slot);
                 needs[h] = x[h] < 65536;
             }
         }
         in.refill(x, needs, at);
     }
-    good &= at == number;
+    good &= at == 2 * number;
     for (int h = 0; h < 2; ++h) {
         const int lane = t + 32 * h;
         const u32 rest = x[h] - 65536;
@@ -236,32 +263,30 @@ __device__ bool decode_walk(
     return good;
 }
 
-// What a slot stands for, by cells: frequency - 1 | place << 12, and the symbol.
+// What a slot stands for, by cells: frequency - 1 | symbol << 12 | place << 20.
 struct Cells {
     const u32* cells;
-    __device__ void operator()(u32 table, u32 slot, u32* cell, u32* symbol) const {
+    __device__ Slot operator()(u32 table, u32 slot) const {
         const u32 held = cells[table * TOTAL + slot];
-        *cell = held & 0xffffff;
-        *symbol = held >> 24;
+        return {held & 0xfff, held >> 20, held >> 12 & 0xff};
     }
 };
-template <bool fine>
+// By entries, which are told for every slot (`exact`), or nearly so, as in entries.cuh.
+template <bool exact, bool fine>
 struct Listed {
     Entries<fine> entries;
-    __device__ void operator()(u32 table, u32 slot, u32* cell, u32* symbol) const {
-        u8 found;
-        u32 held;
-        entries(table, slot, &held, &found);
-        *cell = (held - 1 & 0xffff) | held >> 16 << 12;
-        *symbol = found;
+    __device__ Slot operator()(u32 table, u32 slot) const {
+        const u32 held = exact ? entries.entries[table * entries.stride + entries.guesses[table * TOTAL + slot]] : entries.find(table, slot);
+        return {held >> 12 & 0xfff, slot - (held & 0xfff), held >> 24};
     }
 };
 
 template <bool classed>
-__device__ Walk<classed> walk_of(const i64* d, i64 g0, i64 g1, const u8* contexts, const u8* names) {
-    return {(u32)g0, (u32)g1, {0, 0}, (int)d[WINDOW], __uint_as_float((u32)d[SCALE_OF]), __uint_as_float((u32)d[STILL_SCALE]), {contexts, {}, {}}, names};
+__device__ Walk<classed> walk_of(const i64* d, i64 g0, i64 g1, const u8* contexts, const u8* names, float* values) {
+    const float scale = __uint_as_float((u32)d[SCALE_OF]), still = __uint_as_float((u32)d[STILL_SCALE]);
+    return {(u32)g0 << STATE_AT, (u32)g1 << STATE_AT, {0, 0}, (int)d[WINDOW], scale, still, {contexts, {}, {}}, names, values};
 }
 template <bool classed>
 __device__ DitheredWalk<classed> dithered_of(const i64* d, i64 g0, i64 g1, const u8* contexts, const Draws& draws, u16* room) {
-    return {(u32)g0, (u32)g1, {0, 0}, (int)d[WINDOW], (int)d[BITS_OF], {1, 1}, __uint_as_float((u32)d[SCALE_OF]), {contexts, {}, {}}, draws, room, {}, {}};
+    return {(u32)g0, (u32)g1 << STATE_AT, {0, 0}, (int)d[WINDOW], (int)d[BITS_OF], {1, 1}, __uint_as_float((u32)d[SCALE_OF]), {contexts, {}, {}}, draws, room, {}, {}};
 }

@@ -108,11 +108,12 @@ extern "C" __global__ void exp4_exponents(const u32* tops, i64 number, u8* data,
 // What each value becomes; indices and codes of those that are sent, one behind the other.
 extern "C" __global__ void exp4_place(
     const void* indices, i64 wide, const float* values, i64 room, const i64* counted, const i64* ends, i64 number, const u32* tops,
-    const i64* places, void* kept, u8* codes, float* decoded, i64* told
+    const i64* sums, i64 scanned, void* kept, u8* codes, float* decoded, i64* told
 ) {
+    const Place place(sums, scanned);
     const Pieces pieces = {ends, number};
     const i64 first = SHARE * ((i64)blockIdx.x * blockDim.x + threadIdx.x), stop = smaller(first + SHARE, smaller(*counted, room));
-    i64 piece = -1, total, at = places[blockIdx.x] + block_scan(number_sent(pieces, indices, wide, values, first, stop, tops), &total);
+    i64 piece = -1, total, at = place.before + block_scan(number_sent(pieces, indices, wide, values, first, stop, tops), &total);
     for (i64 j = first; j < stop; ++j) {
         const i64 i = index_at(indices, wide, j);
         piece = pieces.of(i, piece);
@@ -126,9 +127,9 @@ extern "C" __global__ void exp4_place(
         ++at;
     }
     if (first) return;
-    told[SENT] = places[gridDim.x];
+    told[SENT] = place.all;
     // An entropy coder asks for one code at least.
-    if (places[gridDim.x] == 0) codes[0] = 0;
+    if (place.all == 0) codes[0] = 0;
 }
 
 // Codes behind the exponents: the rANS block that is made of them, or four bits each where that is not shorter.
@@ -262,17 +263,17 @@ extern "C" __global__ void values_ranks(u32* ranks, i64 number, i64* head) {
     if (threadIdx.x == 0) head[COUNT] = before;
 }
 
-// What follows the exponents, with zeros behind it, in `size` bytes; the exponents are looked at.
-extern "C" __global__ void exp4_fetch(const u8* data, i64 size, const i64* found, i64 count, i64 packed, u8* codes, i64* head) {
+// What follows the exponents, with zeros behind it, in `most` bytes; the exponents are looked at.
+extern "C" __global__ void exp4_fetch(const u8* data, i64 size, const i64* found, i64 count, i64 packed, u8* codes, i64 most, i64* head) {
     const i64 me = (i64)blockIdx.x * blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
     const i64 at = found[LENGTH], tensors = head[COUNT], rest = size - at - tensors;
-    bool fine = found[STATUS] == FINE && rest >= 0;
+    bool fine = found[STATUS] == FINE && rest >= 0 && rest <= most;
     if (fine && packed) fine = rest == (count + 1) / 2 && (count % 2 == 0 || data[size - 1] >> 4 == 0);
     if (me == 0) head[LENGTH] = rest;
     if (me == 0 && !fine) head[STATUS] = CORRUPT;
     for (i64 b = me; fine && b < tensors; b += stride)
         if ((signed char)data[at + b] < -126) head[STATUS] = CORRUPT;
-    for (i64 b = me; b < size; b += stride) codes[b] = fine && b < rest ? data[at + tensors + b] : 0;
+    for (i64 b = me; b < most; b += stride) codes[b] = fine && b < rest ? data[at + tensors + b] : 0;
 }
 
 // The values. `block`: that of the codes; without one they are four bits each.
