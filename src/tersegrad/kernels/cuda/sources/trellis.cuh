@@ -83,11 +83,12 @@ struct Classed {
         for (int c = 0; c < CLASS_MOST; ++c) mask |= (info[s * CLASS_MOST + c] >> 8 & 1) << c;
         return mask;
     }
-    // The index of a coordinate of a still class.
-    __device__ int still(i64 s, int c, int y) const {
-        const int add = (int)(info[s * CLASS_MOST + c] >> 16), size = ((y < 0 ? -y : y) + add) >> 6;
+    // The index of a coordinate of a still class, of which this is told.
+    __device__ static int still_of(u32 told, int y) {
+        const int size = ((y < 0 ? -y : y) + (int)(told >> 16)) >> 6;
         return y < 0 ? -size : size;
     }
+    __device__ int still(i64 s, int c, int y) const { return still_of(info[s * CLASS_MOST + c], y); }
 };
 
 // What the kernels of an encoder know of the numbers: x times `scale` is in units of 1/32 or, with dither, 2^-13 of a step.

@@ -24,6 +24,8 @@
 // Two tables for each class.
 #define TABLES_MOST (2 * CLASSES)
 #define BENCHES 8
+// Coordinates that a thread reads at once.
+#define TOGETHER 8
 
 // Blocks, `share` of them for each segment, count by class the coordinates that are close to zero.
 extern "C" __global__ void trellis_near(
@@ -86,25 +88,39 @@ extern "C" __global__ void __launch_bounds__(512) trellis_class_sums(
     const float* x, i64 n, i64 run, float step, const double* there, const u8* bytes, const u8* classes, const u32* info, const i64* scalars, double* dots, double* powers,
     double* still_dots, double* still_powers
 ) {
+    __shared__ u32 told[CLASSES];
     const Given of = given_of(x, n, run, step, there, 0, 0, 0, 0, 0);
     const Classed by = {classes, info, scalars};
     const int lane = threadIdx.x & 31;
     const i64 part = (i64)blockIdx.x * 16 + (threadIdx.x >> 5), begin = part * SUMMED;
-    if (begin >= n) return;
-    const i64 s = segment_of(n, begin);
+    // All that a block reads lies in one segment.
+    const i64 s = segment_of(n, (i64)blockIdx.x * 16 * SUMMED);
     if (!by.has(s)) return;
+    if (threadIdx.x < CLASSES) told[threadIdx.x] = info[s * CLASSES + threadIdx.x];
+    __syncthreads();
+    if (begin >= n) return;
     const u32 stills = by.stills(s);
     const int stop = (int)smaller(SUMMED, n - begin);
+    x += begin, bytes += begin, classes += begin;
     double dot[2] = {0, 0}, power[2] = {0, 0};
-    for (int i = lane; i < stop; i += 32) {
-        const float v = x[begin + i];
-        const u32 byte = bytes[begin + i], c = classes[begin + i], still = stills >> c & 1;
-        const int y = nearest(__fmul_rn(v, of.scale));
-        const double k = still ? 2 * by.still(s, (int)c, y) : integer_of(y, (int)(byte >> 7) + 2 * (int)(byte & 1));
-        dot[0] += still ? 0.0 : (double)v * k;
-        dot[1] += still ? (double)v * k : 0.0;
-        power[0] += still ? 0.0 : k * k;
-        power[1] += still ? k * k : 0.0;
+    for (int base = lane; base < stop; base += 32 * TOGETHER) {
+        float v[TOGETHER];
+        u32 byte[TOGETHER], kind[TOGETHER];
+#pragma unroll
+        for (int a = 0; a < TOGETHER; ++a) {
+            const int i = (int)smaller(base + 32 * a, stop - 1);
+            v[a] = x[i], byte[a] = bytes[i], kind[a] = classes[i];
+        }
+#pragma unroll
+        for (int a = 0; a < TOGETHER; ++a) {
+            if (base + 32 * a >= stop) break;
+            const bool still = stills >> kind[a] & 1;
+            const int y = nearest(__fmul_rn(v[a], of.scale));
+            const double k = still ? 2 * Classed::still_of(told[kind[a]], y) : integer_of(y, (int)(byte[a] >> 7) + 2 * (int)(byte[a] & 1));
+            const double product = (double)v[a] * k, square = k * k;
+            if (still) dot[1] += product, power[1] += square;
+            else dot[0] += product, power[0] += square;
+        }
     }
     for (int h = 0; h < 2; ++h) dot[h] = fold(dot[h]), power[h] = fold(power[h]);
     if (lane == 0) dots[part] = dot[0], powers[part] = power[0], still_dots[part] = dot[1], still_powers[part] = power[1];
@@ -137,33 +153,40 @@ extern "C" __global__ void __launch_bounds__(512) trellis_class_tables(
     i64 n, const u8* bytes, const u8* classes, const u32* info, i64* segments, u8* bits, u8* tables, u32* codes, const i64* result
 ) {
     __shared__ u32 sums[TABLES_MOST * 128];
-    __shared__ Bench benches[BENCHES];
+    // First how often each byte occurs in each class, then what warps need to make tables.
+    __shared__ union {
+        u32 counts[CLASSES * APART];
+        Bench benches[BENCHES];
+    } pool;
     __shared__ i64 lengths[TABLES_MOST];
-    __shared__ int present[TABLES_MOST], names[CLASSES];
+    __shared__ int present[TABLES_MOST];
     const i64 s = blockIdx.x, size = segment_length(n, s), first = s * SEGMENT;
     i64* d = segments + s * TRELLIS_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND) return;
     const int t = threadIdx.x, warp = t >> 5, number = (int)d[OCTAVES_OF], window = (int)d[WINDOW], alphabet = 2 * window;
     for (int k = t; k < number * 128; k += blockDim.x) sums[k] = 0;
-    if (t < CLASSES) names[t] = (int)(info[s * CLASSES + t] & 255);
+    for (int k = t; k < CLASSES * APART; k += blockDim.x) pool.counts[k] = 0;
     __syncthreads();
     const Sixteen *units = (const Sixteen*)(bytes + first), *kinds = (const Sixteen*)(classes + first);
+#pragma unroll 2
     for (i64 unit = t; 16 * unit < size; unit += blockDim.x) {
         const Sixteen held = units[unit], kind = kinds[unit];
 #pragma unroll
-        for (int k = 0; k < 16; ++k) {
-            if (16 * unit + k >= size) break;
-            // Still coordinates have z0 = 0.
-            const u32 byte = held.byte(k), table = names[kind.byte(k)] + (byte >> 7);
-            atomicAdd(&sums[table * 128 + trellis_symbol(byte, window)], 1u);
-        }
+        for (int k = 0; k < 16; ++k)
+            if (16 * unit + k < size) atomicAdd(&pool.counts[kind.byte(k) * APART + held.byte(k)], 1u);
+    }
+    __syncthreads();
+    for (int k = t; k < CLASSES * 256; k += blockDim.x) {
+        // Still coordinates have z0 = 0.
+        const u32 byte = k & 255, found = pool.counts[k / 256 * APART + byte];
+        if (found) atomicAdd(&sums[((info[s * CLASSES + k / 256] & 255) + (byte >> 7)) * 128 + trellis_symbol(byte, window)], found);
     }
     __syncthreads();
     u8* const own = bits + s * TABLES_MOST * TABLE_BYTES;
     for (int k = warp; warp < BENCHES && k < number; k += BENCHES) {
         const u32* counts = sums + 128 * k;
         auto count = [=](int a) { return (i64)counts[a]; };
-        make_table(count, alphabet, benches[warp], own + k * TABLE_BYTES, lengths + k, present + k, codes + (s * TABLES_MOST + k) * 128);
+        make_table(count, alphabet, pool.benches[warp], own + k * TABLE_BYTES, lengths + k, present + k, codes + (s * TABLES_MOST + k) * 128);
     }
     __syncthreads();
     close_tables(own, lengths, present, number, tables + s * TABLES_ROOM, d);
