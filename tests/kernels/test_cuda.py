@@ -594,14 +594,20 @@ def test_dithered_messages_are_the_same_bytes() -> None:
 @needs_compiler
 @pytest.mark.parametrize("ctx", [None, Context(seed=3)])
 def test_levels_are_the_same_however_much_of_a_block_is_kept(ctx: Context | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of blocks with levels that are too large for quick sums, too."""
+    """Of blocks with levels that are too large for quick sums, and of those that come one after another, too."""
     ops = native if native.available() else reference
+    several = _heavy(140_000)
+    several[:65_536] *= torch.linspace(0, 50, 65_536) ** 2
     with emulated():
-        for x in (_heavy(10_000), _heavy(10_000).mul_(torch.linspace(0, 50, 10_000) ** 2)):
+        for x, rooms in (
+            (_heavy(10_000), (48, 110, 227)),
+            (_heavy(10_000).mul_(torch.linspace(0, 50, 10_000) ** 2), (48, 227)),
+            (several, (110,)),
+        ):
             data = torch.zeros(reference.dither_max_bytes(x.numel()), dtype=torch.uint8)
             length, *expected = ops.dither_encode(x, 0.1, 0, 1, 16, ctx, data)
-            for shared in (48, 110, 227):
-                monkeypatch.setattr(loader, "shared_of", lambda index, most=shared << 10: most)
+            for shared in rooms:
+                monkeypatch.setattr(loader, "room_of", lambda index, most=shared << 10: loader.Room(1, most))
                 out = torch.zeros_like(data)
                 found = dither.dither_encode(x, 0.1, 0, 1, 16, ctx, out)
                 assert [length, *expected] == [float(value) for value in found]

@@ -89,12 +89,12 @@ class Emulated:
 @contextlib.contextmanager
 def emulated() -> Iterator[None]:
     """Launch CUDA kernels on the CPU, on CPU tensors, inside the block."""
-    before = loader.launcher, loader.shared_of
-    loader.launcher, loader.shared_of = _launch, lambda index: SHARED
+    before = loader.launcher, loader.room_of
+    loader.launcher, loader.room_of = _launch, lambda index: loader.Room(2, SHARED)
     try:
         yield
     finally:
-        loader.launcher, loader.shared_of = before
+        loader.launcher, loader.room_of = before
 
 
 @contextlib.contextmanager

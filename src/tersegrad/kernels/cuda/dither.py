@@ -13,7 +13,7 @@ from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context
 from tersegrad.kernels import native, reference
 from tersegrad.kernels.cuda import classes, replay, scratch
-from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, aside, join, launch, shared_memory
+from tersegrad.kernels.cuda.loader import Bytes, Double, Varying, VaryingFloat, aside, join, launch, room
 from tersegrad.kernels.reference.classes import cut
 from tersegrad.kernels.reference.dither import AUTO, PAPER, SCALE_BLOCK, SHORT, USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _decode_segment as decode_segment
@@ -216,9 +216,10 @@ def _describe(
         8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
     )  # fmt: skip
     levels, _, steps, scales, norms, errors, counts, _, known, q, tables, codes, escapes, planes, *_ = places
-    held = min(KEPT, (shared_memory(device) - LEVELS_SHARED) // (4 * SCALE_BLOCK // KEPT))
+    processors, shared = room(device)
+    held = min(KEPT, (shared - LEVELS_SHARED) // (4 * SCALE_BLOCK // KEPT))
     launch(
-        ENCODE, "dither_levels", blocks, 512,
+        ENCODE, "dither_levels", min(blocks, processors), 512,
         total, n, held * CHUNK // KEPT, Double(nu), *step, *draws, levels, steps, scales, norms, errors, counts,
         shared=held * 4 * SCALE_BLOCK // KEPT,
     )  # fmt: skip

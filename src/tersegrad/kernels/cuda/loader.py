@@ -21,7 +21,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -204,21 +204,28 @@ def _spread(name: str, kernel: str, blocks: int, device: int) -> int:
     """Bytes of shared memory with which no processor has room for more than its share of the blocks."""
     share = -(-blocks // _told_of(device, _PROCESSORS))
     declared = _declared(ctypes.c_void_p(function_of(name, kernel, device)))
-    room = _told_of(device, _SHARED_OF_PROCESSOR) // share - _told_of(device, _TAKEN) - declared
-    return max(0, min(room, _told_of(device, _SHARED_OF_BLOCK) - declared)) // 16 * 16
+    left = _told_of(device, _SHARED_OF_PROCESSOR) // share - _told_of(device, _TAKEN) - declared
+    return max(0, min(left, _told_of(device, _SHARED_OF_BLOCK) - declared)) // 16 * 16
 
 
-def _shared_on_gpu(index: int) -> int:
-    return _told_of(index, _SHARED_OF_BLOCK)
+class Room(NamedTuple):
+    """How many processors a device has, and bytes of shared memory that a block may have on one."""
+
+    processors: int
+    shared: int
 
 
-# What :func:`shared_memory` goes through; tests put that of the emulation in its place.
-shared_of: Callable[[int], int] = _shared_on_gpu
+def _room_on_gpu(index: int) -> Room:
+    return Room(_told_of(index, _PROCESSORS), _told_of(index, _SHARED_OF_BLOCK))
 
 
-def shared_memory(device: torch.device) -> int:
-    """How many bytes of shared memory a block may have on a device."""
-    return shared_of(current_device() if device.index is None and device.type == "cuda" else device.index or 0)
+# What :func:`room` goes through; tests put that of the emulation in its place.
+room_of: Callable[[int], Room] = _room_on_gpu
+
+
+def room(device: torch.device) -> Room:
+    """That of a device."""
+    return room_of(current_device() if device.index is None and device.type == "cuda" else device.index or 0)
 
 
 _KINDS: dict[type, str] = {int: "q", bool: "q", float: "f", Double: "d", Varying: "q", VaryingFloat: "f"}

@@ -26,26 +26,35 @@ __device__ __forceinline__ void load_rows(float (&v)[rows], const float* from, i
     }
 }
 
-#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
-// As many as there may be.
-__device__ __forceinline__ i64 processors() {
-    u32 number;
-    asm("mov.u32 %0, %%nsmid;" : "=r"(number));
-    return number;
-}
-
-// A warp has `number` coordinates, a multiple of four, of those `left` that follow `from` brought into the cache.
-__device__ __forceinline__ void prefetch(const float* from, i64 left, int number) {
-    if ((threadIdx.x & 31) == 0 && left >= number)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((u64)from & ~(u64)15), "r"(4 * number) : "memory");
-}
+// A thread brings a number into its place in shared memory, or a zero; it is there once the thread has waited.
+__device__ __forceinline__ void bring(float* to, const float* from, bool there) {
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 4 : 0) : "memory");
 #else
-__device__ __forceinline__ i64 processors() { return 0; }
-__device__ __forceinline__ void prefetch(const float*, i64, int) {}
+    *to = there ? *from : 0.0f;
 #endif
+}
+__device__ __forceinline__ void wait_for_all() {
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 
-// A block of 512 threads for each 2^16 coordinates; a warp for each 4096 of them, the first `held` of which, a multiple of 1024, it keeps in shared
-// memory; the rest it reads once more. Without nu the step is what lies `there`, or `given`.
+// A lane brings its share of eight rows from `base` on, of the `stop` coordinates that a warp has.
+__device__ __forceinline__ void bring_rows(float* near, const float* from, int base, int stop) {
+    const int lane = threadIdx.x & 31;
+    if (base + 32 * ROWS <= stop) {
+#pragma unroll
+        for (int a = 0; a < ROWS; ++a) bring(near + base + 32 * a, from + base + lane + 32 * a, true);
+    } else {
+#pragma unroll
+        for (int a = 0; a < ROWS; ++a) bring(near + base + 32 * a, from + base + lane + 32 * a, base + lane + 32 * a < stop);
+    }
+}
+
+// A block of 512 threads for 2^16 coordinates, then for as many that lie further on, until all are done; a warp for each 4096 of them, the first `held`
+// of which, a multiple of 1024, it keeps in shared memory; the rest it reads once more. Those of the next round come while levels of this one are
+// found. Without nu the step is what lies `there`, or `given`.
 extern "C" __global__ void __launch_bounds__(512, 1) dither_levels(
     const float* x, i64 n, i64 held, double nu, float given, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1,
     signed char* levels, float* steps, float* scales, double* norms, double* errors, i64* counts
@@ -55,178 +64,187 @@ extern "C" __global__ void __launch_bounds__(512, 1) dither_levels(
     __shared__ i64 energies[16];
     __shared__ int tops[16], over15[16], over31[16];
     __shared__ u32 drawings[16][128];
-    const i64 first = (i64)blockIdx.x * SCALE_BLOCK, size = smaller(SCALE_BLOCK, n - first);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const i64 begin = first + 4096 * warp;
-    const int stop = (int)larger(smaller(4096, n - begin), 0);
-    const float* from = x + begin;
-    signed char* to = levels + begin;
     float* const near = kept + held * warp + lane;
-    KEEP_TOGETHER(from);
-    KEEP_TOGETHER(to);
     const Draws draws = {(u32)step_word, (u32)who, (u32)k0, (u32)k1};
-    double total = 0;
-    for (int base = 0; base < stop; base += 32 * NORM_ROWS) {
+    auto stop_of = [=](i64 block) { return (int)larger(smaller(4096, n - block * SCALE_BLOCK - 4096 * warp), 0); };
+    for (int base = 0; base < smaller(held, stop_of(blockIdx.x)); base += 32 * ROWS)
+        bring_rows(near, x + blockIdx.x * SCALE_BLOCK + 4096 * warp, base, stop_of(blockIdx.x));
+    for (i64 block = blockIdx.x; block * SCALE_BLOCK < n; block += gridDim.x) {
+        const i64 first = block * SCALE_BLOCK, size = smaller(SCALE_BLOCK, n - first), begin = first + 4096 * warp;
+        const int stop = stop_of(block), next_stop = stop_of(block + gridDim.x);
+        const float *from = x + begin, *next = from + gridDim.x * SCALE_BLOCK;
+        signed char* to = levels + begin;
+        KEEP_TOGETHER(from);
+        KEEP_TOGETHER(next);
+        KEEP_TOGETHER(to);
+        double total = 0;
         float v[NORM_ROWS];
-        load_rows(v, from + base + lane, stop - base - lane, [](const float* p) { return *p; });
+        auto plain = [](const float* p) { return *p; };
+        if (held < stop) load_rows(v, from + held + lane, stop - (int)held - lane, plain);
         // Squares are exact: one rounding each.
+        wait_for_all();
+        for (int base = 0; base < smaller(held, stop); base += 32 * ROWS) {
 #pragma unroll
-        for (int a = 0; a < NORM_ROWS; ++a) total = __fma_rn((double)v[a], (double)v[a], total);
-        if (base < held) {
-#pragma unroll
-            for (int a = 0; a < NORM_ROWS; ++a) near[base + 32 * a] = v[a];
+            for (int a = 0; a < ROWS; ++a) total = __fma_rn((double)near[base + 32 * a], (double)near[base + 32 * a], total);
         }
-    }
-    // While this block finds its levels, memory has time for a half of what the next one on its processor reads.
-    prefetch(from + SCALE_BLOCK * processors(), n - begin - SCALE_BLOCK * processors(), 2048);
-    const double norm = fold_chunks(fold(total), parts, &folded);
-    __syncthreads();
-    const bool finite = norm < __longlong_as_double(0x7ff0000000000000LL);
-    const bool empty = norm == 0 && (nu > 0 || drawn);
-    float step = there ? (float)*there : given;
-    if (nu > 0) step = usable_step(2.0 * sqrt(nu / (double)size * norm));
-    const float inverse = 1.0f / step;
-    double fast = 0, exact = 0, squares = 0;
-    i64 all = 0;
-    int top = 0, more15 = 0, more31 = 0;
-    // Calls body(base, left, v) for each 256 coordinates: a lane has those of them that lie 32 * a behind its first, as long as that is below `left`.
-    auto each = [&](auto body) {
-        auto rows = [&](int base, int left) {
-            float v[ROWS];
-            if (base < held) {
+        for (int base = (int)held; base < stop; base += 32 * NORM_ROWS) {
+            if (base > held) load_rows(v, from + base + lane, stop - base - lane, plain);
 #pragma unroll
-                for (int a = 0; a < ROWS; ++a) v[a] = near[base + 32 * a];
-            } else {
-                // What is read for the last time makes room in the cache for what other blocks will read once more.
-                load_rows(v, from + base + lane, left, [](const float* p) { return __ldcs(p); });
-            }
-            body(base, left, v);
+            for (int a = 0; a < NORM_ROWS; ++a) total = __fma_rn((double)v[a], (double)v[a], total);
+        }
+        const double norm = fold_chunks(fold(total), parts, &folded);
+        __syncthreads();
+        const bool finite = norm < __longlong_as_double(0x7ff0000000000000LL);
+        const bool empty = norm == 0 && (nu > 0 || drawn);
+        float step = there ? (float)*there : given;
+        if (nu > 0) step = usable_step(2.0 * sqrt(nu / (double)size * norm));
+        const float inverse = 1.0f / step;
+        double fast = 0, exact = 0, squares = 0;
+        i64 all = 0;
+        int top = 0, more15 = 0, more31 = 0;
+        bool again = false;
+        // Calls body(base, left, v) for each 256 coordinates: a lane has those of them that lie 32 * a behind its first, as long as that is below `left`.
+        // What was kept makes room for the next round.
+        auto each = [&](auto body) {
+            auto rows = [&](int base, int left) {
+                float v[ROWS];
+                if (base < held && !again) {
+#pragma unroll
+                    for (int a = 0; a < ROWS; ++a) v[a] = near[base + 32 * a];
+                    if (base < next_stop) bring_rows(near, next, base, next_stop);
+                } else {
+                    // What is read for the last time makes room in the cache for what other blocks will read once more.
+                    load_rows(v, from + base + lane, left, [](const float* p) { return __ldcs(p); });
+                }
+                body(base, left, v);
+            };
+            int base = 0;
+            // All of whole ones are there, which the compiler sees.
+            for (; base + 32 * ROWS <= stop; base += 32 * ROWS) rows(base, 32 * ROWS - lane);
+            if (base < stop) rows(base, stop - base - lane);
         };
-        int base = 0;
-        // All of whole ones are there, which the compiler sees.
-        for (; base + 32 * ROWS <= stop; base += 32 * ROWS) rows(base, 32 * ROWS - lane);
-        if (base < stop) rows(base, stop - base - lane);
-    };
-    // Small levels take no conversions, and their sums are exact in float32; a block with large ones is gone through once more.
-    bool wide = !(nu > 0 || drawn) || empty || !finite;
-    for (;;) {
-        float quick[2] = {0.0f, 0.0f}, energy = 0.0f, most = 0.0f;
-        double dot = 0, square = 0;
-        top = more15 = more31 = 0;
-        if (!drawn && !wide) {
-            each([&](int base, int left, const float (&v)[ROWS]) {
-                signed char* const here = to + base + lane;
-                float sizes[ROWS], here_most = 0.0f;
+        // Small levels take no conversions, and their sums are exact in float32; a block with large ones is gone through once more.
+        bool wide = !(nu > 0 || drawn) || empty || !finite;
+        for (;;) {
+            float quick[2] = {0.0f, 0.0f}, energy = 0.0f, most = 0.0f;
+            double dot = 0, square = 0;
+            top = more15 = more31 = 0;
+            if (!drawn && !wide) {
+                each([&](int base, int left, const float (&v)[ROWS]) {
+                    signed char* const here = to + base + lane;
+                    float sizes[ROWS], here_most = 0.0f;
 #pragma unroll
-                for (int a = 0; a < ROWS; ++a) {
-                    const float y = __fmul_rn(v[a], inverse), shifted = __fadd_rn(y, SHIFTER), level = __fsub_rn(shifted, SHIFTER);
-                    // Large levels are other numbers here, but large.
-                    if (32 * a < left) here[32 * a] = (signed char)__float_as_uint(shifted);
-                    sizes[a] = fabsf(level);
-                    here_most = fmaxf(here_most, sizes[a]);
-                    energy = __fmaf_rn(level, level, energy);
-                    quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(y, level));
-                }
-                most = fmaxf(most, here_most);
-                if (here_most > 15.0f) {
-#pragma unroll
-                    for (int a = 0; a < ROWS; ++a) more15 += sizes[a] > 15.0f, more31 += sizes[a] > 31.0f;
-                }
-            });
-            // Above QUICK_LIMIT it does not matter.
-            top = (int)fminf(most, 1024.0f);
-        }
-        // Drawn levels need no sums: their scale is the step.
-        if (drawn) {
-            each([&](int base, int left, const float (&v)[ROWS]) {
-                signed char* const here = to + base + lane;
-                // A lane draws for eight coordinates that lie side by side.
-                u32 w[4];
-                philox(draws, ((u64)(begin + base) >> 3) + lane, 0, w);
-                __syncwarp();
-                for (int k = 0; k < 4; ++k) drawings[warp][4 * lane + k] = w[k];
-                __syncwarp();
-                const unsigned short* const own = (const unsigned short*)drawings[warp] + lane;
-                int sizes[ROWS], most = 0;
-#pragma unroll
-                for (int a = 0; a < ROWS; ++a) {
-                    int level;
-                    if (wide) {
-                        bool large = false;
-                        level = empty || !finite ? 0 : level_of(v[a], inverse, own[32 * a], &large);
-                        sizes[a] = large ? 1 << 26 : level < 0 ? -level : level;
-                        if (sizes[a] > 127) level = level < 0 ? -127 : 127;
-                    } else {
-                        sizes[a] = drawn_size(__fmul_rn(v[a], inverse), own[32 * a]);
-                        level = v[a] < 0 ? -sizes[a] : sizes[a];
+                    for (int a = 0; a < ROWS; ++a) {
+                        const float y = __fmul_rn(v[a], inverse), shifted = __fadd_rn(y, SHIFTER), level = __fsub_rn(shifted, SHIFTER);
+                        // Large levels are other numbers here, but large.
+                        if (32 * a < left) here[32 * a] = (signed char)__float_as_uint(shifted);
+                        sizes[a] = fabsf(level);
+                        here_most = fmaxf(here_most, sizes[a]);
+                        energy = __fmaf_rn(level, level, energy);
+                        quick[a & 1] = __fadd_rn(quick[a & 1], __fmul_rn(y, level));
                     }
-                    if (32 * a < left) here[32 * a] = (signed char)level;
-                    most = sizes[a] > most ? sizes[a] : most;
-                }
-                top = most > top ? most : top;
-                if (most > 15) {
+                    most = fmaxf(most, here_most);
+                    if (here_most > 15.0f) {
 #pragma unroll
-                    for (int a = 0; a < ROWS; ++a) more15 += sizes[a] > 15, more31 += sizes[a] > 31;
-                }
-            });
-        } else if (wide) {
-            each([&](int base, int left, const float (&v)[ROWS]) {
-                signed char* const here = to + base + lane;
+                        for (int a = 0; a < ROWS; ++a) more15 += sizes[a] > 15.0f, more31 += sizes[a] > 31.0f;
+                    }
+                });
+                // Above QUICK_LIMIT it does not matter.
+                top = (int)fminf(most, 1024.0f);
+            }
+            // Drawn levels need no sums: their scale is the step.
+            if (drawn) {
+                each([&](int base, int left, const float (&v)[ROWS]) {
+                    signed char* const here = to + base + lane;
+                    // A lane draws for eight coordinates that lie side by side.
+                    u32 w[4];
+                    philox(draws, ((u64)(begin + base) >> 3) + lane, 0, w);
+                    __syncwarp();
+                    for (int k = 0; k < 4; ++k) drawings[warp][4 * lane + k] = w[k];
+                    __syncwarp();
+                    const unsigned short* const own = (const unsigned short*)drawings[warp] + lane;
+                    int sizes[ROWS], most = 0;
 #pragma unroll
-                for (int a = 0; a < ROWS; ++a) {
-                    bool large = false;
-                    const int k = empty || !finite ? 0 : level_of(v[a], inverse, -1, &large);
-                    const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
-                    if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
-                    top = magnitude > top ? magnitude : top;
-                    more15 += magnitude > 15;
-                    more31 += magnitude > 31;
-                    dot += (double)v[a] * (double)k;
-                    square += (double)k * (double)k;
-                }
-            });
-        }
-        u32 energy_sum = (u32)fminf(energy, 16777216.0f);
-        for (int by = 16; by; by >>= 1) {
-            const int other = __shfl_xor_sync(FULL, top, by);
-            top = other > top ? other : top;
-            more15 += __shfl_xor_sync(FULL, more15, by);
-            more31 += __shfl_xor_sync(FULL, more31, by);
-            energy_sum += __shfl_xor_sync(FULL, energy_sum, by);
-        }
-        __syncthreads();
-        if (lane == 0) tops[warp] = top, over15[warp] = more15, over31[warp] = more31, energies[warp] = (i64)energy_sum;
-        if (wide) {
-            exact = fold_chunks(fold(dot), parts, &folded);
+                    for (int a = 0; a < ROWS; ++a) {
+                        int level;
+                        if (wide) {
+                            bool large = false;
+                            level = empty || !finite ? 0 : level_of(v[a], inverse, own[32 * a], &large);
+                            sizes[a] = large ? 1 << 26 : level < 0 ? -level : level;
+                            if (sizes[a] > 127) level = level < 0 ? -127 : 127;
+                        } else {
+                            sizes[a] = drawn_size(__fmul_rn(v[a], inverse), own[32 * a]);
+                            level = v[a] < 0 ? -sizes[a] : sizes[a];
+                        }
+                        if (32 * a < left) here[32 * a] = (signed char)level;
+                        most = sizes[a] > most ? sizes[a] : most;
+                    }
+                    top = most > top ? most : top;
+                    if (most > 15) {
+#pragma unroll
+                        for (int a = 0; a < ROWS; ++a) more15 += sizes[a] > 15, more31 += sizes[a] > 31;
+                    }
+                });
+            } else if (wide) {
+                each([&](int base, int left, const float (&v)[ROWS]) {
+                    signed char* const here = to + base + lane;
+#pragma unroll
+                    for (int a = 0; a < ROWS; ++a) {
+                        bool large = false;
+                        const int k = empty || !finite ? 0 : level_of(v[a], inverse, -1, &large);
+                        const int magnitude = large ? 1 << 26 : k < 0 ? -k : k;
+                        if (32 * a < left) here[32 * a] = (signed char)(magnitude > 127 ? (k < 0 ? -127 : 127) : k);
+                        top = magnitude > top ? magnitude : top;
+                        more15 += magnitude > 15;
+                        more31 += magnitude > 31;
+                        dot += (double)v[a] * (double)k;
+                        square += (double)k * (double)k;
+                    }
+                });
+            }
+            u32 energy_sum = (u32)fminf(energy, 16777216.0f);
+            for (int by = 16; by; by >>= 1) {
+                const int other = __shfl_xor_sync(FULL, top, by);
+                top = other > top ? other : top;
+                more15 += __shfl_xor_sync(FULL, more15, by);
+                more31 += __shfl_xor_sync(FULL, more31, by);
+                energy_sum += __shfl_xor_sync(FULL, energy_sum, by);
+            }
             __syncthreads();
-            squares = fold_chunks(fold(square), parts, &folded);
-        } else {
-            fast = fold_chunks(fold((double)quick[0] + (double)quick[1]), parts, &folded);
+            if (lane == 0) tops[warp] = top, over15[warp] = more15, over31[warp] = more31, energies[warp] = (i64)energy_sum;
+            if (wide) {
+                exact = fold_chunks(fold(dot), parts, &folded);
+                __syncthreads();
+                squares = fold_chunks(fold(square), parts, &folded);
+            } else {
+                fast = fold_chunks(fold((double)quick[0] + (double)quick[1]), parts, &folded);
+            }
+            top = more15 = more31 = 0;
+            all = 0;
+            for (int k = 0; k < 16; ++k) {
+                top = tops[k] > top ? tops[k] : top;
+                more15 += over15[k];
+                more31 += over31[k];
+                all += energies[k];
+            }
+            if (wide || top < QUICK_LIMIT) break;
+            wide = again = true;
+            __syncthreads();
         }
-        top = more15 = more31 = 0;
-        all = 0;
-        for (int k = 0; k < 16; ++k) {
-            top = tops[k] > top ? tops[k] : top;
-            more15 += over15[k];
-            more31 += over31[k];
-            all += energies[k];
-        }
-        if (wide || top < QUICK_LIMIT) break;
-        wide = true;
-        __syncthreads();
+        if (threadIdx.x) continue;
+        i64* known = counts + block * COUNT_PLACES;
+        known[TOP] = top, known[ABOVE_15] = more15, known[ABOVE_31] = more31;
+        const double product = wide ? exact : (double)step * fast, power = wide ? squares : (double)all;
+        float scale = 0.0f;
+        if (top > 0 && top < 1 << 26) scale = drawn ? step : usable_step(product / power);
+        if (top > 0 && drawn) scale = step;
+        const double by = scale;
+        norms[block] = norm;
+        errors[block] = drawn || empty ? 0.0 : norm - 2.0 * by * product + by * by * power;
+        steps[block] = step;
+        scales[block] = scale;
     }
-    if (threadIdx.x) return;
-    i64* known = counts + blockIdx.x * COUNT_PLACES;
-    known[TOP] = top, known[ABOVE_15] = more15, known[ABOVE_31] = more31;
-    const double product = wide ? exact : (double)step * fast, power = wide ? squares : (double)all;
-    float scale = 0.0f;
-    if (top > 0 && top < 1 << 26) scale = drawn ? step : usable_step(product / power);
-    if (top > 0 && drawn) scale = step;
-    const double by = scale;
-    norms[blockIdx.x] = norm;
-    errors[blockIdx.x] = drawn || empty ? 0.0 : norm - 2.0 * by * product + by * by * power;
-    steps[blockIdx.x] = step;
-    scales[blockIdx.x] = scale;
 }
 
 // A warp for each chunk of the vector, those of a segment side by side: coded segments have chunks of 2^exponent symbols.
