@@ -357,8 +357,9 @@ Run choose(int probes, bool wide, To to) {
     return wide ? choose<true, To::add>(probes) : choose<false, To::add>(probes);
 }
 
-// Makes `probes` probes safe: none looks beyond the 64 entries.
+// Makes `probes` probes safe: none looks beyond the 64 entries. Fewer may not reach the symbol from then on.
 void widen(rans::DecodeModel& model, int probes) {
+    model.levels = std::max(model.levels, probes);
     for (std::uint8_t& symbol : model.images[0].coarse) symbol = std::min<std::uint8_t>(symbol, static_cast<std::uint8_t>(64 - (1 << probes)));
 }
 

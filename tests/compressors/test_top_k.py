@@ -10,8 +10,9 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.compressors.top_k import TopK
 from tersegrad.core.errors import BadConfiguration, CorruptMessage
-from tersegrad.core.protocol import Accumulator, Compressor, Context, Message, Spec
+from tersegrad.core.protocol import Accumulator, Compressor, Context, Fed, Message, Spec
 from tersegrad.kernels import native
+from tersegrad.recipes import parse
 
 CTX = Context(seed=3)
 SIZES = (0, 1, 2, 63, 64, 65, 1000, 5000)
@@ -237,3 +238,20 @@ def test_configuration() -> None:
     for arguments in bad:
         with pytest.raises(BadConfiguration):
             TopK(**arguments)
+
+
+@pytest.mark.parametrize(
+    "text", ["top_k(fraction=0.01)", "top_k(fraction=0.1)", "top_k(k=40)", "top_k(fraction=0.1, values=bf16)"]
+)
+@pytest.mark.parametrize("d", [1, 2, 65, 300, 5000])
+def test_of_a_sum_sends_what_the_sum_sends(text: str, d: int) -> None:
+    """Messages of all coordinates among them, whose values are needed after what they leave behind is known."""
+    compressor, spec, ctx = parse(text), Spec.flat(d), Context()
+    assert isinstance(compressor, TopK)
+    x, residual = torch.randn(2, d, generator=torch.Generator().manual_seed(d))
+    left = torch.empty(d)
+    message, finite = compressor.encode_split(Fed(x, residual, left), spec, ctx)
+    expected, _ = compressor.encode(x + residual, spec, None, ctx)
+    assert finite
+    assert torch.equal(message.payload, expected.payload)
+    assert torch.equal(left, x + residual - compressor.decode(expected, spec, ctx))

@@ -113,6 +113,15 @@ def test_escapes_and_wide_windows(nu: float) -> None:
     agree(gaussian(n), 0.0, math.sqrt(nu), RANS)
 
 
+def test_segments_with_unlike_tables_and_numbers_of_chunks() -> None:
+    """Two chunks are decoded at once, and the wider table's way of looking symbols up is taken for both."""
+    x = torch.zeros(400_000)
+    x[::100] = gaussian(4000, 4000)
+    x[::70_000] *= 40
+    agree(x, 0.1, 0.0, RANS)
+    agree(x.flip(0), 0.1, 0.0, RANS)
+
+
 def test_zero_blocks_zero_segments_and_raw() -> None:
     x = gaussian(2 * SEGMENT)
     x[:SEGMENT] = 0  # a segment of zeros

@@ -74,11 +74,11 @@ class TopK(Stateless):
 
     def encode_split(self, fed: Fed, spec: Spec, ctx: Context, out: Tensor | None = None) -> tuple[Message, bool]:
         x, left = fed.x, fed.left
-        data, form = byte_buffer(out, self.max_nbytes(spec), x.device), self._form
-        # What is sent exactly leaves nothing behind.
-        taken = self.exact and self.values == "float32"
+        data, form, k = byte_buffer(out, self.max_nbytes(spec), x.device), self._form, self._count(x.numel())
+        # What is sent exactly leaves nothing behind. A message of all coordinates needs them first.
+        taken = self.exact and self.values == "float32" and not sparse.goes_raw(k, x.numel(), form)
         if taken:
-            chosen = kernels.get(x.device).select_top_k_of_sum(x, fed.residual, left, self._count(x.numel()))
+            chosen = kernels.get(x.device).select_top_k_of_sum(x, fed.residual, left, k)
             found = sparse.chosen(chosen, spec, form, data)
         else:
             found = self._choose(torch.add(x, fed.residual, out=left), data, spec)

@@ -322,8 +322,8 @@ def _launches() -> Callable[..., int]:
 
 def _on_gpu(name: str, kernel: str, blocks: int, threads: int, arguments: tuple[Argument, ...], shared: int) -> None:
     mine = thread
-    # Where all are addresses of memory that a launch before has used, this one runs where that did.
-    index = mine.device
+    # Where all are addresses of memory that a launch before has used, this one runs where that did; a thread's first, where the thread is.
+    index = mine.device if mine.device >= 0 else current_device()
     for value in arguments:
         if isinstance(value, Tensor):
             index = value.get_device()
