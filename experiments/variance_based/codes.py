@@ -2,16 +2,21 @@
 
 The error of ``subtractive_dithering`` is uniform, whatever the vector is, with a variance that omega and the vector's norm give; that of
 ``dithered_trellis`` has the same variance, does not depend on the vector either, and its law is close to uniform. Every part of a
-worker's vector has a step of its own, as in the package's exchange. Where this is used, the package writes the messages of some steps.
+worker's vector has a step of its own, as in the package's exchange. Where this is used, the package writes the messages of some steps
+(:func:`mean_of`).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.variance_based.fused import fused
+from tersegrad import Context, Spec
+from tersegrad.exchange import virtual
 from tersegrad.exchange.two_shot import UNIT, borders
 
 
@@ -47,3 +52,24 @@ def both_rounds(
     """What is decoded of every worker's vector, times ``weight``, and of the mean of that."""
     sent = decoded(rows, ends, part, omegas[0], weight)
     return sent, decoded(sent.mean(0, keepdim=True), ends, part, omegas[1])[0]
+
+
+def mean_of(exchange: Any, xs: list[Tensor], ranks: list[Any], spec: Spec, ctx: Context, sent: list[int]) -> Tensor:
+    """What every rank decodes, as ``virtual.run`` gives it, but only the first decodes the last round; bytes are added to ``sent``.
+
+    The states that the exchange leaves are dropped: for compressors that keep none.
+    """
+    running = [exchange.steps(x, state, spec, ctx, rank, len(xs)) for rank, (x, state) in enumerate(zip(xs, ranks))]
+    values: list[Tensor | None] = [None] * len(xs)
+    inside = [0] * len(xs)
+    while True:
+        requests = []
+        for generator, value in zip(running, values):
+            try:
+                requests.append(generator.send(value))
+            except StopIteration as stop:
+                for other in running[1:]:
+                    other.close()
+                mean: Tensor = stop.value[0]
+                return mean
+        values = list(virtual.deliver(requests, sent, inside))

@@ -24,7 +24,6 @@ import tersegrad
 from experiments.variance_based import codes
 from experiments.variance_based.batched import Buffers, Method, PowerSGD, State
 from experiments.variance_based.layout import Layout
-from experiments.variance_based.local import mean_of
 from experiments.variance_based.network import Mode
 from tersegrad import Context, Spec
 from tersegrad.core.protocol import Piece
@@ -207,7 +206,7 @@ class Counted:
             xs = [row[: spec.numel].clone() for row in self.state[name]]
             device, sent = xs[0].device, [0] * self.workers
             ranks = virtual.init(self.exchange, spec, self.workers, device)
-            mean = mean_of(self.exchange, xs, ranks, spec, Context(self.seed, step, number), sent)
+            mean = codes.mean_of(self.exchange, xs, ranks, spec, Context(self.seed, step, number), sent)
             exact = torch.stack(xs).mean(0)
             came = self.state[f"{name}_came"][: spec.numel] / self.weight[name]
             errors = [float((other - exact).norm() / exact.norm()) ** 2 for other in (mean, came)]

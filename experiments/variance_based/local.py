@@ -19,9 +19,10 @@ from torch import Tensor
 import tersegrad
 from experiments.variance_based import codes
 from experiments.variance_based.batched import Buffers, Method, State
+from experiments.variance_based.factors import CodedPowerSGD, Counted
 from experiments.variance_based.layout import Layout
 from experiments.variance_based.network import Mode
-from tersegrad import Context, Spec
+from tersegrad import Context
 from tersegrad.exchange import scheme, virtual
 from tersegrad.integrations import local_sgd
 
@@ -32,7 +33,8 @@ class Local(Method):
 
     ``growing``: rounds grow longer as the learning rate falls, with this power of it; the first are as long as ``how`` says. At 1 workers
     drift apart equally far in every round; 2 is the rule that Gu et al. 2024 recommend (A quadratic synchronization rule for distributed
-    deep learning). ``written``: messages are written in every so many rounds; in the others the code's errors are drawn (``codes.py``).
+    deep learning). ``written``: messages are written in every so many rounds; in the others the code's errors are drawn
+    (``codes.py``). ``low_rank``: what was learned goes as the factors of that, in place of ``compressor``.
     """
 
     mode: ClassVar[Mode] = "workers"
@@ -41,6 +43,7 @@ class Local(Method):
     exchange: str = "two_shot"
     growing: float = 0.0
     written: int = 1
+    low_rank: CodedPowerSGD | None = None
 
     def step(self, buffers: Buffers, state: State) -> None:
         """Nothing is sent between exchanges."""
@@ -60,31 +63,10 @@ class Local(Method):
         return found
 
 
-def mean_of(exchange: Any, xs: list[Tensor], ranks: list[Any], spec: Spec, ctx: Context, sent: list[int]) -> Tensor:
-    """What every rank decodes, as ``virtual.run`` gives it, but only the first decodes the last round; bytes are added to ``sent``.
-
-    The states that the exchange leaves are dropped: for compressors that keep none.
-    """
-    running = [exchange.steps(x, state, spec, ctx, rank, len(xs)) for rank, (x, state) in enumerate(zip(xs, ranks))]
-    values: list[Tensor | None] = [None] * len(xs)
-    inside = [0] * len(xs)
-    while True:
-        requests = []
-        for generator, value in zip(running, values):
-            try:
-                requests.append(generator.send(value))
-            except StopIteration as stop:
-                for other in running[1:]:
-                    other.close()
-                mean: Tensor = stop.value[0]
-                return mean
-        values = list(virtual.deliver(requests, sent, inside))
-
-
 class Outer:
     """The rounds of one run: the anchor, the exchange, and the bytes that it took."""
 
-    def __init__(self, method: Local, layout: Layout, anchor: Tensor, workers: int, seed: int) -> None:
+    def __init__(self, method: Local, layout: Layout, anchor: Tensor, workers: int, seed: int, rounds: int = 0) -> None:
         self.method, self.layout, self.anchor, self.seed = method, layout, anchor, seed
         self.how = local_sgd.method(method.how)
         compressor: Any = tersegrad.parse(method.compressor)
@@ -95,6 +77,12 @@ class Outer:
             raise ValueError(f"{method.compressor} keeps a state, which the exchange of this experiment would drop")
         if method.written > 1 and method.exchange != "two_shot":
             raise ValueError("errors are drawn of a two-shot exchange with one code")
+        self.counted: Counted | None = None
+        if method.low_rank is not None:
+            rows, words = anchor.new_zeros(workers, layout.padded), torch.zeros(1, dtype=torch.int64, device=anchor.device)
+            self.buffers = Buffers(layout, rows, None, torch.zeros_like(anchor), words)
+            self.state = method.low_rank.init(self.buffers, seed)
+            self.counted = Counted(method.low_rank, layout, self.state, seed, rounds)
         self.velocity = torch.zeros_like(anchor)
         self.sent = [0] * workers
         self.count, self.written, self.seconds = 0, 0, 0.0
@@ -105,28 +93,46 @@ class Outer:
     def end_round(self, params: Tensor, step: int) -> None:
         """Exchange what the workers' ``params`` (workers, padded) have learned, and let all start from the new anchor."""
         begun = time.perf_counter()
-        xs = [self.layout.packed(self.anchor - own) for own in params]
-        ctx = Context(seed=self.seed, step=self.count)
-        mean = torch.zeros_like(self.anchor)
-        if self.count % self.method.written == 0:
-            flat = mean_of(self.exchange, xs, self.ranks, self.spec, ctx, self.sent)
-            self.written += 1
-        else:
-            numel = self.spec.numel
-            rows = torch.stack([F.pad(x, (0, codes.whole(numel) - numel)) for x in xs])
-            flat = codes.both_rounds(rows, self.ends, self.part, self.omegas)[1][:numel]
-        self.layout.unpack(flat, mean)
+        mean = self._low_rank(params) if self.counted is not None else self._whole(params)
         self.velocity.mul_(self.how.momentum).add_(mean)
         self.anchor.sub_(mean + self.how.momentum * self.velocity, alpha=self.how.rate(step + 1))
         params.copy_(self.anchor.expand_as(params))
         self.count += 1
         self.seconds += time.perf_counter() - begun
 
+    def _whole(self, params: Tensor) -> Tensor:
+        """The mean that comes out of the compressor's exchange."""
+        xs = [self.layout.packed(self.anchor - own) for own in params]
+        if self.count % self.method.written == 0:
+            ctx = Context(seed=self.seed, step=self.count)
+            flat = codes.mean_of(self.exchange, xs, self.ranks, self.spec, ctx, self.sent)
+            self.written += 1
+        else:
+            numel = self.spec.numel
+            rows = torch.stack([F.pad(x, (0, codes.whole(numel) - numel)) for x in xs])
+            flat = codes.both_rounds(rows, self.ends, self.part, self.omegas)[1][:numel]
+        mean = torch.zeros_like(self.anchor)
+        self.layout.unpack(flat, mean)
+        return mean
+
+    def _low_rank(self, params: Tensor) -> Tensor:
+        """The mean that comes out of coded factors."""
+        assert self.counted is not None
+        assert self.method.low_rank is not None
+        torch.sub(self.anchor, params, out=self.buffers.gradient)
+        self.method.low_rank.step(self.buffers, self.state)
+        if self.count in self.counted.due:
+            self.counted.take(self.count)
+            self.written += 1
+        return self.buffers.mean
+
     def message_bytes(self, steps: int) -> float:
         """Bytes per step and worker, so that their ratio to 4 N is that of what leaves a worker to a float32 all-reduce in every step.
 
         Such an all-reduce sends 2 (p - 1)/p times 4 N bytes per worker.
         """
+        if self.counted is not None:
+            return self.counted.message_bytes() * self.count / steps
         workers = len(self.sent)
         return sum(self.sent) / (2 * (workers - 1)) * self.count / self.written / steps
 

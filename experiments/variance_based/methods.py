@@ -32,9 +32,8 @@ METHODS: dict[str, Method] = {
     "top_k_0.01": batched.TopK(fraction=0.01),
     "power_sgd_4": batched.PowerSGD(rank=4),
     "power_sgd_4_coded": CodedPowerSGD(4, "dithered_trellis(omega=0.1)"),
-    "power_sgd_8_coded": CodedPowerSGD(8, "dithered_trellis(omega=0.04)"),
+    "power_sgd_8_coded": CodedPowerSGD(8, "dithered_trellis(omega=0.065)"),
     "power_sgd_16_coded": CodedPowerSGD(16, "dithered_trellis(omega=0.2)"),
-    "power_sgd_32_coded": CodedPowerSGD(32, "dithered_trellis(omega=0.9)"),
     "dithering_0.95": batched.SparseDithering(alpha=0.95, scale="global"),
     "dithering_0.8": batched.SparseDithering(alpha=0.8, scale="global"),
     "dithering_chunk_0.8": batched.SparseDithering(alpha=0.8),
@@ -49,6 +48,7 @@ METHODS: dict[str, Method] = {
     "local_4_quadratic": Local("local_sgd(every=4)", growing=2, written=25),
     "local_4_quadratic_outer": Local("diloco(every=4)", growing=2, written=25),
     "local_5_linear_outer": Local("diloco(every=5)", growing=1, written=25),
+    "local_2_power_sgd_16": Local("local_sgd(every=2)", low_rank=CodedPowerSGD(16, "dithered_trellis(omega=0.055)")),
     "local_7_outer_coarse": Local("diloco(every=7)", "dithered_trellis(omega=4)"),
 }
 LABELS = {
@@ -68,9 +68,8 @@ LABELS = {
     "top_k_0.01": "error feedback, top 1 %",
     "power_sgd_4": "PowerSGD, rank 4",
     "power_sgd_4_coded": "PowerSGD, rank 4, `dithered_trellis(omega=0.1)`",
-    "power_sgd_8_coded": "PowerSGD, rank 8, `dithered_trellis(omega=0.04)`",
+    "power_sgd_8_coded": "PowerSGD, rank 8, `dithered_trellis(omega=0.065)`",
     "power_sgd_16_coded": "PowerSGD, rank 16, `dithered_trellis(omega=0.2)`",
-    "power_sgd_32_coded": "PowerSGD, rank 32, `dithered_trellis(omega=0.9)`",
     "dithering_0.95": "error feedback, Sparse Dithering, error 0.95",
     "dithering_0.8": "error feedback, Sparse Dithering, error 0.8",
     "dithering_chunk_0.8": "error feedback, Sparse Dithering by chunks, error 0.8",
@@ -82,6 +81,7 @@ LABELS = {
     "local_4_quadratic": "4 local steps and more with the rate's inverse square, `dithered_trellis(omega=1)`",
     "local_4_quadratic_outer": "4 local steps and more with the rate's inverse square, Nesterov steps, `dithered_trellis(omega=1)`",
     "local_5_linear_outer": "5 local steps and more as the rate falls, Nesterov steps, `dithered_trellis(omega=1)`",
+    "local_2_power_sgd_16": "2 local steps, PowerSGD, rank 16, `dithered_trellis(omega=0.055)`",
     "local_14_exact": "14 local steps, float32",
     "local_14_second": "14 local steps, `dithered_trellis(omega=2)`, their mean with `omega=0.25`",
     "local_7_outer_coarse": "7 local steps, Nesterov steps along their mean, `dithered_trellis(omega=4)`",
@@ -171,7 +171,10 @@ REMEDIES: dict[str, Variant] = {
     "vgc_2_corrected": Variant("vgc_2", "momentum before compression, masked", remedies.CorrectedVGC(alpha=2.0), _PLAIN),
     "vgc_2_zeta_0.99": Variant("vgc_2", "zeta = 0.99", batched.VGC(alpha=2.0, zeta=0.99)),
     "vgc_2_zeta_0.997": Variant("vgc_2", "zeta = 0.997", batched.VGC(alpha=2.0, zeta=0.997)),
-    "power_sgd_16_coded_lr0.4": Variant("power_sgd_16_coded", "learning rate 0.4", METHODS["power_sgd_16_coded"], {"lr": 0.4}),
+    "power_sgd_8_coded_lr0.4": Variant("power_sgd_16_coded", "learning rate 0.4", METHODS["power_sgd_16_coded"], {"lr": 0.4}),
+    "local_2_power_sgd_16_lr0.4": Variant(
+        "local_2_power_sgd_16", "learning rate 0.4", METHODS["local_2_power_sgd_16"], {"lr": 0.4}
+    ),
     "local_14_outer_lr0.002": Variant("local_14_outer", "learning rate 0.002", METHODS["local_14_outer"], {"lr": 0.002}),
     "hybrid_0.01_whole": Variant("hybrid_0.01", "all that waits at once, in multiples of tau", remedies.WholeHybrid(tau=0.01)),
 }
@@ -332,13 +335,12 @@ PLANS: dict[str, list[Job]] = {
     ],
     # What might end within half a point of training without compression at 500 times fewer bytes, in order of importance.
     "resnet-best": [
-        *(Job(name, "momentum") for name in ("power_sgd_16_coded", "power_sgd_4", "power_sgd_8_coded")),
-        Job("power_sgd_16_coded_lr0.4", "momentum"),
-        Job("power_sgd_32_coded", "momentum"),
-        Job("power_sgd_16_coded"),
-        Job("power_sgd_4_coded", "momentum"),
+        Job("local_2_power_sgd_16_lr0.4", "momentum"),
+        Job("power_sgd_8_coded_lr0.4", "momentum"),
+        *(Job(name, "momentum") for name in ("power_sgd_4", "local_2_power_sgd_16", "power_sgd_8_coded", "power_sgd_4_coded")),
+        Job("power_sgd_8_coded"),
         *(Job(name) for name in ("local_4_quadratic_outer", "local_5_linear_outer", "local_4_quadratic")),
-        *(Job(name, "momentum", seed=1) for name in ("none", "power_sgd_16_coded")),
+        Job("none", "momentum", seed=1),
     ],
     # The same for a few epochs (--epochs 6): what local steps lose by themselves and by their messages, and at which rates.
     "resnet-search": [

@@ -153,9 +153,6 @@ class Trainer:
         self.params = initial.to(self.device).expand(config.workers, -1).clone() if alone else initial.to(self.device)
         self.state = config.method.init(self.buffers, config.seed)
         self.engine.bind(self.params, self.buffers, config.workers, mode)
-        self.outer: Outer | None = None
-        if isinstance(config.method, Local) and isinstance(self.engine, Replicas):
-            self.outer = Outer(config.method, layout, self.engine.anchor, config.workers, config.seed)
         # What the optimiser is given: every worker's own gradient where they step alone.
         self.given = self.buffers.gradient if alone else self.buffers.mean
         self.moments = [torch.zeros_like(self.params) for _ in range(2 if config.optimiser == "adam" else 1)]
@@ -166,6 +163,10 @@ class Trainer:
         self.total_loss = zeros(1, dtype=torch.float64)
         self.size = config.workers * config.batch
         self.steps = -(-len(images.x) // self.size)
+        self.outer: Outer | None = None
+        if isinstance(config.method, Local) and isinstance(self.engine, Replicas):
+            count = len(rounds(config, self.steps))
+            self.outer = Outer(config.method, layout, self.engine.anchor, config.workers, config.seed, count)
         self.order = zeros(self.steps * self.size, dtype=torch.int64)
         self.at = zeros(1, dtype=torch.int64)
         self.within = torch.arange(self.size, device=self.device)
@@ -280,12 +281,12 @@ class Trainer:
         return 100.0 * int(right) / count
 
 
-def rounds(config: Config, trainer: Trainer) -> set[int]:
-    """The steps after which workers that step alone exchange; none for others."""
+def rounds(config: Config, steps: int) -> set[int]:
+    """The steps after which workers that step alone exchange; none for others. ``steps``: of an epoch."""
     if not isinstance(config.method, Local):
         return set()
     still = dataclasses.replace(config, lr_warmup=0.0)
-    return config.method.ends(config.epochs * trainer.steps, [still.rate(i) for i in range(config.epochs)], trainer.steps)
+    return config.method.ends(config.epochs * steps, [still.rate(i) for i in range(config.epochs)], steps)
 
 
 def prepare() -> None:
@@ -309,7 +310,7 @@ def train(
         dense = trainer.captured(lambda: trainer.step(trainer.dense)) if config.dense_warmup else step
         torch.manual_seed(config.seed)
         sampler = wire.Sampler(trainer, config.encode_every, config.epochs * trainer.steps)
-        ends = rounds(config, trainer)
+        ends = rounds(config, trainer.steps)
         counted: Counted | None = None
         if isinstance(config.method, CodedPowerSGD) and config.encode_every:
             layout = trainer.buffers.layout

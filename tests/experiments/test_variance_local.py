@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from experiments.variance_based import batched, data, local, methods, remedies, train, wire
+from experiments.variance_based import batched, codes, data, local, methods, remedies, train, wire
+from experiments.variance_based.factors import CodedPowerSGD
 from experiments.variance_based.layout import Layout
 from experiments.variance_based.local import Local
 from experiments.variance_based.resnet import resnet
@@ -138,7 +139,7 @@ def test_the_short_way_gives_the_mean_and_the_bytes_of_the_exchange(text: str) -
     xs = [torch.randn(spec.numel, generator=generator) for _ in range(4)]
     exchange = scheme("two_shot").make(tersegrad.parse(text))
     ranks, ctx, sent = virtual.init(exchange, spec, 4), Context(seed=3, step=5), [1, 1, 1, 1]
-    mean = local.mean_of(exchange, xs, ranks, spec, ctx, sent)
+    mean = codes.mean_of(exchange, xs, ranks, spec, ctx, sent)
     wanted = virtual.run(exchange, xs, ranks, spec, ctx)
     assert torch.equal(mean, wanted.mean)
     assert sent == [1 + n for n in wanted.sent]
@@ -172,6 +173,31 @@ def test_errors_that_are_drawn_stand_for_messages(images: data.Images) -> None:
         found.append((result["curve"]["loss"], sampler.result()["compact"]["ratio"]))
     assert found[0][0] == pytest.approx(found[1][0], rel=0.05)
     assert found[0][1] == pytest.approx(found[1][1], rel=0.05)
+
+
+def test_local_steps_of_one_send_what_each_step_does(images: data.Images) -> None:
+    """Coded factors of what was learned in rounds of one plain step, against factors of gradients; the errors are small."""
+    method = CodedPowerSGD(1, "subtractive_dithering(omega=1e-9)")
+    plain = {"weight_decay": 0.0, "momentum": 0.0, "optimiser": "momentum"}
+    alone = trainer_of(Local("local_sgd(every=1)", low_rank=method), images, **plain)
+    each = trainer_of(method, images, **plain)
+    start = each.params.clone()
+    advance(alone, 3, every=1)
+    advance(each, 3)
+    assert alone.outer is not None
+    assert float((alone.outer.anchor - each.params).norm()) < 0.02 * float((each.params - start).norm())
+
+
+def test_a_run_counts_the_factors_of_its_rounds(images: data.Images) -> None:
+    config = methods.Job("local_14", "momentum", lr=0.05).config(4, 0.05, **SMALL)
+    method = CodedPowerSGD(1, "subtractive_dithering(omega=0.2)")
+    ratios = []
+    for every in (1, 2):
+        local_method = Local(f"local_sgd(every={every})", low_rank=method)
+        result, sampler = train.train(dataclasses.replace(config, method=local_method), images, "cpu", lambda text: None)
+        assert result["rounds"]["rounds"] == 8 / every
+        ratios.append(sampler.result()["compact"]["ratio"])
+    assert ratios[1] == pytest.approx(2 * ratios[0], rel=0.1)
 
 
 def test_a_compressor_with_a_state_is_refused(images: data.Images) -> None:
