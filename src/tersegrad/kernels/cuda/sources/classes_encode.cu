@@ -406,12 +406,13 @@ extern "C" __global__ void classes_decide(
     d[CHUNK_OF] = given ? given : 2.0 * together < (double)size ? LONG_CHUNK : USUAL_CHUNK;
 }
 
-// A warp for each chunk, four of them in a block.
+// A warp for each chunk, four of them in a block, of a segment or of what is left of it. No chunk is shorter than 2^exponent symbols.
 extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
-    i64 n, const signed char* levels, const u8* classes, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
+    i64 n, i64 exponent, const signed char* levels, const u8* classes, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
     __shared__ Code own[CLASSES * APART];
-    const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n) * 4, size = segment_length(n, s), first = s * SEGMENT;
+    const int fewer = (int)larger(0, SEGMENT_BITS - exponent - 2);
+    const i64 s = smaller(blockIdx.x >> fewer, segments_of(n) - 1), c = 4 * (blockIdx.x - (s << fewer)), size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
@@ -423,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
         own[k / 256 * APART + k % 256] = code_of(codes[s * CLASSES * 256 + (k & ~255) + symbol_of((signed char)k, window)]);
     }
     __syncthreads();
-    const i64 mine = c + (threadIdx.x >> 5);
+    const i64 mine = c + own_number();
     if (mine >= l.chunks) return;
     const Code* near = own;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };
