@@ -104,10 +104,12 @@ def search(
     shared, where = segments * SHARE, regions.where
     launch(ENCODE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
     launch(ENCODE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
-    launch(
-        ENCODE, "classes_count", segments + shared, THREADS,
-        n, SHARE, 0, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
-    )  # fmt: skip
+    with aside():
+        launch(
+            ENCODE, "classes_octaves", segments, 128,
+            n, known, *where, told, symbols, side, *side_words, described, result,
+        )  # fmt: skip
+    launch(ENCODE, "classes_count", shared, THREADS, n, SHARE, levels, known, *where, told, octaves, classes, counts, tops, result)
     # Tables that were written aside are replaced.
     join()
     launch(
