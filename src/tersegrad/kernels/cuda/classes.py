@@ -109,7 +109,9 @@ def search(
             ENCODE, "classes_octaves", segments, 128,
             n, known, *where, told, symbols, side, *side_words, described, result,
         )  # fmt: skip
-    launch(ENCODE, "classes_count", shared, THREADS, n, SHARE, levels, known, *where, told, octaves, classes, counts, tops, result)
+    launch(
+        ENCODE, "classes_count", shared, THREADS, n, SHARE, levels, known, *where, told, octaves, classes, counts, tops, result
+    )
     # Tables that were written aside are replaced.
     join()
     launch(

@@ -103,7 +103,7 @@ extern "C" __global__ void classes_read(
         if (at != end) refuse();
         return;
     }
-    if (t >= 32) return;
+    if (warp) return;
     const Layout l = layout_of(n, alphabet, in.form);
     if (!chunk_places(data, at, end, l, offsets + s * CHUNKS, words + s * CHUNKS)) state[WRONG] = CORRUPT;
 }
