@@ -12,6 +12,7 @@ from torch import Tensor
 from tersegrad.kernels.cuda import scratch
 from tersegrad.kernels.cuda.loader import Bytes, aside, join, launch
 from tersegrad.kernels.reference.classes import BLOCK, CLASSES, OCTAVES
+from tersegrad.kernels.reference.dither import USUAL_CHUNK
 from tersegrad.kernels.reference.rans import SEGMENT, pieces
 
 ENCODE, DECODE = "classes_encode.cu", "classes_decode.cu"
@@ -103,10 +104,14 @@ def search(
     shared, where = segments * SHARE, regions.where
     launch(ENCODE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
     launch(ENCODE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
+    with aside():
+        launch(
+            ENCODE, "classes_octaves", segments, 128,
+            n, known, *where, told, symbols, side, *side_words, described, result,
+        )  # fmt: skip
     launch(
-        ENCODE, "classes_count", segments + shared, THREADS,
-        n, SHARE, 0, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
-    )  # fmt: skip
+        ENCODE, "classes_count", shared, THREADS, n, SHARE, levels, known, *where, told, octaves, classes, counts, tops, result
+    )
     # Tables that were written aside are replaced.
     join()
     launch(
@@ -131,10 +136,12 @@ def choose(
 ) -> tuple[int, Tensor]:
     """Choose classes for the segments that gain from them, and code their chunks; what they say of classes, and the memory of that."""
     chosen = search(regions, n, chunk, summed, levels, known, result, tables)
+    exponent = chunk or USUAL_CHUNK
+    blocks = sum(-(-max(1, (size + (1 << exponent - 1)) >> exponent) // 4) for size in pieces(n, SEGMENT))
     with aside():
         launch(
-            ENCODE, "classes_encode_chunks", len(pieces(n, SEGMENT)) * CHUNKS // 4, 128,
-            n, levels, chosen.classes, known, chosen.codes, words, numbers, states, result,
+            ENCODE, "classes_encode_chunks", blocks, 128,
+            n, exponent, levels, chosen.classes, known, chosen.codes, words, numbers, states, result, spread=True,
         )  # fmt: skip
     return chosen.described, chosen.memory
 
@@ -189,7 +196,9 @@ def decode_chunks(
     found: Read, data: Bytes, count: int, known: int, offsets: int, words: int, marks: int, out: Tensor, state: Tensor
 ) -> None:
     """Decode the chunks of segments with classes."""
+    segments = len(pieces(count, SEGMENT))
+    share = min(CHUNKS // 4, 1 << max(scratch.BLOCKS // (4 * segments), 1).bit_length() - 1)
     launch(
-        DECODE, "classes_chunks", len(pieces(count, SEGMENT)) * CHUNKS // 4, 128,
-        data, count, known, found.masks, found.contexts, found.entries, offsets, words, marks, out, state,
+        DECODE, "classes_chunks", segments * share + CHUNKS // 4 - share, 128,
+        data, count, share, known, found.masks, found.contexts, found.entries, offsets, words, marks, out, state, spread=True,
     )  # fmt: skip

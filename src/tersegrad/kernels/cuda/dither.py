@@ -151,11 +151,12 @@ def _decoded(regions: classes.Regions, data: Bytes, size: Varying, place: Tensor
             data, count, share, known, cells, offsets, words, marks, place, state,
         )  # fmt: skip
     found = classes.read(regions, data, count, known, offsets, words, state)
+    with aside():
+        launch(
+            DECODE, "dither_plain", segments * SHARE, THREADS,
+            data, count, known, SHARE, found.contexts, found.only, marks, place, state,
+        )  # fmt: skip
     classes.decode_chunks(found, data, count, known, offsets, words, marks, place, state)
-    launch(
-        DECODE, "dither_plain", segments * SHARE, THREADS,
-        data, count, known, SHARE, found.contexts, found.only, marks, place, state,
-    )  # fmt: skip
     join()
     launch(DECODE, "dither_escapes", segments, 1024, data, count, known, marks, places, place, state)
     return memory[: segments * PLACES], memory[segments * PLACES + segments * PLACES % 2 :][: segments + 1], state

@@ -177,7 +177,7 @@ def _choose_classes(
     )  # fmt: skip
     launch(
         classes.ENCODE, "classes_count", shared, THREADS,
-        n, classes.SHARE, 1, levels, known, *where, told, octaves, listed, side_counts, *side_words, side, named, counts, largest, state,
+        n, classes.SHARE, levels, known, *where, told, octaves, named, counts, largest, state,
     )  # fmt: skip
     launch(CHOOSE, "subtractive_class_counts", CLASSES, THREADS, n, known, counts, largest, class_sums, tops, state)
     launch(CHOOSE, "subtractive_classes", 1, 512, class_sums, tops, side, state)

@@ -118,8 +118,10 @@ __device__ void each_class(const Team& team, const Region& g, i64 field, const u
                     const int c = column + 4 * q;
                     named.word[q] = own(c) | own(c + 1) << 8 | own(c + 2) << 16 | own(c + 3) << 24;
                 }
+            named.word[0] = name(classes_of(base, lines, named.word[0]));
+            // Without columns all sixteen have one class.
 #pragma unroll
-            for (int q = 0; q < 4; ++q) named.word[q] = name(classes_of(base, lines, named.word[q]));
+            for (int q = 1; q < 4; ++q) named.word[q] = mode == BY_GRID ? name(classes_of(base, lines, named.word[q])) : named.word[0];
         } else {
             int r = row, c = column;
 #pragma unroll

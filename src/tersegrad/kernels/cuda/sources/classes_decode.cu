@@ -22,7 +22,7 @@ extern "C" __global__ void classes_read(
     __shared__ Reading in;
     __shared__ i64 side_offsets[SIDE_CHUNKS], side_words[SIDE_CHUNKS];
     const i64 s = blockIdx.x, n = segment_length(count, s), first = firsts[s], last = firsts[s + 1];
-    const int t = threadIdx.x, warp = t >> 5, lane = t & 31;
+    const int t = threadIdx.x, warp = own_number(), lane = t & 31;
     i64* d = segments + s * (whose ? TRELLIS_PLACES : SEGMENT_PLACES);
     if (t == 0) in.bad = state[WRONG] != FINE || d[KIND] != CLASSED_KIND;
     if (in.refused()) return;
@@ -103,7 +103,7 @@ extern "C" __global__ void classes_read(
         if (at != end) refuse();
         return;
     }
-    if (t >= 32) return;
+    if (warp) return;
     const Layout l = layout_of(n, alphabet, in.form);
     if (!chunk_places(data, at, end, l, offsets + s * CHUNKS, words + s * CHUNKS)) state[WRONG] = CORRUPT;
 }
@@ -140,26 +140,28 @@ extern "C" __global__ void classes_fill(
         u32 all = 0;
         auto put = [=, &all](int i, const Sixteen& named, int begin, int end) {
             put_sixteen(place + i, named, begin, end);
-#pragma unroll
-            for (int k = 0; k < 16; ++k)
-                if (k >= begin && k < end) all |= named.byte(k);
+            if (end - begin == 16) all |= named.word[0] | named.word[1] | named.word[2] | named.word[3];
+            else
+                for (int k = begin; k < end; ++k) all |= place[i + k];
         };
         each_class(team, g, mine[FIELD], own + mine[OCTAVES_AT], i0, i1, name, put);
-        if (all & 128) state[WRONG] = CORRUPT;
+        if (all & 128 * ONES) state[WRONG] = CORRUPT;
     });
 }
 
-// A warp for each chunk, four of them in a block.
+// A warp for each chunk, four of them in a block, or for several of a segment: `share` blocks for each, and as many more as the last one may have.
 extern "C" __global__ void __launch_bounds__(128) classes_chunks(
-    const u8* data, i64 count, const i64* segments, const i64* masks, const u8* contexts, const u32* entries,
+    const u8* data, i64 count, i64 share, const i64* segments, const i64* masks, const u8* contexts, const u32* entries,
     const i64* offsets, const i64* words, u32* marks, float* out, i64* state
 ) {
     __shared__ u32 near[NEAR_BYTES / 4];
     __shared__ u16 rings[4][RING];
     __shared__ bool go;
     __shared__ float scales[SCALES_MOST];
-    const i64 s = blockIdx.x % segments_of(count), begin = blockIdx.x / segments_of(count) * 4, c = begin + (threadIdx.x >> 5);
-    const i64 n = segment_length(count, s);
+    const u32 number = (u32)segments_of(count), turn = blockIdx.x / number;
+    const bool more = turn >= share, last = more || blockIdx.x % number == number - 1;
+    const i64 s = last ? number - 1 : blockIdx.x % number, begin = 4 * (more ? blockIdx.x - share * (number - 1) : turn), n = segment_length(count, s);
+    const int warp = own_number();
     const i64* d = segments + s * SEGMENT_PLACES;
     if (threadIdx.x == 0) go = state[WRONG] == FINE && d[KIND] == CLASSED_KIND && d[FORM_OF] == CODED;
     __syncthreads();
@@ -171,21 +173,26 @@ extern "C" __global__ void __launch_bounds__(128) classes_chunks(
     // The entries of one symbol are mostly in different banks of memory: their distance, where it can be, is one of 5, 13, 21 ..
     const int stride = (int)smaller(256, alphabet + 1 + (4 - alphabet & 7)), coarse = load_entries(entries + s * CLASSES * 256, 256, tables, stride, near);
     const u8* guesses = (const u8*)(near + tables * stride);
-    if (c >= l.chunks) return;
-    const u8* states = data + offsets[s * CHUNKS + c];
-    const i64 first = s * SEGMENT, number = words[s * CHUNKS + c];
+    const i64 first = s * SEGMENT;
     float* to = out + first;
     u32* own_marks = marks + first / 32;
     const u8* own_contexts = contexts + first;
     KEEP_TOGETHER(own_contexts);
-    u16* ring = rings[threadIdx.x >> 5];
-    auto decode = [&](auto look) {
-        const ContextOf context = {own_contexts};
-        if (!d[TAIL] && moderate(scales, (n + SCALE_BLOCK - 1) / SCALE_BLOCK))
-            return decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<false>{to, scales, own_marks, window, 0.0f});
-        clear_marks(own_marks, l, c);
-        return decode_chunk(l, c, alphabet, states, number, ring, context, look, Values<true>{to, scales, own_marks, window, 0.0f});
-    };
-    const bool good = coarse < 2 ? decode(Entries<true>{near, guesses, coarse, stride}) : decode(Entries<false>{near, guesses, coarse, stride});
-    if (!good) state[WRONG] = CORRUPT;
+    u16* ring = rings[warp];
+    const bool careful = d[TAIL] || !moderate(scales, (n + SCALE_BLOCK - 1) / SCALE_BLOCK);
+    for (i64 base = begin; base < l.chunks; base += last ? CHUNKS : 4 * share) {
+        __syncthreads();
+        const i64 c = base + warp;
+        if (c >= l.chunks) return;
+        const u8* states = data + offsets[s * CHUNKS + c];
+        const i64 coded = words[s * CHUNKS + c];
+        auto decode = [&](auto look) {
+            const ContextOf context = {own_contexts};
+            if (!careful) return decode_chunk(l, c, alphabet, states, coded, ring, context, look, Values<false>{to, scales, own_marks, window, 0.0f});
+            clear_marks(own_marks, l, c);
+            return decode_chunk(l, c, alphabet, states, coded, ring, context, look, Values<true>{to, scales, own_marks, window, 0.0f});
+        };
+        const bool good = coarse < 2 ? decode(Entries<true>{near, guesses, coarse, stride}) : decode(Entries<false>{near, guesses, coarse, stride});
+        if (!good) state[WRONG] = CORRUPT;
+    }
 }

@@ -268,31 +268,36 @@ extern "C" __global__ void classes_describe(
     d[CLASSES_OF] = cost < WORTH_COUNTING * bits_of(size, all);
 }
 
-// The first blocks, one for each segment, write the octaves, unless segments are told `together` elsewhere. Others, `share` of them for each segment, write the class of every coordinate,
-// count symbols by class, and find the largest magnitude of a class, plus 1.
-extern "C" __global__ void __launch_bounds__(256, 3) classes_count(
-    i64 n, i64 share, i64 together, const signed char* levels, i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves,
-    const u8* symbols, const int* side, u16* words, i64* numbers, u32* states, u8* described, u8* classes, int* counts, int* tops, const i64* result
+// A block for each segment that is counted writes what tells its classes, but for which of them have tables.
+extern "C" __global__ void __launch_bounds__(128) classes_octaves(
+    i64 n, i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* symbols, const int* side, u16* words, i64* numbers,
+    u32* states, u8* described, const i64* result
+) {
+    __shared__ OctavesRoom room;
+    const i64 s = blockIdx.x, first = firsts[s], last = firsts[s + 1], place = regions[first * REGION_PLACES + ROOM];
+    i64* d = segments + s * SEGMENT_PLACES;
+    if (!coded_segment(d, segment_length(n, s), result) || !d[CLASSES_OF]) return;
+    u8* to = described + description_at(first, place, s) + 2;
+    for (i64 r = first + threadIdx.x; r < last; r += blockDim.x) to[r - first] = (u8)told[r * TOLD_PLACES + FIELD];
+    const i64 bytes = write_octaves(
+        symbols + place, d[OCTAVES_OF], side + s * 2 * OCTAVES, words + place, numbers + place / 8192 + 2 * s, states + place / 64 + 64 * s,
+        to + last - first, room
+    );
+    if (threadIdx.x == 0) d[OCTAVES_OF] = bytes;
+}
+
+// Blocks, `share` of them for each segment, write the class of every coordinate, count symbols by class, and find the largest magnitude of a
+// class, plus 1.
+extern "C" __global__ void __launch_bounds__(256, 4) classes_count(
+    i64 n, i64 share, const signed char* levels, const i64* segments, const i64* regions, const i64* firsts, const i64* told, const u8* octaves,
+    u8* classes, int* counts, int* tops, const i64* result
 ) {
     __shared__ int held[CLASSES * 256];
     // By magnitude, and by class: those of a step have mostly different words.
     __shared__ u8 seen[128 * CLASSES];
-    __shared__ OctavesRoom room;
-    const i64 number = together ? 0 : segments_of(n), block = blockIdx.x - number, part = block % share;
-    const i64 s = block < 0 ? blockIdx.x : block / share, size = segment_length(n, s), first = s * SEGMENT;
-    i64* d = segments + s * SEGMENT_PLACES;
+    const i64 s = blockIdx.x / share, part = blockIdx.x % share, size = segment_length(n, s), first = s * SEGMENT;
+    const i64* d = segments + s * SEGMENT_PLACES;
     if (!coded_segment(d, size, result) || !d[CLASSES_OF]) return;
-    if (block < 0) {
-        const i64 own = firsts[s], last = firsts[s + 1], place = regions[own * REGION_PLACES + ROOM];
-        u8* to = described + description_at(own, place, s) + 2;
-        for (i64 r = own + threadIdx.x; r < last; r += blockDim.x) to[r - own] = (u8)told[r * TOLD_PLACES + FIELD];
-        const i64 bytes = write_octaves(
-            symbols + place, d[OCTAVES_OF], side + s * 2 * OCTAVES, words + place, numbers + place / 8192 + 2 * s, states + place / 64 + 64 * s,
-            to + last - own, room
-        );
-        if (threadIdx.x == 0) d[OCTAVES_OF] = bytes;
-        return;
-    }
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
     const bool sampled = size >= EXACT;
     for (int k = threadIdx.x; k < CLASSES * alphabet; k += blockDim.x) held[k] = 0;
@@ -406,12 +411,13 @@ extern "C" __global__ void classes_decide(
     d[CHUNK_OF] = given ? given : 2.0 * together < (double)size ? LONG_CHUNK : USUAL_CHUNK;
 }
 
-// A warp for each chunk, four of them in a block.
+// A warp for each chunk, four of them in a block, of a segment or of what is left of it. No chunk is shorter than 2^exponent symbols.
 extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
-    i64 n, const signed char* levels, const u8* classes, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
+    i64 n, i64 exponent, const signed char* levels, const u8* classes, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states, const i64* result
 ) {
     __shared__ Code own[CLASSES * APART];
-    const i64 s = blockIdx.x % segments_of(n), c = blockIdx.x / segments_of(n) * 4, size = segment_length(n, s), first = s * SEGMENT;
+    const int fewer = (int)larger(0, SEGMENT_BITS - exponent - 2);
+    const i64 s = smaller(blockIdx.x >> fewer, segments_of(n) - 1), c = 4 * (blockIdx.x - (s << fewer)), size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * SEGMENT_PLACES;
     if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], alphabet = 2 * window + 1;
@@ -423,7 +429,7 @@ extern "C" __global__ void __launch_bounds__(128) classes_encode_chunks(
         own[k / 256 * APART + k % 256] = code_of(codes[s * CLASSES * 256 + (k & ~255) + symbol_of((signed char)k, window)]);
     }
     __syncthreads();
-    const i64 mine = c + (threadIdx.x >> 5);
+    const i64 mine = c + own_number();
     if (mine >= l.chunks) return;
     const Code* near = own;
     auto symbol = [=](i64 i) { return (u32)symbol_of(levels[first + i], window); };

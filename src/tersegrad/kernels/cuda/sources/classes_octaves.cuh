@@ -90,7 +90,7 @@ __device__ i64 encode_few(const Layout& l, const u8* symbols, const OctaveCode* 
 __device__ i64 write_octaves(
     const u8* symbols, i64 count, const int* counts, u16* words, i64* numbers, u32* states, u8* out, OctavesRoom& room
 ) {
-    const int t = threadIdx.x, warp = t >> 5, warps = blockDim.x >> 5;
+    const int t = threadIdx.x, warp = own_number(), warps = blockDim.x >> 5;
     if (!count) return 0;
     if (warp < 2) {
         const int* from = counts + warp * OCTAVES;

@@ -36,7 +36,7 @@ struct Reading {
 
 // A block reads the rANS block of `count` octaves, with 0 or 1 as their contexts in `octaves`, but for its chunks, of which it says where they begin and how long they are.
 __device__ void open_octaves(const u8* data, i64 nbytes, i64 count, u8* octaves, i64* offsets, i64* words, Reading& in) {
-    const int t = threadIdx.x, warp = t >> 5;
+    const int t = threadIdx.x, warp = own_number();
     if (t == 0) {
         in.side_form = nbytes ? data[0] : 0;
         in.found = 0;
@@ -152,7 +152,7 @@ __device__ bool decode_few(const Layout& l, const u8* states, i64 number, u16* r
 
 // The chunks of octaves, a warp for each.
 __device__ void decode_octaves(const u8* data, i64 count, u8* octaves, i64* offsets, i64* words, Reading& in) {
-    const int warp = threadIdx.x >> 5;
+    const int warp = own_number();
     const Layout l = layout_of(count, OCTAVES, in.side_form);
     const u32* cells = in.cells;
     if (l.lanes <= 32) {

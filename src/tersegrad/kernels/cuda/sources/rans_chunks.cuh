@@ -127,6 +127,9 @@ __device__ __forceinline__ void look_up(const Look& look, const u32 (&contexts)[
     for (int h = 0; h < 2; ++h) look(contexts[h], slots[h], &cells[h], &symbols[h]);
 }
 
+// Which warp of its block this thread's is, so that the compiler knows that its threads do the same.
+__device__ __forceinline__ int own_number() { return __shfl_sync(FULL, (int)(threadIdx.x >> 5), 0); }
+
 // A warp decodes chunk c: `look(context, slot)` gives the cell and symbol of a slot, `put(i, symbol)` takes symbol i of the block. Whether
 // the chunk is well-formed, as far as this thread saw.
 template <class Context, class Look, class Put>
