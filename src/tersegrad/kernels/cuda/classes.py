@@ -107,8 +107,9 @@ def search(
         ENCODE, "classes_count", segments + shared, THREADS,
         n, SHARE, 0, levels, known, *where, told, octaves, symbols, side, *side_words, described, classes, counts, tops, result,
     )  # fmt: skip
-    # Tables that were written aside are replaced.
-    join()
+    if tables:
+        # Those that were written aside are replaced.
+        join()
     launch(
         ENCODE, "classes_decide", segments, THREADS,
         n, chunk, known, *where, counts, tops, described, tables or own_tables, codes, result,
