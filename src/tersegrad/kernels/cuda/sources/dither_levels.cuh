@@ -67,21 +67,14 @@ __device__ __forceinline__ double fold_chunks(double mine, double* shared, doubl
 __device__ __forceinline__ double chunk_squares(const float* x, i64 n, i64 chunk) {
     const int lane = threadIdx.x & 31, count = (int)smaller(4096, n - 4096 * chunk);
     const float* const from = x + 4096 * chunk + lane;
-    // Sixteen numbers are on their way while those before are added up.
-    float ahead[16];
-    auto fetch = [&](int base) {
-#pragma unroll
-        for (int a = 0; a < 16; ++a) ahead[a] = base + 32 * a + lane < count ? from[base + 32 * a] : 0.0f;
-    };
     double total = 0;
-    fetch(0);
-    for (int base = 0; base < count; base += 32 * 16) {
-        float v[16];
+    // Short vectors have few warps: these wait for memory as few times as they can.
+    for (int base = 0; base < count; base += 32 * 32) {
+        float v[32];
 #pragma unroll
-        for (int a = 0; a < 16; ++a) v[a] = ahead[a];
-        fetch(base + 32 * 16);
+        for (int a = 0; a < 32; ++a) v[a] = base + 32 * a + lane < count ? from[base + 32 * a] : 0.0f;
 #pragma unroll
-        for (int a = 0; a < 16; ++a) total += (double)v[a] * (double)v[a];
+        for (int a = 0; a < 32; ++a) total += (double)v[a] * (double)v[a];
     }
     return fold(total);
 }
