@@ -15,10 +15,10 @@ from tersegrad.core import state
 from tersegrad.core.errors import CorruptMessage
 from tersegrad.core.protocol import Context, Spec
 from tersegrad.kernels import cuda, native, reference
-from tersegrad.kernels.cuda import trellis
+from tersegrad.kernels.cuda import replay, trellis
 from tersegrad.recipes import parse
 from tests.kernels.agree import same
-from tests.kernels.emulator import compiler, emulated
+from tests.kernels.emulator import compiler, emulated, replaying
 from tests.kernels.test_trellis import gaussian, heavy, spoilt
 from tests.laws.inputs import uneven
 from tests.laws.zoo import adversarial
@@ -161,17 +161,38 @@ def test_scale_classes(ctx: Context | None, hosted: list[str]) -> None:
     assert not hosted
 
 
-@pytest.mark.parametrize("ctx", [None, CTX])
-def test_scale_classes_of_parts_and_segments(ctx: Context | None, hosted: list[str]) -> None:
-    """The first has none, the second has some; the tensors begin and end within a row, and chunks and runs are short."""
+def two_kinds() -> tuple[Tensor, Tensor | None]:
+    """Numbers of two segments, the second of which has classes, and their layout."""
     x, spec = uneven(((700, 300), (512, 40, 3, 3), (40,)), spread=1.5)
     part, layout = x[7:-33].contiguous(), state.slice_spec(spec, 7, spec.numel - 33).layout
     part[: 1 << 18] = gaussian(1 << 18)
+    return part, layout
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_scale_classes_of_parts_and_segments(ctx: Context | None, hosted: list[str]) -> None:
+    """The first has none, the second has some; the tensors begin and end within a row, and chunks and runs are short."""
+    part, layout = two_kinds()
     data = agreed(part, 2.0, chunk=14, ctx=ctx, layout=layout)
     # Behind the mode and the lengths of two segments.
     first = int.from_bytes(bytes(data[1:5].tolist()), "little")
     assert (int(data[9]), int(data[9 + first])) == (CODED, CLASSED)
     assert not hosted
+
+
+@pytest.mark.parametrize("ctx", [None, CTX])
+def test_segments_of_both_kinds_by_replays(ctx: Context | None) -> None:
+    """What is measured, described, searched and coded beside one another runs in another order then."""
+    x, layout = two_kinds()
+    expected, found = (torch.zeros(reference.trellis_max_bytes(x.numel()), dtype=torch.uint8) for _ in range(2))
+    wanted = OPS.trellis_encode(x, 2.0, 8, 14, ctx, expected, layout)
+    with replaying():
+        for _ in range(3):
+            found.zero_()
+            got = [float(number) for number in trellis.trellis_encode(x, 2.0, 8, 14, ctx, found, layout)]
+            assert got == [float(number) for number in wanted]
+            assert torch.equal(expected, found)
+        assert None not in replay._known.values()
 
 
 @pytest.mark.parametrize("ctx", [None, CTX])

@@ -10,7 +10,8 @@ from tersegrad.core.numbers import TINY
 from tersegrad.kernels.cuda import classes, replay, scratch
 from tersegrad.kernels.cuda.dither import draws_of, groups_of
 from tersegrad.kernels.cuda.loader import Double, launch
-from tersegrad.kernels.cuda.trellis import ENCODE, KNOWN, NEAR_STATES, Chosen, trellis_error
+from tersegrad.kernels.cuda.trellis import trellis_error
+from tersegrad.kernels.cuda.trellis_choice import ENCODE, KNOWN, NEAR_STATES, Chosen
 from tersegrad.kernels.reference.aims import searched
 from tersegrad.kernels.reference.rans import SEGMENT, pieces
 from tersegrad.kernels.reference.rounding import CHUNK
@@ -108,6 +109,7 @@ def _trellis_aim(
     else:
         for _ in range(targets.FINE_LOOKS):
             chosen = Chosen(large, (0.0, held[:1]), states, 0, draws_of(None), regions, classed)
+            chosen.find_errors()
             launch(ENCODE, "trellis_aim_whole", 1, 256, n, *target, chosen.sums, search, told)
     # What the kernels use is kept until here.
     del held

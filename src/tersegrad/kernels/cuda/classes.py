@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import struct
@@ -104,7 +105,8 @@ def search(
     shared, where = segments * SHARE, regions.where
     launch(ENCODE, "classes_sums", shared, THREADS, n, SHARE, levels, known, *where, sums, result)
     launch(ENCODE, "classes_describe", segments, THREADS, n, known, *where, sums, octaves, symbols, told, costs, side, result)
-    with aside():
+    # Where tables are written aside, so are octaves, and both are waited for; else there is something aside that is not.
+    with aside() if tables else contextlib.nullcontext():
         launch(
             ENCODE, "classes_octaves", segments, 128,
             n, known, *where, told, symbols, side, *side_words, described, result,
@@ -112,8 +114,8 @@ def search(
     launch(
         ENCODE, "classes_count", shared, THREADS, n, SHARE, levels, known, *where, told, octaves, classes, counts, tops, result
     )
-    # Tables that were written aside are replaced.
-    join()
+    if tables:
+        join()
     launch(
         ENCODE, "classes_decide", segments, THREADS,
         n, chunk, known, *where, counts, tops, described, tables or own_tables, codes, result,

@@ -379,7 +379,7 @@ def aside() -> contextlib.AbstractContextManager[None]:
 
 
 def join() -> None:
-    """What is launched from here on may need all that was launched aside."""
+    """What is launched from here on may need all that was launched aside, within the same :func:`aside` where this is inside of one."""
     if thread.recorder is not None:
         thread.recorder.join()
 

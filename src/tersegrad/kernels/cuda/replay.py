@@ -141,11 +141,12 @@ class _Sequence:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        before = self._before
+        before, others = self._before, self._aside
+        self._aside = ()
         yield
         if self._before != before:
             self._aside += self._before
-        self._before = before
+        self._before, self._aside = before, others + self._aside
 
     def join(self) -> None:
         self._before, self._aside = (*self._before, *self._aside), ()

@@ -26,35 +26,29 @@ from tersegrad.kernels.cuda.dither import (
     on_cpu,
     step_of,
 )
-from tersegrad.kernels.cuda.loader import Bytes, Varying, launch
+from tersegrad.kernels.cuda.loader import Bytes, Varying, aside, join, launch
+from tersegrad.kernels.cuda.trellis_choice import CLASSED, ENCODE, PLACES, TABLES, THREADS, Chosen
 from tersegrad.kernels.reference.classes import CLASSES
 from tersegrad.kernels.reference.dither import USUAL_CHUNK
 from tersegrad.kernels.reference.dither import _put as put
 from tersegrad.kernels.reference.rans import LONGEST, SEGMENT, SHORTEST, pieces
 from tersegrad.kernels.reference.rans_tables import TOTAL
-from tersegrad.kernels.reference.rounding import CHUNK
-from tersegrad.kernels.reference.trellis import RUN
 from tersegrad.kernels.reference.trellis_code import GENERATORS
 
 __all__ = ["trellis_decode", "trellis_encode", "trellis_error"]
 
-ENCODE, OPEN, DECODE = "trellis_encode.cu", "trellis_open.cu", "trellis_decode.cu"
-CLASSED, DITHERED = "trellis_classes.cu", "trellis_dithered.cu"
+OPEN, DECODE, DITHERED = "trellis_open.cu", "trellis_decode.cu", "trellis_dithered.cu"
 # As in trellis.cuh and trellis_encode.cu.
-KNOWN, PLACES, TABLES = 5, 17, 8
 MANY_ESCAPES, TABLES_ROOM = 4, 1 << 15
 FINE, CORRUPT = 0, 1
 # The most runs of a segment: those of 2^14 coordinates, of one and a half usual ones.
 RUNS = 24
 # From here on all 64 lanes are in use. Shorter vectors are the CPU's.
 SHORTEST_VECTOR = 1 << 14
-THREADS = 256
 # From so many segments on, warps that decode chunks of one share its tables.
 MANY = 128
 # As in trellis_classes.cu and rans_tables.cuh.
 CLASS_TABLES, TABLE_BYTES = 2 * CLASSES, 448
-# Decisions of more states than this do not fit into a multiprocessor's memory.
-NEAR_STATES = 16
 
 
 def _encode_on_host(
@@ -84,81 +78,6 @@ def _chunk_blocks(n: int, exponent: int, together: int) -> int:
     return each * (len(lengths) - 1) + last
 
 
-class Chosen:
-    """The integers of a vector, on the device: what Viterbi's algorithm chose, and what is known of its segments and their classes."""
-
-    def __init__(
-        self,
-        x: Tensor,
-        step: Step,
-        states: int,
-        chunk: int,
-        draws: Draws,
-        regions: classes.Regions,
-        classed: bool,
-    ) -> None:
-        n, device, drawn = x.numel(), x.device, draws[0]
-        self.n, self.segments, self.parts = n, len(pieces(n, SEGMENT)), -(-n // CHUNK)
-        self.run, self.regions = min(RUN, chunk or USUAL_CHUNK), regions
-        # What is counted of classes: by levels, of coordinates close to zero, and, with dither, of symbols.
-        searched: list[int] = []
-        if classed:
-            searched = [*classes.summed(self.regions, self.segments), 4 * CLASSES * self.segments]
-            searched += [4 * CLASSES * TABLES * 128 * self.segments] * drawn
-        self.result, (_, self.known, *summed) = scratch.kept(device, 8 * RESULTS, 4 * KNOWN * self.segments, *searched)
-        # Bytes are read sixteen at a time.
-        self.memory, places = scratch.empty(
-            device, n + 15, n + 15 if drawn else 0, n + 15 if classed else 0, *[8 * self.parts] * 5,
-            8 * PLACES * self.segments, 8 * classes.PLACES_OF_SEGMENT * self.segments, 16 * self.segments, 4 * CLASSES * self.segments,
-        )  # fmt: skip
-        self.bytes, self.contexts, levels, norms, *self.products = places[:8]
-        self.described, self.scalars, self.sums, self.info = places[8:]
-        self.step, self.given = step, (x, n, self.run, *step, *draws)
-        self.states, self.classes = states, 0
-        warps = 2 * -(-n // (1 << self.run))
-        self.kept, (self.decisions,) = scratch.empty(
-            device, warps * (1 << self.run) * states // 16 if states > NEAR_STATES else 0
-        )
-        self._search(levels if classed else 0)
-        launch(ENCODE, "trellis_sums", -(-self.parts // 16), 512, *self.given, self.bytes, norms, *self.products[:2])
-        launch(
-            ENCODE, "trellis_fit", self.segments, 128,
-            n, self.run, *self.step, drawn, chunk or USUAL_CHUNK, norms, *self.products[:2], self.known, self.described, self.scalars,
-            self.sums, self.result,
-        )  # fmt: skip
-        if classed:
-            counted, near, self.tops, self.counts = summed[:3], summed[3], summed[1], summed[-1]
-            self.found = classes.search(self.regions, n, chunk, counted, levels, self.scalars, self.result)
-            if not drawn:
-                self._choose_anew(counted, near)
-
-    def _search(self, levels: int) -> None:
-        """Viterbi's algorithm, for all segments or, once there are classes, for those that have some."""
-        launch(
-            f"trellis_viterbi_{self.states}.cu", f"trellis_viterbi_{self.states}", 2 * -(-self.n // (1 << self.run)), 32,
-            *self.given, self.decisions, self.bytes, self.contexts, levels, self.classes, self.info, self.scalars, self.known,
-        )  # fmt: skip
-
-    def _choose_anew(self, counted: list[int], near: int) -> None:
-        """The integers of segments with classes: coordinates of still classes leave the trellises."""
-        x, n, counts, tops, segments = self.given[0], self.n, counted[0], counted[1], self.segments
-        self.classes = self.found.classes
-        by = (self.classes, self.info, self.scalars)
-        launch(CLASSED, "trellis_near", segments * SHARE, THREADS, x, n, SHARE, *self.step, self.classes, self.scalars, near)
-        launch(
-            CLASSED, "trellis_still", segments, 32, n, near, counts, tops, self.scalars, self.described, self.info, self.known
-        )
-        self._search(0)
-        launch(
-            CLASSED, "trellis_class_sums", -(-self.parts // 16), 512,
-            x, n, self.run, *self.step, self.bytes, *by, *self.products,
-        )  # fmt: skip
-        launch(
-            CLASSED, "trellis_class_fit", segments, 128,
-            n, *self.products, self.scalars, self.described, self.sums,
-        )  # fmt: skip
-
-
 def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Squared error without dither and squared norm. Those of short vectors are found on the host."""
     if x.numel() < SHORTEST_VECTOR:
@@ -172,6 +91,7 @@ def trellis_error(x: Tensor, step: float, states: int, layout: Tensor | None = N
 @replay.operation
 def _errors(x: Tensor, step: Step, states: int, regions: classes.Regions, classed: bool) -> Tensor:
     chosen = Chosen(x, step, states, 0, draws_of(None), regions, classed)
+    chosen.find_errors()
     launch(ENCODE, "trellis_totals", 1, THREADS, chosen.n, chosen.sums, chosen.result)
     return chosen.result
 
@@ -196,42 +116,61 @@ def _encode(
         device, 2 * n, segments * TABLES_ROOM, 4 * segments * TABLES * 128, 4 * segments * ESCAPES, 4 * segments * PLANE_WORDS,
         8 * segments * CHUNKS, 8 * segments * CHUNKS, 4 * segments * CHUNKS * 64,
     )  # fmt: skip
-    launch(
-        ENCODE, "trellis_segments", 2 * segments, 512,
-        *chosen.given, chosen.bytes, chosen.contexts, chosen.known, chosen.classes, chosen.info, chosen.scalars, known, tables, codes,
-        escapes, planes, result,
-    )  # fmt: skip
     told, held = tables, memory
-    if classed:
-        told = chosen.found.described
-        most = CLASSES * TABLES if drawn else CLASS_TABLES
-        held, (bits, class_codes) = scratch.empty(device, segments * most * TABLE_BYTES, 4 * segments * most * 128)
-    if classed and drawn:
-        pairs = (chosen.bytes, chosen.contexts, chosen.found.classes, chosen.info)
-        launch(DITHERED, "trellis_dithered_names", segments, 32, chosen.tops, chosen.info)
+
+    def describe(again: bool) -> None:
         launch(
-            DITHERED, "trellis_dithered_count", segments * SHARE, THREADS,
-            n, SHARE, *pairs, chosen.scalars, known, chosen.counts, result,
+            ENCODE, "trellis_segments", segments if again else 2 * segments, 512,
+            *chosen.given, int(again), chosen.bytes, chosen.contexts, chosen.known, chosen.classes, chosen.info, chosen.scalars, known,
+            tables, codes, escapes, planes,
         )  # fmt: skip
+
+    with aside():
+        chosen.measure()
+    with aside():
+        with aside():
+            describe(False)
+        if classed:
+            chosen.search()
+            told = chosen.found.described
+            most = CLASSES * TABLES if drawn else CLASS_TABLES
+            held, (bits, class_codes) = scratch.empty(device, segments * most * TABLE_BYTES, 4 * segments * most * 128)
+        join()
+        if classed and drawn:
+            pairs = (chosen.bytes, chosen.contexts, chosen.found.classes, chosen.info)
+            counts, tops = chosen.summed[-1], chosen.summed[1]
+            launch(DITHERED, "trellis_dithered_names", segments, 32, tops, chosen.info)
+            launch(
+                DITHERED, "trellis_dithered_count", segments * SHARE, THREADS,
+                n, SHARE, *pairs, chosen.scalars, known, counts,
+            )  # fmt: skip
+            launch(
+                DITHERED, "trellis_dithered_decide", segments, 512,
+                n, chunk, counts, tops, chosen.scalars, known, bits, tables, class_codes,
+            )  # fmt: skip
+            with aside():
+                launch(
+                    DITHERED, "trellis_dithered_class_chunks", _chunk_blocks(n, exponent, 4), 128,
+                    n, exponent, *pairs, known, class_codes, words, numbers, coded,
+                )  # fmt: skip
+        elif classed:
+            chosen.keep_still()
+            with aside():
+                chosen.choose_anew()
+                describe(True)
+                by = (chosen.bytes, chosen.classes, chosen.info)
+                launch(CLASSED, "trellis_class_tables", segments, 512, n, *by, known, bits, tables, class_codes)
+                launch(
+                    CLASSED, "trellis_class_chunks", _chunk_blocks(n, exponent, 4), 128,
+                    n, exponent, *by, known, class_codes, words, numbers, coded,
+                )  # fmt: skip
         launch(
-            DITHERED, "trellis_dithered_decide", segments, 512,
-            n, chunk, chosen.counts, chosen.tops, chosen.scalars, known, bits, tables, class_codes, result,
+            ENCODE, "trellis_encode_chunks", _chunk_blocks(n, exponent, 1), 32,
+            n, exponent, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, spread=True,
         )  # fmt: skip
-        launch(
-            DITHERED, "trellis_dithered_class_chunks", _chunk_blocks(n, exponent, 4), 128,
-            n, exponent, *pairs, known, class_codes, words, numbers, coded, result,
-        )  # fmt: skip
-    elif classed:
-        by = (chosen.bytes, chosen.classes, chosen.info)
-        launch(CLASSED, "trellis_class_tables", segments, 512, n, *by, known, bits, tables, class_codes, result)
-        launch(
-            CLASSED, "trellis_class_chunks", _chunk_blocks(n, exponent, 4), 128,
-            n, exponent, *by, known, class_codes, words, numbers, coded, result,
-        )  # fmt: skip
-    launch(
-        ENCODE, "trellis_encode_chunks", _chunk_blocks(n, exponent, 1), 32,
-        n, exponent, drawn, chosen.bytes, chosen.contexts, known, codes, words, numbers, coded, result, spread=True,
-    )  # fmt: skip
+    join()
+    if classed and not drawn:
+        chosen.fit_classes()
     launch(ENCODE, "trellis_close", 1, THREADS, n, drawn, known, numbers, offsets, chosen.sums, result)
     launch(
         ENCODE, "trellis_write", segments * SHARE, THREADS,
@@ -243,7 +182,7 @@ def _encode(
             x, n, *chosen.step, chosen.bytes, chosen.classes, chosen.info, chosen.scalars, known, result, rest,
         )  # fmt: skip
     # What the kernels use is kept until here.
-    del memory, held, chosen
+    del memory, held
     return result, result[:RESULTS]
 
 

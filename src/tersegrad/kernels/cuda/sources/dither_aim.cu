@@ -39,7 +39,7 @@ __device__ double fold_near(double* sums, i64 number) {
 
 // A step from the squared norm, factor * sqrt(by * norm / over), or `otherwise` where that is not positive or not finite; and the norm. A warp adds
 // up 4096 coordinates, and the last block to arrive, of which there are none at first, what all warps have found.
-extern "C" __global__ void __launch_bounds__(512) norm_step(
+extern "C" __global__ void __launch_bounds__(512, 2) norm_step(
     const float* x, i64 n, double by, double over, double factor, double otherwise, i64* arrived, double* sums, double* out
 ) {
     __shared__ bool last;

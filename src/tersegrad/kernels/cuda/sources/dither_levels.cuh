@@ -65,15 +65,16 @@ __device__ __forceinline__ double fold_chunks(double mine, double* shared, doubl
 
 // A warp adds up the squares of chunk `chunk` of 4096 coordinates; the sum is in lane 0.
 __device__ __forceinline__ double chunk_squares(const float* x, i64 n, i64 chunk) {
-    const int lane = threadIdx.x & 31;
-    const i64 begin = 4096 * chunk, stop = smaller(begin + 4096, n);
+    const int lane = threadIdx.x & 31, count = (int)smaller(4096, n - 4096 * chunk);
+    const float* const from = x + 4096 * chunk + lane;
     double total = 0;
-    for (i64 base = begin; base < stop; base += 32 * 16) {
-        float v[16];
+    // Short vectors have few warps: these wait for memory as few times as they can.
+    for (int base = 0; base < count; base += 32 * 32) {
+        float v[32];
 #pragma unroll
-        for (int a = 0; a < 16; ++a) v[a] = base + 32 * a + lane < stop ? x[base + 32 * a + lane] : 0.0f;
+        for (int a = 0; a < 32; ++a) v[a] = base + 32 * a + lane < count ? from[base + 32 * a] : 0.0f;
 #pragma unroll
-        for (int a = 0; a < 16; ++a) total += (double)v[a] * (double)v[a];
+        for (int a = 0; a < 32; ++a) total += (double)v[a] * (double)v[a];
     }
     return fold(total);
 }

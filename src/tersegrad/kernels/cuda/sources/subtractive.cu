@@ -9,7 +9,7 @@
 #define UNIT_SIZE 4096
 
 // A warp adds up the squares of 4096 coordinates.
-extern "C" __global__ void __launch_bounds__(512) subtractive_squares(const float* x, i64 n, double* sums) {
+extern "C" __global__ void __launch_bounds__(512, 2) subtractive_squares(const float* x, i64 n, double* sums) {
     const i64 unit = (i64)blockIdx.x * 16 + (threadIdx.x >> 5);
     const double total = chunk_squares(x, n, unit);
     if ((threadIdx.x & 31) == 0 && UNIT_SIZE * unit < n) sums[unit] = total;

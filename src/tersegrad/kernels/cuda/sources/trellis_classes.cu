@@ -150,7 +150,7 @@ extern "C" __global__ void trellis_class_fit(
 
 // A block for each segment with classes writes its tables, from exact counts. `bits`: room for those of a segment.
 extern "C" __global__ void __launch_bounds__(512) trellis_class_tables(
-    i64 n, const u8* bytes, const u8* classes, const u32* info, i64* segments, u8* bits, u8* tables, u32* codes, const i64* result
+    i64 n, const u8* bytes, const u8* classes, const u32* info, i64* segments, u8* bits, u8* tables, u32* codes
 ) {
     __shared__ u32 sums[TABLES_MOST * 128];
     // First how often each byte occurs in each class, then what warps need to make tables.
@@ -162,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(512) trellis_class_tables(
     __shared__ int present[TABLES_MOST];
     const i64 s = blockIdx.x, size = segment_length(n, s), first = s * SEGMENT;
     i64* d = segments + s * TRELLIS_PLACES;
-    if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND) return;
+    if (d[KIND] != CLASSED_KIND) return;
     const int t = threadIdx.x, warp = t >> 5, number = (int)d[OCTAVES_OF], window = (int)d[WINDOW], alphabet = 2 * window;
     for (int k = t; k < number * 128; k += blockDim.x) sums[k] = 0;
     for (int k = t; k < CLASSES * APART; k += blockDim.x) pool.counts[k] = 0;
@@ -194,14 +194,13 @@ extern "C" __global__ void __launch_bounds__(512) trellis_class_tables(
 
 // A warp for each chunk of a segment with classes, four of them in a block.
 extern "C" __global__ void __launch_bounds__(128) trellis_class_chunks(
-    i64 n, i64 exponent, const u8* bytes, const u8* classes, const u32* info, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
-    const i64* result
+    i64 n, i64 exponent, const u8* bytes, const u8* classes, const u32* info, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states
 ) {
     __shared__ Code own[CLASSES * APART];
     const Chunks place = chunks_of(n, exponent, 4);
     const i64 s = place.s, c = place.c, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * TRELLIS_PLACES;
-    if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
+    if (d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW];
     const Layout l = layout_of(size, 2 * window, d[CHUNK_OF]);
     if (c >= l.chunks) return;

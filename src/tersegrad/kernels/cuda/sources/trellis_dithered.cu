@@ -20,8 +20,8 @@
 #define LONG_CHUNK 18
 
 // Whether a segment may have classes.
-__device__ __forceinline__ bool is_searched(const i64* d, const i64* levels, const i64* result) {
-    return result[RESULT_WRONG] == FINE && d[KIND] == CODED_KIND && levels[KIND] == CLASSED_KIND;
+__device__ __forceinline__ bool is_searched(const i64* d, const i64* levels) {
+    return d[KIND] == CODED_KIND && levels[KIND] == CLASSED_KIND;
 }
 
 // A warp for each segment numbers the classes that have tables.
@@ -34,14 +34,13 @@ extern "C" __global__ void __launch_bounds__(32) trellis_dithered_names(const in
 
 // Blocks, `share` of them for each segment, count symbols by class and distance.
 extern "C" __global__ void trellis_dithered_count(
-    i64 n, i64 share, const u8* bytes, const u8* contexts, const u8* classes, const u32* info, const i64* scalars, const i64* segments, int* counts,
-    const i64* result
+    i64 n, i64 share, const u8* bytes, const u8* contexts, const u8* classes, const u32* info, const i64* scalars, const i64* segments, int* counts
 ) {
     __shared__ int held[NEAR_CELLS];
     __shared__ bool go;
     const i64 s = blockIdx.x / share, size = segment_length(n, s);
     const i64* d = segments + s * TRELLIS_PLACES;
-    if (threadIdx.x == 0) go = is_searched(d, scalars + s * SEGMENT_PLACES, result);
+    if (threadIdx.x == 0) go = is_searched(d, scalars + s * SEGMENT_PLACES);
     __syncthreads();
     if (!go) return;
     const int window = (int)d[WINDOW], alphabet = 2 * window, cells = TABLES_MOST * alphabet;
@@ -105,13 +104,13 @@ __device__ double cost_of(Count count, int number, int alphabet, u8* bits, u32* 
 // A block of 512 threads for each segment: how many classes of distances, and whether there are scale classes. `bits` and `codes` have room for the
 // tables of a segment.
 extern "C" __global__ void __launch_bounds__(512) trellis_dithered_decide(
-    i64 n, i64 given, const int* counts, const int* tops, const i64* scalars, i64* segments, u8* bits, u8* tables, u32* codes, const i64* result
+    i64 n, i64 given, const int* counts, const int* tops, const i64* scalars, i64* segments, u8* bits, u8* tables, u32* codes
 ) {
     __shared__ Deciding in;
     __shared__ bool go;
     const i64 s = blockIdx.x, size = segment_length(n, s), *levels = scalars + s * SEGMENT_PLACES;
     i64* d = segments + s * TRELLIS_PLACES;
-    if (threadIdx.x == 0) go = is_searched(d, levels, result);
+    if (threadIdx.x == 0) go = is_searched(d, levels);
     __syncthreads();
     if (!go) return;
     int used = 0;
@@ -158,14 +157,14 @@ extern "C" __global__ void __launch_bounds__(512) trellis_dithered_decide(
 // A warp for each chunk of a segment with classes, four of them in a block.
 extern "C" __global__ void __launch_bounds__(128) trellis_dithered_class_chunks(
     i64 n, i64 exponent, const u8* bytes, const u8* contexts, const u8* classes, const u32* info, const i64* segments, const u32* codes, u16* words, i64* numbers,
-    u32* states, const i64* result
+    u32* states
 ) {
     __shared__ Code own[NEAR_CELLS];
     __shared__ u32 names[CLASSES];
     const Chunks place = chunks_of(n, exponent, 4);
     const i64 s = place.s, c = place.c, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * TRELLIS_PLACES;
-    if (result[RESULT_WRONG] != FINE || d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
+    if (d[KIND] != CLASSED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], bits = (int)d[BITS_OF], shift = MOST_BITS - bits;
     const u32 alphabet = 2 * (u32)window, cells = (u32)d[OCTAVES_OF] * alphabet;
     const Layout l = layout_of(size, alphabet, d[CHUNK_OF]);

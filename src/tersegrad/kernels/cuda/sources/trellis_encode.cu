@@ -28,51 +28,45 @@ extern "C" __global__ void __launch_bounds__(512) trellis_sums(
     if ((threadIdx.x & 31) == 0) norms[part] = sums.norm, dots[part] = sums.dot, powers[part] = sums.power;
 }
 
-// A block for each segment: its kind, scale and error; and what the search for scale classes is given.
+// A warp for each segment: its kind, as far as it is known without sums; and what the search for scale classes is given.
+extern "C" __global__ void __launch_bounds__(32) trellis_kinds(
+    i64 n, i64 run, const double* there, i64 drawn, i64 exponent, const int* known, i64* segments, i64* scalars
+) {
+    const i64 s = blockIdx.x, size = segment_length(n, s);
+    i64 *d = segments + s * TRELLIS_PLACES, *levels = scalars + s * SEGMENT_PLACES;
+    for (int k = threadIdx.x; k < TRELLIS_PLACES; k += 32) d[k] = 0;
+    for (int k = threadIdx.x; k < SEGMENT_PLACES; k += 32) levels[k] = 0;
+    __syncwarp();
+    if (threadIdx.x) return;
+    const int* own = known + s * KNOWN_PLACES;
+    d[CHUNK_OF] = exponent;
+    d[RUN_OF] = run;
+    d[BITS_OF] = drawn ? (size >= 1 << 16 ? 3 : size >= 1 << 13 ? 2 : 1) : 1;
+    // Where nothing was chosen, nobody looks at it.
+    d[KIND] = ended(there) ? ZERO_KIND : own[TOO_FAR] ? RAW_KIND : CODED_KIND;
+    if (d[KIND] != CODED_KIND) return;
+    const i64 height = drawn ? (own[HEIGHT] + 1024) >> 11 : (own[HEIGHT] + 32) >> 6;
+    levels[KIND] = height ? CODED_KIND : ZERO_KIND;
+    levels[WINDOW] = smaller(height, 127);
+}
+
+// A block for each segment: its norm, scale and error.
 extern "C" __global__ void trellis_fit(
-    i64 n, i64 run, float step, const double* there, i64 drawn, i64 exponent, const double* norms, const double* dots, const double* powers, const int* known,
-    i64* segments, i64* scalars, double* sums, i64* result
+    i64 n, float step, const double* there, i64 drawn, const double* norms, const double* dots, const double* powers, const int* known,
+    i64* segments, double* sums
 ) {
     __shared__ double shared[PARTS_MOST];
     const i64 s = blockIdx.x, number = segments_of(n), size = segment_length(n, s), first = s * SEGMENT / SUMMED, parts = (size + SUMMED - 1) / SUMMED;
-    i64 *d = segments + s * TRELLIS_PLACES, *levels = scalars + s * SEGMENT_PLACES;
     if (ended(there)) {
-        // Nothing was chosen, and nobody looks at it.
-        if (threadIdx.x == 0) d[KIND] = levels[KIND] = ZERO_KIND, sums[s] = sums[number + s] = 0.0;
+        if (threadIdx.x == 0) sums[s] = sums[number + s] = 0.0;
         return;
     }
     const double norm = fold_parts(norms + first, parts, shared), dot = fold_parts(dots + first, parts, shared);
     const double power = fold_parts(powers + first, parts, shared);
     if (threadIdx.x) return;
-    for (int k = 0; k < TRELLIS_PLACES; ++k) d[k] = 0;
-    for (int k = 0; k < SEGMENT_PLACES; ++k) levels[k] = 0;
-    const int* own = known + s * KNOWN_PLACES;
-    float scale = step_of(step, there);
-    double error = 0.0;
-    if (!(norm < __longlong_as_double(0x7ff0000000000000LL))) {
-        result[RESULT_WRONG] = NOT_FINITE;
-        d[KIND] = ZERO_KIND;
-    } else if (norm == 0) {
-        d[KIND] = ZERO_KIND;
-    } else if (own[TOO_FAR]) {
-        d[KIND] = RAW_KIND;
-    } else {
-        d[KIND] = CODED_KIND;
-        if (!drawn) {
-            scale = best_scale(dot, power);
-            error = scaled_error(norm, dot, power, scale);
-            if (!power) d[KIND] = ZERO_KIND;
-        }
-        const i64 height = drawn ? (own[HEIGHT] + 1024) >> 11 : (own[HEIGHT] + 32) >> 6;
-        levels[KIND] = height ? CODED_KIND : ZERO_KIND;
-        levels[WINDOW] = smaller(height, 127);
-    }
-    d[CHUNK_OF] = exponent;
-    d[RUN_OF] = run;
-    d[SCALE_OF] = __float_as_uint(scale);
-    d[BITS_OF] = drawn ? (size >= 1 << 16 ? 3 : size >= 1 << 13 ? 2 : 1) : 1;
+    segments[s * TRELLIS_PLACES + SCALE_OF] = __float_as_uint(drawn ? step_of(step, there) : best_scale(dot, power));
     sums[s] = norm;
-    sums[number + s] = error;
+    sums[number + s] = drawn ? 0.0 : error_of(norm, dot, power, known + s * KNOWN_PLACES);
 }
 
 // One block adds up norms and errors of all segments.
@@ -221,32 +215,27 @@ __device__ void write_tables(i64 s, i64 size, int window, bool drawn, const u8* 
     close_tables(bits, lengths, present, number, tables + s * TABLES_ROOM, d);
 }
 
-// Two blocks for each segment: the first half of them write its tables and codes; the others its escapes.
+// In place of the length of a segment's escapes: there are more of them than fit.
+#define TOO_MANY (-1)
+
+// Two blocks for each segment: the first half of them write its tables and codes; the others its escapes. `again`: one for each segment that has got
+// classes, without tables, which are written by others.
 extern "C" __global__ void __launch_bounds__(512, 2) trellis_segments(
-    const float* x, i64 n, i64 run, float step, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, const u8* bytes, const u8* contexts,
-    const int* known, const u8* classes, const u32* info, const i64* scalars, i64* segments, u8* tables, u32* codes, int* escapes, u32* planes,
-    i64* result
+    const float* x, i64 n, i64 run, float step, const double* there, i64 drawn, i64 step_word, i64 who, i64 k0, i64 k1, i64 again, const u8* bytes,
+    const u8* contexts, const int* known, const u8* classes, const u32* info, const i64* scalars, i64* segments, u8* tables, u32* codes, int* escapes,
+    u32* planes
 ) {
-    __shared__ bool go;
     const i64 number = segments_of(n), s = blockIdx.x % number, size = segment_length(n, s), first = s * SEGMENT;
     i64* d = segments + s * TRELLIS_PLACES;
-    const bool writes = blockIdx.x < number;
-    if (threadIdx.x == 0) {
-        go = result[RESULT_WRONG] != NOT_FINITE && has_levels(d);
-    }
-    __syncthreads();
-    if (!go) return;
+    const bool classed = again, writes = !classed && blockIdx.x < number;
+    if (d[KIND] != (classed ? CLASSED_KIND : CODED_KIND)) return;
     const int window = window_from(known + s * KNOWN_PLACES, size);
-    if (writes) {
-        if (threadIdx.x == 0) d[WINDOW] = window;
-        // Those of classes are written by others.
-        if (d[KIND] == CLASSED_KIND) return;
-        return write_tables(s, size, window, drawn != 0, bytes + first, contexts + first, d, tables, codes);
-    }
+    if (threadIdx.x == 0 && (writes || classed)) d[WINDOW] = window;
+    if (writes) return write_tables(s, size, window, drawn != 0, bytes + first, contexts + first, d, tables, codes);
+    if (threadIdx.x == 0) d[TAIL] = 0;
     if (known[s * KNOWN_PLACES + TOP_OF] <= window) return;
     const Given of = given_of(x, n, run, step, there, drawn, step_word, who, k0, k1);
     const Classed by = {classes, info, scalars};
-    const bool classed = d[KIND] == CLASSED_KIND;
     const u32 stills = classed ? by.stills(s) : 0;
     int* values = escapes + s * ESCAPES;
     auto escaped = [=](u32 four) {
@@ -268,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) trellis_segments(
     };
     const i64 found = list_escapes((const Sixteen*)(bytes + first), size, values, escaped, value);
     if (found > ESCAPES) {
-        if (threadIdx.x == 0) result[RESULT_WRONG] = MANY_ESCAPES;
+        if (threadIdx.x == 0) d[TAIL] = TOO_MANY;
         return;
     }
     __syncthreads();
@@ -278,14 +267,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) trellis_segments(
 
 // A warp for each chunk.
 extern "C" __global__ void __launch_bounds__(32) trellis_encode_chunks(
-    i64 n, i64 exponent, i64 drawn, const u8* bytes, const u8* contexts, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states,
-    const i64* result
+    i64 n, i64 exponent, i64 drawn, const u8* bytes, const u8* contexts, const i64* segments, const u32* codes, u16* words, i64* numbers, u32* states
 ) {
     __shared__ Code own[TABLES_MOST * 128];
     const Chunks place = chunks_of(n, exponent, 1);
     const i64 s = place.s, c = place.c, size = segment_length(n, s), first = s * SEGMENT;
     const i64* d = segments + s * TRELLIS_PLACES;
-    if (result[RESULT_WRONG] != FINE || d[KIND] != CODED_KIND || d[ONLY] < 2) return;
+    if (d[KIND] != CODED_KIND || d[ONLY] < 2) return;
     const int window = (int)d[WINDOW], number = 1 << d[BITS_OF];
     const Layout l = layout_of(size, 2 * window, d[CHUNK_OF]);
     if (c >= l.chunks) return;
@@ -318,20 +306,28 @@ __device__ __forceinline__ i64 body_at(const i64* d, i64 drawn) { return classes
 
 // One block lays out the message: the form and length of every segment, where they and their chunks begin; norm and error.
 extern "C" __global__ void trellis_close(i64 n, i64 drawn, i64* segments, const i64* numbers, i64* offsets, double* sums, i64* result) {
-    __shared__ int coded;
+    __shared__ int coded, wrong;
     const i64 number = segments_of(n);
     double* const found = (double*)result;
-    const i64 wrong = result[RESULT_WRONG];
+    if (threadIdx.x == 0) coded = 0, wrong = FINE;
+    __syncthreads();
+    for (i64 s = threadIdx.x; s < number; s += blockDim.x) {
+        i64* d = segments + s * TRELLIS_PLACES;
+        // What is not finite matters more.
+        if (!(sums[s] < __longlong_as_double(0x7ff0000000000000LL))) atomicMax(&wrong, NOT_FINITE);
+        else if (has_levels(d) && d[TAIL] == TOO_MANY) atomicMax(&wrong, MANY_ESCAPES);
+        // Segments of zeros, and those all of whose integers are zero, which have no scale.
+        if (sums[s] == 0 || (d[KIND] == CODED_KIND && !d[SCALE_OF])) d[KIND] = ZERO_KIND;
+    }
     __syncthreads();
     if (wrong != FINE) {
-        if (threadIdx.x == 0 && wrong == NOT_FINITE) {
-            result[RESULT_LENGTH] = 1;
-            found[RESULT_NORM] = __longlong_as_double(0x7ff0000000000000LL), found[RESULT_ERROR] = 0.0;
-        }
+        if (threadIdx.x) return;
+        result[RESULT_WRONG] = wrong;
+        if (wrong == MANY_ESCAPES) return;
+        result[RESULT_LENGTH] = 1;
+        found[RESULT_NORM] = __longlong_as_double(0x7ff0000000000000LL), found[RESULT_ERROR] = 0.0;
         return;
     }
-    if (threadIdx.x == 0) coded = 0;
-    __syncthreads();
     i64 at = 1 + (number > 1 ? 4 * number : 0);
     for (i64 base = 0; base < number; base += blockDim.x) {
         const i64 s = base + threadIdx.x;

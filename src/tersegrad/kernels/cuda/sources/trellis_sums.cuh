@@ -47,7 +47,7 @@ __device__ __forceinline__ double scaled_error(double norm, double dot, double p
     return norm - 2.0 * by * dot + by * by * power;
 }
 
-// The squared error of a segment, as trellis_fit has it, from its sums.
+// The squared error of a segment from its sums: none where it is zero or not coded.
 __device__ __forceinline__ double error_of(double norm, double dot, double power, const int* known) {
     if (!(norm < __longlong_as_double(0x7ff0000000000000LL)) || norm == 0 || known[TOO_FAR]) return 0.0;
     return scaled_error(norm, dot, power, best_scale(dot, power));
