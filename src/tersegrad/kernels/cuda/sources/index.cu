@@ -99,15 +99,19 @@ extern "C" __global__ void golomb_write(
         longs += p.rest >= set.shorts;
     }
     i64 unary = unaries.before + block_scan(bits, &total), extra = extras.before + block_scan(longs, &total);
+    Run ones(words), shorts(words), lasts(words);
 #pragma unroll
     for (int a = 0; a < SHARE; ++a) {
         if (first + a >= set.count) continue;
         unary += quotients[a] + 1;
-        set_bits(words, unary - 1, 1, 1);
+        ones.put(unary - 1, 1, 1);
         const bool is_long = rests[a] >= set.shorts;
-        set_bits(words, 8 * second + (first + a) * set.width, is_long ? (rests[a] + set.shorts) >> 1 : rests[a], (int)set.width);
-        if (is_long) set_bits(words, 8 * third + extra++, (rests[a] + set.shorts) & 1, 1);
+        shorts.put(8 * second + (first + a) * set.width, is_long ? (rests[a] + set.shorts) >> 1 : rests[a], (int)set.width);
+        if (is_long) lasts.put(8 * third + extra++, (rests[a] + set.shorts) & 1, 1);
     }
+    ones.end();
+    shorts.end();
+    lasts.end();
 }
 
 // The message: its mode, the count, the form of the set, its planes, and values. `told`: what is known of values that are bytes.
