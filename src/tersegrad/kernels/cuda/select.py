@@ -169,11 +169,12 @@ def _top_k(x: Tensor, y: Tensor | None, rest: Tensor | None, k: int) -> tuple[Te
     blocks = min(-(-n // 2048), DIVIDING)
     spans = WARPS * blocks
     histogram_size, sizes = 8 * (BINS + 1), (8, (8 if wide else 4) * room, 4 * room, 16 * spans, 16 * (blocks + 1))
-    slots = _Slots(x, *sizes, histogram_size)
-    key, origins, candidates, counts, sums, histogram = slots.more
+    slots = _Slots(x, *sizes, histogram_size, 4 * SAMPLE if room else 0)
+    key, origins, candidates, counts, sums, histogram, sampled = slots.more
     state = torch.empty(3, dtype=torch.int64, device=x.device)
     if room:
-        launch(SOURCE, "select_bound", 1, 1024, x, 0 if y is None else y, n, rank, key, histogram)
+        launch(SOURCE, "select_spaced", SAMPLE // THREADS, THREADS, x, 0 if y is None else y, n, sampled, histogram)
+        launch(SOURCE, "select_bound", 1, 1024, sampled, rank, key)
     else:
         scratch.zero(histogram, histogram_size)
         scratch.set_number(key, INFINITE_KEY)

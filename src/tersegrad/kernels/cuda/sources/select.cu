@@ -281,19 +281,21 @@ struct Candidates {
 #define SAMPLERS 1024
 #define BINS 2048
 
-// One block finds the key of the given rank among SAMPLE coordinates at even distances, of x or of a sum, to sixteen bits and rounded down. It
-// clears the histogram, which has a place more.
-extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const float* x, const float* y, i64 n, i64 rank, i64* key, u64* cleared) {
+// The keys of SAMPLE coordinates at even distances, of x or of a sum, by as many threads. Clears the histogram, which has a place more.
+extern "C" __global__ void select_spaced(const float* x, const float* y, i64 n, u32* sampled, u64* cleared) {
+    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x, i = j * (n / SAMPLE);
+    sampled[j] = key_of(y ? __fadd_rn(x[i], y[i]) : x[i]);
+    if (j <= BINS) cleared[j] = 0;
+}
+
+// One block finds the key of the given rank among them, to sixteen bits and rounded down.
+extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const u32* sampled, i64 rank, i64* key) {
     __shared__ u32 histogram[256];
     __shared__ u32 prefix;
     __shared__ i64 left;
     u32 keys[SAMPLE / SAMPLERS];
 #pragma unroll
-    for (int a = 0; a < SAMPLE / SAMPLERS; ++a) {
-        const i64 i = (i64)(a * SAMPLERS + threadIdx.x) * (n / SAMPLE);
-        keys[a] = key_of(y ? __fadd_rn(x[i], y[i]) : x[i]);
-    }
-    for (int d = threadIdx.x; d <= BINS; d += SAMPLERS) cleared[d] = 0;
+    for (int a = 0; a < SAMPLE / SAMPLERS; ++a) keys[a] = sampled[a * SAMPLERS + threadIdx.x];
     if (threadIdx.x == 0) prefix = 0, left = rank;
     for (int shift = 23; shift >= 15; shift -= 8) {
         if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
