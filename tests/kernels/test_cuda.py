@@ -200,8 +200,10 @@ def test_golomb_rejects_what_the_reference_rejects() -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_sparse_messages_are_those_of_the_reference(dtype: torch.dtype, narrow: bool) -> None:
+def test_sparse_messages_are_those_of_the_reference(dtype: torch.dtype, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(3)
+    # Blocks that fill several pieces of the vector.
+    monkeypatch.setattr(index, "LAYING", 1 + narrow if dtype == torch.int64 else index.LAYING)
     numel, room = 20_000, 2100
     for count, kind in ((1, ""), (128, "bad"), (2099, ""), (2100, "small"), (0, ""), (2101, "")):
         indices = torch.randperm(numel, generator=generator)[:room].sort().values.to(dtype)
