@@ -200,8 +200,10 @@ def test_golomb_rejects_what_the_reference_rejects() -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_sparse_messages_are_those_of_the_reference(dtype: torch.dtype, narrow: bool) -> None:
+def test_sparse_messages_are_those_of_the_reference(dtype: torch.dtype, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(3)
+    # Blocks that fill several pieces of the vector.
+    monkeypatch.setattr(index, "LAYING", 1 + narrow if dtype == torch.int64 else index.LAYING)
     numel, room = 20_000, 2100
     for count, kind in ((1, ""), (128, "bad"), (2099, ""), (2100, "small"), (0, ""), (2101, "")):
         indices = torch.randperm(numel, generator=generator)[:room].sort().values.to(dtype)
@@ -361,9 +363,26 @@ def test_the_largest_of_a_long_vector_are_found_among_candidates(kind: str, monk
         # Few blocks have long spans, and sums of many become places first.
         for blocks, summed in ((select.DIVIDING, loader.SUMMED), (1, 0)) if kind == "ties" else ((8, loader.SUMMED),):
             monkeypatch.setattr(select, "DIVIDING", blocks)
+            monkeypatch.setattr(select, "LAYING", blocks)
             monkeypatch.setattr(loader, "SUMMED", summed)
             for a, b in zip(reference.select_top_k(x, 400), select.select_top_k(x, 400), strict=True):
                 assert same(a, b)
+
+
+@needs_compiler
+def test_few_blocks_lay_out_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which some have no coordinate, some a few, some more than there are slots."""
+    n = 300 * select.TILE + 5
+    x = (
+        torch.randn(n, generator=torch.Generator().manual_seed(1))
+        * torch.arange(n).div(select.TILE, rounding_mode="floor")
+        / 150
+    )
+    monkeypatch.setattr(select, "LAYING", 1)
+    key = torch.tensor(3.0).view(torch.int32)
+    with emulated():
+        for a, b in zip(reference.select_compact(x, key, n), select.select_compact(x, key, n), strict=True):
+            assert same(a, b)
 
 
 @needs_compiler

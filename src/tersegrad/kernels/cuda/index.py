@@ -36,8 +36,8 @@ THREADS, CODED = 256, 2
 MOST_CLASSES = 256
 # Indices that a block has.
 SPAN = 4 * THREADS
-# Coordinates that a block clears and fills.
-LAID = 8192
+# Coordinates that a block clears and fills at once, and blocks that do this, at most.
+LAID, LAYING = 8192, 2112
 
 
 def _blocks(count: int) -> int:
@@ -385,7 +385,7 @@ def put(
     """Values up to byte ``end`` (-1: from the first byte on) to ``out``, if all is right: what is known of it, and whether it is."""
     given = (values, end, int(narrow), begun.number, indices, _wide(indices))
     if weight is None:
-        launch(SOURCE, "sparse_lay", -(-begun.numel // LAID), THREADS, *given, begun.numel, out, head)
+        launch(SOURCE, "sparse_lay", min(-(-begun.numel // LAID), LAYING), THREADS, *given, begun.numel, out, head)
     else:
         launch(SOURCE, "sparse_add", _blocks(begun.room), THREADS, *given, weight, out, head)
     return head, head[WHOLE]

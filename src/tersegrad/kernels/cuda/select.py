@@ -29,8 +29,8 @@ WARPS = 8
 # Where the state of a search has how many were chosen.
 CHOSEN = 2
 THREADS = 32 * WARPS
-# Blocks that divide candidates among themselves, at most.
-DIVIDING = 512
+# Blocks that divide candidates among themselves, and the tiles in which something was collected, at most.
+DIVIDING, LAYING = 512, 264
 
 
 class _Slots:
@@ -63,7 +63,7 @@ class _Slots:
     ) -> None:
         """Indices and values of the first ``room`` of them, zeros behind them."""
         places = (*self.places, self.sums, self.scanned, room, int(wide), *into, self.count)
-        launch(SOURCE, kernel, self.blocks, THREADS, *source, *places, *after)
+        launch(SOURCE, kernel, min(self.blocks, LAYING), THREADS, *source, *places, *after)
 
     def taken(self, kernel: str, *source: Argument, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         """The first ``limit`` of them in memory of their own, and how many there are (int64, 0-d)."""
@@ -126,9 +126,17 @@ def _sample_key(x: Tensor, k: int, everything: int, runs: int, count: int) -> Te
 DIGITS = ((20, 11), (10, 10), (0, 10))
 
 
-def _digits(x: Argument, n: int, k: int, candidates: tuple[Argument, ...], state: Argument, histogram: int, known: int) -> None:
+def _digits(
+    x: Argument,
+    n: int,
+    k: int,
+    candidates: tuple[Argument, int, Argument, Argument],
+    state: Argument,
+    histogram: int,
+    known: int,
+) -> None:
     """Find the key of the k-th largest, digit by digit, among candidates if they are enough, else in all n of x; some are ``known``."""
-    blocks = min(-(-n // 2048), 528)
+    blocks = min(-(-(candidates[1] or n) // 4096), 528)
     for shift, bits in DIGITS[known:]:
         launch(SOURCE, "select_digit", blocks, THREADS, x, n, *candidates, k, shift, bits, state, histogram)
 
@@ -161,11 +169,12 @@ def _top_k(x: Tensor, y: Tensor | None, rest: Tensor | None, k: int) -> tuple[Te
     blocks = min(-(-n // 2048), DIVIDING)
     spans = WARPS * blocks
     histogram_size, sizes = 8 * (BINS + 1), (8, (8 if wide else 4) * room, 4 * room, 16 * spans, 16 * (blocks + 1))
-    slots = _Slots(x, *sizes, histogram_size)
-    key, origins, candidates, counts, sums, histogram = slots.more
+    slots = _Slots(x, *sizes, histogram_size, 4 * SAMPLE if room else 0)
+    key, origins, candidates, counts, sums, histogram, sampled = slots.more
     state = torch.empty(3, dtype=torch.int64, device=x.device)
     if room:
-        launch(SOURCE, "select_bound", 1, 1024, x, 0 if y is None else y, n, rank, key, histogram)
+        launch(SOURCE, "select_spaced", SAMPLE // THREADS, THREADS, x, 0 if y is None else y, n, sampled, histogram)
+        launch(SOURCE, "select_bound", 1, 1024, sampled, rank, key)
     else:
         scratch.zero(histogram, histogram_size)
         scratch.set_number(key, INFINITE_KEY)
@@ -181,7 +190,7 @@ def _top_k(x: Tensor, y: Tensor | None, rest: Tensor | None, k: int) -> tuple[Te
     else:
         scratch.zero(histogram, histogram_size)
     which = (room, key, slots.count, k)
-    _digits(x, n, k, (candidates, *which[:3]), state, histogram, 1 if room else 0)
+    _digits(x, n, k, (candidates, room, key, slots.count), state, histogram, 1 if room else 0)
     launch(SOURCE, "select_count", blocks, THREADS, x, n, candidates, *which, state, spans, counts, sums)
     scanned = placed(SOURCE, sums, 2, blocks)
     indices, values = _room(n, k, x.device)

@@ -99,15 +99,19 @@ extern "C" __global__ void golomb_write(
         longs += p.rest >= set.shorts;
     }
     i64 unary = unaries.before + block_scan(bits, &total), extra = extras.before + block_scan(longs, &total);
+    Run ones(words), shorts(words), lasts(words);
 #pragma unroll
     for (int a = 0; a < SHARE; ++a) {
         if (first + a >= set.count) continue;
         unary += quotients[a] + 1;
-        set_bits(words, unary - 1, 1, 1);
+        ones.put(unary - 1, 1, 1);
         const bool is_long = rests[a] >= set.shorts;
-        set_bits(words, 8 * second + (first + a) * set.width, is_long ? (rests[a] + set.shorts) >> 1 : rests[a], (int)set.width);
-        if (is_long) set_bits(words, 8 * third + extra++, (rests[a] + set.shorts) & 1, 1);
+        shorts.put(8 * second + (first + a) * set.width, is_long ? (rests[a] + set.shorts) >> 1 : rests[a], (int)set.width);
+        if (is_long) lasts.put(8 * third + extra++, (rests[a] + set.shorts) & 1, 1);
     }
+    ones.end();
+    shorts.end();
+    lasts.end();
 }
 
 // The message: its mode, the count, the form of the set, its planes, and values. `told`: what is known of values that are bytes.
@@ -285,23 +289,41 @@ __device__ i64 number_below(const void* indices, i64 wide, i64 count, i64 limit)
 #define LAID 8192
 
 // The vector of `n` coordinates: values at their places and zeros elsewhere, or nothing but zeros where the message is not right, and in
-// place WHOLE whether it is. A block has LAID coordinates: it clears them, and puts values there while they are still in the cache.
+// place WHOLE whether it is. Blocks divide pieces of LAID coordinates among themselves, those of a block in a row: it clears one, and puts
+// values there while they are still in the cache. What comes next is loaded before that.
 extern "C" __global__ void __launch_bounds__(256) sparse_lay(
     const u8* data, i64 end, i64 narrow, i64 count, const void* indices, i64 wide, i64 n, float* out, i64* head
 ) {
-    __shared__ i64 range[2];
+    __shared__ i64 begin;
     const bool fine = head[STATUS] == FINE;
-    const i64 first = (i64)blockIdx.x * LAID, stop = smaller(first + LAID, n), warp = threadIdx.x / 32;
+    const i64 share = ((n + LAID - 1) / LAID + gridDim.x - 1) / gridDim.x * LAID;
+    const i64 first = blockIdx.x * share, last = smaller(first + share, n);
     if (first == 0 && threadIdx.x == 0) head[WHOLE] = fine;
-    clear((u8*)(out + first), 4 * (stop - first), threadIdx.x, blockDim.x);
-    if (!fine) return;
-    if (warp < 2) {
-        const i64 below = number_below(indices, wide, count, warp ? stop : first);
-        if ((threadIdx.x & 31) == 0) range[warp] = below;
+    if (first >= last) return;
+    if (!fine) {
+        clear((u8*)(out + first), 4 * (last - first), threadIdx.x, blockDim.x);
+        return;
+    }
+    if (threadIdx.x < 32) {
+        const i64 below = number_below(indices, wide, count, first);
+        if (threadIdx.x == 0) begin = below;
     }
     __syncthreads();
     const Values values(data, end, narrow, count);
-    for (i64 j = range[0] + threadIdx.x; j < range[1]; j += blockDim.x) out[index_at(indices, wide, j)] = values(j);
+    i64 j = begin + threadIdx.x, i = j < count ? index_at(indices, wide, j) : n;
+    float value = j < count ? values(j) : 0.0f;
+    for (i64 piece = first; piece < last; piece += LAID) {
+        const i64 stop = smaller(piece + LAID, last);
+        clear((u8*)(out + piece), 4 * (stop - piece), threadIdx.x, blockDim.x);
+        __syncthreads();
+        for (i64 put = blockDim.x; put == blockDim.x;) {
+            if (i < stop) out[i] = value;
+            put = __syncthreads_count(i < stop);
+            j += put;
+            i = j < count ? index_at(indices, wide, j) : n;
+            value = j < count ? values(j) : 0.0f;
+        }
+    }
 }
 
 // `weight` times the values added at their places, if the message is right, and in place WHOLE whether it is.

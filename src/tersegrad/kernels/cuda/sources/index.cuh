@@ -31,6 +31,28 @@ __device__ __forceinline__ void set_bits(u32* words, i64 at, u64 value, int widt
     }
 }
 
+// The same for bits that follow each other: those of a word go there at once.
+struct Run {
+    u32 *words, held;
+    i64 word;
+    __device__ explicit Run(u32* words) : words(words), held(0), word(0) {}
+    __device__ void put(i64 at, u64 value, int width) {
+        while (width > 0) {
+            const int shift = at & 31, here = 32 - shift < width ? 32 - shift : width;
+            if (at >> 5 != word) end();
+            word = at >> 5;
+            held |= (u32)(value & (((u64)1 << here) - 1)) << shift;
+            value >>= here;
+            at += here;
+            width -= here;
+        }
+    }
+    __device__ void end() {
+        if (held) atomicOr(&words[word], held);
+        held = 0;
+    }
+};
+
 // `width` bits, at most 57, at a bit position; all of them lie within the bytes.
 __device__ __forceinline__ u64 get_bits(const u8* data, i64 at, int width) {
     u64 held = 0;

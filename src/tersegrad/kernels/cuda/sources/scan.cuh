@@ -2,19 +2,19 @@
 #pragma once
 #include "common.cuh"
 
-// Of a row of sums, one for each block, those before this block and all together. Where blocks are many the sums have become places between
-// the kernels (`scanned`), with the total behind them.
+// Of a row of sums, one for each of `parts`, those before part `at` and all together; in most kernels a block has one part. Where parts are
+// many the sums have become places between the kernels (`scanned`), with the total behind them.
 struct Place {
     i64 before, all;
-    __device__ Place(const i64* sums, i64 scanned) {
+    __device__ Place(const i64* sums, i64 scanned, i64 at = blockIdx.x, i64 parts = gridDim.x) {
         if (scanned) {
-            before = sums[blockIdx.x];
-            all = sums[gridDim.x];
+            before = sums[at];
+            all = sums[parts];
             return;
         }
         i64 mine = 0, others = 0, total;
-        for (i64 j = threadIdx.x; j < gridDim.x; j += blockDim.x) {
-            if (j < blockIdx.x) mine += sums[j];
+        for (i64 j = threadIdx.x; j < parts; j += blockDim.x) {
+            if (j < at) mine += sums[j];
             else others += sums[j];
         }
         block_scan(mine, &before);

@@ -7,6 +7,9 @@
 #define TILE 4096
 #define SLOTS 256
 #define AHEAD 8
+#define NEAR 4
+// Of a block, where it is said.
+#define THREADS 256
 
 __device__ __forceinline__ u32 key_of(float v) { return __float_as_uint(v) & 0x7fffffffu; }
 
@@ -133,22 +136,62 @@ __device__ void clear_behind(i64 total, i64 limit, i64 wide, void* indices, floa
     }
 }
 
-// What was collected, in order: `take(rank, i, value)` gets the first `limit`. How many passed, in all threads.
+// What was collected, in order: `take(rank, i, value)` gets the first `limit`. How many passed, in all threads. Blocks, of as many threads as
+// those that collected, divide these among themselves; a warp has several tiles at a time.
 template <class S, class Take>
 __device__ i64 lay_out(
     S& source, i64 n, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 scanned, i64 limit, Take take
 ) {
-    const Place place(sums, scanned);
-    const i64 tile = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x & 31;
-    const i64 own = lane == 0 && tile * TILE < n ? counts[tile] : 0;
-    i64 total;
-    const i64 first = place.before + __shfl_sync(FULL, block_scan(own, &total), 0), count = __shfl_sync(FULL, own, 0);
-    auto put = [=](i64 rank, i64 i, float v) {
-        if (first + rank < limit) take(first + rank, i, v);
-    };
-    if (count > SLOTS) collect(source, n, tile, false, put);
-    else
-        for (i64 k = lane; k < count; k += 32) put(k, tile * TILE + offsets[tile * SLOTS + k], values[tile * SLOTS + k]);
+    __shared__ i64 firsts[THREADS + 1];
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const i64 tiles = (n + TILE - 1) / TILE, parts = (tiles + warps - 1) / warps, share = (parts + gridDim.x - 1) / gridDim.x;
+    const Place place(sums, scanned, smaller(blockIdx.x * share, parts), parts);
+    const i64 stop = smaller((blockIdx.x + 1) * share * warps, tiles);
+    i64 before = place.before;
+    for (i64 base = blockIdx.x * share * warps; base < stop; base += blockDim.x) {
+        i64 total;
+        const i64 first = before + block_scan(base + threadIdx.x < stop ? counts[base + threadIdx.x] : 0, &total);
+        before += total;
+        firsts[threadIdx.x] = first;
+        if (threadIdx.x == 0) firsts[blockDim.x] = before;
+        __syncthreads();
+        const int here = (int)smaller(stop - base, blockDim.x);
+        for (int group = warp; group < here; group += NEAR * warps) {
+            // The first 64 of each tile are loaded together.
+            u16 places[NEAR][2];
+            float held[NEAR][2];
+#pragma unroll
+            for (int a = 0; a < NEAR; ++a) {
+                const int t = group + a * warps;
+                const i64 count = t < here ? firsts[t + 1] - firsts[t] : 0, at = (base + t) * SLOTS + lane;
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    if (count > SLOTS || lane + 32 * h >= count) continue;
+                    places[a][h] = offsets[at + 32 * h];
+                    held[a][h] = values[at + 32 * h];
+                }
+            }
+#pragma unroll
+            for (int a = 0; a < NEAR; ++a) {
+                const int t = group + a * warps;
+                const i64 begin = t < here ? firsts[t] : 0, count = t < here ? firsts[t + 1] - begin : 0;
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+                    if (count <= SLOTS && lane + 32 * h < count && begin + lane + 32 * h < limit)
+                        take(begin + lane + 32 * h, (base + t) * TILE + places[a][h], held[a][h]);
+            }
+#pragma unroll 1
+            for (int t = group; t < here && t < group + NEAR * warps; t += warps) {
+                const i64 begin = firsts[t], count = firsts[t + 1] - begin, tile = base + t;
+                auto put = [=](i64 rank, i64 i, float v) {
+                    if (begin + rank < limit) take(begin + rank, i, v);
+                };
+                if (count > SLOTS) collect(source, n, tile, false, put);
+                else
+                    for (i64 k = lane + 64; k < count; k += 32) put(k, tile * TILE + offsets[tile * SLOTS + k], values[tile * SLOTS + k]);
+            }
+        }
+    }
     return place.all;
 }
 
@@ -238,19 +281,21 @@ struct Candidates {
 #define SAMPLERS 1024
 #define BINS 2048
 
-// One block finds the key of the given rank among SAMPLE coordinates at even distances, of x or of a sum, to sixteen bits and rounded down. It
-// clears the histogram, which has a place more.
-extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const float* x, const float* y, i64 n, i64 rank, i64* key, u64* cleared) {
+// The keys of SAMPLE coordinates at even distances, of x or of a sum, by as many threads. Clears the histogram, which has a place more.
+extern "C" __global__ void select_spaced(const float* x, const float* y, i64 n, u32* sampled, u64* cleared) {
+    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x, i = j * (n / SAMPLE);
+    sampled[j] = key_of(y ? __fadd_rn(x[i], y[i]) : x[i]);
+    if (j <= BINS) cleared[j] = 0;
+}
+
+// One block finds the key of the given rank among them, to sixteen bits and rounded down.
+extern "C" __global__ void __launch_bounds__(SAMPLERS) select_bound(const u32* sampled, i64 rank, i64* key) {
     __shared__ u32 histogram[256];
     __shared__ u32 prefix;
     __shared__ i64 left;
     u32 keys[SAMPLE / SAMPLERS];
 #pragma unroll
-    for (int a = 0; a < SAMPLE / SAMPLERS; ++a) {
-        const i64 i = (i64)(a * SAMPLERS + threadIdx.x) * (n / SAMPLE);
-        keys[a] = key_of(y ? __fadd_rn(x[i], y[i]) : x[i]);
-    }
-    for (int d = threadIdx.x; d <= BINS; d += SAMPLERS) cleared[d] = 0;
+    for (int a = 0; a < SAMPLE / SAMPLERS; ++a) keys[a] = sampled[a * SAMPLERS + threadIdx.x];
     if (threadIdx.x == 0) prefix = 0, left = rank;
     for (int shift = 23; shift >= 15; shift -= 8) {
         if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
@@ -277,6 +322,8 @@ enum { PREFIX, LEFT, CHOSEN };
 // The first digit of a key has eleven bits, the others ten.
 #define FIRST_SHIFT 20
 #define FIRST_BITS 11
+// So many values are loaded at once.
+#define DIGITS_AHEAD 16
 
 // Blocks of 256 threads bring together what they have counted of a digit. The block that is done last takes the digit in which the value lies,
 // and clears the histogram, which has a place more, for how many blocks are done.
@@ -318,7 +365,7 @@ __device__ __forceinline__ void begin_digit(u32* own, i64 bits) {
 }
 
 // Counts one digit of those that have the bits found so far, and takes it; 256 threads.
-extern "C" __global__ void __launch_bounds__(256) select_digit(
+extern "C" __global__ void __launch_bounds__(THREADS) select_digit(
     const float* x, i64 n, const float* values, i64 room, const i64* key, const i64* found, i64 k, i64 shift, i64 bits, i64* state, u64* histogram
 ) {
     __shared__ u32 own[BINS];
@@ -329,15 +376,20 @@ extern "C" __global__ void __launch_bounds__(256) select_digit(
     const i64 count = all.size();
     const u32 prefix = first ? 0 : (u32)state[PREFIX];
     const i64 stride = (i64)gridDim.x * blockDim.x, wanted = first ? k : state[LEFT];
-    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
-        const u32 seen = key_of(from[i]);
-        if (first || seen >> (shift + bits) == prefix >> (shift + bits)) atomicAdd(&own[seen >> shift & ((1 << bits) - 1)], 1u);
+    for (i64 base = (i64)blockIdx.x * blockDim.x + threadIdx.x; base < count; base += DIGITS_AHEAD * stride) {
+        u32 seen[DIGITS_AHEAD];
+#pragma unroll
+        for (int a = 0; a < DIGITS_AHEAD; ++a) seen[a] = base + a * stride < count ? key_of(from[base + a * stride]) : 0;
+#pragma unroll
+        for (int a = 0; a < DIGITS_AHEAD; ++a)
+            if (base + a * stride < count && (first || seen[a] >> (shift + bits) == prefix >> (shift + bits)))
+                atomicAdd(&own[seen[a] >> shift & ((1 << bits) - 1)], 1u);
     }
     take_digit(own, prefix, wanted, shift, bits, state, histogram);
 }
 
 // Lays out the candidates, with zeros behind them, and takes the first digit; 256 threads.
-extern "C" __global__ void __launch_bounds__(256) select_candidates(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) select_candidates(
     const float* x, i64 n, const i64* key, const u16* offsets, const float* values, const i64* counts, const i64* sums, i64 scanned, i64 limit,
     i64 wide, void* indices, float* out, i64* found, i64 k, i64* state, u64* histogram
 ) {
@@ -416,8 +468,11 @@ extern "C" __global__ void select_place(
     i64 equal = ties_of.before + __shfl_sync(FULL, block_scan(lane ? 0 : counts[gridDim.x * (blockDim.x / 32) + span], &total), 0);
     for (i64 base = span * length; base < stop; base += 32 * AHEAD) {
         u32 held[AHEAD];
+        i64 where[AHEAD];
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) held[a] = base + 32 * a + lane < stop ? __float_as_uint(from[base + 32 * a + lane]) : 0;
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) where[a] = base + 32 * a + lane < stop ? all.index(base + 32 * a + lane, wide) : 0;
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             const u32 seen = held[a] & 0x7fffffffu;
@@ -425,7 +480,7 @@ extern "C" __global__ void select_place(
             const u32 mores = __ballot_sync(FULL, more), ties = __ballot_sync(FULL, tie);
             const i64 rank = equal + __popc(ties & before);
             if (more || (tie && rank < left)) {
-                const i64 at = above + __popc(mores & before) + smaller(rank, left), i = all.index(base + 32 * a + lane, wide);
+                const i64 at = above + __popc(mores & before) + smaller(rank, left), i = where[a];
                 if (wide) ((i64*)indices)[at] = i;
                 else ((int*)indices)[at] = (int)i;
                 out[at] = __uint_as_float(held[a]);
