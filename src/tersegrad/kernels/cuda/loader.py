@@ -346,8 +346,7 @@ def use_device(index: int) -> None:
         thread.device = index
 
 
-current_device = private.current_device
-stream_of = private.current_stream
+current_device, stream_of = private.current_device, private.current_stream
 
 
 # What :func:`launch` goes through; tests put an emulation on the CPU in its place.
@@ -396,7 +395,6 @@ SUMMED = 2048
 
 def placed(name: str, sums: Tensor | int, rows: int, blocks: int) -> int:
     """:func:`scan` for the sums of many blocks; whether there were so many."""
-    many = blocks > SUMMED
-    if many:
+    if blocks > SUMMED:
         scan(name, sums, rows, blocks + 1)
-    return int(many)
+    return int(blocks > SUMMED)
