@@ -1,10 +1,10 @@
-"""Where the time of a step goes on one GPU: ``python -m benchmarks.gpu_trace exchange|training|moments|round [TEXT] [--tiny]``.
+"""Where the time of a step goes on one GPU: ``python -m benchmarks.gpu_trace exchange|training|moments|round|message [TEXT] [--tiny]``.
 
 ``exchange``: an exchange of the gradients of gpu_steps' transformer by itself; TEXT is ``compressor + exchange``. ``training``: whole steps
 of that transformer, and one by one what the device did before the optimiser began: what could not be hidden. With ``float32`` as TEXT it
 tells what the backward pass takes when nothing runs beside it.
 ``moments``: a step with second moments, launched kernel by kernel. ``round``: one message of a sixteenth of a ResNet-50's gradients, there
-and back; TEXT is a compressor.
+and back; TEXT is a compressor. ``message``: the same of 64 Mi normal numbers without a shape, or so many as ``--numel`` says.
 
 Tables: what the device ran and for how long; when it had nothing to run, between which kernels; what the driver was asked for; and where
 the host was, by samples of all threads (a thread is seen where it lets others run, so short Python code is seen less than it takes).
@@ -103,12 +103,15 @@ def training(text: str, tiny: bool, device: torch.device) -> Callable[[], object
     return Training(tasks(tiny, 2 if tiny else 12)["transformer"], text, device).step
 
 
-def coding(text: str, tiny: bool, device: torch.device) -> Callable[[], object]:
-    """One message of a sixteenth of a ResNet, there and back."""
+def sixteenth(tiny: bool) -> Spec:
+    """A sixteenth of a ResNet."""
     network: nn.Module = ResNet((1, 1, 1, 1), 8, 10) if tiny else resnet50()
-    tensors = [p.detach().to(device) for p in network.parameters()]
-    whole = Spec.of(*tensors)
-    spec = slice_spec(whole, 0, whole.numel // 16)
+    whole = Spec.of(*[p.detach() for p in network.parameters()])
+    return slice_spec(whole, 0, whole.numel // 16)
+
+
+def coding(text: str, spec: Spec, device: torch.device) -> Callable[[], object]:
+    """One message, there and back."""
     x = torch.randn(spec.numel, device=device)
     compressor = tersegrad.parse(text)
     state, at = compressor.init(spec, x.device), Counter[str]()
@@ -236,9 +239,10 @@ def show(step: Callable[[], object], device: torch.device) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("exchange", "training", "moments", "round"))
+    parser.add_argument("what", choices=("exchange", "training", "moments", "round", "message"))
     parser.add_argument("text", nargs="?", default="")
     parser.add_argument("--tiny", action="store_true", help="small networks on the CPU")
+    parser.add_argument("--numel", type=int, default=0, help="coordinates of a message; 64 Mi, with --tiny 20,000")
     options = parser.parse_args(arguments)
     device = device_of(options.tiny)
     with group_of_one(device):
@@ -248,7 +252,10 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.what == "training":
             step = training(options.text or usual, options.tiny, device)
         elif options.what == "round":
-            step = coding(options.text or "dithered_trellis(omega=1)", options.tiny, device)
+            step = coding(options.text or "dithered_trellis(omega=1)", sixteenth(options.tiny), device)
+        elif options.what == "message":
+            spec = Spec.flat(options.numel or (20_000 if options.tiny else 1 << 26))
+            step = coding(options.text or "sparse_dithering(nu=0.1)", spec, device)
         else:
             step = moments(device, options.tiny)
         show(step, device)

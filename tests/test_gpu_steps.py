@@ -50,7 +50,7 @@ def test_alone(tmp_path: Path) -> None:
         assert done.stdout.count(line) == 2
 
 
-@pytest.mark.parametrize("what", ["exchange", "training", "round"])
+@pytest.mark.parametrize("what", ["exchange", "training", "round", "message"])
 def test_where_time_goes(what: str) -> None:
     done = run(what, "--tiny", module="gpu_trace")
     assert done.returncode == 0, done.stderr

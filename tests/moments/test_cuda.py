@@ -91,8 +91,11 @@ def test_a_captured_step_gives_what_an_eager_one_gives() -> None:
         moment, gradient = found[p]
         assert gradient is not None, name
         assert p.grad is not None, name
-        torch.testing.assert_close(moment, expected[p], rtol=1e-3, atol=1e-3 * float(expected[p].max()), msg=name)
-        torch.testing.assert_close(gradient, p.grad, rtol=1e-3, atol=1e-3 * float(p.grad.abs().max() + 1e-6), msg=name)
+        # In a capture torch takes other products for linear layers, whose bfloat16 numbers differ by a rounding, 2^-8 of them: the
+        # gradients themselves are then off by 2e-3, those of convolutions by nothing.
+        near = 2**-7 if isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear) else 1e-3
+        torch.testing.assert_close(moment, expected[p], rtol=near, atol=near * float(expected[p].max()), msg=name)
+        torch.testing.assert_close(gradient, p.grad, rtol=near, atol=near * float(p.grad.abs().max() + 1e-6), msg=name)
 
 
 def test_passes_on_streams_of_their_own() -> None:
