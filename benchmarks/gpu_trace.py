@@ -242,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("what", choices=("exchange", "training", "moments", "round", "message"))
     parser.add_argument("text", nargs="?", default="")
     parser.add_argument("--tiny", action="store_true", help="small networks on the CPU")
-    parser.add_argument("--numel", type=int, default=0, help="coordinates of a message; 64 Mi, with --tiny 20,000")
+    parser.add_argument("--numel", type=int, default=0, help="coordinates of a message; 64 Mi, with --tiny 1 Mi")
     options = parser.parse_args(arguments)
     device = device_of(options.tiny)
     with group_of_one(device):
@@ -254,7 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.what == "round":
             step = coding(options.text or "dithered_trellis(omega=1)", sixteenth(options.tiny), device)
         elif options.what == "message":
-            spec = Spec.flat(options.numel or (20_000 if options.tiny else 1 << 26))
+            spec = Spec.flat(options.numel or (1 << 20 if options.tiny else 1 << 26))
             step = coding(options.text or "sparse_dithering(nu=0.1)", spec, device)
         else:
             step = moments(device, options.tiny)
